@@ -1,0 +1,155 @@
+"""What a policy reads and commands: names, units, frames, limits, rates and chunk sizes.
+
+A contract travels with every environment, policy, checkpoint and dataset, and is checked wherever two of them meet.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of an observation or action, without its batch axis.
+
+    `shape` may hold -1 for an axis whose length varies between environments (a number of objects). `names` orders the
+    elements of the last axis. `low` and `high` bound them in `unit`; an empty tuple means unbounded.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    unit: str = ""
+    frame: str = ""
+    names: tuple[str, ...] = ()
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where names or limits do not fit the last axis."""
+        for field in ("names", "low", "high"):
+            given = len(getattr(self, field))
+            if given and (not self.shape or given != self.shape[-1]):
+                raise ValueError(f"TensorSpec of shape {self.shape} has {given} {field}; expected one per last-axis element")
+
+    def differences(self, other: TensorSpec) -> list[str]:
+        """Fields in which `other` cannot stand in for this one (element order may differ when names are given)."""
+        found = [
+            f"{field}: expected {getattr(self, field)!r}, got {getattr(other, field)!r}"
+            for field in ("dtype", "unit", "frame")
+            if getattr(self, field) != getattr(other, field)
+        ]
+        lead, other_lead = (self.shape[:-1], other.shape[:-1]) if self.names else (self.shape, other.shape)
+        if len(lead) != len(other_lead) or any(a != b and -1 not in (a, b) for a, b in zip(lead, other_lead, strict=True)):
+            found.append(f"shape: expected {self.shape}, got {other.shape}")
+        missing = [name for name in self.names if name not in other.names]
+        if missing:
+            found.append(f"elements: missing {missing}")
+        return found
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Index plan that turns one side's tensors into the other's element order (None: unchanged)."""
+
+    observation: dict[str, Tensor | None]
+    action: Tensor | None
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Observation and action of a control task.
+
+    `control_dt_s` is the time between actions, `horizon` (H) the actions predicted in a chunk and `executed` (K <= H)
+    the actions run before the next decision.
+    """
+
+    observation: dict[str, TensorSpec]
+    action: TensorSpec
+    control_dt_s: float
+    horizon: int = 1
+    executed: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible rates or chunk sizes."""
+        if self.control_dt_s <= 0:
+            raise ValueError(f"control_dt_s must be positive, got {self.control_dt_s}")
+        if not 1 <= self.executed <= self.horizon:
+            raise ValueError(f"need 1 <= executed <= horizon, got executed={self.executed}, horizon={self.horizon}")
+
+    def bind(self, provider: Contract) -> Binding:
+        """Plan how `provider` (an environment, dataset or robot) serves this contract (a policy).
+
+        Extra observations of the provider are ignored. Returns the index plan: observations are gathered from the
+        provider's element order, actions are scattered into it.
+
+        Raises:
+            ValueError: with one row per difference.
+        """
+        rows = [f"observation {key!r}: missing" for key in self.observation if key not in provider.observation]
+        for key, spec in self.observation.items():
+            if key in provider.observation:
+                rows += [f"observation {key!r} {row}" for row in spec.differences(provider.observation[key])]
+        rows += [f"action {row}" for row in self.action.differences(provider.action)]
+        rows += self._action_differences(provider)
+        if rows:
+            raise ValueError("contracts differ:\n  " + "\n  ".join(rows))
+        observation = {key: _order(spec, provider.observation[key]) for key, spec in self.observation.items()}
+        return Binding(observation, _order(provider.action, self.action))
+
+    def _action_differences(self, provider: Contract) -> list[str]:
+        rows = []
+        if self.action.names and set(self.action.names) != set(provider.action.names):
+            rows.append(f"action elements: policy commands {self.action.names}, provider takes {provider.action.names}")
+        for field in ("low", "high"):
+            mine, theirs = (_by_name(spec, field) for spec in (self.action, provider.action))
+            if mine != theirs:
+                rows.append(f"action {field}: expected {mine}, got {theirs}")
+        if abs(self.control_dt_s - provider.control_dt_s) > 1e-9:
+            rows.append(f"control_dt_s: expected {self.control_dt_s}, got {provider.control_dt_s}")
+        if self.horizon < provider.executed:
+            rows.append(f"chunk: provider executes {provider.executed} actions, policy predicts {self.horizon}")
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; `from_dict` reads it back."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(data: dict[str, Any]) -> Contract:
+        """Read `to_dict`'s form.
+
+        Raises:
+            ValueError: where a field is missing, unknown or malformed.
+        """
+        try:
+            fields = dict(data)
+            fields["observation"] = {key: _spec(value) for key, value in fields["observation"].items()}
+            fields["action"] = _spec(fields["action"])
+            return Contract(**fields)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a contract ({error}); expected the fields of Contract.to_dict()") from error
+
+    def to_json(self) -> str:
+        """Text form for files."""
+        return json.dumps(self.to_dict(), indent=2)
+
+
+def _spec(data: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+
+
+def _by_name(spec: TensorSpec, field: str) -> dict[str, float]:
+    values = getattr(spec, field)
+    names = spec.names or tuple(str(index) for index in range(len(values)))
+    return dict(zip(names, values, strict=True)) if values else {}
+
+
+def _order(wanted: TensorSpec, given: TensorSpec) -> Tensor | None:
+    if not wanted.names or wanted.names == given.names:
+        return None
+    return torch.tensor([given.names.index(name) for name in wanted.names])

@@ -1,0 +1,64 @@
+"""What reinforcement learning needs from a policy: it can sample, and can score what it sampled.
+
+Letters in shape comments: N observations, H actions of a chunk, A action dimension, P parts of a log-probability.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+
+
+@dataclass
+class Decision:
+    """A sampled action chunk and what its log-probability is defined on."""
+
+    actions: Tensor  # [N, H, A] in robot units, inside the contract's limits
+    sample: TensorDict  # [N] pre-squash action, tokens, or the denoising path
+    log_prob: Tensor  # [N, P]
+
+
+@dataclass
+class Evaluation:
+    """Differentiable score of a stored sample."""
+
+    log_prob: Tensor  # [N, P]
+    entropy: Tensor  # [N, P]
+
+
+class Policy(Protocol):
+    """Maps observations to action chunks."""
+
+    contract: Contract
+
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Sample a chunk for each of the N observations; `deterministic` gives the same chunk every time."""
+        ...
+
+
+class TrainablePolicy(Policy, Protocol):
+    """A torch module whose samples can be scored, with a value head and a supervised loss."""
+
+    def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
+        """Score stored samples; log_prob equals `act`'s at unchanged weights."""
+        ...
+
+    def value(self, observation: TensorDict) -> Tensor:
+        """Expected discounted return, [N]."""
+        ...
+
+    def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
+        """Supervised loss for `actions` [N, H, A] where `valid` [N, H]; one scalar."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and normalisation statistics."""
+        ...
