@@ -1,0 +1,1 @@
+"""Policies: networks that turn observations into action chunks and score what they sampled."""

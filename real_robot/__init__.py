@@ -1,0 +1,1 @@
+"""Real robots: the same policies and contracts, outside a simulator."""

@@ -1,0 +1,1 @@
+"""Simulators, each behind the Environment protocol."""

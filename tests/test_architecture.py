@@ -1,0 +1,63 @@
+"""The house: arrows between packages, smallest install, file sizes."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("embodied", "policies", "sims", "real_robot")
+ALLOWED = {"embodied": {"embodied"}} | {name: {name, "embodied"} for name in PACKAGES[1:]}
+HEAVY = ("torch", "mujoco", "warp", "mujoco_warp", "tensordict", "matplotlib", "hydra", "wandb", "ray", "rclpy")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module.split(".")[0]
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_arrows_point_to_the_core(path: Path):
+    package = path.relative_to(ROOT).parts[0]
+    assert set(imported(path)) & set(PACKAGES) <= ALLOWED[package]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name)
+def test_simulators_of_others_are_read_never_imported(path: Path):
+    assert not set(imported(path)) & {"libero", "robosuite"}
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *ROOT.glob("*.py")], ids=name)
+def test_a_file_tells_one_story(path: Path):
+    limit = 100 if path.parent == ROOT and path.name != "hatch_build.py" else 400
+    assert len(path.read_text().splitlines()) <= limit
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_are_typed_and_their_init_only_documents(package: str):
+    assert (ROOT / package / "py.typed").exists()
+    body = ast.parse((ROOT / package / "__init__.py").read_text()).body
+    assert len(body) == 1
+    assert isinstance(body[0], ast.Expr)
+
+
+def test_launch_is_no_package():
+    # ROS 2 ships a Python package called launch; ours would shadow it.
+    assert not (ROOT / "launch" / "__init__.py").exists()
+
+
+def test_importing_the_packages_loads_nothing_heavy():
+    code = f"import sys, {', '.join(PACKAGES)}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
