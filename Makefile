@@ -6,7 +6,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# Conflicts are not reported: hf-libero and robosuite are here for their data, without what their code needs.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
 .PHONY: pick test check install clean
@@ -25,7 +26,7 @@ check: $(VENV)/installed-dev
 install: $(VENV)/installed-dev
 
 # Some distributions ship Python without ensurepip; pip then installs itself into the environment from outside.
-$(BIN)/python:
+$(BIN)/pip:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer not found: install it, or make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -33,7 +34,7 @@ $(BIN)/python:
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 
 # The first install fetches PyTorch: on Linux its standard wheel, which uses a CUDA device where there is one.
-$(VENV)/installed: pyproject.toml constraints.txt $(wildcard hatch_build.py sims/libero/*.c) | $(BIN)/python
+$(VENV)/installed: pyproject.toml constraints.txt $(wildcard hatch_build.py sims/libero/*.c) | $(BIN)/pip
 	@echo "Installing into $(VENV) (once; a few minutes with a slow network)"
 	$(PIP) --editable '.[libero]'
 	$(PIP) --no-deps hf-libero robosuite
