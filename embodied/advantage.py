@@ -1,0 +1,58 @@
+"""Advantages over chunked decisions.
+
+Letters: T decisions, N environments, K executed actions of a chunk. `discount` is per control step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def chunk_reward(reward: Tensor, discount: float) -> Tensor:
+    """Discounted reward of each chunk, sum_i discount^i r_i, [..., K] -> [...]."""
+    powers = discount ** torch.arange(reward.shape[-1], dtype=reward.dtype, device=reward.device)
+    return (reward * powers).sum(-1)
+
+
+def gae(
+    reward: Tensor,
+    executed: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    *,
+    discount: float,
+    trace: float,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (arXiv 1506.02438) over macro-steps; returns advantage and return, [T, N].
+
+    A chunk that executed k actions discounts what follows by discount^k. `next_value` [T, N] is V of the true next
+    observation: it is used at time limits, and dropped where the task terminated. Both endings cut the recursion.
+
+    Args:
+        reward: [T, N, K].
+        executed: [T, N, K] bool.
+        terminated: [T, N] bool.
+        truncated: [T, N] bool.
+        value: [T, N], V at each decision.
+        next_value: [T, N], V at the true observation after it.
+        discount: gamma, per control step.
+        trace: lambda, per decision.
+    """
+    rewards = chunk_reward(reward, discount)
+    decay = discount ** executed.sum(-1).to(value.dtype)
+    delta = rewards + decay * next_value * ~terminated - value
+    carry = decay * trace * ~(terminated | truncated)
+    advantage = torch.zeros_like(value)
+    following = torch.zeros_like(value[0])
+    for t in reversed(range(len(value))):
+        following = delta[t] + carry[t] * following
+        advantage[t] = following
+    return advantage, advantage + value
+
+
+def normalise(advantage: Tensor) -> Tensor:
+    """Zero mean, unit standard deviation."""
+    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)

@@ -1,0 +1,149 @@
+"""Proximal policy optimisation (arXiv 1707.06347) over action chunks.
+
+The policy says what its log-probability is defined on; PPO sees log_prob [N, P] alone. With a flow policy sampling by
+Flow-SDE this is the algorithm of pi_RL (arXiv 2510.25889).
+
+Differs from the papers:
+    - one discount per control step, gamma^k for a chunk that executed k actions; the time limit is bootstrapped from
+      the value of the true final observation;
+    - an iteration stops early once the approximate KL divergence passes `target_kl`;
+    - the critic's loss is a plain squared error, and the critic alone is trained during `critic_warmup` iterations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.advantage import gae, normalise
+from embodied.policy import TrainablePolicy
+from embodied.rollout import Rollout
+
+
+@dataclass
+class PPOConfig:
+    """Hyper-parameters of PPO; `decisions` (T) per environment and iteration."""
+
+    decisions: int = 16
+    epochs: int = 5
+    minibatch: int = 800
+    learning_rate: float = 1e-4
+    value_learning_rate: float = 1e-3
+    clip: float = 0.2
+    discount: float = 0.999
+    trace: float = 0.95
+    entropy_weight: float = 0.0
+    target_kl: float = 0.02
+    critic_warmup: int = 2
+    max_gradient_norm: float = 1.0
+
+    def build(self, policy: TrainablePolicy, generator: torch.Generator) -> PPO:
+        """Make the learner of `policy`; `generator` shuffles minibatches."""
+        return PPO(policy, self, generator)
+
+
+class PPO:
+    """Updates a policy from its own rollouts."""
+
+    def __init__(self, policy: TrainablePolicy, config: PPOConfig, generator: torch.Generator) -> None:
+        self.policy, self.config, self.generator = policy, config, generator
+        critic, actor = [], []
+        for name, parameter in policy.named_parameters():
+            (critic if name.startswith(("critic", "value_encoder")) else actor).append(parameter)
+        self.optimiser = torch.optim.AdamW(
+            [{"params": actor, "lr": config.learning_rate}, {"params": critic, "lr": config.value_learning_rate}],
+            weight_decay=0.0,
+        )
+        self.parameters = actor + critic
+        self.iterations = 0
+        self.gradient_steps = 0
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """One iteration; returns mean losses, clip fraction, KL and explained variance."""
+        batch, advantage_std, explained = self._prepare(rollout)
+        sums: dict[str, float] = {}
+        count = 0
+        stop = False
+        for _ in range(self.config.epochs):
+            order = torch.randperm(len(batch), generator=self.generator)
+            for rows in order.split(self.config.minibatch):
+                metrics = self._step(batch[rows])
+                sums = {key: sums.get(key, 0.0) + value for key, value in metrics.items()}
+                count += 1
+                stop = metrics["kl"] > self.config.target_kl
+                if stop:
+                    break
+            if stop:
+                break
+        self.iterations += 1
+        means = {key: value / count for key, value in sums.items()}
+        return means | {"advantage_std": advantage_std, "explained_variance": explained, "minibatches": float(count)}
+
+    def _prepare(self, rollout: Rollout) -> tuple[TensorDict, float, float]:
+        value, next_value = (self._values(data) for data in (rollout.observation, rollout.next_observation))
+        advantage, returns = gae(
+            rollout.reward, rollout.executed, rollout.terminated, rollout.truncated, value, next_value,
+            discount=self.config.discount, trace=self.config.trace,
+        )  # fmt: skip
+        explained = 1.0 - float((returns - value).var() / returns.var().clamp_min(1e-12))
+        batch = TensorDict(
+            {
+                "observation": rollout.observation,
+                "sample": rollout.sample,
+                "log_prob": rollout.log_prob,
+                "advantage": normalise(advantage),
+                "return": returns,
+            },
+            batch_size=list(value.shape),
+        )
+        return batch.flatten(0, 1), float(advantage.std()), explained
+
+    @torch.no_grad()
+    def _values(self, observation: TensorDict) -> Tensor:
+        decisions, envs = observation.batch_size
+        return torch.cat([self.policy.value(row) for row in observation.flatten(0, 1).split(4096)]).view(decisions, envs)
+
+    def _step(self, batch: TensorDict) -> dict[str, float]:
+        evaluation = self.policy.evaluate(batch["observation"], batch["sample"])
+        log_ratio = evaluation.log_prob - batch["log_prob"]
+        ratio = log_ratio.exp()
+        advantage = batch["advantage"].unsqueeze(-1)
+        clipped = ratio.clamp(1.0 - self.config.clip, 1.0 + self.config.clip)
+        # L = -min(r A, clip(r) A)
+        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
+        value_loss = (self.policy.value(batch["observation"]) - batch["return"]).square().mean()
+        entropy = evaluation.entropy.mean()
+        warm = self.iterations < self.config.critic_warmup
+        loss = value_loss if warm else value_loss + policy_loss - self.config.entropy_weight * entropy
+        self.optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)
+        self.optimiser.step()
+        self.gradient_steps += 1
+        with torch.no_grad():
+            kl = ((ratio - 1.0) - log_ratio).mean()  # low-variance estimate, joschu.net/blog/kl-approx.html
+            clip_fraction = ((ratio - 1.0).abs() > self.config.clip).float().mean()
+        return {
+            "policy_loss": float(policy_loss),
+            "value_loss": float(value_loss),
+            "entropy": float(entropy),
+            "kl": float(kl),
+            "clip_fraction": float(clip_fraction),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimiser and counters."""
+        return {
+            "optimiser": self.optimiser.state_dict(),
+            "iterations": self.iterations,
+            "gradient_steps": self.gradient_steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.iterations, self.gradient_steps = state["iterations"], state["gradient_steps"]

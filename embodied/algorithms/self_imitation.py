@@ -1,0 +1,87 @@
+"""Self-imitation: the supervised loss on the policy's own successful chunks, beside the demonstrations.
+
+Each iteration collects episodes, keeps every chunk of those that succeeded, and takes gradient steps on the growing set
+(self-imitation, arXiv 1806.05635, without its value function; filtered behaviour cloning in rounds). With RetryStarts
+an initial state that failed is tried again with fresh noise, so that what is added lies where the policy fails.
+
+Differs from the paper: success alone selects what is imitated; there is no advantage weight and no policy gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from embodied.algorithms.sft import SFT, SFTConfig
+from embodied.policy import TrainablePolicy
+from embodied.replay import ChunkReplay, EpisodeAssembler
+from embodied.rollout import Rollout
+
+
+@dataclass
+class SelfImitationConfig:
+    """`gradient_steps` per iteration of `decisions` chunks per environment; `demonstration_share` of each minibatch."""
+
+    decisions: int = 35
+    gradient_steps: int = 400
+    demonstration_share: float = 0.25
+    capacity: int = 400_000
+    retry: float = 0.5
+    attempts: int = 8
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(learning_rate=5e-4, final_learning_rate=5e-5))
+
+    def build(
+        self, policy: TrainablePolicy, demonstrations: TensorDict, num_envs: int, generator: torch.Generator
+    ) -> SelfImitation:
+        """Make the learner of `policy` from `demonstrations` [D] chunks."""
+        return SelfImitation(policy, self, demonstrations, num_envs, generator)
+
+
+class SelfImitation:
+    """Updates a policy from its own successes."""
+
+    def __init__(
+        self,
+        policy: TrainablePolicy,
+        config: SelfImitationConfig,
+        demonstrations: TensorDict,
+        num_envs: int,
+        generator: torch.Generator,
+    ) -> None:
+        self.config, self.generator, self.demonstrations = config, generator, demonstrations
+        self.sft = SFT(policy, config.sft, generator)
+        self.replay = ChunkReplay(config.capacity)
+        self.episodes = EpisodeAssembler(num_envs, policy.contract.horizon)
+
+    @property
+    def gradient_steps(self) -> int:
+        """Gradient steps taken so far."""
+        return self.sft.gradient_steps
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Add the rollout's successes, then take gradient steps; returns the mean loss and the size of the set."""
+        chunks = self.episodes.add(rollout)
+        if chunks is not None:
+            self.replay.add(chunks)
+        if not len(self.replay):
+            return {"loss": float("nan"), "imitated_chunks": 0.0}
+        losses = [self.sft.step(self._batch()) for _ in range(self.config.gradient_steps)]
+        return {"loss": sum(losses) / len(losses), "imitated_chunks": float(len(self.replay))}
+
+    def _batch(self) -> TensorDict:
+        size = self.config.sft.batch
+        old = round(size * self.config.demonstration_share)
+        rows = torch.randint(len(self.demonstrations), (old,), generator=self.generator)
+        return torch.cat((self.demonstrations[rows], self.replay.sample(size - old, self.generator)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Learner, replay and unfinished episodes; the demonstrations come from their file."""
+        return {part: getattr(self, part).state_dict() for part in ("sft", "replay", "episodes")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        for part in ("sft", "replay", "episodes"):
+            getattr(self, part).load_state_dict(state[part])

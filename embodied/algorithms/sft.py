@@ -1,0 +1,113 @@
+"""Supervised fine-tuning: the policy's own supervised loss on stored action chunks.
+
+The policy that acts is an exponential moving average of the one that is trained (as in diffusion policy,
+arXiv 2303.04137): a flow-matching loss is noisy, the average is not.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from embodied.policy import TrainablePolicy
+
+
+@dataclass
+class SFTConfig:
+    """Optimiser settings; the learning rate falls by a cosine to `final_learning_rate` over the `steps` planned."""
+
+    steps: int = 8000
+    batch: int = 256
+    learning_rate: float = 1e-3
+    final_learning_rate: float = 1e-4
+    weight_decay: float = 1e-4
+    average: float = 0.998
+    max_gradient_norm: float = 1.0
+
+    def build(self, policy: TrainablePolicy, generator: torch.Generator) -> SFT:
+        """Make the learner of `policy`; `generator` draws minibatches."""
+        return SFT(policy, self, generator)
+
+
+class SFT:
+    """Trains a copy of `policy` and keeps `policy` itself at the moving average of that copy."""
+
+    def __init__(self, policy: TrainablePolicy, config: SFTConfig, generator: torch.Generator) -> None:
+        self.policy, self.config, self.generator = policy, config, generator
+        self.trained = copy.deepcopy(policy)
+        self.optimiser = torch.optim.AdamW(
+            self.trained.parameters(), config.learning_rate, weight_decay=config.weight_decay, fused=True
+        )
+        self.gradient_steps = 0
+
+    def fit(self, chunks: TensorDict, steps: int, progress: Callable[[float], None] | None = None) -> float:
+        """Take `steps` gradient steps on minibatches of `chunks` (see `step`); returns the mean loss of the last tenth."""
+        losses = []
+        for _ in range(steps):
+            rows = torch.randint(len(chunks), (self.config.batch,), generator=self.generator)
+            losses.append(self.step(chunks[rows]))
+            if progress:
+                progress(losses[-1])
+        tail = losses[-max(1, len(losses) // 10) :]
+        return sum(tail) / len(tail)
+
+    def step(self, batch: TensorDict) -> float:
+        """One gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self._learning_rate()
+        loss = self.trained.loss(batch["observation"], batch["actions"], batch["valid"])
+        self.optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.max_gradient_norm)
+        self.optimiser.step()
+        self.gradient_steps += 1
+        self._average()
+        return float(loss.detach())
+
+    def _learning_rate(self) -> float:
+        progress = min(1.0, self.gradient_steps / self.config.steps)
+        high, low = self.config.learning_rate, self.config.final_learning_rate
+        return low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        # A short warm-up keeps the random start out of the average.
+        rate = 1.0 - min(self.config.average, (1.0 + self.gradient_steps) / (10.0 + self.gradient_steps))
+        torch._foreach_lerp_(list(self.policy.parameters()), list(self.trained.parameters()), rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Trained weights, optimiser and counter; the average is the policy's own."""
+        return {
+            "trained": self.trained.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "gradient_steps": self.gradient_steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.trained.load_state_dict(state["trained"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.gradient_steps = state["gradient_steps"]
+
+
+def cut_chunks(observation: TensorDict, actions: torch.Tensor, horizon: int) -> TensorDict:
+    """All windows of `horizon` actions of one episode of L steps, one from each step, [L].
+
+    Args:
+        observation: [L], seen before each action.
+        actions: [L, A].
+        horizon: H; windows that reach past the end repeat the last action and are marked invalid there.
+    """
+    length = len(actions)
+    index = torch.arange(length).unsqueeze(1) + torch.arange(horizon)
+    return TensorDict(
+        {"observation": observation, "actions": actions[index.clamp_max(length - 1)], "valid": index < length},
+        batch_size=[length],
+    )

@@ -1,0 +1,106 @@
+"""Collect decisions from an environment, restarting finished episodes between chunks.
+
+Letters: T decisions, N environments, H predicted and K executed actions, A action dimension, P log-probability parts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.environment import StartEnvironment, Transition
+from embodied.policy import Decision, Policy
+
+Starts = Callable[[Tensor, Tensor], Tensor]
+"""Called with who finished [N] and who succeeded [N]; returns the initial states [N] that the finished restart from."""
+
+
+@dataclass
+class Rollout:
+    """T decisions of N environments; `next_observation` is the true one, also where an episode ended."""
+
+    observation: TensorDict  # [T, N]
+    next_observation: TensorDict  # [T, N]
+    actions: Tensor  # [T, N, H, A]
+    sample: TensorDict  # [T, N]
+    log_prob: Tensor  # [T, N, P]
+    reward: Tensor  # [T, N, K]
+    executed: Tensor  # [T, N, K] bool
+    terminated: Tensor  # [T, N] bool
+    truncated: Tensor  # [T, N] bool
+    success: Tensor  # [T, N] bool
+    task_index: Tensor  # [T, N]
+    start: Tensor  # [T, N] initial state of the episode
+    simulation_s: float
+    policy_s: float
+
+    @property
+    def done(self) -> Tensor:
+        """Episode ended after this decision, [T, N] bool."""
+        return self.terminated | self.truncated
+
+    @property
+    def env_steps(self) -> int:
+        """Control steps executed."""
+        return int(self.executed.sum())
+
+
+class Collector:
+    """Steps `env` with `policy`, keeping the running episodes between calls."""
+
+    def __init__(
+        self, env: StartEnvironment, policy: Policy, generator: torch.Generator, starts: Starts | None = None
+    ) -> None:
+        self.env, self.policy, self.generator, self.starts = env, policy, generator, starts
+        self.observation: TensorDict | None = None
+        self.finished = torch.ones(env.num_envs, dtype=torch.bool)
+        self.success = torch.zeros(env.num_envs, dtype=torch.bool)
+
+    def collect(self, decisions: int) -> Rollout:
+        """Run `decisions` chunks in every environment; finished ones restart before the next chunk."""
+        rows: list[tuple[TensorDict, Decision, Transition, Tensor]] = []
+        simulation_s = policy_s = 0.0
+        for _ in range(decisions):
+            started = time.perf_counter()
+            observation = self._restart()
+            start = self.env.start.clone()
+            acted = time.perf_counter()
+            decision = self.policy.act(observation, generator=self.generator)
+            policy_s += time.perf_counter() - acted
+            transition = self.env.step(decision.actions[:, : self.env.contract.executed])
+            simulation_s += time.perf_counter() - started
+            self.finished, self.success = transition.done, transition.success
+            self.observation = transition.observation
+            rows.append((observation, decision, transition, start))
+        return self._stack(rows, simulation_s - policy_s, policy_s)
+
+    def _restart(self) -> TensorDict:
+        if self.observation is None or self.finished.any():
+            starts = self.starts(self.finished, self.success) if self.starts else None
+            self.observation = self.env.reset(mask=self.finished, starts=starts)
+        return self.observation
+
+    def _stack(
+        self, rows: list[tuple[TensorDict, Decision, Transition, Tensor]], simulation_s: float, policy_s: float
+    ) -> Rollout:
+        observations, decisions, transitions, starts = zip(*rows, strict=True)
+        return Rollout(
+            observation=torch.stack(list(observations)),
+            next_observation=torch.stack([transition.observation for transition in transitions]),
+            actions=torch.stack([decision.actions for decision in decisions]),
+            sample=torch.stack([decision.sample for decision in decisions]),
+            log_prob=torch.stack([decision.log_prob for decision in decisions]),
+            **{
+                field: torch.stack([getattr(transition, field) for transition in transitions])
+                for field in ("reward", "executed", "terminated", "truncated", "success")
+            },
+            task_index=self.env.task_index.expand(len(rows), -1).clone(),
+            start=torch.stack(list(starts)),
+            simulation_s=simulation_s,
+            policy_s=policy_s,
+        )

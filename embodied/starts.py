@@ -1,0 +1,53 @@
+"""Which initial states training episodes begin from."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class RetryStarts:
+    """Fresh initial states, and again those that failed, until an attempt succeeds or `attempts` are used up.
+
+    A simple form of prioritised replay of starts (arXiv 2010.03934): a share `retry` of restarts goes to failed states.
+    """
+
+    def __init__(self, task_index: Tensor, *, retry: float, attempts: int, generator: torch.Generator) -> None:
+        self.task_index, self.retry, self.attempts, self.generator = task_index.tolist(), retry, attempts, generator
+        tasks = max(self.task_index) + 1
+        self.fresh = [0] * tasks
+        self.failed: list[deque[tuple[int, int]]] = [deque() for _ in range(tasks)]
+        self.running: list[tuple[int, int] | None] = [None] * len(self.task_index)  # initial state, attempts before
+
+    def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
+        """Initial states [N] for environments that `finished` [N] with `success` [N]; elsewhere 0, which is unused."""
+        starts = torch.zeros(len(self.task_index), dtype=torch.long)
+        draws = torch.rand(len(self.task_index), generator=self.generator)
+        for env in torch.nonzero(finished).flatten().tolist():
+            task, before = self.task_index[env], self.running[env]
+            if before and not success[env] and before[1] + 1 < self.attempts:
+                self.failed[task].append((before[0], before[1] + 1))
+            if self.failed[task] and draws[env] < self.retry:
+                self.running[env] = self.failed[task].popleft()
+            else:
+                self.running[env] = (self.fresh[task], 0)
+                self.fresh[task] += 1
+            starts[env] = self.running[env][0]
+        return starts
+
+    def first_attempt(self) -> Tensor:
+        """Whether each running episode is the first from its initial state, [N] bool."""
+        return torch.tensor([running is not None and running[1] == 0 for running in self.running])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Queues and counters."""
+        return {"fresh": self.fresh, "failed": [list(map(list, queue)) for queue in self.failed], "running": self.running}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.fresh = list(state["fresh"])
+        self.failed = [deque((start, tries) for start, tries in queue) for queue in state["failed"]]
+        self.running = [None if running is None else (running[0], running[1]) for running in state["running"]]

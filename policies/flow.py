@@ -1,0 +1,195 @@
+"""Flow-matching action-chunk policy with kernels that reinforcement learning can score.
+
+pi_RL (arXiv 2510.25889) describes the two stochastic samplers. Differences from it: the network is a small transformer
+over object tokens, the critic has an encoder of its own, and the noisy step of Flow-SDE is drawn per observation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.contract import Contract
+from embodied.policy import Decision, Evaluation
+from policies.encoders import ObjectEncoder
+from policies.flow_kernels import (
+    TimeGrid,
+    flow_noise_std,
+    flow_sde_step,
+    gaussian_entropy,
+    gaussian_log_prob,
+    ode_step,
+)
+
+
+class Sampler(Enum):
+    """Denoising kernel used to explore; deterministic acting is always the ODE from zero noise."""
+
+    ODE = "ode"
+    FLOW_SDE = "flow_sde"
+    FLOW_NOISE = "flow_noise"
+
+
+@dataclass
+class FlowConfig:
+    """Sizes and noise of a FlowPolicy.
+
+    `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
+    normalised action.
+    """
+
+    width: int = 128
+    hidden: int = 256
+    denoising_steps: int = 4
+    sampler: Sampler = Sampler.FLOW_SDE
+    noise_level: float = 0.5
+    std_min: float = 0.08
+    std_max: float = 0.16
+
+    def build(self, contract: Contract) -> FlowPolicy:
+        """Make the policy for `contract`."""
+        return FlowPolicy(contract, self)
+
+
+class FlowPolicy(nn.Module):
+    """Predicts chunks of H actions by integrating a learned velocity field over S denoising steps.
+
+    A chunk's log-probability (one part, P = 1) is the sum over the K executed actions of the noisy denoising steps.
+    """
+
+    def __init__(self, contract: Contract, config: FlowConfig) -> None:
+        super().__init__()
+        self.contract, self.config = contract, config
+        self.grid = TimeGrid(config.denoising_steps)
+        self.encoder = ObjectEncoder(config.width)
+        self.value_encoder = ObjectEncoder(config.width)
+        size = contract.horizon * contract.action.shape[-1]
+        features = self.encoder.out_features
+        self.velocity = _Velocity(size, features, config.hidden)
+        self.noise = nn.Sequential(nn.Linear(features + 1, 64), nn.Tanh(), nn.Linear(64, size))
+        self.critic = nn.Sequential(
+            nn.Linear(features, config.hidden), nn.GELU(), nn.Linear(config.hidden, config.hidden), nn.GELU(),
+            nn.Linear(config.hidden, 1),
+        )  # fmt: skip
+        self.register_buffer("action_mean", torch.zeros(contract.action.shape[-1]))
+        self.register_buffer("action_std", torch.ones(contract.action.shape[-1]))
+        self.register_buffer("action_low", torch.tensor(contract.action.low))
+        self.register_buffer("action_high", torch.tensor(contract.action.high))
+
+    @torch.no_grad()
+    def fit(self, observation: TensorDict, actions: Tensor) -> None:
+        """Take normalisation statistics from observations [N] and actions [..., A]."""
+        self.encoder.fit(observation)
+        self.value_encoder.fit(observation)
+        flat = actions.reshape(-1, actions.shape[-1])
+        self.action_mean.copy_(flat.mean(0))
+        self.action_std.copy_(flat.std(0).clamp_min(0.05))
+
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Sample chunks; `sample` holds the denoising path [N, S+1, H, A] and the noisy step's index [N]."""
+        with torch.no_grad():
+            return self._act(observation, deterministic, generator)
+
+    def _act(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Decision:
+        n, steps = observation.batch_size[0], self.grid.steps
+        shape = (n, self.contract.horizon, self.contract.action.shape[-1])
+        device = self.action_mean.device
+        features = self.encoder(observation)
+        if deterministic:
+            x, noisy = torch.zeros(shape, device=device), torch.full((n,), -1, device=device)
+        else:
+            x = torch.randn(shape, device=device, generator=generator)
+            noisy = torch.randint(steps, (n,), device=device, generator=generator)
+        path, log_prob = [x], torch.zeros(n, 1, device=device)
+        for step in range(steps):
+            index = torch.full((n,), step, device=device)
+            velocity = self.velocity(x, self.grid.times(index), features)
+            following = ode_step(x, velocity, self.grid)
+            if not deterministic and self.config.sampler is not Sampler.ODE:
+                mean, std = self._kernel(x, velocity, index, features)
+                sampled = mean + std * torch.randn(shape, device=device, generator=generator)
+                chosen = self._noisy(noisy, index)
+                log_prob = log_prob + chosen[:, None] * self._sum(gaussian_log_prob(sampled, mean, std))
+                following = torch.where(chosen.view(-1, 1, 1), sampled, following)
+            x = following
+            path.append(x)
+        sample = TensorDict({"path": torch.stack(path, 1), "noisy": noisy}, batch_size=[n])
+        return Decision(self.to_robot(x), sample, log_prob)
+
+    def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
+        """Score stored denoising paths: one velocity evaluation for Flow-SDE, S for Flow-Noise."""
+        if self.config.sampler is Sampler.ODE:
+            raise ValueError("sampler=ode has no likelihood; choose flow_sde or flow_noise")
+        features, path = self.encoder(observation), sample["path"]
+        rows = torch.arange(len(path), device=path.device)
+        everywhere = self.config.sampler is Sampler.FLOW_NOISE
+        indices = (
+            [torch.full_like(sample["noisy"], step) for step in range(self.grid.steps)]
+            if everywhere
+            else [sample["noisy"].clamp_min(0)]
+        )
+        log_prob = entropy = torch.zeros(len(path), 1, device=path.device)
+        for index in indices:
+            x, following = path[rows, index], path[rows, index + 1]
+            velocity = self.velocity(x, self.grid.times(index), features)
+            mean, std = self._kernel(x, velocity, index, features)
+            log_prob = log_prob + self._sum(gaussian_log_prob(following, mean, std))
+            entropy = entropy + self._sum(gaussian_entropy(std).expand_as(x))
+        return Evaluation(log_prob, entropy)
+
+    def value(self, observation: TensorDict) -> Tensor:
+        """Expected discounted return, [N]."""
+        return self.critic(self.value_encoder(observation)).squeeze(-1)
+
+    def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
+        """Flow-matching loss: mean over valid actions of |v(x_t, t) - (noise - action)|^2, t uniform."""
+        target = (actions - self.action_mean) / self.action_std
+        noise = torch.randn_like(target)
+        time = torch.rand(len(target), device=target.device)
+        t = time.view(-1, 1, 1)
+        velocity = self.velocity(t * noise + (1.0 - t) * target, time, self.encoder(observation))
+        error = (velocity - (noise - target)).square().mean(-1)
+        return (error * valid).sum() / valid.sum().clamp_min(1)
+
+    def to_robot(self, x: Tensor) -> Tensor:
+        """Normalised actions in robot units, inside the contract's limits."""
+        return (x * self.action_std + self.action_mean).clamp(self.action_low, self.action_high)
+
+    def _kernel(self, x: Tensor, velocity: Tensor, index: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        if self.config.sampler is Sampler.FLOW_SDE:
+            return flow_sde_step(x, velocity, index, self.grid, self.config.noise_level)
+        raw = self.noise(torch.cat((features, self.grid.times(index).unsqueeze(-1)), -1)).view_as(x)
+        return ode_step(x, velocity, self.grid), flow_noise_std(raw, self.config.std_min, self.config.std_max)
+
+    def _noisy(self, noisy: Tensor, index: Tensor) -> Tensor:
+        return torch.ones_like(index, dtype=torch.bool) if self.config.sampler is Sampler.FLOW_NOISE else noisy == index
+
+    def _sum(self, elementwise: Tensor) -> Tensor:
+        return elementwise[:, : self.contract.executed].sum((1, 2)).unsqueeze(-1)
+
+
+class _Velocity(nn.Module):
+    """Residual MLP: noisy chunk, time and encoding -> velocity [N, H, A]."""
+
+    def __init__(self, size: int, features: int, hidden: int, blocks: int = 2) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.pi * 2.0 ** torch.arange(4))
+        self.inputs = nn.Linear(size + features + 8, hidden)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, hidden))
+            for _ in range(blocks)
+        )
+        self.out = nn.Linear(hidden, size)
+
+    def forward(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+        angle = time.unsqueeze(-1) * self.frequencies
+        hidden = self.inputs(torch.cat((x.flatten(1), angle.sin(), angle.cos(), features), dim=-1))
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.out(hidden).view_as(x)

@@ -1,0 +1,69 @@
+"""Sampling kernels of flow-matching policies as pure functions over one time grid.
+
+Convention (openpi): time 1 is noise, time 0 is the action; x_t = t * noise + (1 - t) * action and the network predicts
+the velocity u = noise - action. Letters: N samples, H chunk length, A action dimension, S denoising steps.
+
+Sources: Flow-SDE and Flow-Noise from pi_RL (arXiv 2510.25889), the SDE drift from Flow-GRPO (arXiv 2505.05470).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TimeGrid:
+    """t_0 = 1 > t_1 > ... > t_S = 0 in equal steps of `delta`; serves sampling and scoring alike."""
+
+    steps: int
+
+    @property
+    def delta(self) -> float:
+        """Length of one denoising step."""
+        return 1.0 / self.steps
+
+    def times(self, index: Tensor) -> Tensor:
+        """Time t_index for integer tensor `index`, same shape."""
+        return 1.0 - index.float() * self.delta
+
+
+def ode_step(x: Tensor, velocity: Tensor, grid: TimeGrid) -> Tensor:
+    """Deterministic Euler step x - delta * v."""
+    return x - grid.delta * velocity
+
+
+def flow_sde_step(
+    x: Tensor, velocity: Tensor, index: Tensor, grid: TimeGrid, noise_level: float
+) -> tuple[Tensor, Tensor]:
+    """Mean [N, H, A] and standard deviation [N, 1, 1] of the stochastic step with the ODE's marginals.
+
+    sigma = a * sqrt(t / (1 - t)), where t = 1 uses 1 - t_1 in the denominator;
+    mean = x - delta * v - sigma^2 * delta / (2 t) * (x + (1 - t) * v); std = sqrt(delta) * sigma.
+    """
+    t = grid.times(index)
+    denominator = torch.where(index == 0, torch.full_like(t, grid.delta), 1.0 - t)
+    sigma = (noise_level * torch.sqrt(t / denominator)).view(-1, 1, 1)
+    t = t.view(-1, 1, 1)
+    noise_estimate = x + (1.0 - t) * velocity
+    mean = x - grid.delta * velocity - sigma.square() * grid.delta / (2.0 * t) * noise_estimate
+    return mean, math.sqrt(grid.delta) * sigma
+
+
+def flow_noise_std(raw: Tensor, std_min: float, std_max: float) -> Tensor:
+    """Learned standard deviation of the Flow-Noise step: log-variance squashed into [2 log std_min, 2 log std_max]."""
+    low, high = 2.0 * math.log(std_min), 2.0 * math.log(std_max)
+    return torch.exp(0.5 * (low + (high - low) * (torch.tanh(raw) + 1.0) / 2.0))
+
+
+def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Elementwise log N(x; mean, std)."""
+    return -0.5 * ((x - mean) / std).square() - torch.log(std) - 0.5 * math.log(2.0 * math.pi)
+
+
+def gaussian_entropy(std: Tensor) -> Tensor:
+    """Elementwise entropy of N(., std)."""
+    return 0.5 + 0.5 * math.log(2.0 * math.pi) + torch.log(std)
