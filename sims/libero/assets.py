@@ -1,0 +1,59 @@
+"""Where LIBERO's object and scene models come from: the official tree, or stand-ins of our own making."""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+HUB_DATASET = "lerobot/libero-assets"
+FOLDERS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
+HOW_TO_GET = (
+    f"get the official ones with `hf download {HUB_DATASET} --repo-type dataset --local-dir DIR` "
+    "and set LIBERO_ASSETS=DIR or the config field assets=DIR"
+)
+
+
+@dataclass(frozen=True)
+class Assets:
+    """An asset source; `root` is the official tree's folder, None for stand-ins. Reports name `kind`."""
+
+    root: Path | None
+    kind: Literal["official", "stand-in"]
+
+
+STAND_IN = Assets(None, "stand-in")
+
+
+def find_assets(path: str | Path | None = None) -> Assets:
+    """Official assets from `path`, $LIBERO_ASSETS or a downloaded copy, else stand-ins.
+
+    `path` may also be the word "stand-in". Raises ValueError when a folder is named that does not hold the assets:
+    a typing error must not silently turn a benchmark into one on stand-ins.
+    """
+    for source, named in (("assets", path), ("LIBERO_ASSETS", os.environ.get("LIBERO_ASSETS"))):
+        if named == STAND_IN.kind:
+            return STAND_IN
+        if named:
+            folder = Path(named).expanduser().resolve()
+            if not _complete(folder):
+                raise ValueError(f"{source}={named}: expected a folder with {', '.join(FOLDERS)}; {HOW_TO_GET}")
+            return Assets(folder, "official")
+    downloaded = next(filter(_complete, _downloaded()), None)
+    return STAND_IN if downloaded is None else Assets(downloaded, "official")
+
+
+def _complete(folder: Path) -> bool:
+    return all((folder / name).is_dir() for name in FOLDERS)
+
+
+def _downloaded() -> list[Path]:
+    """Copies that stock LIBERO or the hub client keeps in the user's cache; nothing is fetched here."""
+    copies = [Path.home() / ".cache" / "libero" / "assets"]
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        return copies
+    with suppress(OSError):  # not in the cache (the hub's LocalEntryNotFoundError is one)
+        copies.append(Path(snapshot_download(HUB_DATASET, repo_type="dataset", local_files_only=True)))
+    return copies

@@ -1,0 +1,93 @@
+"""LIBERO's five suites, 130 tasks, and their official initial states, read from the hf-libero package's data."""
+
+import ast
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from sims.libero.bddl import Problem, parse
+
+SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
+INSTALL = "pip install --no-deps hf-libero==0.1.4 robosuite==1.5.2"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of a suite; `language` is the benchmark's instruction, `index` its place in stock's order."""
+
+    suite: str
+    index: int
+    name: str
+    language: str
+    bddl: Path
+    problem: Problem
+
+
+def load_tasks(suite: str, names_or_indices: Sequence[str | int] | None = None) -> list[Task]:
+    """Tasks of `suite` in stock benchmark order, or those selected; raises ValueError for an unknown one."""
+    if suite not in SUITES:
+        raise ValueError(f"unknown LIBERO suite {suite!r}; expected one of {', '.join(SUITES)}")
+    names = _task_map()[suite]
+    if names_or_indices is None:
+        return [_load(suite, index) for index in range(len(names))]
+    return [_load(suite, _index(suite, names, key)) for key in names_or_indices]
+
+
+def initial_states(task: Task) -> np.ndarray:
+    """Official initial states of `task`, [50, 1+nq+nv] float64: time, qpos, qvel."""
+    import torch  # here, so that reading tasks alone needs no torch
+
+    path = package_folder("libero") / "libero" / "init_files" / task.suite / f"{task.name}.pruned_init"
+    # The files are pickles: only numpy's array constructors may run while they load.
+    reconstruct = np.zeros(1).__reduce__()[0]
+    legacy_reconstruct = (reconstruct, "numpy.core.multiarray._reconstruct")
+    allowed = [reconstruct, legacy_reconstruct, np.ndarray, np.dtype, type(np.dtype(np.float64))]
+    with torch.serialization.safe_globals(allowed):
+        states = np.asarray(torch.load(path, weights_only=True))
+    if states.ndim != 2 or states.dtype != np.float64:
+        raise ValueError(f"{path}: expected float64 states [50, 1+nq+nv], got {states.dtype} {states.shape}")
+    return states
+
+
+@cache
+def package_folder(package: str) -> Path:
+    """Folder of an installed package whose data files are read; it is never imported. ValueError when missing."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(f"the data of the package {package} is needed for LIBERO; install it with `{INSTALL}`")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@cache
+def _task_map() -> dict[str, list[str]]:
+    """Task names by suite, in benchmark order: the literal assigned in hf-libero's task map."""
+    path = package_folder("libero") / "libero" / "benchmark" / "libero_suite_task_map.py"
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign):
+            return ast.literal_eval(node.value)
+    raise ValueError(f"{path}: no task map found; reinstall with `{INSTALL}`")
+
+
+def _index(suite: str, names: list[str], key: str | int) -> int:
+    if isinstance(key, str) and key in names:
+        return names.index(key)
+    if isinstance(key, int) and 0 <= key < len(names):
+        return key
+    raise ValueError(f"unknown task {key!r} of {suite}; expected 0..{len(names) - 1} or one of: {', '.join(names)}")
+
+
+@cache
+def _load(suite: str, index: int) -> Task:
+    name = _task_map()[suite][index]
+    path = package_folder("libero") / "libero" / "bddl_files" / suite / f"{name}.bddl"
+    return Task(suite, index, name, _language(name), path, parse(path))
+
+
+def _language(name: str) -> str:
+    """The instruction in a task's name: libero_90 and libero_10 put the scene in capitals before it."""
+    words = name.split("_")
+    return " ".join(word for i, word in enumerate(words) if not (i < 3 and word.isupper()))
