@@ -1,0 +1,119 @@
+"""Gaussian actor-critic for small control policies: two MLPs on concatenated observations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.contract import Contract
+from embodied.policy import Decision, Evaluation
+
+
+@dataclass
+class MLPConfig:
+    """Layer widths and the initial standard deviation in units of half the action range."""
+
+    hidden: list[int] = field(default_factory=lambda: [256, 256])
+    initial_std: float = 0.5
+
+    def build(self, contract: Contract) -> MLPPolicy:
+        """Make the policy for `contract`; every float observation of the contract is read, in its order."""
+        return MLPPolicy(contract, self)
+
+
+class MLPPolicy(nn.Module):
+    """Predicts the mean of H actions; the deviation is one learned number per action element.
+
+    Actions are clamped to the contract's limits after sampling; `sample` holds the action before clamping and scaling,
+    which is what the log-probability (P = 1, summed over the K executed actions) is defined on.
+
+    Raises:
+        ValueError: where an observation has a variable axis or the action has no limits.
+    """
+
+    def __init__(self, contract: Contract, config: MLPConfig) -> None:
+        super().__init__()
+        self.contract = contract
+        self.keys = [key for key, spec in contract.observation.items() if spec.dtype == "float32"]
+        sizes = [math.prod(contract.observation[key].shape) for key in self.keys]
+        if min(sizes, default=0) < 1:
+            raise ValueError(f"MLPPolicy needs fixed-size float32 observations, got {contract.observation}")
+        if not contract.action.low:
+            raise ValueError("MLPPolicy needs action limits; set low and high in the action spec")
+        chunk = contract.horizon * contract.action.shape[-1]
+        self.actor = _layers(sum(sizes), config.hidden, chunk)
+        self.critic = _layers(sum(sizes), config.hidden, 1)
+        self.log_std = nn.Parameter(torch.full((chunk,), math.log(config.initial_std)))
+        low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
+        self.register_buffer("centre", (low + high) / 2)
+        self.register_buffer("half_range", (high - low) / 2)
+        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("mean", torch.zeros(sum(sizes)))
+        self.register_buffer("std", torch.ones(sum(sizes)))
+
+    @torch.no_grad()
+    def fit(self, observation: TensorDict) -> None:
+        """Take normalisation statistics from observations [N]."""
+        inputs = self._concatenated(observation)
+        self.mean.copy_(inputs.mean(0))
+        self.std.copy_(inputs.std(0).clamp_min(1e-3))
+        self.fitted.fill_(True)
+
+    @torch.no_grad()
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Sample chunks [N, H, A]; `sample["raw"]` is [N, H * A]."""
+        distribution = self._distribution(observation)
+        noise = torch.zeros_like(distribution.mean)
+        if not deterministic:
+            noise = torch.randn(noise.shape, generator=generator, device=noise.device)
+        raw = distribution.mean + distribution.stddev * noise
+        actions = raw.view(len(raw), self.contract.horizon, -1).clamp(-1.0, 1.0) * self.half_range + self.centre
+        log_prob = self._sum(distribution.log_prob(raw))
+        return Decision(actions, TensorDict({"raw": raw}, batch_size=[len(raw)]), log_prob)
+
+    def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
+        """Score stored raw actions."""
+        distribution = self._distribution(observation)
+        return Evaluation(self._sum(distribution.log_prob(sample["raw"])), self._sum(distribution.entropy()))
+
+    def value(self, observation: TensorDict) -> Tensor:
+        """Expected discounted return, [N]."""
+        return self.critic(self._inputs(observation)).squeeze(-1)
+
+    def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
+        """Behaviour cloning: mean squared error of the mean action over valid steps, in half action ranges."""
+        mean = self.actor(self._inputs(observation)).view_as(actions)
+        error = (mean - (actions - self.centre) / self.half_range).square().mean(-1)
+        return (error * valid).sum() / valid.sum().clamp_min(1)
+
+    def _distribution(self, observation: TensorDict) -> torch.distributions.Normal:
+        return torch.distributions.Normal(self.actor(self._inputs(observation)), self.log_std.exp(), validate_args=False)
+
+    def _inputs(self, observation: TensorDict) -> Tensor:
+        if not self.fitted:
+            raise RuntimeError("the policy has no normalisation statistics; call fit(observations) or load a checkpoint")
+        return (self._concatenated(observation) - self.mean) / self.std
+
+    def _concatenated(self, observation: TensorDict) -> Tensor:
+        return torch.cat([observation[key].flatten(1) for key in self.keys], dim=-1)
+
+    def _sum(self, elementwise: Tensor) -> Tensor:
+        executed = self.contract.executed * self.contract.action.shape[-1]
+        return elementwise[:, :executed].sum(-1, keepdim=True)
+
+
+def _layers(inputs: int, hidden: list[int], outputs: int) -> nn.Sequential:
+    sizes = [inputs, *hidden]
+    layers: list[nn.Module] = []
+    for a, b in zip(sizes[:-1], sizes[1:], strict=True):
+        layers += [nn.Linear(a, b), nn.Tanh()]
+    last = nn.Linear(sizes[-1], outputs)
+    nn.init.orthogonal_(last.weight, 0.01)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(*layers, last)

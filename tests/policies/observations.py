@@ -1,0 +1,41 @@
+"""Random observations with the keys that object-token policies read."""
+
+import torch
+from tensordict import TensorDict
+
+from embodied.contract import Contract, TensorSpec
+from embodied.text import hash_words
+
+NAMES = ("milk", "alphabet soup", "basket")
+
+
+def contract(horizon: int = 4, executed: int = 3, action: int = 2) -> Contract:
+    """A contract with bounded actions; object-token policies look their observations up by key."""
+    return Contract({}, TensorSpec((action,), low=(-1.0,) * action, high=(1.0,) * action), 0.05, horizon, executed)
+
+
+def observations(count: int, seed: int = 0) -> TensorDict:
+    """Observations [count] with three named objects."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(count, *shape, generator=generator)
+
+    columns = torch.linalg.qr(normal(4, 3, 3))[0]
+    rotation = torch.cat((columns[..., 0], columns[..., 1]), -1)
+    names = torch.tensor([hash_words(name) for name in NAMES])
+    words = torch.tensor(hash_words("pick the milk and place it in the basket"))
+    return TensorDict(
+        {
+            "joint_position": normal(7),
+            "end_effector_position": normal(3),
+            "end_effector_rotation": rotation[:, 0],
+            "gripper_position": normal(2),
+            "object_position": normal(3, 3),
+            "object_rotation": rotation[:, 1:],
+            "object_names": names.expand(count, 3, -1).clone(),
+            "object_mask": torch.ones(count, 3, dtype=torch.bool),
+            "instruction": words.expand(count, -1).clone(),
+        },
+        batch_size=[count],
+    )

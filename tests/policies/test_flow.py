@@ -1,0 +1,90 @@
+"""Sampling and scoring of the flow policy agree, in every sampler."""
+
+import math
+
+import pytest
+import torch
+from policies.flow import FlowConfig, FlowPolicy, Sampler
+
+from tests.policies.observations import contract, observations
+
+
+def make(sampler: Sampler = Sampler.FLOW_SDE) -> FlowPolicy:
+    torch.manual_seed(0)
+    policy = FlowConfig(width=32, hidden=32, sampler=sampler).build(contract())
+    policy.fit(observations(64), torch.randn(64, 4, 2) * 0.3)
+    return policy
+
+
+@pytest.mark.parametrize("sampler", [Sampler.FLOW_SDE, Sampler.FLOW_NOISE])
+def test_evaluate_equals_act(sampler: Sampler) -> None:
+    policy, observation = make(sampler), observations(50, seed=1)
+    decision = policy.act(observation)
+    evaluation = policy.evaluate(observation, decision.sample)
+    assert (evaluation.log_prob - decision.log_prob).abs().max() < 1e-6 * decision.log_prob.abs().max()
+    torch.testing.assert_close(torch.exp(evaluation.log_prob - decision.log_prob), torch.ones(50, 1), rtol=1e-5, atol=0)
+
+
+def test_log_prob_is_that_of_the_noisy_step_over_executed_actions() -> None:
+    policy, observation = make(), observations(6, seed=1)
+    decision = policy.act(observation)
+    for row in range(6):
+        step = int(decision.sample["noisy"][row])
+        x, following = decision.sample["path"][row, step], decision.sample["path"][row, step + 1]
+        features = policy.encoder(observation[row : row + 1])
+        t = 1.0 - step / 4
+        v = policy.velocity(x[None], torch.tensor([t]), features)[0]
+        sigma = 0.5 * math.sqrt(t / (0.25 if step == 0 else 1.0 - t))
+        mean = x - 0.25 * v - sigma**2 * 0.25 / (2 * t) * (x + (1 - t) * v)
+        std = 0.5 * sigma
+        total = sum(
+            -0.5 * ((float(following[i, d]) - float(mean[i, d])) / std) ** 2 - math.log(std) - 0.5 * math.log(2 * math.pi)
+            for i in range(3)  # executed is 3 of 4
+            for d in range(2)
+        )
+        assert decision.log_prob[row].item() == pytest.approx(total, rel=1e-4)
+
+
+def test_deterministic_actions_repeat_and_respect_limits() -> None:
+    policy, observation = make(), observations(20, seed=2)
+    first, second = (policy.act(observation, deterministic=True).actions for _ in range(2))
+    assert torch.equal(first, second)
+    assert first.abs().max() <= 1.0
+
+
+def test_generator_makes_sampling_repeat() -> None:
+    policy, observation = make(), observations(20, seed=2)
+    draws = [policy.act(observation, generator=torch.Generator().manual_seed(3)).actions for _ in range(2)]
+    assert torch.equal(*draws)
+
+
+def test_the_ode_has_no_likelihood() -> None:
+    policy, observation = make(Sampler.ODE), observations(2)
+    with pytest.raises(ValueError, match="no likelihood"):
+        policy.evaluate(observation, policy.act(observation).sample)
+
+
+def test_invalid_steps_do_not_train() -> None:
+    policy, observation = make(), observations(8)
+    actions, valid = torch.zeros(8, 4, 2), torch.ones(8, 4, dtype=torch.bool)
+    valid[:, 2:] = False
+    torch.manual_seed(1)
+    loss = policy.loss(observation, actions, valid)
+    policy.zero_grad()
+    loss.backward()
+    rows = policy.velocity.out.weight.grad.view(4, 2, -1)
+    assert rows[:2].abs().sum() > 0
+    assert rows[2:].abs().sum() == 0
+
+
+def test_supervised_training_recovers_actions_that_depend_on_the_observation() -> None:
+    policy, observation = make(), observations(256)
+    actions = 0.8 * torch.tanh(observation["end_effector_position"][:, :2]).unsqueeze(1).expand(-1, 4, -1)
+    policy.fit(observation, actions)
+    optimiser = torch.optim.Adam(policy.parameters(), 3e-3)
+    for _ in range(400):
+        optimiser.zero_grad()
+        policy.loss(observation, actions, torch.ones(256, 4, dtype=torch.bool)).backward()
+        optimiser.step()
+    error = (policy.act(observation, deterministic=True).actions - actions).abs().mean()
+    assert error < 0.08

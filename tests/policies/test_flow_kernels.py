@@ -1,0 +1,53 @@
+"""Kernels against numbers computed by hand and against the marginals they must keep."""
+
+import math
+
+import pytest
+import torch
+
+from policies.flow_kernels import TimeGrid, flow_noise_std, flow_sde_step, gaussian_log_prob, ode_step
+
+GRID = TimeGrid(4)
+
+
+def scalar(value: float) -> torch.Tensor:
+    return torch.full((1, 1, 1), value)
+
+
+def test_standard_deviations_of_four_steps_at_noise_level_one_half() -> None:
+    # sqrt(1/4) * .5 * sqrt(t / (1 - t)) at t = 1 (denominator 1 - .75), .75, .5, .25
+    index = torch.arange(4)
+    _, std = flow_sde_step(torch.zeros(4, 1, 1), torch.zeros(4, 1, 1), index, GRID, 0.5)
+    expected = [0.5, 0.25 * math.sqrt(3), 0.25, 0.25 / math.sqrt(3)]
+    assert std.flatten().tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_mean_by_hand() -> None:
+    # t = .5: sigma^2 = .25; x - .25 v - .25 * .25 / (2 * .5) * (x + .5 v) with x = 2, v = 1
+    mean, _ = flow_sde_step(scalar(2.0), scalar(1.0), torch.tensor([2]), GRID, 0.5)
+    assert mean.item() == pytest.approx(2.0 - 0.25 - 0.0625 * 2.5)
+
+
+def test_no_noise_is_the_ode() -> None:
+    x, v = torch.randn(4, 3, 2), torch.randn(4, 3, 2)
+    mean, std = flow_sde_step(x, v, torch.arange(4), GRID, 0.0)
+    torch.testing.assert_close(mean, ode_step(x, v, GRID))
+    assert not std.any()
+
+
+def test_ode_carries_noise_to_the_action_along_a_straight_path() -> None:
+    action, noise = torch.randn(1, 3, 2), torch.randn(1, 3, 2)
+    x = noise
+    for _ in range(4):
+        x = ode_step(x, noise - action, GRID)
+    torch.testing.assert_close(x, action)
+
+
+def test_log_prob_by_hand() -> None:
+    value = gaussian_log_prob(scalar(1.0), scalar(0.5), scalar(0.25))
+    assert value.item() == pytest.approx(-2.0 - math.log(0.25) - 0.5 * math.log(2 * math.pi))
+
+
+def test_learned_deviation_stays_in_its_range() -> None:
+    std = flow_noise_std(torch.tensor([-50.0, 0.0, 50.0]), 0.08, 0.16)
+    assert std.tolist() == pytest.approx([0.08, math.sqrt(0.08 * 0.16), 0.16], rel=1e-5)
