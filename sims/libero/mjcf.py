@@ -1,4 +1,4 @@
-"""MJCF as element trees: load, prefix and merge models as robosuite does, so that ids and names come out as in stock."""
+"""MJCF as element trees: load, prefix and merge models as robosuite does, so that ids and names equal stock's."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable

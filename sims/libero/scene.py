@@ -12,6 +12,7 @@ from sims.libero.assets import HOW_TO_GET, Assets
 from sims.libero.catalogue import INITIAL_JOINT, model_file
 from sims.libero.predicates import GoalCompiler, Predicate, holds
 from sims.libero.robot import INITIAL_ARM, panda
+from sims.libero.stand_ins import STAND_INS, floor_arena, stand_in_model
 from sims.libero.suite import Task
 from sims.libero.visuals import repair_visuals
 
@@ -117,7 +118,9 @@ def _models(task: Task, assets: Assets) -> tuple[ET.Element, dict[str, ET.Elemen
     if assets.root is not None:
         models = {name: mjcf.load(model_file(assets, category)) for name, category in categories.items()}
         return official_arena(workspace, assets), models
-    raise ValueError(f"{task.suite} needs LIBERO's official assets; {HOW_TO_GET}")
+    if workspace.category != "floor" or not set(categories.values()) <= STAND_INS.keys():
+        raise ValueError(f"{task.suite} needs LIBERO's official assets (stand-ins: libero_object only); {HOW_TO_GET}")
+    return floor_arena(), {name: stand_in_model(category) for name, category in categories.items()}
 
 
 def _categories(task: Task) -> dict[str, str]:
