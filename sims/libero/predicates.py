@@ -70,7 +70,25 @@ def holds(predicate: Predicate, geom_owner: np.ndarray, data: mujoco.MjData) -> 
 def _touch(predicate: Predicate, geom_owner: np.ndarray, data: mujoco.MjData) -> bool:
     owners = geom_owner[data.contact.geom]  # [ncon, 2]
     wanted = (predicate.owner_a, predicate.owner_b)
-    return bool(((owners == wanted) | (owners == wanted[::-1])).all(axis=1).any())
+    listed = ((owners == wanted) | (owners == wanted[::-1])).all(axis=1).any()
+    return bool(listed) or (data.ntree_awake < data.model.ntree and _rest_together(wanted, geom_owner, data))
+
+
+def _rest_together(wanted: tuple[int, int], geom_owner: np.ndarray, data: mujoco.MjData) -> bool:
+    """Contact between two owners at rest: MuJoCo lists none between bodies that sleep, so distances tell."""
+    model = data.model
+    still = data.body_awake[model.geom_bodyid] != mujoco.mjtSleepState.mjS_AWAKE
+    first, second = (np.flatnonzero((geom_owner == owner) & still) for owner in wanted)
+    return any(_geoms_touch(model, data, i, j) for i in first for j in second)
+
+
+def _geoms_touch(model: mujoco.MjModel, data: mujoco.MjData, i: int, j: int) -> bool:
+    types, affinities = model.geom_contype, model.geom_conaffinity
+    if not (types[i] & affinities[j] or types[j] & affinities[i]):
+        return False
+    near = np.linalg.norm(data.geom_xpos[i] - data.geom_xpos[j]) <= model.geom_rbound[i] + model.geom_rbound[j]
+    unbounded = model.geom_rbound[i] == 0 or model.geom_rbound[j] == 0  # planes
+    return bool(near or unbounded) and mujoco.mj_geomDistance(model, data, i, j, 1e-3, None) < 0
 
 
 class GoalCompiler:

@@ -1,0 +1,154 @@
+"""The compiled stepping: loads native.c's library and mirrors its structs for ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from ctypes import POINTER, Structure, c_double, c_int, c_void_p
+from functools import cache
+from pathlib import Path
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from sims.libero.predicates import Predicate
+from sims.libero.scene import Scene
+
+LIBRARY = Path(__file__).with_name("libnative.so")
+KINDS = {"in": 0, "on_object": 1, "on_site": 2, "joint": 3}
+MAX_ADDRESSES = 8
+CONTROLLER = np.dtype([("goal_orientation", "f8", (3, 3)), ("posture", "f8", (7,)), ("gripper", "f8", (2,))])
+"""One simulation's controller memory: goal rotation matrix, null-space joints (rad), finger commands in [-1, 1]."""
+
+
+class NativePredicate(Structure):
+    """`Predicate` as native.c reads it."""
+
+    _fields_ = (
+        *((name, c_int) for name in ("kind", "a", "b", "owner_a", "owner_b", "any_joint", "num_addresses")),
+        ("addresses", c_int * MAX_ADDRESSES),
+        ("size", c_double * 3),
+        ("sign", c_double),
+        ("threshold", c_double),
+    )
+
+    @classmethod
+    def of(cls, predicate: Predicate) -> NativePredicate:
+        """Convert one predicate."""
+        count = len(predicate.addresses)
+        if count > MAX_ADDRESSES:
+            raise ValueError(f"a goal on {count} joints; native.c was built for at most {MAX_ADDRESSES}")
+        return cls(
+            *(KINDS[predicate.kind], predicate.a, predicate.b, predicate.owner_a, predicate.owner_b),
+            *(int(predicate.any_joint), count, (c_int * MAX_ADDRESSES)(*predicate.addresses)),
+            *((c_double * 3)(*predicate.size), predicate.sign, predicate.threshold),
+        )
+
+
+class NativeScene(Structure):
+    """The addresses and the goal of a `Scene` as native.c reads them."""
+
+    _fields_ = (
+        ("arm_qpos", c_int * 7),
+        ("arm_dof", c_int * 7),
+        ("arm_actuator", c_int * 7),
+        ("gripper_actuator", c_int * 2),
+        ("grip_site", c_int),
+        ("num_goal", c_int),
+        ("geom_owner", POINTER(c_int)),
+        ("goal", POINTER(NativePredicate)),
+    )
+
+    @classmethod
+    def of(cls, scene: Scene) -> NativeScene:
+        """Convert one scene; the result keeps what it points to alive."""
+        owner = np.ascontiguousarray(scene.geom_owner, dtype=np.int32)
+        goal = (NativePredicate * len(scene.goal))(*map(NativePredicate.of, scene.goal))
+        native = cls(
+            *((c_int * 7)(*a) for a in (scene.arm_qposadr, scene.arm_dofadr, scene.arm_actuator)),
+            *((c_int * 2)(*scene.gripper_actuator), scene.grip_site, len(goal)),
+            *(owner.ctypes.data_as(POINTER(c_int)), goal),
+        )
+        native.keep = (owner, goal)
+        return native
+
+
+class NativeSimulation(Structure):
+    """Pointers to one simulation's model, data, scene and controller memory."""
+
+    _fields_ = (("model", c_void_p), ("data", c_void_p), ("scene", POINTER(NativeScene)), ("controller", c_void_p))
+
+
+class Pool:
+    """A pool of threads that steps simulations in C; close() stops the threads."""
+
+    def __init__(self, library: ctypes.CDLL, threads: int) -> None:
+        self._library = library
+        self._handle = library.native_open(threads)
+        if not self._handle:
+            raise MemoryError("no memory for a pool of threads")
+
+    def step(
+        self,
+        simulations: ctypes.Array[NativeSimulation],
+        ids: NDArray[np.int32],
+        actions: NDArray[np.float64],
+        stop_on_success: bool,
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int32]]:
+        """Step `ids` [n] by `actions` [n, K, 7]: executed [n, K], success [n], diverged [n] (step or -1)."""
+        n, steps = actions.shape[:2]
+        executed, success = np.zeros((n, steps), dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+        diverged = np.full(n, -1, dtype=np.int32)
+        pointers = (array.ctypes.data for array in (executed, success, diverged))
+        head = (self._handle, simulations, ids.ctypes.data, n, steps, actions.ctypes.data, int(stop_on_success))
+        self._library.native_step(*head, *pointers)
+        return executed, success, diverged
+
+    def close(self) -> None:
+        """Stop the threads; further calls do nothing."""
+        if self._handle:
+            self._library.native_close(self._handle)
+            self._handle = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled library, or None and one warning where it is missing or was built for another MuJoCo."""
+    try:
+        return _load()
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    warnings.warn(
+        f"LIBERO steps in numpy, several times slower: {reason}; install a C compiler and run `pip install -e .` again",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return None
+
+
+def _load() -> ctypes.CDLL:
+    if not LIBRARY.exists():
+        raise OSError("native.c was not compiled at installation")
+    folder = Path(mujoco.__file__).parent
+    for path in sorted(folder.glob("libmujoco*.so*")) + sorted(folder.glob("libmujoco*.dylib")):
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # native.c's calls into MuJoCo resolve against it
+    loaded = ctypes.CDLL(str(LIBRARY))
+    if loaded.native_mujoco_version() != mujoco.mj_version():
+        raise ValueError(f"it was compiled for another MuJoCo than the installed {mujoco.__version__}")
+    sizes = (loaded.native_simulation_bytes(), loaded.native_scene_bytes(), loaded.native_predicate_bytes())
+    if sizes != tuple(map(ctypes.sizeof, (NativeSimulation, NativeScene, NativePredicate))):
+        raise ValueError("it was compiled from another version of native.c")
+    loaded.native_open.restype = c_void_p
+    loaded.native_open.argtypes = [c_int]
+    loaded.native_close.restype = None
+    loaded.native_close.argtypes = [c_void_p]
+    loaded.native_step.restype = None
+    loaded.native_step.argtypes = [
+        *(c_void_p, POINTER(NativeSimulation), c_void_p, c_int, c_int, c_void_p, c_int),
+        *(c_void_p, c_void_p, c_void_p),
+    ]
+    return loaded
