@@ -128,11 +128,11 @@ class PPO:
             kl = ((ratio - 1.0) - log_ratio).mean()  # low-variance estimate, joschu.net/blog/kl-approx.html
             clip_fraction = ((ratio - 1.0).abs() > self.config.clip).float().mean()
         return {
-            "policy_loss": float(policy_loss),
-            "value_loss": float(value_loss),
-            "entropy": float(entropy),
-            "kl": float(kl),
-            "clip_fraction": float(clip_fraction),
+            "policy_loss": policy_loss.item(),
+            "value_loss": value_loss.item(),
+            "entropy": entropy.item(),
+            "kl": kl.item(),
+            "clip_fraction": clip_fraction.item(),
         }
 
     def state_dict(self) -> dict[str, Any]:

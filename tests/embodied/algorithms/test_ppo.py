@@ -1,0 +1,61 @@
+"""PPO's ratio is one before the first update, and it learns a small control task in chunks."""
+
+import copy
+
+import pytest
+import torch
+from policies.mlp import MLPConfig, MLPPolicy
+
+from embodied.algorithms.ppo import PPO, PPOConfig
+from embodied.rollout import Collector, Rollout
+from tests.embodied.reach import Reach
+
+
+def make(seed: int = 0, **settings: float) -> tuple[Reach, MLPPolicy, PPO, Collector]:
+    torch.manual_seed(seed)
+    env = Reach(64)
+    policy = MLPConfig(hidden=[32]).build(env.contract)
+    policy.fit(env.reset(torch.ones(64, dtype=torch.bool), starts=torch.arange(64)))
+    env = Reach(64)
+    learner = PPOConfig(minibatch=256, learning_rate=3e-3, target_kl=1.0, discount=0.9, **settings).build(
+        policy, torch.Generator().manual_seed(seed)
+    )
+    return env, policy, learner, Collector(env, policy, torch.Generator().manual_seed(seed))
+
+
+def success_rate(rollout: Rollout) -> float:
+    return float(rollout.success.sum() / rollout.done.sum())
+
+
+def test_ratio_is_one_before_the_first_update() -> None:
+    _, _, learner, collector = make(epochs=1, critic_warmup=0)
+    learner.config.minibatch = 10**6
+    metrics = learner.update(collector.collect(4))
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["clip_fraction"] == 0.0
+    assert metrics["policy_loss"] == pytest.approx(0.0, abs=1e-5)  # normalised advantages average to nothing
+
+
+def test_learns_to_reach_from_sparse_reward() -> None:
+    _, _, learner, collector = make()
+    rates = []
+    for _ in range(25):
+        rollout = collector.collect(16)
+        rates.append(success_rate(rollout))
+        learner.update(rollout)
+    assert rates[0] < 0.6
+    assert rates[-1] > 0.95
+
+
+def test_resumed_updates_equal_uninterrupted_ones() -> None:
+    _, policy, learner, collector = make()
+    learner.update(collector.collect(4))
+    rollout = collector.collect(4)
+    _, other_policy, other, _ = make(seed=1)
+    other_policy.load_state_dict(policy.state_dict())
+    other.load_state_dict(copy.deepcopy(learner.state_dict()))
+    other.generator.set_state(learner.generator.get_state())
+    first, second = learner.update(rollout), other.update(rollout)
+    assert first == second
+    for a, b in zip(policy.parameters(), other_policy.parameters(), strict=True):
+        assert torch.equal(a, b)

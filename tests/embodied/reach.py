@@ -1,0 +1,64 @@
+"""A small real environment: push a point on a line to the origin, in chunks, within a step limit."""
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from embodied.contract import Contract, TensorSpec
+from embodied.environment import Transition
+
+
+class Reach:
+    """Position starts at a number given by (task, start); each action moves it; |x| < 0.1 ends with success."""
+
+    def __init__(self, num_envs: int, *, executed: int = 2, horizon: int = 2, step_limit: int = 7, tasks: int = 2) -> None:
+        spec = {"position": TensorSpec((1,), unit="m"), "task": TensorSpec((1,))}
+        action = TensorSpec((1,), low=(-0.25,), high=(0.25,))
+        self.contract = Contract(spec, action, 0.1, horizon, executed)
+        self.num_envs, self.device, self.step_limit = num_envs, torch.device("cpu"), step_limit
+        self.task_names = tuple(f"task {index}" for index in range(tasks))
+        self.task_index = torch.arange(num_envs) % tasks
+        self.start = torch.full((num_envs,), -1)
+        self.steps = torch.zeros(num_envs, dtype=torch.long)
+        self.position = torch.zeros(num_envs)
+        self.frozen = torch.ones(num_envs, dtype=torch.bool)
+
+    def reset(
+        self, mask: torch.Tensor | None = None, seed: int | None = None, starts: torch.Tensor | None = None
+    ) -> TensorDict:
+        mask = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+        self.start = torch.where(mask, self.start + 1 if starts is None else starts, self.start)
+        sign = 1.0 - 2.0 * (self.start % 2)
+        self.position = torch.where(mask, sign * (0.3 + 0.05 * (self.start % 11)), self.position)
+        self.steps = torch.where(mask, 0, self.steps)
+        self.frozen = self.frozen & ~mask
+        return self._observation()
+
+    def step(self, actions: torch.Tensor) -> Transition:
+        assert actions.shape == (self.num_envs, self.contract.executed, 1)
+        before = self.frozen.clone()
+        reward, executed = torch.zeros(actions.shape[:2]), torch.zeros(actions.shape[:2], dtype=torch.bool)
+        for k in range(self.contract.executed):
+            running = ~self.frozen
+            executed[:, k] = running
+            self.position = torch.where(running, self.position + actions[:, k, 0], self.position)
+            self.steps += running
+            reached = running & (self.position.abs() < 0.1)
+            reward[:, k] = reached.float()
+            self.frozen = self.frozen | reached | (self.steps >= self.step_limit)
+        success = self.position.abs() < 0.1
+        ended = self.frozen & ~before
+        return Transition(self._observation(), reward, executed, ended & success, ended & ~success, ended & success)
+
+    def _observation(self) -> TensorDict:
+        task = self.task_index.float().unsqueeze(1)
+        return TensorDict({"position": self.position.unsqueeze(1).clone(), "task": task}, batch_size=[self.num_envs])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {key: getattr(self, key).clone() for key in ("start", "steps", "position", "frozen")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
+        for key, value in state.items():
+            setattr(self, key, value.clone())
+        return self._observation()

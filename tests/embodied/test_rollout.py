@@ -1,0 +1,70 @@
+"""Collection keeps episodes, true final observations and start bookkeeping straight."""
+
+import torch
+from tensordict import TensorDict
+
+from embodied.policy import Decision
+from embodied.rollout import Collector
+from embodied.starts import RetryStarts
+from tests.embodied.reach import Reach
+
+
+class Constant:
+    """Always commands the same velocity."""
+
+    def __init__(self, env: Reach, action: float) -> None:
+        self.contract, self.action = env.contract, action
+
+    def act(self, observation, *, deterministic=False, generator=None):
+        n = len(observation)
+        actions = torch.full((n, self.contract.horizon, 1), self.action)
+        return Decision(actions, TensorDict({"raw": actions}, batch_size=[n]), torch.zeros(n, 1))
+
+
+def collect(action: float, decisions: int, starts=None):
+    env = Reach(3)
+    return env, Collector(env, Constant(env, action), torch.Generator(), starts).collect(decisions)
+
+
+def test_next_observation_of_a_success_is_the_terminal_one() -> None:
+    # starts 0: x = .3, moves -.1 a step: .2, .1 | 0 (success after 3 of 4 steps); then start 1: x = -.35
+    _, rollout = collect(-0.1, 3)
+    assert rollout.executed[:2, 0].tolist() == [[True, True], [True, False]]
+    assert rollout.terminated[:, 0].tolist() == [False, True, False]
+    torch.testing.assert_close(rollout.next_observation["position"][1, 0], torch.zeros(1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(rollout.observation["position"][2, 0], torch.tensor([-0.35]))
+    assert rollout.start[:, 0].tolist() == [0, 0, 1]
+
+
+def test_step_limit_truncates_with_the_true_observation() -> None:
+    _, rollout = collect(0.1, 4)  # runs away; 7 steps end in the fourth chunk after one step
+    assert rollout.truncated[:, 0].tolist() == [False, False, False, True]
+    assert rollout.executed[3, 0].tolist() == [True, False]
+    torch.testing.assert_close(rollout.next_observation["position"][3, 0], torch.tensor([1.0]))
+    assert rollout.env_steps == 21
+
+
+def test_failed_starts_come_back_until_attempts_are_used_up() -> None:
+    env = Reach(1, tasks=1)
+    starts = RetryStarts(env.task_index, retry=1.0, attempts=2, generator=torch.Generator())
+    rollout = Collector(env, Constant(env, 0.1), torch.Generator(), starts).collect(16)  # start 0 fails, odd starts succeed
+    begun = rollout.start[torch.cat((torch.tensor([True]), rollout.done[:-1, 0]))].flatten().tolist()
+    assert begun[:5] == [0, 0, 1, 2, 2]
+
+
+def test_retry_starts_continue_from_their_state() -> None:
+    def run(starts, env, decisions):
+        return Collector(env, Constant(env, 0.1), torch.Generator(), starts).collect(decisions).start
+
+    def fresh(env):
+        return RetryStarts(env.task_index, retry=0.5, attempts=3, generator=torch.Generator().manual_seed(0))
+
+    env = Reach(2)
+    starts = fresh(env)
+    run(starts, env, 20)
+    copy = fresh(env)
+    copy.load_state_dict(starts.state_dict())
+    copy.generator.set_state(starts.generator.get_state())
+    finished, success = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
+    for _ in range(5):
+        assert starts(finished, success).tolist() == copy(finished, success).tolist()
