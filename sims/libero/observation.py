@@ -1,0 +1,133 @@
+"""What a LIBERO environment shows: the robot's and all objects' poses, names and the instruction, as one TensorDict.
+
+Letters in shape comments: N environments, M objects of the task that has most, L words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from embodied.contract import TensorSpec
+from embodied.text import hash_words
+from sims.libero.geometry import ArmKinematics, Array, rotation
+from sims.libero.scene import Scene
+from sims.libero.simulation import Simulation
+
+INSTRUCTION_WORDS = 20
+"""The longest instruction of the 130 tasks has 19."""
+NAME_WORDS = 6
+
+XYZ = ("x", "y", "z")
+TWO_COLUMNS = ("r11", "r21", "r31", "r12", "r22", "r32")
+
+
+def observation_specs(scene: Scene) -> dict[str, TensorSpec]:
+    """Specs of the observation; positions are of the world frame, rotations are a matrix's first two columns."""
+    arm = scene.model.jnt_range[scene.model.dof_jntid[scene.arm_dofadr]]
+    joints = tuple(f"joint{number}" for number in range(1, 8))
+    unit = {"low": (-1.0,) * 6, "high": (1.0,) * 6}
+    return {
+        "joint_position": TensorSpec((7,), unit="rad", names=joints, low=tuple(arm[:, 0]), high=tuple(arm[:, 1])),
+        "end_effector_position": TensorSpec((3,), unit="m", frame="world", names=XYZ),
+        "end_effector_rotation": TensorSpec((6,), frame="world", names=TWO_COLUMNS, **unit),
+        "gripper_position": TensorSpec((2,), unit="m", names=("left", "right"), low=(0.0, -0.04), high=(0.04, 0.0)),
+        "object_position": TensorSpec((-1, 3), unit="m", frame="world", names=XYZ),
+        "object_rotation": TensorSpec((-1, 6), frame="world", names=TWO_COLUMNS, **unit),
+        "object_names": TensorSpec((-1, NAME_WORDS), dtype="int64", unit="word id"),
+        "object_mask": TensorSpec((-1,), dtype="bool"),
+        "instruction": TensorSpec((INSTRUCTION_WORDS,), dtype="int64", unit="word id"),
+    }
+
+
+def action_spec() -> TensorSpec:
+    """LIBERO's action: end-effector displacement (OSC) and the gripper's command, -1 opens and 1 closes."""
+    names = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z", "gripper")
+    unit = "0.05 m (x, y, z); 0.5 rad, axis-angle (rotation); direction of travel (gripper)"
+    return TensorSpec((7,), unit=unit, frame="world", names=names, low=(-1.0,) * 7, high=(1.0,) * 7)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Environments of one scene, the addresses into their qpos, and views of their state."""
+
+    ids: np.ndarray
+    scene: Scene
+    pose_address: np.ndarray  # [objects, 7]
+    qpos: list[np.ndarray]  # MuJoCo's memory, which stays where it is as long as the simulation lives
+
+
+class Observer:
+    """Reads observations of all environments of a simulation, vectorised over those that share a scene.
+
+    Objects are the movable ones, then the fixtures that tasks name.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.num = simulation.num
+        self._groups = _groups(simulation)
+        self._arm = ArmKinematics(simulation.scenes)
+        most = max(len(scene.objects) + len(scene.fixtures) for scene in simulation.scenes)
+        self._constant = self._words(simulation, most)
+        self._fixed = self._fixed_poses(simulation, most)
+
+    def observe(self) -> TensorDict:
+        """The observations of all environments now, batch [N], in memory of their own."""
+        poses, joints, gripper = self._fixed.copy(), np.empty((self.num, 7)), np.empty((self.num, 2))
+        for group in self._groups:
+            qpos = np.stack(group.qpos)
+            poses[group.ids, : len(group.pose_address)] = qpos[:, group.pose_address]
+            joints[group.ids] = qpos[:, group.scene.arm_qposadr]
+            gripper[group.ids] = qpos[:, group.scene.gripper_qposadr]
+        position, matrix = self._arm.end_effector(joints)
+        values = {
+            "joint_position": joints,
+            "end_effector_position": position,
+            "end_effector_rotation": two_columns(matrix),
+            "gripper_position": gripper,
+            "object_position": poses[..., :3],
+            "object_rotation": two_columns(rotation(poses[..., 3:])),
+        }
+        poses_now = {key: torch.from_numpy(value.astype(np.float32)) for key, value in values.items()}
+        words = {key: value.clone() for key, value in self._constant.items()}
+        return TensorDict(poses_now | words, batch_size=[self.num])
+
+    def _words(self, simulation: Simulation, most: int) -> dict[str, torch.Tensor]:
+        names = torch.zeros(self.num, most, NAME_WORDS, dtype=torch.int64)
+        instruction = torch.zeros(self.num, INSTRUCTION_WORDS, dtype=torch.int64)
+        for env, scene in enumerate(simulation.scenes):
+            words = [hash_words(name, NAME_WORDS) for name in _names(scene)]
+            names[env, : len(words)] = torch.tensor(words)
+            instruction[env] = torch.tensor(hash_words(scene.task.language, INSTRUCTION_WORDS))
+        return {"object_names": names, "object_mask": names[..., 0] != 0, "instruction": instruction}
+
+    def _fixed_poses(self, simulation: Simulation, most: int) -> Array:
+        """Position and quaternion [N, M, 7] of fixtures; zero and identity where there is none or an object moves."""
+        poses = np.zeros((self.num, most, 7))
+        poses[..., 3] = 1.0
+        for env, scene in enumerate(simulation.scenes):
+            bodies = [fixture.body for fixture in scene.fixtures]
+            rows = slice(len(scene.objects), len(scene.objects) + len(bodies))
+            poses[env, rows, :3], poses[env, rows, 3:] = scene.model.body_pos[bodies], scene.model.body_quat[bodies]
+        return poses
+
+
+def two_columns(matrices: Array) -> Array:
+    """First two columns [..., 6] of rotation matrices [..., 3, 3], one after the other."""
+    return np.concatenate((matrices[..., 0], matrices[..., 1]), -1)
+
+
+def _names(scene: Scene) -> list[str]:
+    return [*scene.objects, *(fixture.name for fixture in scene.fixtures)]
+
+
+def _groups(simulation: Simulation) -> list[_Group]:
+    groups = []
+    for scene in dict.fromkeys(simulation.scenes):
+        ids = np.array([env for env, other in enumerate(simulation.scenes) if other is scene])
+        address = scene.object_qposadr[:, None] + np.arange(7)
+        groups.append(_Group(ids, scene, address, [simulation.data[env].qpos for env in ids]))
+    return groups

@@ -1,0 +1,185 @@
+"""Initial states: LIBERO's own and a wide distribution, each a fixed function of (task, distribution, split, index).
+
+`official` are LIBERO's 50 stored states of a task. `wide` is in the manner of LIBERO-Plus: every object of the
+workspace anywhere in the part of it that the arm reaches, at any yaw, the robot's joints perturbed; arrangements
+without room for a gripper between objects are thrown again.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from sims.libero.geometry import DIRECTIONS, Array, Cloud, footprint, gap, hull, planar, points_gap, turned
+from sims.libero.scene import Scene
+from sims.libero.suite import initial_states
+
+DISTRIBUTIONS = ("official", "wide")
+SPLITS = ("train", "eval")
+
+REACH_X_M = (0.34, 0.74)
+"""Distances in front of the robot's base within which objects are placed ..."""
+REACH_Y_M = (-0.31, 0.31)
+"""... and to its sides ..."""
+REACH_RADIUS_M = 0.74
+"""... and in all: as far as the arm can point straight down."""
+CLEARANCE_M = 0.035
+"""Room between objects: a finger and some tolerance."""
+JOINT_NOISE_RAD = 0.1
+"""Each arm joint starts within this distance of its nominal position."""
+
+ARRANGEMENTS = 100
+THROWS = 50
+SPACING_M = 0.015
+
+
+def check_names(distribution: str, split: str) -> None:
+    """Raise ValueError for an unknown distribution or split."""
+    if distribution not in DISTRIBUTIONS:
+        raise ValueError(f"unknown distribution {distribution!r}; expected one of {', '.join(DISTRIBUTIONS)}")
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
+
+
+class Placement:
+    """Initial states of one scene by index: `placement(index)` gives (qpos [nq], qvel [nv]).
+
+    Official states repeat after the last one and are the same in both splits.
+    """
+
+    def __init__(self, scene: Scene, distribution: str, split: str) -> None:
+        check_names(distribution, split)
+        self.official = initial_states(scene.task)[:, 1:]
+        self._nq = scene.model.nq
+        if self.official.shape[1] != self._nq + scene.model.nv:
+            raise AssertionError(f"{scene.task.name}: states of width {self.official.shape[1]} do not fit the scene")
+        self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), SPLITS.index(split))
+        self._wide = _Wide(scene, self.official[0, : self._nq]) if distribution == "wide" else None
+
+    def __call__(self, index: int) -> tuple[Array, Array]:
+        """Initial state number `index` >= 0."""
+        if self._wide is None:
+            state = self.official[index % len(self.official)]
+            return state[: self._nq].copy(), state[self._nq :].copy()
+        qpos = self._wide.sample(np.random.default_rng((*self._key, index)))
+        return qpos, np.zeros(self.official.shape[1] - self._nq)
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """An object that stands on the workspace and what rests on it: they move as one."""
+
+    qposadr: tuple[int, ...]
+    points: Array  # [P, 2] outline seen from above at the nominal pose
+    pivot: Array  # [2] nominal position of the object below
+
+
+class _Wide:
+    """Sampler of the wide distribution; `official` [nq] gives upright orientations and who stands on whom."""
+
+    def __init__(self, scene: Scene, official: Array) -> None:
+        self.scene = scene
+        self.data = mujoco.MjData(scene.model)
+        self.cloud = Cloud(scene.model, SPACING_M)
+        self.robot = int(scene.model.body_rootid[scene.hand_body])
+        members = _stacks(scene)
+        self.nominal = self._standing(official.copy(), members)
+        self._kinematics(self.nominal)
+        self.base = self.data.xpos[self.robot, :2].copy()
+        self.edge, self.obstacles = self._workspace(members[0][0])
+        self.stacks = sorted((self._stack(group) for group in members), key=lambda s: -np.ptp(s.points, axis=0).max())
+
+    def sample(self, rng: np.random.Generator) -> Array:
+        """One arrangement, qpos [nq]; the room asked for shrinks with every one that did not work out."""
+        for number in range(ARRANGEMENTS):
+            qpos = self._arrange(rng, CLEARANCE_M * 0.97**number)
+            if qpos is not None and self._robot_is_free(qpos):
+                return qpos
+        raise AssertionError(f"{self.scene.task.name}: no arrangement without overlap in {ARRANGEMENTS}")
+
+    def _arrange(self, rng: np.random.Generator, clearance: float) -> Array | None:
+        qpos = self.nominal.copy()
+        qpos[self.scene.arm_qposadr] = self.scene.initial_arm + rng.uniform(-JOINT_NOISE_RAD, JOINT_NOISE_RAD, 7)
+        for joint in self.scene.initial_joints:
+            qpos[joint.qposadr] = rng.uniform(joint.low, joint.high)
+        placed: list[Array] = []
+        for stack in self.stacks:
+            found = self._throw(rng, stack, placed, clearance)
+            if found is None:
+                return None
+            yaw, shift, shape = found
+            placed.append(shape)
+            for address in stack.qposadr:
+                pose = qpos[address : address + 7]
+                pose[:2] = planar(yaw) @ (pose[:2] - stack.pivot) + stack.pivot + shift
+                pose[3:] = turned(pose[3:], yaw)
+        return qpos
+
+    def _throw(
+        self, rng: np.random.Generator, stack: _Stack, placed: list[Array], clearance: float
+    ) -> tuple[float, Array, Array] | None:
+        """A free (yaw, shift [2], footprint [64]) for one stack, None after many throws."""
+        for _ in range(THROWS):
+            yaw = rng.uniform(-np.pi, np.pi)
+            place = np.array([rng.uniform(*REACH_X_M), rng.uniform(*REACH_Y_M)])
+            shape = footprint((stack.points - stack.pivot) @ planar(yaw).T + self.base + place)
+            free = all(gap(shape, other) >= clearance for other in placed)
+            on_workspace = (shape <= self.edge).all() and points_gap(shape, self.obstacles) >= CLEARANCE_M
+            if free and on_workspace and np.linalg.norm(place) <= REACH_RADIUS_M:
+                return yaw, self.base + place - stack.pivot, shape
+        return None
+
+    def _robot_is_free(self, qpos: Array) -> bool:
+        self._kinematics(qpos)
+        roots = self.scene.model.body_rootid[self.scene.model.geom_bodyid[self.data.contact.geom]]
+        return not (roots == self.robot).any()
+
+    def _standing(self, qpos: Array, stacks: list[tuple[int, ...]]) -> Array:
+        """Raise or lower every stack so that it stands on what is below it (official ones start inside the floor)."""
+        self._kinematics(qpos)
+        for members in stacks:
+            body = int(self.scene.object_body[members[0]])
+            bottom = self.cloud.world(self.data, self.cloud.root == body)[:, 2].min()
+            for member in members:
+                qpos[self.scene.object_qposadr[member] + 2] += self._support(body) - bottom + 5e-4
+        return qpos
+
+    def _stack(self, members: tuple[int, ...]) -> _Stack:
+        bodies = self.scene.object_body[list(members)]
+        points = hull(self.cloud.world(self.data, np.isin(self.cloud.root, bodies)))[:, :2]
+        addresses = tuple(int(self.scene.object_qposadr[member]) for member in members)
+        return _Stack(addresses, points, self.data.xpos[bodies[0], :2].copy())
+
+    def _workspace(self, anchor: int) -> tuple[Array, Array]:
+        """Support function [64] of the surface under object `anchor`; points [P, 2] of what is fixed above it."""
+        fixed = ~np.isin(self.cloud.root, [self.robot, *self.scene.object_body])
+        points = self.cloud.world(self.data, fixed)
+        height = points[:, 2] - self._support(int(self.scene.object_body[anchor]))
+        top = points[np.abs(height) < 0.01]
+        edge = footprint(top) if len(top) else np.full(len(DIRECTIONS), np.inf)
+        obstacles = points[(height > 0.01) & (height < 0.5), :2]
+        return edge, np.unique(np.round(obstacles / SPACING_M), axis=0) * SPACING_M
+
+    def _support(self, body: int) -> float:
+        """Height in m of the surface under a body, looked for from 5 cm above its origin."""
+        start, down = self.data.xpos[body] + (0.0, 0.0, 0.05), np.array([0.0, 0.0, -1.0])
+        distance = mujoco.mj_ray(self.scene.model, self.data, start, down, None, 1, body, np.zeros(1, np.int32))
+        if distance < 0:
+            raise AssertionError(f"{self.scene.task.name}: nothing under {self.scene.model.body(body).name}")
+        return float(start[2] - distance)
+
+    def _kinematics(self, qpos: Array) -> None:
+        self.data.qpos[:] = qpos
+        mujoco.mj_fwdPosition(self.scene.model, self.data)
+
+
+def _stacks(scene: Scene) -> list[tuple[int, ...]]:
+    """Indices of objects that start on the workspace, each followed by those of the objects that start on it."""
+    regions, names = scene.task.problem.regions, scene.objects
+    below = {atom[1]: atom[2] for atom in scene.task.problem.init if len(atom) == 3 and atom[1] in names}
+    standing = [name for name, place in below.items() if place in regions and regions[place].ranges]
+    riders = {name: [rider for rider, place in below.items() if place == name] for name in standing}
+    return [(names.index(name), *map(names.index, riders[name])) for name in standing]
