@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from embodied.contract import Binding, Contract
-from embodied.tree import flush, load_tree, save_tree
+from embodied.files import flush
+from embodied.tree import load_tree, save_tree
 
 FORMAT = 1
 FOLDER = "checkpoint"

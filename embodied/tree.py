@@ -7,7 +7,6 @@ comes back equal bit for bit, on the CPU; NumPy scalars come back as Python numb
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
+
+from embodied.files import complete_or_absent
 
 Tree = Any
 """What the module docstring lists; Python has no checkable type for it."""
@@ -30,16 +31,10 @@ def save_tree(path: str | Path, tree: Tree) -> None:
     Raises:
         ValueError: where the tree holds something that is not in the list above, naming the place.
     """
-    path = Path(path)
     writer = _Writer()
     structure = json.dumps(writer.encode(tree, ()))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with complete_or_absent(Path(path)) as temporary:
         save_file(writer.tensors, temporary, metadata={"tree": structure})
-        flush(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_tree(path: str | Path) -> Tree:
@@ -55,15 +50,6 @@ def load_tree(path: str | Path) -> Tree:
         return _decode(structure, tensors)
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"cannot read {path}: {type(error).__name__}: {error}") from error
-
-
-def flush(path: Path) -> None:
-    """Wait until the file or directory `path` is on the disk, so that a rename after it never shows less than all."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class _Writer:

@@ -1,0 +1,168 @@
+"""Success rates to trust: every initial state once, deterministic, with intervals, the same number every time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from tqdm import tqdm
+
+from embodied.environment import StartEnvironment
+from embodied.policy import Policy
+
+Z95 = NormalDist().inv_cdf(0.975)
+BLOCK = 32
+"""Observations per call of the policy. Matrix products round differently at different batch sizes, and contacts amplify
+that: with one size for all, an episode is the same whatever else runs beside it."""
+
+
+def wilson(successes: int, episodes: int, z: float = Z95) -> tuple[float, float]:
+    """Score interval of a rate (Wilson 1927, J. Am. Stat. Assoc. 22): right also near 0 and 1, where Wald's is not.
+
+    Raises:
+        ValueError: unless 0 <= successes <= episodes and episodes > 0.
+    """
+    if not 0 <= successes <= episodes or episodes == 0:
+        raise ValueError(f"expected 0 <= successes <= episodes and episodes > 0, got {successes} of {episodes}")
+    rate, weight = successes / episodes, z * z / episodes
+    centre = rate + weight / 2
+    spread = z * math.sqrt(rate * (1 - rate) / episodes + weight / (4 * episodes))
+    return max(0.0, (centre - spread) / (1 + weight)), min(1.0, (centre + spread) / (1 + weight))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Difference of two success rates on the same episodes, with its interval."""
+
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationResult:
+    """Outcome of every episode: `success` and `steps` (control steps it took) are [tasks, starts]."""
+
+    tasks: tuple[str, ...]
+    success: Tensor
+    steps: Tensor
+    step_limit: int
+
+    def summary(self) -> dict[str, Any]:
+        """JSON-ready: success, low, high, episodes, step_limit and the same for each task."""
+        per_task = [
+            {"task": task, **_rate(row), "mean_steps": round(float(steps.float().mean()), 1)}
+            for task, row, steps in zip(self.tasks, self.success, self.steps, strict=True)
+        ]
+        return {**_rate(self.success), "step_limit": self.step_limit, "per_task": per_task}
+
+    def gain_over(self, before: EvaluationResult, z: float = Z95) -> Gain:
+        """Gain from `before` to this on the same episodes, paired: adjusted Wald interval.
+
+        Bonett and Price 2012, J. Educ. Behav. Stat. 37(4), section 3: one is added to each kind of discordant pair, so
+        the interval keeps its width where few or no pairs differ.
+
+        Raises:
+            ValueError: where the two did not run the same episodes.
+        """
+        if (self.tasks, self.success.shape, self.step_limit) != (before.tasks, before.success.shape, before.step_limit):
+            raise ValueError("expected two evaluations of the same tasks, starts and step limit to compare")
+        won = int((self.success & ~before.success).sum())
+        lost = int((before.success & ~self.success).sum())
+        pairs = self.success.numel()
+        up, down = (won + 1) / (pairs + 2), (lost + 1) / (pairs + 2)
+        spread = z * math.sqrt((up + down - (up - down) ** 2) / (pairs + 2))
+        return Gain((won - lost) / pairs, max(-1.0, up - down - spread), min(1.0, up - down + spread))
+
+
+def evaluate(
+    env: StartEnvironment,
+    policy: Policy,
+    *,
+    starts_per_task: int,
+    device: torch.device | str = "cpu",
+    progress: str | None = None,
+) -> EvaluationResult:
+    """Run initial states 0 .. starts_per_task - 1 of every task of `env` once each, with the deterministic policy.
+
+    The outcome depends neither on the number of environments nor on the order of episodes. `device` is the policy's;
+    `progress` labels a bar (None: no bar).
+
+    Raises:
+        ValueError: where a task has no environment.
+    """
+    schedule = _Schedule(env, starts_per_task)
+    shape = (len(env.task_names), starts_per_task)
+    success, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
+    free = torch.ones(env.num_envs, dtype=torch.bool)
+    observation: TensorDict | None = None
+    with tqdm(total=success.numel(), desc=progress, disable=progress is None, unit="episode") as bar:
+        while schedule.assign(free) or schedule.running.any():
+            if observation is None or schedule.fresh.any():
+                mask = None if observation is None else schedule.fresh
+                observation = env.reset(mask=mask, starts=schedule.start.clamp_min(0))
+            actions = _act(policy, observation, schedule.running, device)
+            transition = env.step(actions[:, : env.contract.executed].to(env.device))
+            observation = transition.observation
+            free = transition.done.cpu() & schedule.running
+            rows = free.nonzero().squeeze(1)
+            place = env.task_index.cpu()[rows], schedule.start[rows]
+            success[place] = transition.success.cpu()[rows]
+            steps[place] = env.steps.cpu()[rows].to(steps.dtype)
+            bar.update(len(rows))
+    return EvaluationResult(tuple(env.task_names), success, steps, env.step_limit)
+
+
+class _Schedule:
+    """Deals every task's initial states to the environments that run it.
+
+    `start` [N] is what each environment runs (-1: nothing left for it), `fresh` [N] marks those just dealt.
+    """
+
+    def __init__(self, env: StartEnvironment, starts_per_task: int) -> None:
+        self.task_index, self.starts_per_task = env.task_index.tolist(), starts_per_task
+        self.next = [0] * len(env.task_names)
+        missing = [name for index, name in enumerate(env.task_names) if index not in self.task_index]
+        if missing:
+            raise ValueError(
+                f"no environment runs {', '.join(missing)}; use at least one per task: num_envs={len(self.next)}"
+            )
+        self.start = torch.full((env.num_envs,), -1)
+        self.fresh = torch.zeros(env.num_envs, dtype=torch.bool)
+
+    @property
+    def running(self) -> Tensor:
+        """Environments with an episode that counts, [N] bool."""
+        return self.start >= 0
+
+    def assign(self, free: Tensor) -> bool:
+        """Deal the next states to the `free` environments [N]; True where any got one."""
+        self.fresh = torch.zeros_like(free)
+        for row in free.nonzero().squeeze(1).tolist():
+            task = self.task_index[row]
+            self.fresh[row] = self.next[task] < self.starts_per_task
+            self.start[row] = self.next[task] if self.fresh[row] else -1
+            self.next[task] += int(self.fresh[row])
+        return bool(self.fresh.any())
+
+
+def _act(policy: Policy, observation: TensorDict, running: Tensor, device: torch.device | str) -> Tensor:
+    """Deterministic action chunks [N, H, A], zero where not `running`, asked for in blocks of one size."""
+    rows = running.nonzero().squeeze(1)
+    padded = torch.cat((rows, rows[:1].expand(-len(rows) % BLOCK)))
+    blocks = [policy.act(observation[block].to(device), deterministic=True).actions for block in padded.split(BLOCK)]
+    chosen = torch.cat(blocks)[: len(rows)]
+    actions = chosen.new_zeros(len(running), *chosen.shape[1:])
+    actions[rows.to(device)] = chosen
+    return actions
+
+
+def _rate(success: Tensor) -> dict[str, Any]:
+    count, episodes = int(success.sum()), success.numel()
+    low, high = wilson(count, episodes)
+    return {"success": count / episodes, "low": low, "high": high, "episodes": episodes}

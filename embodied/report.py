@@ -1,0 +1,226 @@
+"""What a run leaves for people and programs: report.json, report.md and the summary on the console."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.curves import plot_curves
+from embodied.evaluation import EvaluationResult, Gain
+from embodied.files import complete_or_absent
+
+STAGES = {"sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
+"""Evaluated stages in the order of a report, and how it calls them."""
+_DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujoco-warp", "hf-libero", "robosuite")
+_STAND_IN = (
+    "**Stand-in assets**: the official assets were not found, so the objects are primitives of the same dimensions. "
+    "These are not benchmark numbers."
+)
+
+
+@dataclass
+class Report:
+    """Evaluations of one run by stage ("sft", "sft_control", "rl") and distribution, and what they cost.
+
+    `assets` is "official" or "stand-in"; `wall_s` holds seconds per phase.
+    """
+
+    task: str
+    assets: str
+    seed: int
+    env_steps: int = 0
+    episodes: int = 0
+    wall_s: dict[str, float] = field(default_factory=dict)
+    results: dict[tuple[str, str], EvaluationResult] = field(default_factory=dict)
+
+    def add(self, stage: str, distribution: str, result: EvaluationResult) -> None:
+        """Take up one evaluation.
+
+        Raises:
+            ValueError: for an unknown stage.
+        """
+        if stage not in STAGES:
+            raise ValueError(f"unknown stage {stage!r}; expected one of {', '.join(STAGES)}")
+        self.results[stage, distribution] = result
+
+    def gains(self) -> dict[tuple[str, str], Gain]:
+        """Paired gain of RL over each earlier stage, by (that stage, distribution)."""
+        return {
+            (stage, distribution): self.results["rl", distribution].gain_over(before)
+            for (stage, distribution), before in self._ordered().items()
+            if stage != "rl" and ("rl", distribution) in self.results
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Content of report.json."""
+        return {
+            "task": self.task,
+            "assets": self.assets,
+            "seed": self.seed,
+            "git_commit": git_commit(),
+            "versions": versions(),
+            "evaluations": [
+                {"stage": stage, "distribution": distribution, **result.summary()}
+                for (stage, distribution), result in self._ordered().items()
+            ],
+            "gains": [
+                {"over": stage, "distribution": distribution, **vars(gain)}
+                for (stage, distribution), gain in self.gains().items()
+            ],
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "wall_s": {phase: round(seconds, 2) for phase, seconds in self.wall_s.items()},
+        }
+
+    def write(self, directory: str | Path, curves: Mapping[str, str]) -> None:
+        """Write report.json, report.md and curves.png into the run's `directory`; `curves`: see `plot_curves`."""
+        directory = Path(directory)
+        plot_curves(directory, curves, self._marks())
+        record = self.to_dict()
+        for name, text in (("report.json", json.dumps(record, indent=2) + "\n"), ("report.md", self._page(directory))):
+            with complete_or_absent(directory / name) as temporary:
+                temporary.write_text(text)
+
+    def summary(self, directory: str | Path) -> str:
+        """Lines for the console: what was achieved, where the files are, what to run next."""
+        rows = [
+            f"  {STAGES[stage]:<12} {distribution:<9} {_rate(result.summary())}, {result.success.numel()} episodes"
+            for (stage, distribution), result in self._ordered().items()
+        ]
+        gains = [
+            f"  RL over {STAGES[stage]} on {distribution}: {_points(gain)}"
+            for (stage, distribution), gain in self.gains().items()
+        ]
+        assets = [] if self.assets == "official" else [f"  with {self.assets} assets: not benchmark numbers"]
+        following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory)))]
+        where = f"Report: {Path(directory) / 'report.md'}"
+        return "\n".join([f"{self.task}, success [95% interval]:", *rows, *gains, *assets, where, *following])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The evaluations so far, as a tree for the checkpoint."""
+        return {"results": [[*key, vars(result)] for key, result in self.results.items()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the evaluations of a checkpoint."""
+        for stage, distribution, result in state["results"]:
+            self.add(stage, distribution, EvaluationResult(**result))
+
+    def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
+        order = list(STAGES)
+        return dict(sorted(self.results.items(), key=lambda item: (item[0][1], order.index(item[0][0]))))
+
+    def _marks(self) -> dict[str, tuple[float, float, float]]:
+        marks = {}
+        for (stage, distribution), result in self._ordered().items():
+            row = result.summary()
+            marks[f"{STAGES[stage]} on {distribution}"] = (row["success"], row["low"], row["high"])
+        return marks
+
+    def _page(self, directory: Path) -> str:
+        parts = [f"# {self.task}", *([_STAND_IN] if self.assets != "official" else []), self._rates(), self._gains()]
+        parts.append("![Learning curves](curves.png)")
+        if (directory / "video.mp4").exists():
+            parts.append("Video, before and after: [video.mp4](video.mp4)")
+        parts += [self._tasks(), self._cost(), _provenance(self.seed)]
+        parts.append("## Next\n\n```\n" + "\n".join(next_commands(directory)) + "\n```")
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def _rates(self) -> str:
+        header = ["stage", "distribution", "success [95% interval]", "episodes", "step limit"]
+        return _table(header, [
+            [STAGES[stage], distribution, _rate(result.summary()), str(result.success.numel()), str(result.step_limit)]
+            for (stage, distribution), result in self._ordered().items()
+        ])  # fmt: skip
+
+    def _gains(self) -> str:
+        return "\n".join(
+            f"- RL over {STAGES[stage]} on {distribution}: {_points(gain)}, paired on the same episodes"
+            for (stage, distribution), gain in self.gains().items()
+        )
+
+    def _tasks(self) -> str:
+        if not self.results:
+            return ""
+        columns = {key: result.summary()["per_task"] for key, result in self._ordered().items()}
+        header = ["task", *(f"{STAGES[stage]}, {distribution}" for stage, distribution in columns)]
+        tasks = list(dict.fromkeys(row["task"] for rows in columns.values() for row in rows))
+        cells = {key: {row["task"]: _rate(row) for row in rows} for key, rows in columns.items()}
+        rows = [[task, *(cells[key].get(task, "") for key in columns)] for task in tasks]
+        return "## Tasks\n\n" + _table(header, rows)
+
+    def _cost(self) -> str:
+        rows = [[phase, f"{seconds:.0f}"] for phase, seconds in self.wall_s.items()]
+        total = [["total", f"{sum(self.wall_s.values()):.0f}"]]
+        count = f"{self.env_steps:,} environment steps in {self.episodes:,} episodes of training."
+        return f"## Cost\n\n{count}\n\n" + _table(["phase", "wall s"], rows + total)
+
+
+def git_commit() -> str:
+    """Commit of this code, with "-dirty" where files differ from it; "unknown" outside a clone."""
+    package = Path(__file__).parent
+    if not (package.parent / "pyproject.toml").exists():
+        return "unknown"  # an installed wheel, perhaps inside somebody else's repository
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=package, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return run.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that numbers depend on, where installed."""
+    found = {"python": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+
+
+def next_commands(directory: Path) -> list[str]:
+    """What to run after a finished run in `directory`."""
+    return [
+        f"{_python()} evaluate.py checkpoint={directory}",
+        f"{_python()} -m tensorboard.main --logdir {directory}",
+    ]
+
+
+def resume_command(directory: Path) -> str:
+    """What continues a stopped run in `directory`."""
+    return f"{_python()} train.py resume={directory}"
+
+
+def _python() -> str:
+    path = Path(sys.executable)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else "python"
+
+
+def _provenance(seed: int) -> str:
+    listed = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return f"Seed {seed}, commit {git_commit()}, {listed}."
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    return f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
+
+
+def _points(gain: Gain) -> str:
+    return f"{100 * gain.difference:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
