@@ -102,7 +102,7 @@ class Report:
         ]
         assets = [] if self.assets == "official" else [f"  with {self.assets} assets: not benchmark numbers"]
         following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory)))]
-        where = f"Report: {Path(directory) / 'report.md'}"
+        where = f"Report: {_from_here(Path(directory) / 'report.md')}"
         return "\n".join([f"{self.task}, success [95% interval]:", *rows, *gains, *assets, where, *following])
 
     def state_dict(self) -> dict[str, Any]:
@@ -193,19 +193,23 @@ def versions() -> dict[str, str]:
 def next_commands(directory: Path) -> list[str]:
     """What to run after a finished run in `directory`."""
     return [
-        f"{_python()} evaluate.py checkpoint={directory}",
-        f"{_python()} -m tensorboard.main --logdir {directory}",
+        f"{_python()} evaluate.py checkpoint={_from_here(directory)}",
+        f"{_python()} -m tensorboard.main --logdir {_from_here(directory)}",
     ]
 
 
 def resume_command(directory: Path) -> str:
     """What continues a stopped run in `directory`."""
-    return f"{_python()} train.py resume={directory}"
+    return f"{_python()} train.py resume={_from_here(directory)}"
 
 
 def _python() -> str:
-    path = Path(sys.executable)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else "python"
+    path = _from_here(Path(sys.executable))
+    return "python" if path.is_absolute() else str(path)
+
+
+def _from_here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _provenance(seed: int) -> str:
