@@ -5,12 +5,13 @@ Letters in shape comments: N observations, H actions of a chunk, A action dimens
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.contract import Contract
 
@@ -45,7 +46,24 @@ class Policy(Protocol):
 
 
 class TrainablePolicy(Policy, Protocol):
-    """A torch module whose samples can be scored, with a value head and a supervised loss."""
+    """A torch module whose samples can be scored, with a value head and a supervised loss.
+
+    `critic_parameters` are those that `value` alone uses.
+    """
+
+    device: torch.device
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the value function, which the supervised loss and the samples do not depend on."""
+        ...
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """All others."""
+        ...
+
+    def fit(self, observation: TensorDict, actions: Tensor) -> None:
+        """Take normalisation statistics from observations [N] and actions [..., A]."""
+        ...
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Score stored samples; log_prob equals `act`'s at unchanged weights."""
@@ -61,4 +79,8 @@ class TrainablePolicy(Policy, Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Weights and normalisation statistics."""
+        ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torch's
+        """Take them over."""
         ...

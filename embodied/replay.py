@@ -42,14 +42,14 @@ class ChunkReplay:
 
     def state_dict(self) -> dict[str, Any]:
         """Filled rows and counter."""
-        rows = None if self._storage is None else self._storage[: len(self)].to_dict()
+        rows = None if self._storage is None else self._storage[: len(self)]
         return {"written": self.written, "rows": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         self._storage, self.written = None, 0
         if state["rows"] is not None:
-            self.add(TensorDict(state["rows"], batch_size=[min(state["written"], self.capacity)]))
+            self.add(state["rows"])
         self.written = state["written"]
 
 
@@ -104,14 +104,11 @@ class EpisodeAssembler:
 
     def state_dict(self) -> dict[str, Any]:
         """Unfinished episodes."""
-        return {"pending": [None if rows is None else rows.to_dict() | {"length": len(rows)} for rows in self.pending]}
+        return {"pending": self.pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self.pending = [
-            None if rows is None else TensorDict({k: v for k, v in rows.items() if k != "length"}, [rows["length"]])
-            for rows in state["pending"]
-        ]
+        self.pending = list(state["pending"])
 
 
 def _leaves(rows: TensorDict) -> list[tuple[Any, torch.Tensor]]:

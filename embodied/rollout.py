@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -36,7 +37,7 @@ class Rollout:
     success: Tensor  # [T, N] bool
     task_index: Tensor  # [T, N]
     start: Tensor  # [T, N] initial state of the episode
-    simulation_s: float
+    simulation_s: float  # wall time
     policy_s: float
 
     @property
@@ -51,7 +52,10 @@ class Rollout:
 
 
 class Collector:
-    """Steps `env` with `policy`, keeping the running episodes between calls."""
+    """Steps `env` with `policy`, keeping the running episodes between calls.
+
+    `generator` draws the policy's noise, on the policy's device; rollouts lie on the environment's.
+    """
 
     def __init__(
         self, env: StartEnvironment, policy: Policy, generator: torch.Generator, starts: Starts | None = None
@@ -70,7 +74,7 @@ class Collector:
             observation = self._restart()
             start = self.env.start.clone()
             acted = time.perf_counter()
-            decision = self.policy.act(observation, generator=self.generator)
+            decision = self._act(observation)
             policy_s += time.perf_counter() - acted
             transition = self.env.step(decision.actions[:, : self.env.contract.executed])
             simulation_s += time.perf_counter() - started
@@ -79,11 +83,34 @@ class Collector:
             rows.append((observation, decision, transition, start))
         return self._stack(rows, simulation_s - policy_s, policy_s)
 
+    def _act(self, observation: TensorDict) -> Decision:
+        decision = self.policy.act(observation.to(self.generator.device), generator=self.generator)
+        actions, sample, log_prob = (
+            part.to(self.env.device) for part in (decision.actions, decision.sample, decision.log_prob)
+        )
+        return Decision(actions, sample, log_prob)
+
     def _restart(self) -> TensorDict:
         if self.observation is None or self.finished.any():
             starts = self.starts(self.finished, self.success) if self.starts else None
             self.observation = self.env.reset(mask=self.finished, starts=starts)
         return self.observation
+
+    def state_dict(self) -> dict[str, Any]:
+        """Running episodes and the noise to come."""
+        return {
+            "env": self.env.state_dict(),
+            "generator": self.generator.get_state(),
+            "observation": self.observation,
+            "finished": self.finished,
+            "success": self.success,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.env.load_state_dict(state["env"])
+        self.generator.set_state(state["generator"])
+        self.observation, self.finished, self.success = state["observation"], state["finished"], state["success"]
 
     def _stack(
         self, rows: list[tuple[TensorDict, Decision, Transition, Tensor]], simulation_s: float, policy_s: float

@@ -80,6 +80,20 @@ class FlowPolicy(nn.Module):
         self.register_buffer("action_low", torch.tensor(contract.action.low))
         self.register_buffer("action_high", torch.tensor(contract.action.high))
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.action_mean.device
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Parameters that `value` alone uses."""
+        return [*self.critic.parameters(), *self.value_encoder.parameters()]
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the velocity field and its encoder, and of the learned noise."""
+        critic = set(self.critic_parameters())
+        return [parameter for parameter in self.parameters() if parameter not in critic]
+
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Take normalisation statistics from observations [N] and actions [..., A]."""
@@ -99,7 +113,7 @@ class FlowPolicy(nn.Module):
     def _act(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Decision:
         n, steps = observation.batch_size[0], self.grid.steps
         shape = (n, self.contract.horizon, self.contract.action.shape[-1])
-        device = self.action_mean.device
+        device = self.device
         features = self.encoder(observation)
         if deterministic:
             x, noisy = torch.zeros(shape, device=device), torch.full((n,), -1, device=device)

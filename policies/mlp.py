@@ -55,9 +55,23 @@ class MLPPolicy(nn.Module):
         self.register_buffer("mean", torch.zeros(sum(sizes)))
         self.register_buffer("std", torch.ones(sum(sizes)))
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.mean.device
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Parameters that `value` alone uses."""
+        return list(self.critic.parameters())
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the mean and the deviation."""
+        critic = set(self.critic_parameters())
+        return [parameter for parameter in self.parameters() if parameter not in critic]
+
     @torch.no_grad()
-    def fit(self, observation: TensorDict) -> None:
-        """Take normalisation statistics from observations [N]."""
+    def fit(self, observation: TensorDict, actions: Tensor) -> None:
+        """Take normalisation statistics from observations [N]; actions are scaled by the contract's limits instead."""
         inputs = self._concatenated(observation)
         self.mean.copy_(inputs.mean(0))
         self.std.copy_(inputs.std(0).clamp_min(1e-3))

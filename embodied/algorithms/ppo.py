@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.advantage import gae, normalise
+from embodied.environment import StartEnvironment
 from embodied.policy import TrainablePolicy
 from embodied.rollout import Rollout
 
@@ -41,19 +42,21 @@ class PPOConfig:
     critic_warmup: int = 2
     max_gradient_norm: float = 1.0
 
-    def build(self, policy: TrainablePolicy, generator: torch.Generator) -> PPO:
-        """Make the learner of `policy`; `generator` shuffles minibatches."""
+    def build(
+        self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator
+    ) -> PPO:
+        """Make the learner of `policy`; `generator` shuffles minibatches, the demonstrations are not used."""
         return PPO(policy, self, generator)
 
 
 class PPO:
     """Updates a policy from its own rollouts."""
 
+    starts = None
+
     def __init__(self, policy: TrainablePolicy, config: PPOConfig, generator: torch.Generator) -> None:
         self.policy, self.config, self.generator = policy, config, generator
-        critic, actor = [], []
-        for name, parameter in policy.named_parameters():
-            (critic if name.startswith(("critic", "value_encoder")) else actor).append(parameter)
+        actor, critic = policy.actor_parameters(), policy.critic_parameters()
         self.optimiser = torch.optim.AdamW(
             [{"params": actor, "lr": config.learning_rate}, {"params": critic, "lr": config.value_learning_rate}],
             weight_decay=0.0,
@@ -65,6 +68,7 @@ class PPO:
     def update(self, rollout: Rollout) -> dict[str, float]:
         """One iteration; returns mean losses, clip fraction, KL and explained variance."""
         batch, advantage_std, explained = self._prepare(rollout)
+        batch = batch.to(self.policy.device)
         sums: dict[str, float] = {}
         count = 0
         stop = False
@@ -105,7 +109,8 @@ class PPO:
     @torch.no_grad()
     def _values(self, observation: TensorDict) -> Tensor:
         decisions, envs = observation.batch_size
-        return torch.cat([self.policy.value(row) for row in observation.flatten(0, 1).split(4096)]).view(decisions, envs)
+        parts = observation.flatten(0, 1).split(4096)
+        return torch.cat([self.policy.value(part.to(self.policy.device)).cpu() for part in parts]).view(decisions, envs)
 
     def _step(self, batch: TensorDict) -> dict[str, float]:
         evaluation = self.policy.evaluate(batch["observation"], batch["sample"])

@@ -16,9 +16,11 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.sft import SFT, SFTConfig
+from embodied.environment import StartEnvironment
 from embodied.policy import TrainablePolicy
 from embodied.replay import ChunkReplay, EpisodeAssembler
 from embodied.rollout import Rollout
+from embodied.starts import RetryStarts
 
 
 @dataclass
@@ -34,10 +36,10 @@ class SelfImitationConfig:
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(learning_rate=5e-4, final_learning_rate=5e-5))
 
     def build(
-        self, policy: TrainablePolicy, demonstrations: TensorDict, num_envs: int, generator: torch.Generator
+        self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator
     ) -> SelfImitation:
-        """Make the learner of `policy` from `demonstrations` [D] chunks."""
-        return SelfImitation(policy, self, demonstrations, num_envs, generator)
+        """Make the learner of `policy` in `env`, beside `demonstrations` [D] chunks; `generator` draws minibatches."""
+        return SelfImitation(policy, self, demonstrations, env, generator)
 
 
 class SelfImitation:
@@ -48,13 +50,14 @@ class SelfImitation:
         policy: TrainablePolicy,
         config: SelfImitationConfig,
         demonstrations: TensorDict,
-        num_envs: int,
+        env: StartEnvironment,
         generator: torch.Generator,
     ) -> None:
         self.config, self.generator, self.demonstrations = config, generator, demonstrations
         self.sft = SFT(policy, config.sft, generator)
         self.replay = ChunkReplay(config.capacity)
-        self.episodes = EpisodeAssembler(num_envs, policy.contract.horizon)
+        self.episodes = EpisodeAssembler(env.num_envs, policy.contract.horizon)
+        self.starts = RetryStarts(env.task_index, retry=config.retry, attempts=config.attempts, generator=generator)
 
     @property
     def gradient_steps(self) -> int:
@@ -78,10 +81,10 @@ class SelfImitation:
         return torch.cat((self.demonstrations[rows], self.replay.sample(size - old, self.generator)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Learner, replay and unfinished episodes; the demonstrations come from their file."""
-        return {part: getattr(self, part).state_dict() for part in ("sft", "replay", "episodes")}
+        """Learner, replay, unfinished episodes and starts; the demonstrations come from their file."""
+        return {part: getattr(self, part).state_dict() for part in ("sft", "replay", "episodes", "starts")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        for part in ("sft", "replay", "episodes"):
+        for part in ("sft", "replay", "episodes", "starts"):
             getattr(self, part).load_state_dict(state[part])

@@ -43,7 +43,7 @@ class SFT:
         self.policy, self.config, self.generator = policy, config, generator
         self.trained = copy.deepcopy(policy)
         self.optimiser = torch.optim.AdamW(
-            self.trained.parameters(), config.learning_rate, weight_decay=config.weight_decay, fused=True
+            self.trained.actor_parameters(), config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
         self.gradient_steps = 0
 
@@ -62,10 +62,11 @@ class SFT:
         """One gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss."""
         for group in self.optimiser.param_groups:
             group["lr"] = self._learning_rate()
+        batch = batch.to(self.policy.device)
         loss = self.trained.loss(batch["observation"], batch["actions"], batch["valid"])
         self.optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.max_gradient_norm)
+        nn.utils.clip_grad_norm_(self.trained.actor_parameters(), self.config.max_gradient_norm)
         self.optimiser.step()
         self.gradient_steps += 1
         self._average()
@@ -80,7 +81,7 @@ class SFT:
     def _average(self) -> None:
         # A short warm-up keeps the random start out of the average.
         rate = 1.0 - min(self.config.average, (1.0 + self.gradient_steps) / (10.0 + self.gradient_steps))
-        torch._foreach_lerp_(list(self.policy.parameters()), list(self.trained.parameters()), rate)
+        torch._foreach_lerp_(self.policy.actor_parameters(), self.trained.actor_parameters(), rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Trained weights, optimiser and counter; the average is the policy's own."""

@@ -33,7 +33,7 @@ def test_log_prob_is_that_of_the_noisy_step_over_executed_actions() -> None:
         x, following = decision.sample["path"][row, step], decision.sample["path"][row, step + 1]
         features = policy.encoder(observation[row : row + 1])
         t = 1.0 - step / 4
-        v = policy.velocity(x[None], torch.tensor([t]), features)[0]
+        v = policy.velocity(x[None], torch.tensor([t]), features)[0].detach()
         sigma = 0.5 * math.sqrt(t / (0.25 if step == 0 else 1.0 - t))
         mean = x - 0.25 * v - sigma**2 * 0.25 / (2 * t) * (x + (1 - t) * v)
         std = 0.5 * sigma

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from policies.mlp import MLPConfig, MLPPolicy
+from tensordict import TensorDict
 
 from embodied.algorithms.ppo import PPO, PPOConfig
 from embodied.rollout import Collector, Rollout
@@ -15,10 +16,10 @@ def make(seed: int = 0, **settings: float) -> tuple[Reach, MLPPolicy, PPO, Colle
     torch.manual_seed(seed)
     env = Reach(64)
     policy = MLPConfig(hidden=[32]).build(env.contract)
-    policy.fit(env.reset(torch.ones(64, dtype=torch.bool), starts=torch.arange(64)))
+    policy.fit(env.reset(torch.ones(64, dtype=torch.bool), starts=torch.arange(64)), torch.zeros(1, 1))
     env = Reach(64)
     learner = PPOConfig(minibatch=256, learning_rate=3e-3, target_kl=1.0, discount=0.9, **settings).build(
-        policy, torch.Generator().manual_seed(seed)
+        policy, TensorDict(), env, torch.Generator().manual_seed(seed)
     )
     return env, policy, learner, Collector(env, policy, torch.Generator().manual_seed(seed))
 
