@@ -65,7 +65,6 @@ class Scene:
     objects: tuple[str, ...]
     object_body: np.ndarray
     object_qposadr: np.ndarray
-    object_bottom: np.ndarray
     arm_qposadr: np.ndarray
     arm_dofadr: np.ndarray
     arm_actuator: np.ndarray
@@ -82,6 +81,8 @@ class Scene:
 
 def build_scene(task: Task, assets: Assets, visuals: bool = False) -> Scene:
     """Compose and compile `task`; without `visuals` what is only looked at is left out, the physics is the same.
+
+    Step the one without: MuJoCo's threshold for putting a body to sleep (dof_length) counts visual shapes too.
 
     Raises ValueError when `assets` lack what the task needs.
     """
@@ -193,7 +194,6 @@ def _describe(
         objects=objects,
         object_body=np.array([model.body(f"{name}_main").id for name in objects]),
         object_qposadr=np.array([model.joint(f"{name}_joint0").qposadr[0] for name in objects]),
-        object_bottom=np.array([bottoms[name] for name in objects]),
         arm_qposadr=np.array([joint.qposadr[0] for joint in arm]),
         arm_dofadr=np.array([joint.dofadr[0] for joint in arm]),
         arm_actuator=np.array([model.actuator(f"robot0_torq_j{i}").id for i in range(1, 8)]),
