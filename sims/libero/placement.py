@@ -24,10 +24,12 @@ REACH_X_M = (0.34, 0.74)
 """Distances in front of the robot's base within which objects are placed ..."""
 REACH_Y_M = (-0.31, 0.31)
 """... and to its sides ..."""
-REACH_RADIUS_M = 0.74
-"""... and in all: as far as the arm can point straight down."""
+REACH_RADIUS_M = (0.44, 0.74)
+"""... and in all: where the arm can point straight down. Nearer, its forearm is upright too, which is singular."""
 CLEARANCE_M = 0.035
 """Room between objects: a finger and some tolerance."""
+CONTAINER_YAW_RAD = 0.2
+"""Containers of the goal turn by quarter turns and up to this angle: see `_Stack.container`."""
 JOINT_NOISE_RAD = 0.1
 """Each arm joint starts within this distance of its nominal position."""
 
@@ -70,11 +72,22 @@ class Placement:
 
 @dataclass(frozen=True)
 class _Stack:
-    """An object that stands on the workspace and what rests on it: they move as one."""
+    """An object that stands on the workspace and what rests on it: they move as one.
+
+    `container` marks one that holds a region of the goal. LIBERO measures such regions along the world's axes, and at
+    45 degrees to them its box has no width, so that nothing would count as inside.
+    """
 
     qposadr: tuple[int, ...]
     points: Array  # [P, 2] outline seen from above at the nominal pose
     pivot: Array  # [2] nominal position of the object below
+    container: bool
+
+    def draw_yaw(self, rng: np.random.Generator) -> float:
+        """A turn from the nominal pose, rad."""
+        if not self.container:
+            return rng.uniform(-np.pi, np.pi)
+        return rng.integers(4) * np.pi / 2 + rng.uniform(-CONTAINER_YAW_RAD, CONTAINER_YAW_RAD)
 
 
 class _Wide:
@@ -123,12 +136,12 @@ class _Wide:
     ) -> tuple[float, Array, Array] | None:
         """A free (yaw, shift [2], footprint [64]) for one stack, None after many throws."""
         for _ in range(THROWS):
-            yaw = rng.uniform(-np.pi, np.pi)
+            yaw = stack.draw_yaw(rng)
             place = np.array([rng.uniform(*REACH_X_M), rng.uniform(*REACH_Y_M)])
             shape = footprint((stack.points - stack.pivot) @ planar(yaw).T + self.base + place)
             free = all(gap(shape, other) >= clearance for other in placed)
             on_workspace = (shape <= self.edge).all() and points_gap(shape, self.obstacles) >= CLEARANCE_M
-            if free and on_workspace and np.linalg.norm(place) <= REACH_RADIUS_M:
+            if free and on_workspace and REACH_RADIUS_M[0] <= np.linalg.norm(place) <= REACH_RADIUS_M[1]:
                 return yaw, self.base + place - stack.pivot, shape
         return None
 
@@ -151,7 +164,10 @@ class _Wide:
         bodies = self.scene.object_body[list(members)]
         points = hull(self.cloud.world(self.data, np.isin(self.cloud.root, bodies)))[:, :2]
         addresses = tuple(int(self.scene.object_qposadr[member]) for member in members)
-        return _Stack(addresses, points, self.data.xpos[bodies[0], :2].copy())
+        model = self.scene.model
+        regions = [model.site_bodyid[goal.b] for goal in self.scene.goal if goal.kind in ("in", "on_site")]
+        container = bool(np.isin(model.body_rootid[regions], bodies).any())
+        return _Stack(addresses, points, self.data.xpos[bodies[0], :2].copy(), container)
 
     def _workspace(self, anchor: int) -> tuple[Array, Array]:
         """Support function [64] of the surface under object `anchor`; points [P, 2] of what is fixed above it."""

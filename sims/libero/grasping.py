@@ -1,0 +1,102 @@
+"""Where to grasp an object from above: the scripted expert's planner, on the points of the collision geometry.
+
+Every candidate is a yaw of the gripper in steps of 15 degrees from the object's own axes. A slice of the object between
+the fingertips falls into runs along the closing direction: a can is one run, a bowl's rim two. A run that fits between
+the fingers is a grasp where neither fingers nor palm would touch anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sims.libero.geometry import Array
+
+YAWS = 12
+OPENING_M = 0.076
+"""Widest run taken between fingers that open to 80 mm."""
+FINGER_GAP_M = 0.018
+"""Room a finger needs between two runs."""
+PAD_HALF_M = 0.009
+PALM_M = 0.025
+"""How deep below an object's top the fingertips can go before it touches the palm, with 6 mm to spare."""
+FLOOR_M = 0.0125
+"""Lowest height of the grip point over the surface below the object: the fingertips reach 9 mm further down."""
+MARGIN_M = 0.008
+"""Room beside fingers and palm that is preferred but not needed."""
+
+
+@dataclass(frozen=True)
+class Grasp:
+    """Position [3] of the grip point and yaw of the closing direction, world frame, m and rad; lower `cost` is better."""
+
+    position: Array
+    yaw: float
+    cost: float
+
+
+def best_grasp(own: Array, others: Array, axis_yaw: float, preference: float) -> Grasp:
+    """The cheapest grasp of an object.
+
+    Args:
+        own: [P, 3] points of the object, world frame.
+        others: [Q, 3] points of everything else but the robot, world frame.
+        axis_yaw: yaw of one of the object's horizontal axes, rad.
+        preference: yaw in the middle of the wrist's range here, rad; the result is within a quarter turn of it.
+    """
+    middle = (own[:, :2].max(0) + own[:, :2].min(0)) / 2
+    near = others[(np.abs(others[:, :2] - middle) < 0.25).all(1)]
+    candidates = []
+    for number in range(YAWS):
+        yaw = axis_yaw + number * np.pi / YAWS
+        yaw -= np.pi * np.round((yaw - preference) / np.pi)
+        turn = np.array([[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]])
+        frames = (_framed(own, middle, turn), _framed(near, middle, turn))
+        for height in _heights(own):
+            for along, cost in _slots(*frames, height):
+                position = np.array([*(middle + turn[:, 0] * along), height])
+                candidates.append(Grasp(position, yaw, cost + 0.02 * abs(yaw - preference)))
+    if not candidates:
+        return Grasp(np.array([*middle, _heights(own)[0]]), axis_yaw, np.inf)
+    return min(candidates, key=lambda grasp: grasp.cost)
+
+
+def _framed(points: Array, middle: Array, turn: Array) -> Array:
+    """Points along and across the closing direction from the middle, heights as they are."""
+    return np.column_stack(((points[:, :2] - middle) @ turn, points[:, 2]))
+
+
+def _heights(own: Array) -> tuple[float, ...]:
+    bottom, top = own[:, 2].min(), own[:, 2].max()
+    return tuple(max(top - depth, bottom + FLOOR_M) for depth in (PALM_M, PALM_M / 2))
+
+
+def _slots(own: Array, others: Array, height: float) -> Iterator[tuple[float, float]]:
+    """Grip points along one closing direction, each with its cost."""
+    slice_ = own[(np.abs(own[:, 1]) <= PAD_HALF_M) & (own[:, 2] > height - 0.012) & (own[:, 2] < height + 0.006), 0]
+    if not len(slice_):
+        return
+    ordered = np.sort(slice_)
+    for run in np.split(ordered, 1 + np.flatnonzero(np.diff(ordered) > FINGER_GAP_M)):
+        width = run[-1] - run[0]
+        if width > OPENING_M:
+            continue
+        room = max(0.0, (OPENING_M - width) / 2 - 0.004)
+        for shift in (0.0, room, -room):
+            along = (run[0] + run[-1]) / 2 + shift
+            touching, tight = (_touched(own, others, along, height, margin) for margin in (0.0, MARGIN_M))
+            cost = width + abs(along) + 0.5 * abs(shift) + 0.05 * (tight > 0) + 1.0 * touching
+            yield along, cost - 0.3 * (height - own[:, 2].max())
+
+
+def _touched(own: Array, others: Array, along: float, height: float, margin: float) -> int:
+    """Points inside the open fingers or the palm, each grown by `margin`, when the grip point is at `along`."""
+    count = 0
+    for points, grown in ((own, min(margin, 0.001)), (others, margin)):
+        away, across, above = np.abs(points[:, 0] - along), np.abs(points[:, 1]), points[:, 2] - height
+        fingers = (away > 0.0385 - grown) & (away < 0.068 + grown) & (across < 0.0125 + grown) & (above > -0.0105)
+        palm = (away < 0.106 + grown) & (across < 0.034 + grown) & (above > 0.030)
+        count += int((palm | (fingers & (above < 0.05))).sum())
+    return count
