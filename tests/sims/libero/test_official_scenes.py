@@ -124,6 +124,9 @@ def test_recordings_of_stock_fit(official, path):
             x0, y0, x1, y1 = fixtures[body].ranges[0]
             assert ((place[:, :2] >= (x0, y0)) & (place[:, :2] <= (x1, y1))).all()
             assert place[:, 2] == pytest.approx(fixtures[body].height, abs=1e-9)
+            low, high = fixtures[body].yaw
+            yaw = 2 * np.arctan2(recording["body_quat"][:, body, 3], recording["body_quat"][:, body, 0])
+            assert ((yaw >= low - 1e-9) & (yaw <= high + 1e-9)).all()
         else:
             np.testing.assert_allclose(place, np.broadcast_to(model.body_pos[body], place.shape), atol=1e-12)
     for episode in range(len(recording["success"])):
