@@ -50,7 +50,7 @@ def rotation_matrix(axis_angle: Array) -> Array:
     """Rotation [3, 3] by `axis_angle` [3] rad (not zero), rounded to single precision as robosuite rounds it."""
     angle = np.sqrt((axis_angle**2).sum())
     q = np.array([np.cos(angle / 2), *(axis_angle / angle * np.sin(angle / 2))], dtype=np.float32)
-    norm = q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3]
+    norm = np.float32(sum(np.float64(x * x) for x in q))  # as BLAS sums single precision
     w, x, y, z = (q * np.sqrt(2.0 / np.float64(norm))).astype(np.float32)
     one = np.float64(1.0)
     return np.array(

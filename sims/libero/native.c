@@ -133,8 +133,9 @@ static void rotation_matrix(const double axis_angle[3], double matrix[9]) {
   double angle = sqrt(axis_angle[0] * axis_angle[0] + axis_angle[1] * axis_angle[1] + axis_angle[2] * axis_angle[2]);
   float q[4] = {(float)cos(angle / 2)};
   for (int i = 0; i < 3; i++) q[i + 1] = (float)(axis_angle[i] / angle * sin(angle / 2));
-  float norm = q[0] * q[0] + q[1] * q[1] + q[2] * q[2] + q[3] * q[3];
-  double scale = sqrt(2.0 / norm);
+  double norm = 0;
+  for (int i = 0; i < 4; i++) norm += (float)(q[i] * q[i]);  // as BLAS sums single precision
+  double scale = sqrt(2.0 / (float)norm);
   for (int i = 0; i < 4; i++) q[i] = (float)(q[i] * scale);
   float p[4][4];
   for (int i = 0; i < 4; i++)

@@ -1,0 +1,187 @@
+"""Agreement with stock LIBERO on recorded episodes: `python -m sims.libero.parity FILES.npz [--json] [--no-sleep]`.
+
+Each file holds episodes of one task recorded in stock LIBERO (robosuite 1.4.0). Two questions are answered. Does the
+open-loop replay of an episode's actions end as the recording did? And how far is `qpos` (m and rad, largest entry) from
+the recording after one control step from each recorded state, with nothing moving or touched by the robot ("free") and
+otherwise ("contact")? A recording lacks the constraint solver's warm start: it is taken from our step before.
+
+Contact can be chaotic within one control step, most of all for an object rocking between the fingers. So each step is
+run again from velocities moved by NUDGE: `step_error_contact_floor_p99` is how far two runs of our own then differ, and
+no simulator that is not bit-equal to the recording one can be expected below it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from sims.libero.assets import Assets, find_assets
+from sims.libero.scene import Scene, build_scene
+from sims.libero.simulation import Simulation
+from sims.libero.suite import SUITES, Task, load_tasks
+
+Array = NDArray[np.float64]
+
+NUDGE = 1e-12  # m/s and rad/s
+STILL = 1e-3  # m/s and rad/s: objects slower than this are at rest
+
+
+@dataclass(frozen=True)
+class Parity:
+    """The result for one file; errors in m and rad, 0 where there was no such step."""
+
+    file: str
+    replays: int
+    replays_agree: int
+    step_error_free_max: float
+    step_error_contact_max: float
+    step_error_contact_p99: float
+    step_error_contact_median: float
+    step_error_contact_floor_p99: float
+    steps_free: int
+    steps_contact: int
+    sleep: bool
+
+
+class Trace:
+    """One file of E recorded episodes of T control steps, and its task's scene."""
+
+    def __init__(self, path: Path, assets: Assets) -> None:
+        with np.load(path, allow_pickle=False) as arrays:
+            self.arrays = dict(arrays)
+        self.scene = build_scene(_task(path, str(self.arrays["bddl"])), assets)
+        self.episodes, self.steps = self.arrays["actions"].shape[:2]
+        ours = [self.scene.model.body(i).name for i in range(self.scene.model.nbody)]
+        if ours != self.arrays["body_names"].tolist():
+            raise ValueError(f"{path}: expected the bodies {ours}, got {self.arrays['body_names'].tolist()}")
+
+    def state(self, episode: int, step: int) -> tuple[Array, Array]:
+        """Recorded qpos [nq] and qvel [nv] before control step `step`."""
+        if step == 0:
+            return self.arrays["qpos_after_warmup"][episode], self.arrays["qvel_after_warmup"][episode]
+        return self.arrays["qpos"][episode, step - 1], self.arrays["qvel"][episode, step - 1]
+
+    def start(self, simulation: Simulation, step: int, nudge: float = 0.0) -> None:
+        """Put simulation e into episode e's recorded state before control step `step`."""
+        arrays = self.arrays
+        for e in range(self.episodes):
+            qpos, qvel = self.state(e, step)
+            places = {"body_pos": arrays["body_pos"][e], "body_quat": arrays["body_quat"][e]}
+            simulation.write(e, qpos, qvel + nudge, initial_joint=arrays["initial_joint"], **places)
+        simulation.memory["goal_orientation"] = arrays["goal_orientation"][:, step]
+        simulation.memory["gripper"] = arrays["gripper_action"][:, step]
+
+
+def measure(path: Path, assets: Assets, sleep: bool = True) -> Parity:
+    """Compare with one file of recorded episodes; ValueError when it does not fit our scene of its task."""
+    trace = Trace(path, assets)
+    simulation, nudged = (Simulation([trace.scene] * trace.episodes, sleep=sleep) for _ in range(2))
+    agree = _replay(trace, simulation) == trace.arrays["success"].any(axis=1)
+    error, floor, contact = _single_steps(trace, simulation, nudged)
+    return Parity(
+        file=path.name,
+        replays=trace.episodes,
+        replays_agree=int(agree.sum()),
+        step_error_free_max=_quantile(error[~contact], 1.0),
+        step_error_contact_max=_quantile(error[contact], 1.0),
+        step_error_contact_p99=_quantile(error[contact], 0.99),
+        step_error_contact_median=_quantile(error[contact], 0.5),
+        step_error_contact_floor_p99=_quantile(floor[contact], 0.99),
+        steps_free=int((~contact).sum()),
+        steps_contact=int(contact.sum()),
+        sleep=sleep,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m sims.libero.parity", description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+", type=Path, help="recorded episodes (.npz)")
+    parser.add_argument("--json", action="store_true", help="print a list of one object per file")
+    parser.add_argument("--no-sleep", action="store_true", help="step objects at rest too, as stock does")
+    parser.add_argument("--assets", type=Path, help="folder of LIBERO's assets (default: as everywhere)")
+    options = parser.parse_args(arguments)
+    try:
+        assets = find_assets(options.assets)
+        if assets.kind != "official":
+            raise ValueError("parity needs LIBERO's official assets; set LIBERO_ASSETS or give --assets DIR")
+        results = [measure(path, assets, sleep=not options.no_sleep) for path in options.files]
+    except (OSError, KeyError, ValueError) as problem:
+        sys.exit(f"error: {problem}")
+    sys.stdout.write(json.dumps([asdict(r) for r in results], indent=2) + "\n" if options.json else _table(results))
+
+
+def _task(path: Path, bddl: str) -> Task:
+    for suite in SUITES:
+        for task in load_tasks(suite):
+            if task.bddl.name == bddl:
+                return task
+    raise ValueError(f"{path}: no LIBERO task is called {bddl}")
+
+
+def _replay(trace: Trace, simulation: Simulation) -> NDArray[np.bool_]:
+    """Whether each episode's actions, run open loop from its first state, reach the goal: [E]."""
+    trace.start(simulation, 0)
+    return simulation.step(np.arange(trace.episodes), trace.arrays["actions"])[1]
+
+
+def _single_steps(trace: Trace, simulation: Simulation, nudged: Simulation) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Error, floor and in-contact flag of one control step from each recorded state: [T, E] each."""
+    shape = (trace.steps, trace.episodes)
+    error, floor, contact = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.bool_)
+    ids = np.arange(trace.episodes)
+    for step in range(trace.steps):
+        warm = [data.qacc_warmstart.copy() for data in simulation.data]
+        for run, nudge in ((simulation, 0.0), (nudged, NUDGE)):
+            trace.start(run, step, nudge)
+            for data, start in zip(run.data, warm, strict=True):
+                data.qacc_warmstart[:] = start if step else 0.0
+        contact[step] = [_busy(trace.scene, data) for data in simulation.data]
+        for run in (simulation, nudged):
+            run.step(ids, trace.arrays["actions"][:, step : step + 1], stop_on_success=False)
+        contact[step] |= [_busy(trace.scene, data) for data in simulation.data]
+        ours, repeated = (np.stack([data.qpos for data in run.data]) for run in (simulation, nudged))
+        error[step] = np.abs(ours - trace.arrays["qpos"][:, step]).max(axis=1)
+        floor[step] = np.abs(ours - repeated).max(axis=1)
+    return error, floor, contact
+
+
+def _busy(scene: Scene, data: mujoco.MjData) -> bool:
+    """Whether the robot touches anything, or anything else moves."""
+    model = scene.model
+    robot = model.body_rootid[scene.hand_body]
+    roots = model.body_rootid[model.geom_bodyid[data.contact.geom]]
+    others = model.body_rootid[model.dof_bodyid] != robot
+    return bool((roots == robot).any() or (np.abs(data.qvel[others]) > STILL).any())
+
+
+def _quantile(values: Array, q: float) -> float:
+    return float(np.quantile(values, q)) if values.size else 0.0
+
+
+def _table(results: Sequence[Parity]) -> str:
+    columns = ("file", "replays agree", "free: max", "contact: median", "p99", "max", "floor p99")
+    rows = [
+        (
+            result.file,
+            f"{result.replays_agree} of {result.replays}",
+            *(f"{x:.1e}" for x in (result.step_error_free_max, result.step_error_contact_median)),
+            *(f"{x:.1e}" for x in (result.step_error_contact_p99, result.step_error_contact_max)),
+            f"{result.step_error_contact_floor_p99:.1e}",
+        )
+        for result in results
+    ]
+    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    return "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in (columns, *rows))
+
+
+if __name__ == "__main__":
+    main()
