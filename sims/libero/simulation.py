@@ -56,12 +56,12 @@ class Simulation:
         controller starts as stock's does at reset: its null-space posture and goal orientation are those of the arm at
         `initial_joint` [7] rad (the scene's nominal one where None), whatever `qpos` says.
         """
-        scene, data = self.scenes[i], self.data[i]
-        body_pos = scene.model.body_pos if body_pos is None else body_pos
-        body_quat = scene.model.body_quat if body_quat is None else body_quat
-        model = self._placed(i, np.asarray(body_pos), np.asarray(body_quat))
+        scene, data, model = self.scenes[i], self.data[i], self.models[i]
+        qpos, qvel = _copied("qpos", qpos, model.nq), _copied("qvel", qvel, model.nv)
         posture = scene.initial_arm if initial_joint is None else np.asarray(initial_joint)
-        qpos, qvel = np.array(qpos, dtype=np.float64), np.array(qvel, dtype=np.float64)
+        body_pos = scene.model.body_pos if body_pos is None else np.asarray(body_pos)
+        body_quat = scene.model.body_quat if body_quat is None else np.asarray(body_quat)
+        model = self._placed(i, body_pos, body_quat)
         mujoco.mj_resetData(model, data)
         data.qpos[scene.arm_qposadr] = posture
         mujoco.mj_kinematics(model, data)
@@ -186,6 +186,13 @@ def _stepping_model(model: mujoco.MjModel, sleep: bool) -> mujoco.MjModel:
     if sleep:
         result.opt.enableflags |= int(mujoco.mjtEnableBit.mjENBL_SLEEP)
     return result
+
+
+def _copied(name: str, values: ArrayLike, size: int) -> NDArray[np.float64]:
+    copied = np.array(values, dtype=np.float64)
+    if copied.shape != (size,):
+        raise ValueError(f"expected {name} [{size}] of this simulation's scene, got {list(copied.shape)}")
+    return copied
 
 
 def _physics(model: mujoco.MjModel, data: mujoco.MjData) -> NDArray[np.float64]:
