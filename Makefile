@@ -34,7 +34,7 @@ $(BIN)/pip:
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 
 # The first install fetches PyTorch: on Linux its standard wheel, which uses a CUDA device where there is one.
-$(VENV)/installed: pyproject.toml constraints.txt $(wildcard hatch_build.py sims/libero/*.c) | $(BIN)/pip
+$(VENV)/installed: pyproject.toml constraints.txt $(wildcard hatch_build.py sims/libero/*.[ch]) | $(BIN)/pip
 	@echo "Installing into $(VENV) (once; a few minutes with a slow network)"
 	$(PIP) --editable '.[libero]'
 	$(PIP) --no-deps hf-libero robosuite
