@@ -37,7 +37,7 @@ class NativeBuildHook(BuildHookInterface):
         if self.target_name != "wheel":
             return
         root = Path(self.root)
-        if compile_library(root) is None:
+        if compile_library(root) is None and version != "editable":  # an editable install reads it from the tree
             build_data["infer_tag"] = False  # the tag this makes is py3-none-<platform>: native code, no Python ABI
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
