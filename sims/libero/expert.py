@@ -71,7 +71,8 @@ class Expert:
         self._object, self._target = list(self._hand), list(self._hand)
         self.phase, self._timer = np.zeros(n, dtype=int), np.zeros(n, dtype=int)
         self._grasp, self._place, self._yaw = np.zeros((n, 3)), np.zeros((n, 3)), np.zeros(n)
-        self._hover, self._carry, self._smooth = np.zeros(n), np.zeros(n), np.zeros((n, 6))
+        self._planned, self._smooth = np.zeros((n, 3)), np.zeros((n, 6))
+        self._hover, self._carry = np.zeros(n), np.zeros(n)
 
     def reset(self, ids: NDArray[np.int64] | None = None) -> None:
         """Forget the plans of environments `ids` (all if None)."""
@@ -118,7 +119,9 @@ class Expert:
         stuck = (away < 0.015) & (timer > 60)
         lost = np.linalg.norm(hand - held - self._grasp[ids], axis=1) > 0.035
         after = phase.copy()
-        after[(phase == Phase.REACH) & (there | stuck)] = Phase.CLOSE
+        moved = np.linalg.norm(held - self._planned[ids], axis=1) > 0.015
+        after[(phase == Phase.REACH) & moved] = Phase.PLAN
+        after[(phase == Phase.REACH) & ~moved & (there | stuck)] = Phase.CLOSE
         after[(phase == Phase.CLOSE) & (timer >= CLOSING_STEPS)] = Phase.CARRY
         released = (away < 0.012) & (goal[:, 2] > hand[:, 2] - 0.012)
         after[(phase == Phase.CARRY) & (released | (timer > 120))] = Phase.OPEN
@@ -137,6 +140,7 @@ class Expert:
         self._object[env] = data.xpos[predicate.a]
         self._target[env] = (data.xpos if predicate.kind == "on_object" else data.site_xpos)[predicate.b]
         self._grasp[env], self._place[env], self._yaw[env] = plan.grasp, plan.place, plan.yaw
+        self._planned[env] = data.xpos[predicate.a]
         self._hover[env], self._carry[env] = plan.hover, plan.carry
         self.phase[env], self._timer[env] = Phase.REACH, 0
 
@@ -168,7 +172,7 @@ class _Planner:
         start = data.xpos[predicate.a]
         base, hand = data.xpos[self.robot], data.site_xpos[self.scene.grip_site]
         preference = _wrist_middle(base, start, target)
-        grasp = best_grasp(own, others, _axis_yaw(data.xmat[predicate.a].reshape(3, 3)), preference)
+        grasp = best_grasp(own, others, base, _axis_yaw(data.xmat[predicate.a].reshape(3, 3)), preference)
         below = grasp.position[2] - own[:, 2].min()
         container = points[self.root == self._root(predicate)]
         place = np.array([0.0, 0.0, self._place_height(data, predicate, container, below)])

@@ -24,25 +24,28 @@ PALM_M = 0.025
 """How deep below an object's top the fingertips can go before it touches the palm, with 6 mm to spare."""
 FLOOR_M = 0.0125
 """Lowest height of the grip point over the surface below the object: the fingertips reach 9 mm further down."""
+STRETCHED_M = 0.76
+"""Horizontal distance from the base beyond which the arm is nearly straight."""
 MARGIN_M = 0.008
 """Room beside fingers and palm that is preferred but not needed."""
 
 
 @dataclass(frozen=True)
 class Grasp:
-    """Position [3] of the grip point and yaw of the closing direction, world frame, m and rad; lower `cost` is better."""
+    """Position [3] of the grip point and yaw of the closing direction, world frame, m and rad; low `cost` is good."""
 
     position: Array
     yaw: float
     cost: float
 
 
-def best_grasp(own: Array, others: Array, axis_yaw: float, preference: float) -> Grasp:
-    """The cheapest grasp of an object.
+def best_grasp(own: Array, others: Array, base: Array, axis_yaw: float, preference: float) -> Grasp:
+    """The cheapest grasp of an object: narrow, near its middle, within reach, deep, with room around the hand.
 
     Args:
         own: [P, 3] points of the object, world frame.
         others: [Q, 3] points of everything else but the robot, world frame.
+        base: position of the robot's base, world frame, m.
         axis_yaw: yaw of one of the object's horizontal axes, rad.
         preference: yaw in the middle of the wrist's range here, rad; the result is within a quarter turn of it.
     """
@@ -57,7 +60,9 @@ def best_grasp(own: Array, others: Array, axis_yaw: float, preference: float) ->
         for height in _heights(own):
             for along, cost in _slots(*frames, height):
                 position = np.array([*(middle + turn[:, 0] * along), height])
-                candidates.append(Grasp(position, yaw, cost + 0.02 * abs(yaw - preference)))
+                stretched = max(0.0, float(np.linalg.norm(position[:2] - base[:2])) - STRETCHED_M)
+                cost += 0.02 * abs(yaw - preference) + 2.0 * stretched
+                candidates.append(Grasp(position, yaw, cost))
     if not candidates:
         return Grasp(np.array([*middle, _heights(own)[0]]), axis_yaw, np.inf)
     return min(candidates, key=lambda grasp: grasp.cost)
@@ -87,7 +92,7 @@ def _slots(own: Array, others: Array, height: float) -> Iterator[tuple[float, fl
         for shift in (0.0, room, -room):
             along = (run[0] + run[-1]) / 2 + shift
             touching, tight = (_touched(own, others, along, height, margin) for margin in (0.0, MARGIN_M))
-            cost = width + abs(along) + 0.5 * abs(shift) + 0.05 * (tight > 0) + 1.0 * touching
+            cost = width + abs(along) + abs(shift) + 0.1 * (tight > 0) + touching
             yield along, cost - 0.3 * (height - own[:, 2].max())
 
 

@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 
 from sims.libero.geometry import DIRECTIONS, Array, Cloud, footprint, gap, hull, planar, points_gap, turned
-from sims.libero.scene import Scene
+from sims.libero.scene import Scene, satisfied
 from sims.libero.suite import initial_states
 
 DISTRIBUTIONS = ("official", "wide")
@@ -109,7 +109,7 @@ class _Wide:
         """One arrangement, qpos [nq]; the room asked for shrinks with every one that did not work out."""
         for number in range(ARRANGEMENTS):
             qpos = self._arrange(rng, CLEARANCE_M * 0.97**number)
-            if qpos is not None and self._robot_is_free(qpos):
+            if qpos is not None and self._is_start(qpos):
                 return qpos
         raise AssertionError(f"{self.scene.task.name}: no arrangement without overlap in {ARRANGEMENTS}")
 
@@ -145,10 +145,11 @@ class _Wide:
                 return yaw, self.base + place - stack.pivot, shape
         return None
 
-    def _robot_is_free(self, qpos: Array) -> bool:
+    def _is_start(self, qpos: Array) -> bool:
+        """Whether the robot touches nothing and the goal is not reached."""
         self._kinematics(qpos)
         roots = self.scene.model.body_rootid[self.scene.model.geom_bodyid[self.data.contact.geom]]
-        return not (roots == self.robot).any()
+        return not (roots == self.robot).any() and not satisfied(self.scene, self.data)
 
     def _standing(self, qpos: Array, stacks: list[tuple[int, ...]]) -> Array:
         """Raise or lower every stack so that it stands on what is below it (official ones start inside the floor)."""
