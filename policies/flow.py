@@ -42,7 +42,7 @@ class FlowConfig:
     normalised action.
     """
 
-    width: int = 128
+    width: int = 64
     hidden: int = 256
     denoising_steps: int = 4
     sampler: Sampler = Sampler.FLOW_SDE
@@ -101,7 +101,7 @@ class FlowPolicy(nn.Module):
         self.value_encoder.fit(observation)
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_mean.copy_(flat.mean(0))
-        self.action_std.copy_(flat.std(0).clamp_min(0.05))
+        self.action_std.copy_(flat.std(0).clamp_min(0.2))
 
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
@@ -191,12 +191,12 @@ class FlowPolicy(nn.Module):
 class _Velocity(nn.Module):
     """Residual MLP: noisy chunk, time and encoding -> velocity [N, H, A]."""
 
-    def __init__(self, size: int, features: int, hidden: int, blocks: int = 2) -> None:
+    def __init__(self, size: int, features: int, hidden: int, blocks: int = 1) -> None:
         super().__init__()
         self.register_buffer("frequencies", torch.pi * 2.0 ** torch.arange(4))
         self.inputs = nn.Linear(size + features + 8, hidden)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, hidden))
+            nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
             for _ in range(blocks)
         )
         self.out = nn.Linear(hidden, size)
@@ -206,4 +206,4 @@ class _Velocity(nn.Module):
         hidden = self.inputs(torch.cat((x.flatten(1), angle.sin(), angle.cos(), features), dim=-1))
         for block in self.blocks:
             hidden = hidden + block(hidden)
-        return self.out(hidden).view_as(x)
+        return self.out(torch.relu(hidden)).view_as(x)

@@ -141,14 +141,16 @@ class PPO:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser and counters."""
+        """Optimiser, counters and draws to come."""
         return {
             "optimiser": self.optimiser.state_dict(),
             "iterations": self.iterations,
             "gradient_steps": self.gradient_steps,
+            "generator": self.generator.get_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.optimiser.load_state_dict(state["optimiser"])
         self.iterations, self.gradient_steps = state["iterations"], state["gradient_steps"]
+        self.generator.set_state(state["generator"])

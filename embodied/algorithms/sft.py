@@ -47,14 +47,14 @@ class SFT:
         )
         self.gradient_steps = 0
 
-    def fit(self, chunks: TensorDict, steps: int, progress: Callable[[float], None] | None = None) -> float:
+    def fit(self, chunks: TensorDict, steps: int, progress: Callable[[], object] | None = None) -> float:
         """Take `steps` gradient steps on minibatches of `chunks` (see `step`); returns the mean loss of the last tenth."""
         losses = []
         for _ in range(steps):
             rows = torch.randint(len(chunks), (self.config.batch,), generator=self.generator)
             losses.append(self.step(chunks[rows]))
             if progress:
-                progress(losses[-1])
+                progress()
         tail = losses[-max(1, len(losses) // 10) :]
         return sum(tail) / len(tail)
 
@@ -84,8 +84,10 @@ class SFT:
         torch._foreach_lerp_(self.policy.actor_parameters(), self.trained.actor_parameters(), rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """Trained weights, optimiser and counter; the average is the policy's own."""
+        """Both sets of weights, optimiser, draws to come and counter."""
         return {
+            "policy": self.policy.state_dict(),
+            "generator": self.generator.get_state(),
             "trained": self.trained.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "gradient_steps": self.gradient_steps,
@@ -93,6 +95,8 @@ class SFT:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
+        self.policy.load_state_dict(state["policy"])
+        self.generator.set_state(state["generator"])
         self.trained.load_state_dict(state["trained"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.gradient_steps = state["gradient_steps"]

@@ -1,0 +1,6 @@
+"""Learners by the name that `algorithm=` takes."""
+
+from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.self_imitation import SelfImitationConfig
+
+ALGORITHMS: dict[str, type] = {"ppo": PPOConfig, "self_imitation": SelfImitationConfig}

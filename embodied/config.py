@@ -1,0 +1,67 @@
+"""Hydra composes, dataclasses check: YAML and command line in, typed objects out, one clear line where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from omegaconf import OmegaConf
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+C = TypeVar("C")
+Groups = Mapping[str, Mapping[str, type]]
+"""Config classes by name, for each config group."""
+
+
+def compose(
+    root: type[C], name: str, overrides: Sequence[str], groups: Groups, saved: Mapping[str, Any] | None = None
+) -> tuple[C, dict[str, Any]]:
+    """Compose configs/`name`.yaml with `overrides` ("key=value") into a `root` object and its JSON-ready form.
+
+    `saved` is the JSON-ready form of an earlier run: its choices and values take the place of the defaults.
+
+    Raises:
+        ValueError: on one line, for an unknown key, name or type; unknown names list the valid ones.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    _check_choices(overrides, groups)
+    store = ConfigStore.instance()
+    store.store(name=f"{name}_schema", node=root)
+    for group, classes in groups.items():
+        for key, node in classes.items():
+            store.store(group=group, name=key, node=node)
+    choices = [f"{group}={saved['choices'][group]}" for group in groups] if saved else []
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            composed = hydra_compose(name, [*choices, *overrides], return_hydra_config=True)
+            chosen = {group: composed.hydra.runtime.choices[group] for group in groups}
+            config = hydra_compose(name, [*choices, *overrides])
+        if saved:
+            given = [override for override in overrides if override.split("=")[0] not in groups]
+            config = OmegaConf.merge(config, saved["values"], OmegaConf.from_dotlist(given))
+        values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+        return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values}
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(" ".join(str(error).split("\n    full_key")[0].split())) from error
+
+
+def names(group: str, groups: Groups) -> list[str]:
+    """What a group offers: its YAML files, or its classes where it has none."""
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")) or sorted(groups[group])
+
+
+def _check_choices(overrides: Sequence[str], groups: Groups) -> None:
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        if not separator:
+            raise ValueError(f"expected key=value, got {override!r}; --help lists the options")
+        if key in groups and value not in names(key, groups):
+            raise ValueError(f"unknown {key} {value!r}; expected one of {', '.join(names(key, groups))}")

@@ -1,0 +1,84 @@
+"""What a training run is made of, as protocols: a task, a policy's and a learner's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict
+
+from embodied.contract import Contract
+from embodied.environment import StartEnvironment
+from embodied.policy import TrainablePolicy
+from embodied.rollout import Rollout, Starts
+
+
+class Task(Protocol):
+    """A task with demonstrations; training starts from the first of its `distributions`, all are evaluated."""
+
+    name: str
+    distributions: tuple[str, ...]
+
+    @property
+    def assets(self) -> str:
+        """What objects are made of: "official" or "stand-in"."""
+        ...
+
+    def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> StartEnvironment:
+        """Make environments that start from the `split` ("train" or "eval") of `distribution`."""
+        ...
+
+    def demonstrations(self, directory: Path, seed: int) -> TensorDict:
+        """Chunks {observation, actions [D, H, A], valid [D, H]}; made once, then read from `directory`."""
+        ...
+
+    def video(self, path: Path, policies: dict[str, TrainablePolicy]) -> None:
+        """Film each policy, by caption, from the same starts."""
+        ...
+
+
+class PolicyConfig(Protocol):
+    """Builds a policy for a contract."""
+
+    def build(self, contract: Contract) -> TrainablePolicy:
+        """Make the policy."""
+        ...
+
+
+class Learner(Protocol):
+    """A reinforcement learner; `starts`, where given, chooses the initial states of episodes."""
+
+    @property
+    def starts(self) -> Starts | None:
+        """Called when environments restart."""
+        ...
+
+    @property
+    def gradient_steps(self) -> int:
+        """Gradient steps taken so far."""
+        ...
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Learn from one rollout; returns metrics."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the policy that is needed to continue."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        ...
+
+
+class LearnerConfig(Protocol):
+    """Builds a learner that collects `decisions` chunks per environment and iteration."""
+
+    decisions: int
+
+    def build(
+        self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator
+    ) -> Learner:
+        """Make the learner of `policy` in `env`."""
+        ...

@@ -1,0 +1,262 @@
+"""Fine-tuning told once: SFT on demonstrations -> RL -> a control, each evaluated on the same episodes.
+
+The control is supervised training of the same start for the same number of gradient steps: what RL gains is told beside
+it. A run is checkpointed as a whole, so that one that was killed continues with the numbers of one that was not.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from embodied import checkpoint, seeding
+from embodied.algorithms.sft import SFT, SFTConfig
+from embodied.checkpoint import Checkpoint
+from embodied.evaluation import evaluate
+from embodied.interrupt import GracefulStop
+from embodied.logging import Logger
+from embodied.policy import TrainablePolicy
+from embodied.report import STAGES, Report, resume_command
+from embodied.rollout import Collector
+from embodied.task import Learner, LearnerConfig, PolicyConfig, Task
+from embodied.timing import PhaseTimer
+
+log = logging.getLogger(__name__)
+SEGMENT = 500
+"""Gradient steps of supervised training between two entries in the log."""
+CURVES = {
+    "rollout/success": "environment steps",
+    "rollout/episode_steps": "environment steps",
+    "rl/loss": "environment steps",
+    "rl/kl": "environment steps",
+    "rl/clip_fraction": "environment steps",
+    "rl/explained_variance": "environment steps",
+    "sft/loss": "gradient steps",
+    "sft_control/loss": "gradient steps",
+}
+
+
+class Stopped(Exception):  # noqa: N818 - not an error
+    """The run was asked to stop and has saved; the message says how to continue."""
+
+
+class Stage(Enum):
+    """What a run does now."""
+
+    SFT = "sft"
+    RL = "rl"
+    CONTROL = "sft_control"
+    DONE = "done"
+
+
+@dataclass
+class TrainerConfig:
+    """Sizes of a run.
+
+    RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations. Evaluations
+    run `evaluation_starts` initial states of each task and distribution. `control` and `video` can be left out.
+    """
+
+    num_envs: int = 80
+    env_steps: int = 1_500_000
+    checkpoint_every: int = 10
+    evaluation_starts: int = 50
+    evaluation_envs: int = 100
+    control: bool = True
+    video: bool = True
+    sft: SFTConfig = field(default_factory=SFTConfig)
+
+
+class Trainer:
+    """One run in `directory`; where that holds a checkpoint, the run continues."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        task: Task,
+        policy: PolicyConfig,
+        algorithm: LearnerConfig,
+        directory: Path,
+        *,
+        record: dict[str, Any],
+        seed: int = 0,
+        device: str = "cpu",
+        wandb_project: str | None = None,
+    ) -> None:
+        """Build environments and policy; `record`, the composed configuration, is kept in checkpoints."""
+        self.config, self.task, self.algorithm, self.directory = config, task, algorithm, directory
+        self.record, self.seed, self.device = record, seed, device
+        seeding.seed_everything(seed)
+        self.env = task.environment(config.num_envs, task.distributions[0], "train", seed)
+        self.policy = policy.build(self.env.contract).to(device)
+        self.stage = Stage.SFT
+        self.counters = {"iteration": 0, "env_steps": 0, "episodes": 0, "rl_gradient_steps": 0}
+        self.report, self.timer = Report(task.name, task.assets, seed), PhaseTimer()
+        self.converged: dict[str, Any] = {}  # what SFT converged to: where RL and its control start
+        self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
+        rows = self._restore()
+        self.logger = Logger(directory, config=record, wandb_project=wandb_project, rows=rows)
+
+    def run(self) -> Report:
+        """Run the stages that are left; writes the report and returns it.
+
+        Raises:
+            Stopped: after Ctrl-C or SIGTERM, once everything is saved.
+        """
+        stages = {Stage.SFT: self._sft, Stage.RL: self._reinforce, Stage.CONTROL: self._control}
+        with GracefulStop() as self._stop, self.logger:
+            with self.timer("demonstrations"):
+                self.demonstrations = self.task.demonstrations(self.directory, self.seed)
+            while self.stage in stages:
+                stages[self.stage]()
+            self._film()
+            self._write()
+        return self.report
+
+    def _sft(self) -> None:
+        if not self.parts:
+            executed = self.demonstrations["actions"][self.demonstrations["valid"]]
+            self.policy.fit(self.demonstrations["observation"].to(self.device), executed.to(self.device))
+        self._supervise(self.policy, self.config.sft)
+        self._evaluate(self.policy)
+        self.converged = copy.deepcopy(self.policy.state_dict())
+        self._enter(Stage.RL)
+
+    def _reinforce(self) -> None:
+        learner = self.algorithm.build(
+            self.policy, self.demonstrations, self.env, seeding.generator(self.seed, "learner")
+        )
+        noise = seeding.generator(self.seed, "noise", device=self.device)
+        collector = Collector(self.env, self.policy, noise, learner.starts)
+        parts = {"learner": learner, "collector": collector}
+        self._resume(parts)
+        total, done = self.config.env_steps, self.counters["env_steps"]
+        with tqdm(total=total, initial=done, desc="RL", unit="step", unit_scale=True, smoothing=0.05) as bar:
+            while self.counters["env_steps"] < total:
+                bar.set_postfix_str(f"success {self._iterate(learner, collector):.0%}")
+                bar.update(min(total, self.counters["env_steps"]) - bar.n)
+                self._keep(parts, self.counters["iteration"] % self.config.checkpoint_every == 0)
+        self.counters["rl_gradient_steps"] = learner.gradient_steps
+        with self.timer("update"):
+            self._evaluate(self.policy)
+        self._enter(Stage.CONTROL if self.config.control else Stage.DONE)
+
+    def _iterate(self, learner: Learner, collector: Collector) -> float:
+        """One collection and update; returns the share of finished episodes that succeeded."""
+        rollout = collector.collect(self.algorithm.decisions)
+        self.timer.add("simulation", rollout.simulation_s)
+        self.timer.add("policy", rollout.policy_s)
+        with self.timer("update"):
+            metrics = learner.update(rollout)
+        episodes = int(rollout.done.sum())
+        self.counters["iteration"] += 1
+        self.counters["env_steps"] += rollout.env_steps
+        self.counters["episodes"] += episodes
+        success = float(rollout.success.sum()) / max(1, episodes)
+        shown = {"rollout/success": success, "rollout/episode_steps": rollout.env_steps / max(1, episodes)}
+        self.logger.log(self.counters["env_steps"], shown | {f"rl/{name}": value for name, value in metrics.items()})
+        return success
+
+    def _control(self) -> None:
+        policy = copy.deepcopy(self.policy)
+        policy.load_state_dict(self.converged)
+        self._supervise(policy, dataclasses.replace(self.config.sft, steps=self.counters["rl_gradient_steps"]))
+        self._evaluate(policy)
+        self._enter(Stage.DONE)
+
+    def _supervise(self, policy: TrainablePolicy, config: SFTConfig) -> None:
+        """Train `policy` on the demonstrations for `config.steps` gradient steps, resuming where a run was cut off."""
+        learner = config.build(policy, seeding.generator(self.seed, self.stage.value))
+        self._resume({"learner": learner})
+        with tqdm(total=config.steps, initial=learner.gradient_steps, desc=self._label, unit="step") as bar:
+            while learner.gradient_steps < config.steps:
+                steps = min(SEGMENT, config.steps - learner.gradient_steps)
+                with self.timer(self._label):
+                    loss = learner.fit(self.demonstrations, steps, bar.update)
+                self.logger.log(learner.gradient_steps, {f"{self.stage.value}/loss": loss})
+                self._keep({"learner": learner}, learner.gradient_steps % (10 * SEGMENT) == 0)
+
+    def _evaluate(self, policy: TrainablePolicy) -> None:
+        for distribution in self.task.distributions:
+            with self.timer("evaluation"):
+                env = self.task.environment(self.config.evaluation_envs, distribution, "eval")
+                label = f"{self._label}, evaluation on {distribution}"
+                starts = self.config.evaluation_starts
+                result = evaluate(env, policy, starts_per_task=starts, device=self.device, progress=label)
+            self.report.add(self.stage.value, distribution, result)
+            row = result.summary()
+            log.info(f"{label}: success {row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]")
+
+    @property
+    def _label(self) -> str:
+        return STAGES[self.stage.value]
+
+    def _film(self) -> None:
+        path = self.directory / "video.mp4"
+        if self.config.video and not path.exists():
+            before = copy.deepcopy(self.policy)
+            before.load_state_dict(self.converged)
+            with self.timer("video"):
+                self.task.video(path, {"before: SFT": before, "after: RL": self.policy})
+
+    def _write(self) -> None:
+        self.report.env_steps, self.report.episodes = self.counters["env_steps"], self.counters["episodes"]
+        self.report.wall_s = self.timer.seconds
+        self.report.write(self.directory, CURVES)
+
+    def _enter(self, stage: Stage) -> None:
+        self.stage, self.parts = stage, {}
+        self._save({})
+
+    def _keep(self, parts: dict[str, Any], due: bool) -> None:
+        """Save when `due`, or asked to stop: then leave.
+
+        Raises:
+            Stopped: when asked to.
+        """
+        if due or self._stop.requested:
+            self._save({name: part.state_dict() for name, part in parts.items()})
+        if self._stop.requested:
+            raise Stopped(f"Stopped and saved. Continue with: {resume_command(self.directory)}")
+
+    def _save(self, parts: dict[str, Any]) -> None:
+        with self.timer("checkpoint"):
+            state = {
+                "rng": seeding.rng_state(),
+                "report": self.report.state_dict(),
+                "wall_s": self.timer.seconds,
+                "converged": self.converged,
+                "parts": parts,
+            }
+            counters = {**self.counters, "stage": self.stage.value, "log_rows": self.logger.rows}
+            weights = self.policy.state_dict()
+            checkpoint.save(self.directory, Checkpoint(weights, self.policy.contract, self.record, counters, state))
+
+    def _restore(self) -> int:
+        """Take up the newest checkpoint, if any; returns the rows of the log that it knew."""
+        if not (self.directory / checkpoint.FOLDER).exists():
+            return 0
+        saved = checkpoint.load(self.directory)
+        saved.bind(self.env.contract)
+        self.policy.load_state_dict(saved.policy)
+        self.stage = Stage(saved.counters["stage"])
+        self.counters = {name: saved.counters[name] for name in self.counters}
+        self.report.load_state_dict(saved.state["report"])
+        self.timer = PhaseTimer(saved.state["wall_s"])
+        self.converged, self.parts = saved.state["converged"], saved.state["parts"]
+        seeding.set_rng_state(saved.state["rng"])
+        log.info(f"continuing {self.stage.value} at {self.counters['env_steps']:,} environment steps")
+        return saved.counters["log_rows"]
+
+    def _resume(self, parts: dict[str, Any]) -> None:
+        for name, part in parts.items():
+            if name in self.parts:
+                part.load_state_dict(self.parts[name])
+        self.parts = {}
