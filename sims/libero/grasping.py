@@ -50,7 +50,7 @@ def best_grasp(own: Array, others: Array, base: Array, axis_yaw: float, preferen
         preference: yaw in the middle of the wrist's range here, rad; the result is within a quarter turn of it.
     """
     middle = (own[:, :2].max(0) + own[:, :2].min(0)) / 2
-    near = others[(np.abs(others[:, :2] - middle) < 0.25).all(1)]
+    near = others[(np.abs(others[:, :2] - middle) < 0.22).all(1) & (others[:, 2] > own[:, 2].min())]
     candidates = []
     for number in range(YAWS):
         yaw = axis_yaw + number * np.pi / YAWS
