@@ -149,9 +149,10 @@ FLOOR_ARENA = """<mujoco model="floor">
     <geom type="box" pos="-2 0 1.5" size="0.01 3 1.5" contype="0" conaffinity="0" group="1" material="plaster"/>
     <geom type="box" pos="0.5 3 1.5" size="2.5 0.01 1.5" contype="0" conaffinity="0" group="1" material="plaster"/>
     <geom type="box" pos="0.5 -3 1.5" size="2.5 0.01 1.5" contype="0" conaffinity="0" group="1" material="plaster"/>
-    <light name="light1" pos="1 1 4" dir="0 -0.15 -1" diffuse=".8 .8 .8" specular=".3 .3 .3" castshadow="false"/>
-    <light name="light2" pos="-3 -3 4" dir="0 -0.15 -1" diffuse=".8 .8 .8" specular=".3 .3 .3" castshadow="false"/>
-    <light name="light3" pos="1.5 0 2" dir="-0.7 0 -0.7" diffuse=".15 .15 .15" specular="0 0 0" castshadow="false"/>
+    <light name="light1" pos="1 1 4" dir="0 -0.15 -1" diffuse=".55 .55 .55" specular=".3 .3 .3" castshadow="false"/>
+    <light name="light2" pos="-3 -3 4" dir="0 -0.15 -1" diffuse=".55 .55 .55" specular=".3 .3 .3" castshadow="false"/>
+    <light name="fill" directional="true" dir="-0.8 0.4 -0.4" diffuse=".25 .25 .25" ambient=".15 .15 .15"
+      specular="0 0 0" castshadow="false"/>
     <camera name="frontview" pos="1 0 0.65" quat="0.56 0.43 0.43 0.56"/>
     <camera name="agentview"/>
   </worldbody>

@@ -1,0 +1,61 @@
+"""Where everything that can be seen is: geoms, cameras and lights, for a state of one simulation."""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+VISUAL_GROUP = 1  # geoms to look at; group 0 is what collides
+
+
+class Poses(NamedTuple):
+    """Positions (m) and orientation matrices in the world frame, fields named as in MjData."""
+
+    geom_xpos: NDArray[np.float64]  # [ngeom, 3]
+    geom_xmat: NDArray[np.float64]  # [ngeom, 3, 3]
+    cam_xpos: NDArray[np.float64]  # [ncam, 3]
+    cam_xmat: NDArray[np.float64]  # [ncam, 3, 3]
+    light_xpos: NDArray[np.float64]  # [nlight, 3]
+    light_xdir: NDArray[np.float64]  # [nlight, 3]
+
+
+class Posing:
+    """Turns states of simulations of one scene into `Poses` of its model with visuals, `visual`.
+
+    Simulations run on a model without visuals, each with its own placement of fixtures. Bodies, cameras and lights
+    are the same in both, so their kinematics is that of the scene's model, and only the geoms are added.
+    """
+
+    def __init__(self, visual: mujoco.MjModel, model: mujoco.MjModel) -> None:
+        if (visual.nbody, visual.nq, visual.ncam, visual.nlight) != (model.nbody, model.nq, model.ncam, model.nlight):
+            raise ValueError("expected a model with the same bodies, joints, cameras and lights, plus visual geoms")
+        self._model = copy.copy(model)
+        self._data = mujoco.MjData(model)
+        self._body = visual.geom_bodyid.copy()
+        self._position = visual.geom_pos.copy()
+        self._rotation = np.zeros((visual.ngeom, 9))
+        for quaternion, matrix in zip(visual.geom_quat, self._rotation, strict=True):
+            mujoco.mju_quat2Mat(matrix, quaternion)
+        self._rotation = self._rotation.reshape(-1, 3, 3)
+
+    def __call__(self, model: mujoco.MjModel, qpos: NDArray[np.float64]) -> Poses:
+        """Poses at `qpos` [nq] with fixtures placed as in `model`, a simulation's."""
+        data = self._data
+        data.qpos[:] = qpos
+        # Not by `model` itself: with sleep on, kinematics leaves out what does not move.
+        self._model.body_pos[:], self._model.body_quat[:] = model.body_pos, model.body_quat
+        mujoco.mj_kinematics(self._model, data)
+        mujoco.mj_camlight(self._model, data)
+        body = data.xmat.reshape(-1, 3, 3)[self._body]
+        return Poses(
+            geom_xpos=data.xpos[self._body] + (body @ self._position[..., None])[..., 0],
+            geom_xmat=body @ self._rotation,
+            cam_xpos=data.cam_xpos.copy(),
+            cam_xmat=data.cam_xmat.reshape(-1, 3, 3).copy(),
+            light_xpos=data.light_xpos.copy(),
+            light_xdir=data.light_xdir.copy(),
+        )
