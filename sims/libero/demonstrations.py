@@ -85,9 +85,11 @@ def collect(
     Args:
         tasks: pick-and-place tasks.
         episodes: per task.
-        assets: see `LiberoEnvironment`; so are `step_limit` and `threads`.
-        seed: of initial states and noise; the result depends on it, not on `threads`.
+        assets: see `LiberoEnvironment`.
+        seed: of initial states and noise.
         noise: standard deviation of the smooth noise on the expert's actions, 1 is full speed.
+        step_limit: control steps within which an episode has to succeed.
+        threads: of the simulation; the result does not depend on it.
         progress: whether to show the bar.
 
     Raises:

@@ -40,7 +40,7 @@ class Cloud:
 
 def _geom_points(model: mujoco.MjModel, geom: int, spacing: float) -> Array:
     """Points of one geom in the frame of its body."""
-    kind = model.geom_type[geom]
+    kind = int(model.geom_type[geom])
     if kind == mujoco.mjtGeom.mjGEOM_PLANE:
         return np.empty((0, 3))
     if kind == mujoco.mjtGeom.mjGEOM_MESH:

@@ -61,7 +61,7 @@ def best_grasp(own: Array, others: Array, base: Array, axis_yaw: float, preferen
             for along, cost in _slots(*frames, height):
                 position = np.array([*(middle + turn[:, 0] * along), height])
                 stretched = max(0.0, float(np.linalg.norm(position[:2] - base[:2])) - STRETCHED_M)
-                cost += 0.02 * abs(yaw - preference) + 2.0 * stretched
+                cost += 0.01 * abs(yaw - preference) + 2.0 * stretched
                 candidates.append(Grasp(position, yaw, cost))
     if not candidates:
         return Grasp(np.array([*middle, _heights(own)[0]]), axis_yaw, np.inf)
@@ -80,10 +80,12 @@ def _heights(own: Array) -> tuple[float, ...]:
 
 def _slots(own: Array, others: Array, height: float) -> Iterator[tuple[float, float]]:
     """Grip points along one closing direction, each with its cost."""
-    slice_ = own[(np.abs(own[:, 1]) <= PAD_HALF_M) & (own[:, 2] > height - 0.012) & (own[:, 2] < height + 0.006), 0]
-    if not len(slice_):
+    level = own[(own[:, 2] > height - 0.012) & (own[:, 2] < height + 0.006)]
+    ordered = np.sort(level[np.abs(level[:, 1]) <= PAD_HALF_M, 0])
+    if not len(ordered):
         return
-    ordered = np.sort(slice_)
+    # an object held askew turns in the hand: its whole breadth tells, not that of the slice
+    common = 0.3 * np.ptp(level[:, 0]) + 0.3 * (height - own[:, 2].max())
     for run in np.split(ordered, 1 + np.flatnonzero(np.diff(ordered) > FINGER_GAP_M)):
         width = run[-1] - run[0]
         if width > OPENING_M:
@@ -93,7 +95,7 @@ def _slots(own: Array, others: Array, height: float) -> Iterator[tuple[float, fl
             along = (run[0] + run[-1]) / 2 + shift
             touching, tight = (_touched(own, others, along, height, margin) for margin in (0.0, MARGIN_M))
             cost = width + abs(along) + abs(shift) + 0.1 * (tight > 0) + touching
-            yield along, cost - 0.3 * (height - own[:, 2].max())
+            yield along, cost + common
 
 
 def _touched(own: Array, others: Array, along: float, height: float, margin: float) -> int:
