@@ -106,7 +106,7 @@ def evaluate(
             if observation is None or schedule.fresh.any():
                 mask = None if observation is None else schedule.fresh
                 observation = env.reset(mask=mask, starts=schedule.start.clamp_min(0))
-            actions = _act(policy, observation, schedule.running, device)
+            actions = act(policy, observation, schedule.running, device)
             transition = env.step(actions[:, : env.contract.executed].to(env.device))
             observation = transition.observation
             free = transition.done.cpu() & schedule.running
@@ -151,7 +151,7 @@ class _Schedule:
         return bool(self.fresh.any())
 
 
-def _act(policy: Policy, observation: TensorDict, running: Tensor, device: torch.device | str) -> Tensor:
+def act(policy: Policy, observation: TensorDict, running: Tensor, device: torch.device | str) -> Tensor:
     """Deterministic action chunks [N, H, A], zero where not `running`, asked for in blocks of one size."""
     rows = running.nonzero().squeeze(1)
     padded = torch.cat((rows, rows[:1].expand(-len(rows) % BLOCK)))
