@@ -1,0 +1,90 @@
+"""Steps stock LIBERO (robosuite 1.4.0), as a separate process in a virtual environment of its own.
+
+libero_throughput.py runs it: a JSON request on standard input, a JSON answer on standard output. Nothing of this
+repository is imported. Stock was written for older MuJoCo: `adapt` mends what changed since, and nothing else.
+"""
+
+import json
+import os
+import sys
+import time
+import xml.etree.ElementTree as ET
+
+STILL = [0.0] * 6 + [-1.0]
+
+
+def adapt() -> None:
+    """Let robosuite 1.4.0 run on MuJoCo 4, and leave out visual files that are missing."""
+    import mujoco
+
+    mujoco.MjData.qM = property(lambda data: data)  # the inertia matrix is called M now, and mj_fullM takes the data
+    full = mujoco.mj_fullM
+    mujoco.mj_fullM = lambda model, target, data: full(model, data, target)
+
+    from robosuite.utils import binding_utils
+
+    def address(table: str, free: int, ball: int):  # noqa: ANN202
+        def find(model, name):  # noqa: ANN001, ANN202
+            joint = model.joint_name2id(name)
+            start = getattr(model, table)[joint]
+            size = {0: free, 1: ball}.get(int(model.jnt_type[joint]), 1)
+            return start if size == 1 else (start, start + size)
+
+        return find
+
+    binding_utils.MjModel.get_joint_qpos_addr = address("jnt_qposadr", 7, 4)  # numpy integers are no mjtJoint now
+    binding_utils.MjModel.get_joint_qvel_addr = address("jnt_dofadr", 6, 3)
+    load = binding_utils.MjSim.from_xml_string.__func__
+    binding_utils.MjSim.from_xml_string = classmethod(lambda cls, xml: load(cls, without_missing_files(xml)))
+
+
+def without_missing_files(xml: str) -> str:
+    """The model with meshes that are not there replaced by points, and textures that are not there left out."""
+    root = ET.fromstring(xml)
+    asset, gone = root.find("asset"), set()
+    for element in [*asset.findall("mesh"), *asset.findall("texture")]:
+        files = [path for key, path in element.attrib.items() if key.startswith("file")]
+        if not all(map(os.path.exists, files)):
+            gone.add((element.tag, element.get("name")))
+            asset.remove(element)
+    for material in asset.findall("material"):
+        if ("texture", material.get("texture")) in gone:
+            del material.attrib["texture"]
+    for geom in root.iter("geom"):
+        if ("mesh", geom.get("mesh")) in gone:
+            del geom.attrib["mesh"]
+            geom.set("type", "sphere")
+            geom.set("size", "0.001")
+    return ET.tostring(root, encoding="unicode")
+
+
+def make(bddl: str, cameras: bool):  # noqa: ANN201
+    """Stock's environment for a task."""
+    from libero.libero.envs.env_wrapper import ControlEnv
+
+    return ControlEnv(bddl_file_name=bddl, use_camera_obs=cameras, has_offscreen_renderer=cameras)
+
+
+def run(request: dict) -> dict:
+    """Replay `episodes` (initial state and actions) in a loop for `seconds`; only stepping is timed."""
+    environment = make(request["bddl"], request["cameras"])
+    steps, successes, cpu_s, wall_s, episodes = 0, 0, 0.0, 0.0, 0
+    while wall_s < request["seconds"]:
+        episode = request["episodes"][episodes % len(request["episodes"])]
+        environment.reset()
+        environment.set_init_state(episode["state"])
+        for _ in range(5):
+            environment.step(STILL)
+        success, cpu, wall = False, time.process_time(), time.perf_counter()
+        for action in episode["actions"]:
+            success |= bool(environment.step(action)[2])
+        cpu_s, wall_s = cpu_s + time.process_time() - cpu, wall_s + time.perf_counter() - wall
+        steps, successes, episodes = steps + len(episode["actions"]), successes + success, episodes + 1
+    return {"steps": steps, "cpu_s": cpu_s, "wall_s": wall_s, "episodes": episodes, "successes": successes}
+
+
+if __name__ == "__main__":
+    answer_to = sys.stdout
+    sys.stdout = sys.stderr  # robosuite prints
+    adapt()
+    json.dump(run(json.load(sys.stdin)), answer_to)
