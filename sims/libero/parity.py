@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +32,10 @@ from sims.libero.suite import SUITES, Task, load_tasks
 Array = NDArray[np.float64]
 
 NUDGE = 1e-12  # m/s and rad/s
+ARRAYS = (
+    *("actions", "success", "qpos", "qvel", "qpos_after_warmup", "qvel_after_warmup", "gripper_action"),
+    *("goal_orientation", "initial_joint", "body_pos", "body_quat", "body_names", "bddl"),
+)
 STILL = 1e-3  # m/s and rad/s: objects slower than this are at rest
 
 
@@ -55,8 +60,11 @@ class Trace:
     """One file of E recorded episodes of T control steps, and its task's scene."""
 
     def __init__(self, path: Path, assets: Assets) -> None:
-        with np.load(path, allow_pickle=False) as arrays:
-            self.arrays = dict(arrays)
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                self.arrays = {name: arrays[name] for name in ARRAYS}
+        except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path}: expected an .npz with {', '.join(ARRAYS)}; {error}") from error
         self.scene = build_scene(_task(path, str(self.arrays["bddl"])), assets)
         self.episodes, self.steps = self.arrays["actions"].shape[:2]
         ours = [self.scene.model.body(i).name for i in range(self.scene.model.nbody)]
@@ -114,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if assets.kind != "official":
             raise ValueError("parity needs LIBERO's official assets; set LIBERO_ASSETS or give --assets DIR")
         results = [measure(path, assets, sleep=not options.no_sleep) for path in options.files]
-    except (OSError, KeyError, ValueError) as problem:
+    except (OSError, ValueError) as problem:
         sys.exit(f"error: {problem}")
     sys.stdout.write(json.dumps([asdict(r) for r in results], indent=2) + "\n" if options.json else _table(results))
 

@@ -119,7 +119,6 @@ class Simulation:
             mujoco.mj_resetData(model, data)
             mujoco.mj_setState(model, data, np.ascontiguousarray(parts["physics"][i]), STATE)
             mujoco.mj_forward(model, data)  # fills what sleeping bodies keep from when they were awake
-            mujoco.mj_setState(model, data, np.ascontiguousarray(parts["physics"][i]), STATE)
             _set_asleep(model, data, parts["asleep"][i])
         self.memory.view(np.float64).reshape(self.num, -1)[:] = state["memory"]
 

@@ -80,6 +80,20 @@ def test_a_recording_of_other_bodies_is_refused(tmp_path):
         parity.measure(path, STAND_IN)
 
 
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"not an archive"])
+def test_a_broken_recording_is_one_line(tmp_path, content):
+    path = tmp_path / "broken.npz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"broken\.npz: expected"):
+        parity.measure(path, STAND_IN)
+
+
+def test_a_recording_without_an_array_is_refused(tmp_path):
+    np.savez(tmp_path / "part.npz", actions=np.zeros((1, 1, 7)))
+    with pytest.raises(ValueError, match=r"part\.npz: expected an \.npz with actions, success"):
+        parity.measure(tmp_path / "part.npz", STAND_IN)
+
+
 def test_command_line_needs_official_assets(monkeypatch, capsys):
     monkeypatch.setattr(parity, "find_assets", lambda _: STAND_IN)
     with pytest.raises(SystemExit, match="official assets"):
