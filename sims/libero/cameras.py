@@ -114,15 +114,18 @@ def choose_backend() -> Backend:
 
 def _renderer(backend: Backend) -> type[Renderer]:
     if backend == "rays":
+        import warp
+
         from sims.libero.ray_tracer import RayTracer
 
-        log.info("rendering with mujoco_warp's ray tracer; it is compiled once on every machine, about 10 s")
+        where = warp.get_device().name
+        log.info(f"rendering with mujoco_warp's ray tracer on {where}; compiled once on every machine, about 10 s")
         return RayTracer
     from sims.libero.gl_renderer import GLRenderer, opengl
 
     if opengl() is None:
         raise ValueError('backend="gl" needs OpenGL, but no context opens here; install EGL or use backend="rays"')
-    log.info("rendering with MuJoCo's OpenGL renderer on %s", opengl())
+    log.info(f"rendering with MuJoCo's OpenGL renderer on {opengl()}")
     return GLRenderer
 
 

@@ -1,4 +1,4 @@
-"""LIBERO tasks as a vectorised Environment with state observations.
+"""LIBERO tasks as a vectorised Environment with state observations, and pictures where asked for.
 
 Letters in shape comments: N environments, K executed actions of a chunk, M objects, L words.
 """
@@ -46,6 +46,7 @@ class LiberoEnvironment:
         assets: where objects come from, or a path to official ones; found by `find_assets` if None.
         seed: which initial states an unnamed reset takes.
         threads: of the simulation; all cores if None.
+        image_size: pixels a side of pictures in the observation, rendered once per chunk; none if None.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class LiberoEnvironment:
         assets: Assets | str | Path | None = None,
         seed: int = 0,
         threads: int | None = None,
+        image_size: int | None = None,
     ) -> None:
         check_names(distribution, split)
         if not tasks or num_envs < 1 or step_limit < 1:
@@ -73,11 +75,15 @@ class LiberoEnvironment:
         self.task_names = tuple(task.name for task in tasks)
         self.task_index = torch.arange(num_envs) % len(tasks)
         self.contract = Contract(
-            observation_specs(self.scenes[0]), action_spec(), CONTROL_DT_S, horizon=horizon, executed=executed
+            observation_specs(self.scenes[0], image_size),
+            action_spec(),
+            CONTROL_DT_S,
+            horizon=horizon,
+            executed=executed,
         )
         scenes = [self.scenes[index] for index in self.task_index]
         self.simulation = Simulation(scenes, threads=threads)
-        self._observer = Observer(self.simulation)
+        self._observer = Observer(self.simulation, image_size)
         self._placements = [Placement(scene, distribution, split) for scene in self.scenes]
         self._official = distribution == "official"
         self.start = torch.full((num_envs,), -1)
@@ -109,7 +115,7 @@ class LiberoEnvironment:
         if len(ids):
             warm_up = np.broadcast_to(WARM_UP, (len(ids), *WARM_UP.shape))
             self.simulation.step(ids.numpy(), warm_up, stop_on_success=False)
-        return self._observer.observe()
+        return self._observer.observe(ids.numpy())
 
     def step(self, actions: Tensor) -> Transition:
         """Execute the chunk `actions` [N, K, 7], clipped to [-1, 1]; environments whose episode has ended stay frozen.
@@ -130,7 +136,7 @@ class LiberoEnvironment:
         self.steps += torch.from_numpy(executed.sum(1))
         self._success |= torch.from_numpy(reward.any(1))
         return Transition(
-            observation=self._observer.observe(),
+            observation=self._observer.observe(np.flatnonzero(left)),
             reward=torch.from_numpy(reward),
             executed=torch.from_numpy(executed),
             terminated=self._success.clone(),

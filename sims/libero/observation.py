@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from embodied.contract import TensorSpec
 from embodied.text import hash_words
+from sims.libero.cameras import AGENT_VIEW, WRIST, Cameras
 from sims.libero.geometry import ArmKinematics, Array, rotation
 from sims.libero.scene import Scene
 from sims.libero.simulation import Simulation
@@ -22,15 +23,22 @@ INSTRUCTION_WORDS = 20
 NAME_WORDS = 6
 
 XYZ = ("x", "y", "z")
+RGB = ("red", "green", "blue")
+IMAGES = {"agentview_image": AGENT_VIEW, "wrist_image": WRIST}
+"""Observation -> camera."""
 TWO_COLUMNS = ("r11", "r21", "r31", "r12", "r22", "r32")
 
 
-def observation_specs(scene: Scene) -> dict[str, TensorSpec]:
-    """Specs of the observation; positions are of the world frame, rotations are a matrix's first two columns."""
+def observation_specs(scene: Scene, image_size: int | None = None) -> dict[str, TensorSpec]:
+    """Specs of the observation; positions are of the world frame, rotations are a matrix's first two columns.
+
+    Pictures, their first row the top, are among them where they have a size, pixels.
+    """
     arm = scene.model.jnt_range[scene.model.dof_jntid[scene.arm_dofadr]]
     joints = tuple(f"joint{number}" for number in range(1, 8))
     unit = {"low": (-1.0,) * 6, "high": (1.0,) * 6}
-    return {
+    images = {name: TensorSpec((image_size, image_size, 3), dtype="uint8", names=RGB) for name in IMAGES if image_size}
+    return images | {
         "joint_position": TensorSpec((7,), unit="rad", names=joints, low=tuple(arm[:, 0]), high=tuple(arm[:, 1])),
         "end_effector_position": TensorSpec((3,), unit="m", frame="world", names=XYZ),
         "end_effector_rotation": TensorSpec((6,), frame="world", names=TWO_COLUMNS, **unit),
@@ -63,19 +71,24 @@ class _Group:
 class Observer:
     """Reads observations of all environments of a simulation, vectorised over those that share a scene.
 
-    Objects are the movable ones, then the fixtures that tasks name.
+    Objects are the movable ones, then the fixtures that tasks name. With an `image_size`, pixels, there are pictures.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: Simulation, image_size: int | None = None) -> None:
         self.num = simulation.num
         self._groups = _groups(simulation)
         self._arm = ArmKinematics(simulation.scenes)
         most = max(len(scene.objects) + len(scene.fixtures) for scene in simulation.scenes)
         self._constant = self._words(simulation, most)
         self._fixed = self._fixed_poses(simulation, most)
+        self._cameras = Cameras(simulation, tuple(IMAGES.values()), image_size, image_size) if image_size else None
+        self._pictures: torch.Tensor | None = None
 
-    def observe(self) -> TensorDict:
-        """The observations of all environments now, batch [N], in memory of their own."""
+    def observe(self, moved: Array | None = None) -> TensorDict:
+        """The observations of all environments now, batch [N], in memory of their own.
+
+        Where only the environments `moved` [n] have changed since the last call, only they are rendered.
+        """
         poses, joints, gripper = self._fixed.copy(), np.empty((self.num, 7)), np.empty((self.num, 2))
         for group in self._groups:
             qpos = np.stack(group.qpos)
@@ -93,7 +106,16 @@ class Observer:
         }
         poses_now = {key: torch.from_numpy(value.astype(np.float32)) for key, value in values.items()}
         words = {key: value.clone() for key, value in self._constant.items()}
-        return TensorDict(poses_now | words, batch_size=[self.num])
+        return TensorDict(poses_now | words | self._images(moved), batch_size=[self.num])
+
+    def _images(self, moved: Array | None) -> dict[str, torch.Tensor]:
+        if self._cameras is None:
+            return {}
+        if self._pictures is None or moved is None:
+            self._pictures = torch.from_numpy(self._cameras.render())
+        elif len(moved):
+            self._pictures[moved] = torch.from_numpy(self._cameras.render(moved))
+        return {name: self._pictures[:, camera].clone() for camera, name in enumerate(IMAGES)}
 
     def _words(self, simulation: Simulation, most: int) -> dict[str, torch.Tensor]:
         names = torch.zeros(self.num, most, NAME_WORDS, dtype=torch.int64)

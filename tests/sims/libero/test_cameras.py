@@ -4,10 +4,12 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from sims.libero import gl_renderer
 from sims.libero.assets import find_assets
 from sims.libero.cameras import AGENT_VIEW, WRIST, Cameras, choose_backend
+from sims.libero.environment import LiberoEnvironment
 from sims.libero.ray_tracer import shrink
 from sims.libero.scene import build_scene
 from sims.libero.simulation import Simulation
@@ -154,3 +156,33 @@ def test_textures_are_averaged_down_to_the_limit():
     np.testing.assert_array_equal(shrink(pixels[:4], 2)[..., 0], [[2.5, 4.5], [10.5, 12.5]])
     assert shrink(pixels, 2).shape == (1, 1, 1)
     np.testing.assert_array_equal(shrink(pixels, 5), pixels)
+
+
+def test_environments_show_what_their_cameras_see_now():
+    env = LiberoEnvironment(load_tasks("libero_object", [0]), 3, step_limit=4, executed=2, image_size=48)
+    spec = env.contract.observation["wrist_image"]
+    assert (spec.shape, spec.dtype) == ((48, 48, 3), "uint8")
+    views = Cameras(env.simulation, width=48, height=48)
+
+    def check(observation):
+        now = views.render()
+        np.testing.assert_array_equal(observation["agentview_image"].numpy(), now[:, 0])
+        np.testing.assert_array_equal(observation["wrist_image"].numpy(), now[:, 1])
+        return now
+
+    before = check(env.reset(starts=torch.tensor([0, 1, 2])))
+    down = torch.zeros(3, 2, 7)
+    down[..., 2] = -1.0
+    stepped = check(env.step(down).observation)
+    assert (stepped != before).any((1, 2, 3, 4)).all()
+    ended = env.step(down)
+    assert ended.truncated.all()
+    frozen = check(ended.observation)
+    restarted = check(env.reset(mask=torch.tensor([False, True, False]), starts=torch.tensor([0, 5, 0])))
+    np.testing.assert_array_equal((restarted != frozen).any((1, 2, 3, 4)), [False, True, False])
+    check(env.load_state_dict(env.state_dict()))
+
+
+def test_without_an_image_size_there_are_no_pictures():
+    env = LiberoEnvironment(load_tasks("libero_object", [0]), 1)
+    assert not any("image" in key for key in (*env.contract.observation, *env.reset().keys()))
