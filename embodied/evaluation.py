@@ -85,10 +85,11 @@ def evaluate(
     policy: Policy,
     *,
     starts_per_task: int,
+    first_start: int = 0,
     device: torch.device | str = "cpu",
     progress: str | None = None,
 ) -> EvaluationResult:
-    """Run initial states 0 .. starts_per_task - 1 of every task of `env` once each, with the deterministic policy.
+    """Run `starts_per_task` initial states from `first_start` on of every task of `env`, with the deterministic policy.
 
     The outcome depends neither on the number of environments nor on the order of episodes. `device` is the policy's;
     `progress` labels a bar (None: no bar).
@@ -105,7 +106,7 @@ def evaluate(
         while schedule.assign(free) or schedule.running.any():
             if observation is None or schedule.fresh.any():
                 mask = None if observation is None else schedule.fresh
-                observation = env.reset(mask=mask, starts=schedule.start.clamp_min(0))
+                observation = env.reset(mask=mask, starts=first_start + schedule.start.clamp_min(0))
             actions = act(policy, observation, schedule.running, device)
             transition = env.step(actions[:, : env.contract.executed].to(env.device))
             observation = transition.observation

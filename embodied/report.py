@@ -164,6 +164,16 @@ class Report:
         return f"## Cost\n\n{count}\n\n" + _table(["phase", "wall s"], rows + total)
 
 
+def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
+    """Success rates with intervals by task, a column for each of `results`, all tasks together in the last row."""
+    summaries = {name: result.summary() for name, result in results.items()}
+    tasks = next(iter(results.values())).tasks
+    rows = [[task, *(_rate(each["per_task"][i]) for each in summaries.values())] for i, task in enumerate(tasks)]
+    episodes = " + ".join(str(each["episodes"]) for each in summaries.values())
+    total = [f"all ({episodes} episodes)", *(_rate(each) for each in summaries.values())]
+    return _table(["task", *results], [*rows, total])
+
+
 def git_commit() -> str:
     """Commit of this code, with "-dirty" where files differ from it; "unknown" outside a clone."""
     package = Path(__file__).parent

@@ -18,7 +18,8 @@ class RetryStarts:
     def __init__(self, task_index: Tensor, *, retry: float, attempts: int, generator: torch.Generator) -> None:
         self.task_index, self.retry, self.attempts, self.generator = task_index.tolist(), retry, attempts, generator
         tasks = max(self.task_index) + 1
-        self.fresh = [0] * tasks
+        first = int(torch.randint(1 << 40, (), generator=generator))  # another seed trains on other states
+        self.fresh = [first] * tasks
         self.failed: list[deque[tuple[int, int]]] = [deque() for _ in range(tasks)]
         self.running: list[tuple[int, int] | None] = [None] * len(self.task_index)  # initial state, attempts before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract
 from embodied.environment import StartEnvironment
-from embodied.policy import TrainablePolicy
+from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout import Rollout, Starts
 
 
@@ -21,7 +22,7 @@ class Task(Protocol):
     distributions: tuple[str, ...]
 
     @property
-    def assets(self) -> str:
+    def asset_kind(self) -> str:
         """What objects are made of: "official" or "stand-in"."""
         ...
 
@@ -33,7 +34,7 @@ class Task(Protocol):
         """Chunks {observation, actions [D, H, A], valid [D, H]}; made once, then read from `directory`."""
         ...
 
-    def video(self, path: Path, policies: dict[str, TrainablePolicy]) -> None:
+    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, from the same starts."""
         ...
 

@@ -98,7 +98,7 @@ class Trainer:
         self.policy = policy.build(self.env.contract).to(device)
         self.stage = Stage.SFT
         self.counters = {"iteration": 0, "env_steps": 0, "episodes": 0, "rl_gradient_steps": 0}
-        self.report, self.timer = Report(task.name, task.assets, seed), PhaseTimer()
+        self.report, self.timer = Report(task.name, task.asset_kind, seed), PhaseTimer()
         self.converged: dict[str, Any] = {}  # what SFT converged to: where RL and its control start
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
         rows = self._restore()
@@ -204,7 +204,7 @@ class Trainer:
             before = copy.deepcopy(self.policy)
             before.load_state_dict(self.converged)
             with self.timer("video"):
-                self.task.video(path, {"before: SFT": before, "after: RL": self.policy})
+                self.task.video(path, {"before: SFT": before, "after: RL": self.policy}, self.device)
 
     def _write(self) -> None:
         self.report.env_steps, self.report.episodes = self.counters["env_steps"], self.counters["episodes"]

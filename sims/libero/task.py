@@ -1,0 +1,95 @@
+"""LIBERO pick-and-place tasks as something a run can train on: environments, demonstrations, evaluation, video."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+
+from embodied.algorithms.sft import cut_chunks
+from embodied.policy import Policy
+from embodied.video import film, tile, write_video
+from sims.libero.assets import Assets, find_assets
+from sims.libero.demonstrations import collect, load
+from sims.libero.environment import CONTROL_DT_S, STEP_LIMIT, LiberoEnvironment
+from sims.libero.suite import Task, load_tasks
+
+FILE = "demonstrations.safetensors"
+FILMED = 5
+
+
+@dataclass
+class LiberoTask:
+    """`tasks` (names or numbers; all if empty) of one LIBERO suite, learned by one policy.
+
+    `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with
+    action noise `noise` come from the scripted expert. `assets` is a folder of LIBERO's own objects, or "stand-in".
+    """
+
+    name: str = "libero"
+    suite: str = "libero_object"
+    tasks: list[str] = field(default_factory=list)
+    assets: str | None = None
+    horizon: int = 8
+    executed: int = 8
+    step_limit: int = STEP_LIMIT
+    episodes: int = 5
+    noise: float = 0.1
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """Training starts from the wide distribution; LIBERO's own initial states are for evaluation alone."""
+        return ("wide", "official")
+
+    @property
+    def asset_kind(self) -> str:
+        """What objects are made of: "official" or "stand-in"."""
+        return self._assets().kind
+
+    def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> LiberoEnvironment:
+        """Make environments that start from the `split` ("train" or "eval") of `distribution`."""
+        return LiberoEnvironment(
+            self._tasks(), num_envs, distribution=distribution, split=split, horizon=self.horizon,
+            executed=self.executed, step_limit=self.step_limit, assets=self._assets(), seed=seed,
+        )  # fmt: skip
+
+    def demonstrations(self, directory: Path, seed: int) -> TensorDict:
+        """Chunks of the expert's episodes, one from every control step; made once, then read from `directory`."""
+        path = directory / FILE
+        if path.exists():
+            found = load(path)
+        else:
+            found = collect(
+                self._tasks(), self.episodes, assets=self._assets(), seed=seed, noise=self.noise,
+                step_limit=self.step_limit,
+            )  # fmt: skip
+            found.save(path)
+        return torch.cat([cut_chunks(*episode, self.horizon) for episode in found.episodes()])
+
+    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+        """Film each policy, by caption, in up to five tasks of the wide distribution, from the same evaluation starts."""
+        from sims.libero.cameras import AGENT_VIEW, Cameras
+
+        tasks = self._tasks()[:FILMED]
+        env = LiberoEnvironment(
+            tasks, len(tasks), distribution="wide", split="eval", horizon=self.horizon, executed=math.gcd(self.executed, 4),
+            step_limit=self.step_limit, assets=self._assets(),
+        )  # fmt: skip
+        cameras = Cameras(env.simulation, [AGENT_VIEW], 256, 256)
+        starts = torch.zeros(len(tasks), dtype=torch.long)
+        films = {
+            caption: film(env, policy, starts, lambda ids: cameras.render(ids)[:, 0], device)
+            for caption, policy in policies.items()
+        }
+        frames_per_s = round(1.0 / (CONTROL_DT_S * env.contract.executed))
+        write_video(path, tile(films, [task.language for task in tasks]), 2 * frames_per_s)
+
+    def _assets(self) -> Assets:
+        return find_assets(self.assets)
+
+    def _tasks(self) -> list[Task]:
+        return load_tasks(self.suite, [int(task) if task.isdigit() else task for task in self.tasks] or None)
