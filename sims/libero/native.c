@@ -133,6 +133,9 @@ Pool* native_open(int threads) {
   return pool;
 }
 
+// Whether simulation i is at its goal.
+int native_satisfied(const Simulation* simulations, int i) { return satisfied(simulations + i); }
+
 // One chunk of `steps` control steps in each of the simulations ids[0..n-1], which must differ.
 void native_step(Pool* pool, const Simulation* simulations, const int* ids, int n, int steps, const double* actions,
                  int stop_on_success, unsigned char* executed, unsigned char* success, int* diverged) {

@@ -18,6 +18,7 @@ from sims.libero.scene import Scene
 LIBRARY = Path(__file__).with_name("libnative.so")
 KINDS = {"in": 0, "on_object": 1, "on_site": 2, "joint": 3}
 MAX_ADDRESSES = 8
+OUTDATED = "it was compiled from another version of native.c"
 CONTROLLER = np.dtype([("goal_orientation", "f8", (3, 3)), ("posture", "f8", (7,)), ("gripper", "f8", (2,))])
 """One simulation's controller memory: goal rotation matrix, null-space joints (rad), finger commands in [-1, 1]."""
 
@@ -105,6 +106,10 @@ class Pool:
         self._library.native_step(*head, *pointers)
         return executed, success, diverged
 
+    def satisfied(self, simulations: ctypes.Array[NativeSimulation], i: int) -> bool:
+        """Whether simulation `i` is at its goal."""
+        return bool(self._library.native_satisfied(simulations, i))
+
     def close(self) -> None:
         """Stop the threads; further calls do nothing."""
         if self._handle:
@@ -122,6 +127,8 @@ def library() -> ctypes.CDLL | None:
         return _load()
     except (OSError, ValueError) as error:
         reason = str(error)
+    except AttributeError:
+        reason = OUTDATED
     warnings.warn(
         f"LIBERO steps in numpy, several times slower: {reason}; install a C compiler and run `pip install -e .` again",
         RuntimeWarning,
@@ -141,11 +148,13 @@ def _load() -> ctypes.CDLL:
         raise ValueError(f"it was compiled for another MuJoCo than the installed {mujoco.__version__}")
     sizes = (loaded.native_simulation_bytes(), loaded.native_scene_bytes(), loaded.native_predicate_bytes())
     if sizes != tuple(map(ctypes.sizeof, (NativeSimulation, NativeScene, NativePredicate))):
-        raise ValueError("it was compiled from another version of native.c")
+        raise ValueError(OUTDATED)
     loaded.native_open.restype = c_void_p
     loaded.native_open.argtypes = [c_int]
     loaded.native_close.restype = None
     loaded.native_close.argtypes = [c_void_p]
+    loaded.native_satisfied.restype = c_int
+    loaded.native_satisfied.argtypes = [POINTER(NativeSimulation), c_int]
     loaded.native_step.restype = None
     loaded.native_step.argtypes = [
         *(c_void_p, POINTER(NativeSimulation), c_void_p, c_int, c_int, c_void_p, c_int),

@@ -89,7 +89,9 @@ class Simulation:
 
     def satisfied(self, i: int) -> bool:
         """Whether simulation `i` is at its goal."""
-        return satisfied(self.scenes[i], self.data[i])
+        if self._pool is None:
+            return satisfied(self.scenes[i], self.data[i])
+        return self._pool.satisfied(self._native, i)
 
     def state_dict(self) -> dict[str, NDArray]:
         """Everything needed to continue bit for bit: arrays, the simulations' rows joined end to end."""

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sims.libero import native
+from sims.libero import controller, native
 from sims.libero.assets import STAND_IN
 from sims.libero.predicates import Predicate
-from sims.libero.scene import build_scene
+from sims.libero.scene import build_scene, satisfied
 from sims.libero.simulation import Simulation
 from sims.libero.suite import initial_states, load_tasks
 
@@ -173,6 +173,67 @@ def test_numpy_path_freezes_at_the_same_step(scenes, monkeypatch):
     assert results[0][1].tolist() == results[1][1].tolist() == [True]
 
 
+def goals(scene):
+    """One of each kind of place goal, about the task's object and the basket or a site on it."""
+    target, basket = scene.task.problem.obj_of_interest
+    inside = scene.goal[0]
+    owners = {"owner_a": scene.instances.index(target), "owner_b": scene.instances.index(basket)}
+    size = (0.05, 0.08, 0.01)
+    return {
+        "in": inside,
+        "on_site": replace(inside, kind="on_site", size=size),
+        "on_site touching": replace(inside, kind="on_site", size=size, **owners),
+        "on_object": resting_on(scene, target, basket),
+    }
+
+
+@pytest.mark.parametrize("kind", ["in", "on_site", "on_site touching", "on_object"])
+def test_compiled_goals_agree_with_the_python_ones_everywhere(scenes, kind):
+    scene = replace(scenes[0], goal=(goals(scenes[0])[kind],))
+    simulation = begun([scene])
+    target, basket = (scene.object_qposadr[scene.objects.index(n)] for n in scene.task.problem.obj_of_interest)
+    qpos, rng, seen = simulation.data[0].qpos.copy(), np.random.default_rng(0), set()
+    for _ in range(400):
+        yaw = rng.uniform(0, 2 * np.pi)
+        qpos[basket + 3 : basket + 7] = np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)
+        reach = 0.04 if kind == "on_object" else 0.12
+        qpos[target : target + 3] = qpos[basket : basket + 3] + rng.uniform(-reach, reach, 3)
+        simulation.write(0, qpos, np.zeros(scene.model.nv))
+        seen.add(simulation.satisfied(0))
+        assert simulation.satisfied(0) == satisfied(scene, simulation.data[0])
+    assert seen == {False, True}
+
+
+@pytest.mark.parametrize("any_joint", [False, True])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_compiled_joint_goals_agree_with_the_python_ones(scenes, sign, any_joint):
+    fingers = tuple(int(address) for address in scenes[0].gripper_qposadr)
+    goal = Predicate("joint", addresses=fingers, sign=sign, threshold=0.003, any_joint=any_joint)
+    scene = replace(scenes[0], goal=(goal,))
+    simulation, rng, seen = begun([scene]), np.random.default_rng(0), set()
+    for _ in range(50):
+        qpos = simulation.data[0].qpos.copy()
+        qpos[list(fingers)] = rng.uniform(-0.01, 0.01, 2)
+        simulation.write(0, qpos, np.zeros(scene.model.nv))
+        seen.add(simulation.satisfied(0))
+        assert simulation.satisfied(0) == satisfied(scene, simulation.data[0])
+    assert seen == {False, True}
+
+
+def test_orientation_goals_are_rounded_alike(scenes):
+    """A recording's goals come out to the last bit only with robosuite's mix of single and double precision."""
+    simulation, rng = begun(scenes[:1]), np.random.default_rng(0)
+    qpos = simulation.data[0].qpos.copy()
+    for _ in range(150):
+        action = rng.uniform(-1.5, 1.5, 7)
+        simulation.write(0, qpos, np.zeros(scenes[0].model.nv))
+        expected = simulation.memory.copy()
+        controller.set_goal(simulation.data[0], scenes[0], expected[0], action)
+        simulation.step([0], action[None, None])
+        difference = np.abs(simulation.memory["goal_orientation"] - expected["goal_orientation"]).max()
+        assert difference < 1e-13
+
+
 def resting_on(scene, upper, lower):
     """The goal that one object rests on another, as the scenes of other suites have it."""
     a, b = (scene.object_body[scene.objects.index(name)] for name in (upper, lower))
@@ -244,7 +305,9 @@ def test_stale_sleep_does_not_hide_a_placed_fixture(scenes):
     simulation.write(0, simulation.data[0].qpos, np.zeros(scenes[0].model.nv), body_pos=moved)
     after = simulation.data[0].site_xpos[scenes[0].grip_site]
     np.testing.assert_allclose(after - before, (0.0, 0.05, 0.0), atol=5e-3)
-    assert not np.array_equal(scenes[0].model.body_pos, moved)
+    assert not np.array_equal(scenes[0].model.body_pos, moved), "the scene, which others share, was changed"
+    simulation.step([0], np.zeros((1, 2, 7)))
+    np.testing.assert_allclose(simulation.data[0].site_xpos[scenes[0].grip_site] - before, (0, 0.05, 0), atol=1e-2)
 
 
 def test_closed_simulation_steps_on_in_numpy(scenes):
