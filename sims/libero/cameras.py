@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Protocol
@@ -23,7 +22,9 @@ Backend = Literal["rays", "gl"]
 
 
 class Renderer(Protocol):
-    """Draws states of one scene; `model` is compiled with visuals."""
+    """Draws states of one scene; `model` is compiled with visuals. `threads` may draw different scenes at a time."""
+
+    threads: int
 
     def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None: ...
 
@@ -59,7 +60,6 @@ class Cameras:
         self.names, self.width, self.height = tuple(names), width, height
         self.backend = backend or choose_backend()
         self._simulation = simulation
-        self._threads = len(os.sched_getaffinity(0)) if self.backend == "rays" else 1  # OpenGL knows one thread only
         renderer = _renderer(self.backend)
         scenes = list(dict.fromkeys(simulation.scenes))
         self._group = np.array([scenes.index(scene) for scene in simulation.scenes])
@@ -83,10 +83,10 @@ class Cameras:
             pictures[rows] = self._renderers[group].draw([self._pose(i) for i in ids[rows]])
 
         present = np.unique(groups).tolist()
-        if self._threads == 1:
+        if self._renderers[0].threads == 1 or len(present) == 1:
             list(map(draw, present))
         else:
-            with ThreadPoolExecutor(self._threads) as pool:
+            with ThreadPoolExecutor(self._renderers[0].threads) as pool:
                 list(pool.map(draw, present))
         return pictures
 

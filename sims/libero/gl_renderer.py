@@ -21,6 +21,8 @@ SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")
 class GLRenderer:
     """Renders one scene; `model` is compiled with visuals."""
 
+    threads = 1  # the context is current in the one that opened it
+
     def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None:
         _context()
         # A texture's bytes are shown as they are: so did MuJoCo when LIBERO's demonstrations were recorded.

@@ -6,6 +6,7 @@ It traces one ray per pixel: no anti-aliasing and, as LIBERO's lights ask, no sh
 from __future__ import annotations
 
 import hashlib
+import os
 import weakref
 from collections.abc import Sequence
 
@@ -37,7 +38,9 @@ class RayTracer:
 
     def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None:
         self._shape = (len(cameras), height, width)
-        self._worlds = WORLDS_AT_ONCE if warp.get_device().is_cuda else 1
+        cuda = warp.get_device().is_cuda
+        self._worlds = WORLDS_AT_ONCE if cuda else 1
+        self.threads = 1 if cuda else len(os.sched_getaffinity(0))
         model.stat.extent = EXTENT
         _dim(model)
         self._model = mujoco_warp.put_model(model)
