@@ -1,0 +1,141 @@
+"""A whole run on a small task: stages, control, report, and that an interrupted run ends with the same numbers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from policies.mlp import MLPConfig
+from tensordict import TensorDict
+
+from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.self_imitation import SelfImitationConfig
+from embodied.algorithms.sft import SFTConfig, cut_chunks
+from embodied.trainer import Stopped, Trainer, TrainerConfig
+from tests.embodied.reach import Reach
+
+
+class ReachTask:
+    """Demonstrations push half of the way at most, so that SFT alone often misses the step limit."""
+
+    name, distributions, asset_kind = "reach", ("wide",), "official"
+
+    def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> Reach:
+        return Reach(num_envs)
+
+    def demonstrations(self, directory: Path, seed: int) -> TensorDict:
+        episodes = []
+        for start in range(4):
+            position = (1.0 - 2.0 * (start % 2)) * (0.3 + 0.05 * start) * torch.linspace(1.0, 0.2, 6)
+            seen = TensorDict({"position": position[:5, None], "task": torch.full((5, 1), start % 2.0)}, [5])
+            episodes.append(cut_chunks(seen, position.diff()[:, None], 2))
+        return torch.cat(episodes)
+
+    def video(self, path: Path, policies: dict, device: str) -> None:
+        raise AssertionError("video=false")
+
+
+LEARNERS = {
+    "ppo": PPOConfig(decisions=8, minibatch=64, epochs=2, discount=0.9, learning_rate=1e-3),
+    "self_imitation": SelfImitationConfig(decisions=8, gradient_steps=10, capacity=1000),
+}
+ITERATIONS = 6
+
+
+def trainer(directory: Path, algorithm: str, kind: type[Trainer] = Trainer) -> Trainer:
+    config = TrainerConfig(
+        num_envs=8, env_steps=ITERATIONS * 80, checkpoint_every=2, evaluation_starts=6, evaluation_envs=4, video=False,
+        sft=SFTConfig(steps=50, batch=16),
+    )  # fmt: skip
+    return kind(config, ReachTask(), MLPConfig(hidden=[16]), LEARNERS[algorithm], directory, record={"made by": "test"})
+
+
+def numbers(directory: Path) -> dict:
+    report = json.loads((directory / "report.json").read_text())
+    return {key: report[key] for key in ("evaluations", "gains", "env_steps", "episodes")}
+
+
+@pytest.mark.parametrize("algorithm", LEARNERS)
+def test_a_run_reports_every_stage(tmp_path: Path, algorithm: str) -> None:
+    run = trainer(tmp_path, algorithm)
+    run.run()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["stage"] for row in report["evaluations"]] == ["sft", "sft_control", "rl"]
+    assert report["env_steps"] >= ITERATIONS * 80
+    assert {"simulation", "policy", "update", "evaluation"} <= set(report["wall_s"])
+    assert all(row["episodes"] == 12 for row in report["evaluations"])
+    # the control took the gradient steps of RL
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    control = [row["step"] for row in rows if "sft_control/loss" in row]
+    assert control[-1] == run.counters["rl_gradient_steps"] > 0
+    assert trainer(tmp_path, algorithm).run().to_dict()["evaluations"] == report["evaluations"]
+
+
+@pytest.mark.parametrize("algorithm", LEARNERS)
+def test_stopping_and_continuing_changes_no_number(tmp_path: Path, algorithm: str) -> None:
+    class StopsOften(Trainer):
+        """Asked to stop after every few looks."""
+
+        looks = 0
+
+        def _keep(self, parts, due):
+            self.looks += 1
+            self._stop.requested = self.looks == 3
+            super()._keep(parts, due)
+
+    trainer(tmp_path / "whole", algorithm).run()
+    stops = 0
+    while True:
+        try:
+            trainer(tmp_path / "parts", algorithm, StopsOften).run()
+            break
+        except Stopped:
+            stops += 1
+    assert stops >= 2
+    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from tests.embodied.test_trainer import Trainer, trainer
+
+class Killed(Trainer):
+    def _iterate(self, learner, collector):
+        if self.counters["iteration"] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._iterate(learner, collector)
+
+trainer(Path({directory!r}), "self_imitation", Killed).run()
+"""
+
+
+def test_kill_in_the_middle_of_rl_loses_nothing_but_time(tmp_path: Path) -> None:
+    root = str(Path(__file__).parent.parent.parent)
+    program = KILLED.format(root=root, directory=str(tmp_path / "killed"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, env=environment)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    trainer(tmp_path / "killed", "self_imitation").run()
+    trainer(tmp_path / "whole", "self_imitation").run()
+    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+
+
+def test_a_policy_of_another_contract_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path, "ppo").run()
+
+    class OtherTask(ReachTask):
+        def environment(self, num_envs, distribution, split, seed=0):
+            env = Reach(num_envs, executed=1, horizon=1)
+            env.contract = type(env.contract)(
+                env.contract.observation, env.contract.action, control_dt_s=0.2, horizon=1, executed=1
+            )
+            return env
+
+    with pytest.raises(ValueError, match=r"trained under another contract .*control_dt_s"):
+        Trainer(TrainerConfig(num_envs=8), OtherTask(), MLPConfig(hidden=[16]), LEARNERS["ppo"], tmp_path, record={})
