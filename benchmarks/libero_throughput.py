@@ -49,6 +49,7 @@ EPISODES = 8  # initial states, repeated over SIMULATIONS
 SIMULATIONS = 32
 MOTION_STEPS = 100
 PICK_LIMIT = 150
+STILL = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -96,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for workload, episodes in (("motion", motion(task)), ("pick", pick(scene))):
             for cameras in (False, True):
                 ours = measure_ours(scene, episodes, cameras, options.seconds)
-                stock = measure_stock(python, task, episodes, cameras, options.seconds)
+                stock = measure_stock(python, scene, episodes, cameras, options.seconds)
                 rows.append(_row(f"{suite} {index}", workload, cameras, ours, stock))
                 sys.stdout.write(_line(rows[-1]) if len(rows) > 1 else _head() + _line(rows[-1]))
                 sys.stdout.flush()
@@ -112,7 +113,7 @@ def motion(task: Task) -> list[Episode]:
 
 
 def pick(scene: Scene) -> list[Episode]:
-    """What the scripted expert does from each initial state, to the end of its task."""
+    """What the scripted expert does from each initial state, to the end of its task, and a chunk of rest."""
     episodes = [Episode(state, np.empty((0, 7))) for state in initial_states(scene.task)[:EPISODES]]
     simulation = Simulation([scene] * EPISODES)
     _start(simulation, episodes)
@@ -125,7 +126,8 @@ def pick(scene: Scene) -> list[Episode]:
         running = running[~success]
         if not len(running):
             break
-    return [Episode(e.state, np.array(a)) for e, a in zip(episodes, actions, strict=True)]
+    rest = [STILL] * CHUNK  # stock may let go a moment later
+    return [Episode(e.state, np.array(a + rest)) for e, a in zip(episodes, actions, strict=True)]
 
 
 def measure_ours(scene: Scene, episodes: list[Episode], cameras: bool, seconds: float) -> Rate:
@@ -148,10 +150,12 @@ def measure_ours(scene: Scene, episodes: list[Episode], cameras: bool, seconds: 
     return total
 
 
-def measure_stock(python: Path, task: Task, episodes: list[Episode], cameras: bool, seconds: float) -> Rate | None:
+def measure_stock(python: Path, scene: Scene, episodes: list[Episode], cameras: bool, seconds: float) -> Rate | None:
     """The same in one stock process per core; None where stock can't draw here (no OpenGL)."""
+    bodies = [scene.model.body(fixture.body) for fixture in scene.fixtures]
     request = {
-        "bddl": str(task.bddl),
+        "bddl": str(scene.task.bddl),
+        "fixtures": {body.name: [body.pos.tolist(), body.quat.tolist()] for body in bodies},
         "cameras": cameras,
         "seconds": seconds,
         "episodes": [{"state": e.state.tolist(), "actions": e.actions.tolist()} for e in episodes],
@@ -213,7 +217,7 @@ def _start(simulation: Simulation, episodes: Sequence[Episode]) -> None:
     nq = simulation.scenes[0].model.nq
     for i, episode in enumerate(episodes):
         simulation.write(i, episode.state[1 : 1 + nq], episode.state[1 + nq :])
-    still = np.tile([0.0, 0, 0, 0, 0, 0, -1], (simulation.num, 5, 1))
+    still = np.tile(STILL, (simulation.num, 5, 1))
     simulation.step(np.arange(simulation.num), still, stop_on_success=False)
 
 

@@ -65,6 +65,13 @@ def make(bddl: str, cameras: bool):  # noqa: ANN201
     return ControlEnv(bddl_file_name=bddl, use_camera_obs=cameras, has_offscreen_renderer=cameras)
 
 
+def place(model, fixtures: dict[str, list[list[float]]]) -> None:  # noqa: ANN001
+    """Put fixtures, which stock places at random at every reset, where ours are: position and quaternion by body."""
+    for name, (position, quaternion) in fixtures.items():
+        body = model.body_name2id(name)
+        model.body_pos[body], model.body_quat[body] = position, quaternion
+
+
 def run(request: dict) -> dict:
     """Replay `episodes` (initial state and actions) in a loop for `seconds`; only stepping is timed."""
     environment = make(request["bddl"], request["cameras"])
@@ -72,6 +79,7 @@ def run(request: dict) -> dict:
     while wall_s < request["seconds"]:
         episode = request["episodes"][episodes % len(request["episodes"])]
         environment.reset()
+        place(environment.sim.model, request["fixtures"])
         environment.set_init_state(episode["state"])
         for _ in range(5):
             environment.step(STILL)
