@@ -86,7 +86,9 @@ def measure(config: EvaluateConfig) -> None:
     if config.video:
         task.video(run / "evaluation.mp4", {"policy": policy}, config.device)
     files = ["evaluation.json", *(["evaluation.mp4"] if config.video else [])]
-    log.info(f"{evaluation_table(results)}\n{task.asset_kind} assets; wrote {', '.join(str(run / file) for file in files)}")
+    log.info(
+        f"{evaluation_table(results)}\n{task.asset_kind} assets; wrote {', '.join(str(run / file) for file in files)}"
+    )
 
 
 if __name__ == "__main__":

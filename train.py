@@ -70,7 +70,9 @@ def run(arguments: list[str]) -> None:
     if config.eval_only:
         if resumed is None:
             raise ValueError("eval_only=true needs the run to measure: resume=DIR")
-        os.execv(sys.executable, [sys.executable, str(Path(__file__).with_name("evaluate.py")), f"checkpoint={resumed}"])
+        os.execv(
+            sys.executable, [sys.executable, str(Path(__file__).with_name("evaluate.py")), f"checkpoint={resumed}"]
+        )
     cores = config.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")

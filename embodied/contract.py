@@ -34,7 +34,9 @@ class TensorSpec:
         for field in ("names", "low", "high"):
             given = len(getattr(self, field))
             if given and (not self.shape or given != self.shape[-1]):
-                raise ValueError(f"TensorSpec of shape {self.shape} has {given} {field}; expected one per last-axis element")
+                raise ValueError(
+                    f"TensorSpec of shape {self.shape} has {given} {field}; expected one per last-axis element"
+                )
 
     def differences(self, other: TensorSpec) -> list[str]:
         """Fields in which `other` cannot stand in for this one (element order may differ when names are given)."""
@@ -44,7 +46,9 @@ class TensorSpec:
             if getattr(self, field) != getattr(other, field)
         ]
         lead, other_lead = (self.shape[:-1], other.shape[:-1]) if self.names else (self.shape, other.shape)
-        if len(lead) != len(other_lead) or any(a != b and -1 not in (a, b) for a, b in zip(lead, other_lead, strict=True)):
+        if len(lead) != len(other_lead) or any(
+            a != b and -1 not in (a, b) for a, b in zip(lead, other_lead, strict=True)
+        ):
             found.append(f"shape: expected {self.shape}, got {other.shape}")
         missing = [name for name in self.names if name not in other.names]
         if missing:

@@ -45,7 +45,11 @@ class RetryStarts:
 
     def state_dict(self) -> dict[str, Any]:
         """Queues and counters."""
-        return {"fresh": self.fresh, "failed": [list(map(list, queue)) for queue in self.failed], "running": self.running}
+        return {
+            "fresh": self.fresh,
+            "failed": [list(map(list, queue)) for queue in self.failed],
+            "running": self.running,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""

@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from embodied import checkpoint, seeding
-from embodied.algorithms.sft import SFT, SFTConfig
+from embodied.algorithms.sft import SFTConfig
 from embodied.checkpoint import Checkpoint
 from embodied.evaluation import evaluate
 from embodied.interrupt import GracefulStop

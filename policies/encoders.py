@@ -91,7 +91,9 @@ class ObjectEncoder(nn.Module):
     def forward(self, observation: TensorDict) -> Tensor:
         """Encode observations [N]: the state beside what each head attends to among the objects."""
         if not self.fitted:
-            raise RuntimeError("the policy has no normalisation statistics; call fit(observations) or load a checkpoint")
+            raise RuntimeError(
+                "the policy has no normalisation statistics; call fit(observations) or load a checkpoint"
+            )
         state = (hand_state(observation) - self.state_mean) / self.state_std
         state = self.state(torch.cat((state, self._embed(observation["instruction"])), dim=-1))
         tokens = self.objects(self._object_inputs(observation))  # [N, M, width]

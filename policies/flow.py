@@ -40,7 +40,8 @@ class FlowConfig:
     """Sizes and noise of a FlowPolicy.
 
     `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
-    normalised action.
+    normalised action. `best_of` chunks are drawn, and the one that the action-value critic prefers is taken, once a
+    learner has trained that critic.
     """
 
     width: int = 64
@@ -50,6 +51,7 @@ class FlowConfig:
     noise_level: float = 0.5
     std_min: float = 0.08
     std_max: float = 0.16
+    best_of: int = 16
 
     def build(self, contract: Contract) -> FlowPolicy:
         """Make the policy for `contract`."""
@@ -60,6 +62,7 @@ class FlowPolicy(nn.Module):
     """Predicts chunks of H actions by integrating a learned velocity field over S denoising steps.
 
     A chunk's log-probability (one part, P = 1) is the sum over the K executed actions of the noisy denoising steps.
+    Where `ranked` is set (by a learner of action values), the best of several chunks is taken, and has no likelihood.
     """
 
     def __init__(self, contract: Contract, config: FlowConfig) -> None:
@@ -72,10 +75,9 @@ class FlowPolicy(nn.Module):
         features = self.encoder.out_features
         self.velocity = _Velocity(size, features, config.hidden)
         self.noise = nn.Sequential(nn.Linear(features + 1, 64), nn.Tanh(), nn.Linear(64, size))
-        self.critic = nn.Sequential(
-            nn.Linear(features, config.hidden), nn.GELU(), nn.Linear(config.hidden, config.hidden), nn.GELU(),
-            nn.Linear(config.hidden, 1),
-        )  # fmt: skip
+        self.critic = _head(features, config.hidden)
+        self.action_critics = nn.ModuleList(_head(features + size, config.hidden) for _ in range(2))
+        self.register_buffer("ranked", torch.zeros((), dtype=torch.bool))
         self.register_buffer("action_mean", torch.zeros(contract.action.shape[-1]))
         self.register_buffer("action_std", torch.ones(contract.action.shape[-1]))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
@@ -88,7 +90,8 @@ class FlowPolicy(nn.Module):
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that `value` alone uses."""
-        return [*self.critic.parameters(), *self.value_encoder.parameters()]
+        critics = (self.critic, self.action_critics, self.value_encoder)
+        return [parameter for critic in critics for parameter in critic.parameters()]
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """Parameters of the velocity field and its encoder, and of the learned noise."""
@@ -112,35 +115,50 @@ class FlowPolicy(nn.Module):
             return self._act(observation, deterministic, generator)
 
     def _act(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Decision:
-        n, steps = observation.batch_size[0], self.grid.steps
-        shape = (n, self.contract.horizon, self.contract.action.shape[-1])
-        device = self.device
-        features = self.encoder(observation)
+        n, best_of = observation.batch_size[0], self.config.best_of if self.ranked else 1
+        shape = (best_of, self.contract.horizon, self.contract.action.shape[-1])
         if deterministic:
-            x, noisy = own_noise(observation, shape[1:]).to(device), torch.full((n,), -1, device=device)
+            noise = own_noise(observation, shape).to(self.device)
         else:
-            x = torch.randn(shape, device=device, generator=generator)
-            noisy = torch.randint(steps, (n,), device=device, generator=generator)
-        path, log_prob = [x], torch.zeros(n, 1, device=device)
+            noise = torch.randn(n, *shape, device=self.device, generator=generator)
+        features = self.encoder(observation).repeat_interleave(best_of, 0)
+        path, noisy, log_prob = self._denoise(noise.flatten(0, 1), features, deterministic, generator)
+        if best_of > 1:
+            value_features = self.value_encoder(observation).repeat_interleave(best_of, 0)
+            value = self._action_values(value_features, path[:, -1]).amin(0)
+            best = torch.arange(n, device=self.device) * best_of + value.view(n, best_of).argmax(1)
+            path, noisy, log_prob = path[best], noisy[best], log_prob[best]
+        sample = TensorDict({"path": path, "noisy": noisy}, batch_size=[n])
+        return Decision(self.to_robot(path[:, -1]), sample, log_prob)
+
+    def _denoise(
+        self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Path [B, S+1, H, A] from noise `x` [B, H, A], index of its noisy step [B] (-1: none), log_prob [B, 1]."""
+        count, steps = len(x), self.grid.steps
+        explore = not deterministic and self.config.sampler is not Sampler.ODE
+        noisy = torch.full((count,), -1, device=x.device)
+        if explore:
+            noisy = torch.randint(steps, (count,), device=x.device, generator=generator)
+        path, log_prob = [x], torch.zeros(count, 1, device=x.device)
         for step in range(steps):
-            index = torch.full((n,), step, device=device)
+            index = torch.full((count,), step, device=x.device)
             velocity = self.velocity(x, self.grid.times(index), features)
             following = ode_step(x, velocity, self.grid)
-            if not deterministic and self.config.sampler is not Sampler.ODE:
+            if explore:
                 mean, std = self._kernel(x, velocity, index, features)
-                sampled = mean + std * torch.randn(shape, device=device, generator=generator)
+                sampled = mean + std * torch.randn(x.shape, device=x.device, generator=generator)
                 chosen = self._noisy(noisy, index)
                 log_prob = log_prob + chosen[:, None] * self._sum(gaussian_log_prob(sampled, mean, std))
                 following = torch.where(chosen.view(-1, 1, 1), sampled, following)
             x = following
             path.append(x)
-        sample = TensorDict({"path": torch.stack(path, 1), "noisy": noisy}, batch_size=[n])
-        return Decision(self.to_robot(x), sample, log_prob)
+        return torch.stack(path, 1), noisy, log_prob
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Score stored denoising paths: one velocity evaluation for Flow-SDE, S for Flow-Noise."""
-        if self.config.sampler is Sampler.ODE:
-            raise ValueError("sampler=ode has no likelihood; choose flow_sde or flow_noise")
+        if self.config.sampler is Sampler.ODE or self.ranked:
+            raise ValueError("sampler=ode and best-of-several have no likelihood; use flow_sde or flow_noise, unranked")
         features, path = self.encoder(observation), sample["path"]
         rows = torch.arange(len(path), device=path.device)
         everywhere = self.config.sampler is Sampler.FLOW_NOISE
@@ -162,8 +180,16 @@ class FlowPolicy(nn.Module):
         """Expected discounted return, [N]."""
         return self.critic(self.value_encoder(observation)).squeeze(-1)
 
+    def action_values(self, observation: TensorDict, actions: Tensor) -> Tensor:
+        """Both critics' expected discounted return after the chunks `actions` [N, H, A] in robot units, [2, N]."""
+        return self._action_values(self.value_encoder(observation), (actions - self.action_mean) / self.action_std)
+
+    def _action_values(self, features: Tensor, x: Tensor) -> Tensor:
+        inputs = torch.cat((features, x.flatten(1)), -1)
+        return torch.stack([critic(inputs).squeeze(-1) for critic in self.action_critics])
+
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
-        """Flow-matching loss: mean over valid actions of |v(x_t, t) - (noise - action)|^2, t uniform."""
+        """Flow-matching loss: mean over actions, weighted by `valid`, of |v(x_t, t) - (noise - action)|^2, t uniform."""
         target = (actions - self.action_mean) / self.action_std
         noise = torch.randn_like(target)
         time = torch.rand(len(target), device=target.device)
@@ -187,6 +213,13 @@ class FlowPolicy(nn.Module):
 
     def _sum(self, elementwise: Tensor) -> Tensor:
         return elementwise[:, : self.contract.executed].sum((1, 2)).unsqueeze(-1)
+
+
+def _head(inputs: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.LayerNorm(hidden), nn.ReLU(),
+        nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, 1),
+    )  # fmt: skip
 
 
 def own_noise(observation: TensorDict, shape: torch.Size | tuple[int, ...]) -> Tensor:

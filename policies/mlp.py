@@ -107,11 +107,15 @@ class MLPPolicy(nn.Module):
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
     def _distribution(self, observation: TensorDict) -> torch.distributions.Normal:
-        return torch.distributions.Normal(self.actor(self._inputs(observation)), self.log_std.exp(), validate_args=False)
+        return torch.distributions.Normal(
+            self.actor(self._inputs(observation)), self.log_std.exp(), validate_args=False
+        )
 
     def _inputs(self, observation: TensorDict) -> Tensor:
         if not self.fitted:
-            raise RuntimeError("the policy has no normalisation statistics; call fit(observations) or load a checkpoint")
+            raise RuntimeError(
+                "the policy has no normalisation statistics; call fit(observations) or load a checkpoint"
+            )
         return (self._concatenated(observation) - self.mean) / self.std
 
     def _concatenated(self, observation: TensorDict) -> Tensor:

@@ -43,6 +43,7 @@ class Planner:
         self._cloud = Cloud(scene.model, SPACING_M)
         self._select = self._cloud.root != self._robot
         self._root = self._cloud.root[self._select]
+        self._loose = np.isin(self._root, scene.object_body)
 
     def plan(self, data: mujoco.MjData, predicate: Predicate) -> Plan:
         """How to make the "in" or "on" `predicate` true from the state of `data`."""
@@ -54,8 +55,10 @@ class Planner:
         grasp = best_grasp(own, others, base, axis_yaw, _wrist_middle(base, start, target))
         below = grasp.position[2] - own[:, 2].min()
         release = self._release(data, predicate, points, below)
-        hover = max(grasp.position[2] + 0.05, _highest(others, hand, grasp.position) + 0.03)
-        carry = max(release, _highest(others, grasp.position, target) + below + 0.02)
+        # Above all that is loose, wherever it stands: heights that change with what lies on the way are hard to imitate.
+        loose = float(points[self._loose & (self._root != predicate.a), 2].max(initial=-np.inf))
+        hover = max(grasp.position[2] + 0.05, loose + 0.03, _highest(others, hand, grasp.position) + 0.03)
+        carry = max(release, loose + below + 0.02, _highest(others, grasp.position, target) + below + 0.02)
         return Plan(grasp.position - start, grasp.yaw, hover, carry, release)
 
     def _release(self, data: mujoco.MjData, predicate: Predicate, points: Array, below: float) -> float:

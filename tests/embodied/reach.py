@@ -12,7 +12,9 @@ from embodied.environment import Transition
 class Reach:
     """Position starts at a number given by (task, start); each action moves it; |x| < 0.1 ends with success."""
 
-    def __init__(self, num_envs: int, *, executed: int = 2, horizon: int = 2, step_limit: int = 7, tasks: int = 2) -> None:
+    def __init__(
+        self, num_envs: int, *, executed: int = 2, horizon: int = 2, step_limit: int = 7, tasks: int = 2
+    ) -> None:
         spec = {"position": TensorSpec((1,), unit="m"), "task": TensorSpec((1,))}
         action = TensorSpec((1,), low=(-0.25,), high=(0.25,))
         self.contract = Contract(spec, action, 0.1, horizon, executed)

@@ -47,7 +47,9 @@ def test_step_limit_truncates_with_the_true_observation() -> None:
 def test_failed_starts_come_back_until_attempts_are_used_up() -> None:
     env = Reach(1, tasks=1)
     starts = RetryStarts(env.task_index, retry=1.0, attempts=2, generator=torch.Generator())
-    rollout = Collector(env, Constant(env, 0.1), torch.Generator(), starts).collect(16)  # start 0 fails, odd starts succeed
+    rollout = Collector(env, Constant(env, 0.1), torch.Generator(), starts).collect(
+        16
+    )  # start 0 fails, odd starts succeed
     begun = rollout.start[torch.cat((torch.tensor([True]), rollout.done[:-1, 0]))].flatten().tolist()
     first = begun[0]
     failing = [2, 1] if first % 2 == 0 else [1, 2]  # attempts that even and odd starts take

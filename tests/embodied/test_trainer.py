@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from policies.mlp import MLPConfig
 from tensordict import TensorDict
 
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig, cut_chunks
 from embodied.trainer import Stopped, Trainer, TrainerConfig
+from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
 
 

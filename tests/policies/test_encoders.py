@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from policies.encoders import ObjectEncoder, mention
 
+from policies.encoders import ObjectEncoder, mention
 from tests.policies.observations import observations
 
 

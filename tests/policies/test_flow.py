@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from policies.flow import FlowConfig, FlowPolicy, Sampler
 
+from policies.flow import FlowConfig, FlowPolicy, Sampler
 from tests.policies.observations import contract, observations
 
 
@@ -38,7 +38,9 @@ def test_log_prob_is_that_of_the_noisy_step_over_executed_actions() -> None:
         mean = x - 0.25 * v - sigma**2 * 0.25 / (2 * t) * (x + (1 - t) * v)
         std = 0.5 * sigma
         total = sum(
-            -0.5 * ((float(following[i, d]) - float(mean[i, d])) / std) ** 2 - math.log(std) - 0.5 * math.log(2 * math.pi)
+            -0.5 * ((float(following[i, d]) - float(mean[i, d])) / std) ** 2
+            - math.log(std)
+            - 0.5 * math.log(2 * math.pi)
             for i in range(3)  # executed is 3 of 4
             for d in range(2)
         )

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from policies.mlp import MLPConfig, MLPPolicy
 from tensordict import TensorDict
 
 from embodied.algorithms.ppo import PPO, PPOConfig
 from embodied.rollout import Collector, Rollout
+from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
 
 
