@@ -30,7 +30,8 @@ log = logging.getLogger("embodied")
 class EvaluateConfig:
     """`suite` and `assets` default to those of training, `distributions` to all of the task.
 
-    `episodes` initial states of each task are run; `seed` picks which of the wide distribution. `video=true` films some.
+    `episodes` initial states of each task are run; `seed` picks which of the wide distribution. `video=true` films
+    some of them.
     """
 
     checkpoint: str = MISSING

@@ -32,7 +32,7 @@ GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS}
 class TrainConfig(TrainerConfig):
     """Options of train.py: those of a run, and its parts.
 
-    `resume` names the directory of a run to continue with its own configuration; `eval_only` measures its policy instead.
+    `resume` names the directory of a run to continue with its own configuration; `eval_only` measures it instead.
     """
 
     task: Any = MISSING

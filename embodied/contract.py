@@ -107,7 +107,7 @@ class Contract:
 
     def _action_differences(self, provider: Contract) -> list[str]:
         rows = []
-        if self.action.names and set(self.action.names) != set(provider.action.names):
+        if set(self.action.names) != set(provider.action.names):
             rows.append(f"action elements: policy commands {self.action.names}, provider takes {provider.action.names}")
         for field in ("low", "high"):
             mine, theirs = (_by_name(spec, field) for spec in (self.action, provider.action))
@@ -144,7 +144,10 @@ class Contract:
 
 
 def _spec(data: dict[str, Any]) -> TensorSpec:
-    return TensorSpec(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    if not isinstance(fields["shape"], tuple):
+        raise TypeError(f"shape {fields['shape']!r}")
+    return TensorSpec(**fields)
 
 
 def _by_name(spec: TensorSpec, field: str) -> dict[str, float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from tensordict import TensorDict
@@ -52,6 +52,10 @@ class TrainablePolicy(Policy, Protocol):
     """
 
     device: torch.device
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the weights."""
+        ...
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters of the value function, which the supervised loss and the samples do not depend on."""

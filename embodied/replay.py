@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -81,11 +81,11 @@ class EpisodeAssembler:
                     chunks.append(self._chunks(episode))
             if start < len(rows):
                 self.pending[env] = self._joined(env, rows[start:, env])
-        return torch.cat(chunks) if chunks else None
+        return TensorDict.cat(chunks) if chunks else None
 
     def _joined(self, env: int, rows: TensorDict) -> TensorDict:
         before = self.pending[env]
-        return rows if before is None else torch.cat((before, rows))
+        return rows if before is None else TensorDict.cat((before, rows))
 
     def _chunks(self, episode: TensorDict) -> TensorDict:
         """From each decision, the next `horizon` actions that were executed, across later decisions too."""
@@ -112,4 +112,4 @@ class EpisodeAssembler:
 
 
 def _leaves(rows: TensorDict) -> list[tuple[Any, torch.Tensor]]:
-    return list(rows.items(include_nested=True, leaves_only=True))
+    return cast(list[tuple[Any, torch.Tensor]], list(rows.items(include_nested=True, leaves_only=True)))

@@ -60,8 +60,9 @@ class Stage(Enum):
 class TrainerConfig:
     """Sizes of a run.
 
-    RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations. Evaluations
-    run `evaluation_starts` initial states of each task and distribution. `control` and `video` can be left out.
+    RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations.
+    Evaluations run `evaluation_starts` initial states of each task and distribution. `control` and `video` can be left
+    out.
     """
 
     num_envs: int = 80

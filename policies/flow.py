@@ -189,7 +189,7 @@ class FlowPolicy(nn.Module):
         return torch.stack([critic(inputs).squeeze(-1) for critic in self.action_critics])
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
-        """Flow-matching loss: mean over actions, weighted by `valid`, of |v(x_t, t) - (noise - action)|^2, t uniform."""
+        """Flow-matching loss: mean over actions, weighted by `valid`, of |v(x_t, t) - (noise - action)|^2."""
         target = (actions - self.action_mean) / self.action_std
         noise = torch.randn_like(target)
         time = torch.rand(len(target), device=target.device)

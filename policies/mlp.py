@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from tensordict import TensorDict
@@ -129,7 +130,7 @@ class MLPPolicy(nn.Module):
 def _layers(inputs: int, hidden: list[int], outputs: int) -> nn.Sequential:
     sizes = [inputs, *hidden]
     layers: list[nn.Module] = []
-    for a, b in zip(sizes[:-1], sizes[1:], strict=True):
+    for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), nn.Tanh()]
     last = nn.Linear(sizes[-1], outputs)
     nn.init.orthogonal_(last.weight, 0.01)

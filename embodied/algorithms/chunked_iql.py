@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from embodied.advantage import chunk_reward
 from embodied.algorithms.sft import SFT, SFTConfig
@@ -106,7 +107,7 @@ class ChunkedIQL:
         old = round(self.config.batch * self.config.demonstration_share)
         rows = torch.randint(len(self.demonstrations), (old,), generator=self.generator)
         new = self.replay.sample(self.config.batch - old, self.generator)
-        return torch.cat((self.demonstrations[rows], new)).to(self.policy.device)
+        return TensorDict.cat((self.demonstrations[rows], new)).to(self.policy.device)
 
     def _critic_step(self, batch: TensorDict) -> tuple[float, float, float, float]:
         with torch.no_grad():
@@ -123,8 +124,8 @@ class ChunkedIQL:
         (q_loss + value_loss).backward()
         nn.utils.clip_grad_norm_(self.critic_parameters, 1.0)
         self.optimiser.step()
-        with torch.no_grad():
-            torch._foreach_lerp_(self.target.critic_parameters(), self.critic_parameters, self.config.target_rate)
+        slow = tuple(self.target.critic_parameters())
+        get_ema_multi_avg_fn(1.0 - self.config.target_rate)(slow, tuple(self.critic_parameters), 0)
         return q_loss.item(), value_loss.item(), q.mean().item(), value.mean().item()
 
     def _actor_step(self, batch: TensorDict) -> float:

@@ -78,7 +78,7 @@ class SelfImitation:
         size = self.config.sft.batch
         old = round(size * self.config.demonstration_share)
         rows = torch.randint(len(self.demonstrations), (old,), generator=self.generator)
-        return torch.cat((self.demonstrations[rows], self.replay.sample(size - old, self.generator)))
+        return TensorDict.cat((self.demonstrations[rows], self.replay.sample(size - old, self.generator)))
 
     def state_dict(self) -> dict[str, Any]:
         """Learner, replay, unfinished episodes and starts; the demonstrations come from their file."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from embodied.policy import TrainablePolicy
 
@@ -48,7 +49,7 @@ class SFT:
         self.gradient_steps = 0
 
     def fit(self, chunks: TensorDict, steps: int, progress: Callable[[], object] | None = None) -> float:
-        """Take `steps` gradient steps on minibatches of `chunks` (see `step`); returns the mean loss of the last tenth."""
+        """Take `steps` gradient steps on minibatches of `chunks` (see `step`); returns the last tenth's mean loss."""
         losses = []
         for _ in range(steps):
             rows = torch.randint(len(chunks), (self.config.batch,), generator=self.generator)
@@ -77,11 +78,11 @@ class SFT:
         high, low = self.config.learning_rate, self.config.final_learning_rate
         return low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
-    @torch.no_grad()
     def _average(self) -> None:
         # A short warm-up keeps the random start out of the average.
-        rate = 1.0 - min(self.config.average, (1.0 + self.gradient_steps) / (10.0 + self.gradient_steps))
-        torch._foreach_lerp_(self.policy.actor_parameters(), self.trained.actor_parameters(), rate)
+        keep = min(self.config.average, (1.0 + self.gradient_steps) / (10.0 + self.gradient_steps))
+        average, now = tuple(self.policy.actor_parameters()), tuple(self.trained.actor_parameters())
+        get_ema_multi_avg_fn(keep)(average, now, self.gradient_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Both sets of weights, optimiser, draws to come and counter."""

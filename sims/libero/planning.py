@@ -55,7 +55,7 @@ class Planner:
         grasp = best_grasp(own, others, base, axis_yaw, _wrist_middle(base, start, target))
         below = grasp.position[2] - own[:, 2].min()
         release = self._release(data, predicate, points, below)
-        # Above all that is loose, wherever it stands: heights that change with what lies on the way are hard to imitate.
+        # Above all that is loose, wherever it stands: heights that change with what is on the way are hard to learn.
         loose = float(points[self._loose & (self._root != predicate.a), 2].max(initial=-np.inf))
         hover = max(grasp.position[2] + 0.05, loose + 0.03, _highest(others, hand, grasp.position) + 0.03)
         carry = max(release, loose + below + 0.02, _highest(others, grasp.position, target) + below + 0.02)

@@ -71,13 +71,13 @@ class LiberoTask:
         return torch.cat([cut_chunks(*episode, self.horizon) for episode in found.episodes()])
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
-        """Film each policy, by caption, in up to five tasks of the wide distribution, from the same evaluation starts."""
+        """Film each policy, by caption, in up to five tasks of the wide distribution, from the same starts."""
         from sims.libero.cameras import AGENT_VIEW, Cameras
 
         tasks = self._tasks()[:FILMED]
         env = LiberoEnvironment(
-            tasks, len(tasks), distribution="wide", split="eval", horizon=self.horizon, executed=math.gcd(self.executed, 4),
-            step_limit=self.step_limit, assets=self._assets(),
+            tasks, len(tasks), distribution="wide", split="eval", horizon=self.horizon,
+            executed=math.gcd(self.executed, 4), step_limit=self.step_limit, assets=self._assets(),
         )  # fmt: skip
         cameras = Cameras(env.simulation, [AGENT_VIEW], 256, 256)
         starts = torch.zeros(len(tasks), dtype=torch.long)
