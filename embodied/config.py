@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -22,7 +23,8 @@ def compose(
     `saved` is the JSON-ready form of an earlier run: its choices and values take the place of the defaults.
 
     Raises:
-        ValueError: on one line, for an unknown key, name or type; unknown names list the valid ones.
+        ValueError: on one line, for an unknown key, name or type, listing the valid ones, and for `saved` of another
+            version or with other choices.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -45,12 +47,13 @@ def compose(
             chosen = {group: composed.hydra.runtime.choices[group] for group in groups}
             config = hydra_compose(name, [*choices, *overrides])
         if saved:
+            _check_same(chosen, saved["choices"])
             given = [override for override in overrides if override.split("=")[0] not in groups]
-            config = OmegaConf.merge(config, saved["values"], OmegaConf.from_dotlist(given))
+            config = OmegaConf.merge(_saved(config, saved["values"]), OmegaConf.from_dotlist(given))
         values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
         return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values}
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(" ".join(str(error).split("\n    full_key")[0].split())) from error
+        raise ValueError(_explain(error)) from error
 
 
 def names(group: str, groups: Groups) -> list[str]:
@@ -61,7 +64,38 @@ def names(group: str, groups: Groups) -> list[str]:
 def _check_choices(overrides: Sequence[str], groups: Groups) -> None:
     for override in overrides:
         key, separator, value = override.partition("=")
-        if not separator:
+        if not separator or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise ValueError(f"expected key=value, got {override!r}; --help lists the options")
         if key in groups and value not in names(key, groups):
             raise ValueError(f"unknown {key} {value!r}; expected one of {', '.join(names(key, groups))}")
+
+
+def _check_same(chosen: Mapping[str, str], before: Mapping[str, str]) -> None:
+    for group, name in chosen.items():
+        if name != before[group]:
+            raise ValueError(f"the saved run has {group}={before[group]}, got {group}={name}; start a new run for that")
+
+
+def _saved(config: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - OmegaConf's
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.merge(config, values)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"the saved configuration is of another version ({_explain(error)}); train anew") from error
+
+
+def _explain(error: Exception) -> str:
+    """One line: which option is wrong, and what it takes."""
+    from hydra.errors import OverrideParseException
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}; lists are [a,b], text with special characters is in quotes"
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if not isinstance(cause, OmegaConfBaseException):
+        return " ".join(str(error).split())
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
+        options = (str(key) for key in cause.parent_node if key != "hydra")
+        return f"unknown option {cause.full_key!r}; expected one of {', '.join(options)}"
+    return f"{cause.full_key}: {str(cause).splitlines()[0]}"

@@ -1,0 +1,80 @@
+"""Options are checked before anything heavy starts, and a resumed run keeps its own."""
+
+import json
+
+import pytest
+
+from embodied.config import compose
+from policies.flow import FlowConfig, Sampler
+from sims.libero.task import LiberoTask
+from train import GROUPS, TrainConfig
+
+
+def composed(*overrides: str, saved=None):
+    return compose(TrainConfig, "train", overrides, GROUPS, saved)
+
+
+def test_objects_are_typed_and_the_record_is_json():
+    config, record = composed("num_envs=12", "policy.sampler=FLOW_NOISE", "task.tasks=[0,3]")
+    assert isinstance(config, TrainConfig)
+    assert isinstance(config.task, LiberoTask)
+    assert isinstance(config.policy, FlowConfig)
+    assert (config.num_envs, config.policy.sampler, config.task.tasks) == (12, Sampler.FLOW_NOISE, ["0", "3"])
+    assert config.task.name == "libero_pick"
+    record = json.loads(json.dumps(record))
+    assert record["choices"]["task"] == "libero_pick"
+    assert record["values"]["policy"]["sampler"] == "FLOW_NOISE"
+
+
+@pytest.mark.parametrize(("group", "listed"), [("task", "libero_pick"), ("policy", "flow"), ("algorithm", "ppo")])
+def test_an_unknown_name_lists_the_known_ones(group, listed):
+    with pytest.raises(ValueError, match=rf"^unknown {group} 'nope'; expected one of .*\b{listed}\b"):
+        composed(f"{group}=nope")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("num_env=3", "unknown option 'num_env'; expected one of num_envs, env_steps"),
+        ("policy.wide=3", "unknown option 'policy.wide'; expected one of width"),
+        ("+more=1", r"expected key=value, got '\+more=1'"),
+        ("~task=1", "expected key=value"),
+        ("num_envs", "expected key=value, got 'num_envs'"),
+        ("num_envs=a", "num_envs: .*'a'.* Integer"),
+        ("seed=1.5", "seed: .*Integer"),
+        ("seed=null", "seed: .*not Optional"),
+        ("video=perhaps", "video: .*bool"),
+        ("task.tasks=0", "task.tasks: .*list"),
+        ("task.tasks=[0", r"cannot read 'task.tasks=\[0'"),
+        ("policy.sampler=loud", "policy.sampler: .*expected one of .*FLOW_SDE"),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_says_what_is_expected(override, message):
+    with pytest.raises(ValueError, match=f"^{message}") as caught:
+        composed(override)
+    assert "\n" not in str(caught.value)
+
+
+def test_saved_values_win_over_defaults_and_the_command_line_over_both():
+    _, saved = composed("num_envs=12", "task.episodes=3", "policy.width=32", "algorithm=ppo", "algorithm.epochs=2")
+    saved = json.loads(json.dumps(saved))
+    config, record = composed("policy.width=16", "task.tasks=[1]", saved=saved)
+    assert (config.num_envs, config.task.episodes, config.algorithm.epochs) == (12, 3, 2)
+    assert (config.policy.width, config.task.tasks) == (16, ["1"])
+    assert record["choices"] == saved["choices"]
+    assert record["values"]["policy"]["width"] == 16
+
+
+def test_a_saved_run_keeps_its_parts():
+    _, saved = composed("algorithm=ppo")
+    assert composed("algorithm=ppo", saved=saved)[1]["choices"]["algorithm"] == "ppo"
+    with pytest.raises(ValueError, match="the saved run has algorithm=ppo, got algorithm=self_imitation"):
+        composed("algorithm=self_imitation", saved=saved)
+
+
+def test_a_configuration_of_another_version_is_one_line():
+    _, saved = composed()
+    saved["values"]["policy"]["retired"] = 3
+    with pytest.raises(ValueError, match=r"saved configuration is of another version .*'policy\.retired'") as caught:
+        composed(saved=saved)
+    assert "\n" not in str(caught.value)
