@@ -62,7 +62,13 @@ class ChunkedIQLConfig:
     def build(
         self, policy: RankingPolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator
     ) -> ChunkedIQL:
-        """Make the learner of `policy` in `env`, beside `demonstrations` [D] chunks; `generator` draws minibatches."""
+        """Make the learner of `policy` in `env`, beside `demonstrations` [D] chunks; `generator` draws minibatches.
+
+        Raises:
+            ValueError: for a policy without critics of chunks.
+        """
+        if not hasattr(policy, "action_values"):
+            raise ValueError(f"chunked_iql needs a policy with action values, policy=flow; got {type(policy).__name__}")
         return ChunkedIQL(policy, self, demonstrations, env, generator)
 
 
@@ -172,9 +178,16 @@ def demonstration_transitions(chunks: TensorDict, discount: float) -> TensorDict
     """Windows of successful episodes (see `cut_chunks`) as rows like those of `rollout_transitions`, [D].
 
     A window that reaches the end of its episode terminates there, with reward 1.
+
+    Raises:
+        ValueError: for windows of one action, which do not show where episodes end.
     """
     whole = chunks["valid"].all(-1)
     horizon = chunks["valid"].shape[-1]
+    if horizon < 2:
+        raise ValueError(
+            "chunked_iql needs a horizon of at least 2 actions, got 1; use algorithm=self_imitation or ppo"
+        )
     row = torch.arange(len(chunks))
     # a window ends exactly with its episode where it is whole and the next one is not
     continues = whole & whole[(row + 1).clamp_max(len(chunks) - 1)] & (row + horizon < len(chunks))

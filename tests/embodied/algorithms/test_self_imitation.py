@@ -1,0 +1,98 @@
+"""Self-imitation learns from its own successes, from nothing else, and goes on where it stopped."""
+
+import copy
+import math
+
+import torch
+from tensordict import TensorDict
+
+from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
+from embodied.algorithms.sft import SFTConfig, cut_chunks
+from embodied.evaluation import evaluate
+from embodied.rollout import Collector
+from policies.mlp import MLPConfig, MLPPolicy
+from tests.embodied.reach import Reach
+
+
+def demonstrations() -> TensorDict:
+    """One start of each side, pushed slowly."""
+    episodes = []
+    for task in range(2):
+        position = (1.0 - 2.0 * task) * torch.linspace(0.4, 0.05, 6)
+        seen = TensorDict({"position": position[:5, None], "task": torch.full((5, 1), float(task))}, [5])
+        episodes.append(cut_chunks(seen, position.diff()[:, None], 2))
+    return torch.cat(episodes)
+
+
+def make(seed: int = 0, envs: int = 32, **settings) -> tuple[MLPPolicy, SelfImitation, Collector]:
+    torch.manual_seed(seed)
+    policy = MLPConfig(hidden=[32], initial_std=0.4).build(Reach(1).contract)
+    policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.zeros(1, 1))
+    sft = SFTConfig(steps=400, batch=64, learning_rate=5e-3, final_learning_rate=5e-3, average=0.9)
+    config = SelfImitationConfig(**({"gradient_steps": 30, "capacity": 5000, "sft": sft} | settings))
+    learner = config.build(policy, demonstrations(), Reach(envs), torch.Generator().manual_seed(seed))
+    return policy, learner, Collector(Reach(envs), policy, torch.Generator().manual_seed(seed), learner.starts)
+
+
+def test_only_chunks_of_successful_episodes_are_kept():
+    _, learner, collector = make()
+    kept = 0
+    for _ in range(4):
+        rollout = collector.collect(6)
+        learner.update(rollout)
+        held = learner.replay.state_dict()["rows"]
+        # a success ends inside |x| < 0.1: from the last decision kept, its valid actions lead there
+        ends = ~held["valid"].all(-1)
+        landed = held["observation", "position"][:, 0] + (held["actions"][..., 0] * held["valid"]).sum(-1)
+        assert (landed[ends].abs() < 0.1).all()
+        kept = len(learner.replay)
+    assert kept > 0
+
+
+def test_without_a_success_there_is_nothing_to_imitate_and_nothing_changes():
+    policy, learner, collector = make(envs=1)
+    before = copy.deepcopy(policy.state_dict())
+    metrics = learner.update(collector.collect(1))  # no episode can end in one chunk
+    assert math.isnan(metrics["loss"])
+    assert metrics["imitated_chunks"] == 0
+    assert learner.gradient_steps == 0
+    assert all(torch.equal(before[name], value) for name, value in policy.state_dict().items())
+
+
+def test_minibatches_hold_their_share_of_demonstrations():
+    _, learner, collector = make(demonstration_share=0.25)
+    for _ in range(3):
+        learner.update(collector.collect(6))
+    shown = {tuple(row) for row in learner.demonstrations["actions"].flatten(1).tolist()}
+    batch = learner._batch()
+    assert len(batch) == 64
+    assert sum(tuple(row) in shown for row in batch["actions"].flatten(1).tolist()) == 16
+
+
+def success_rate(policy: MLPPolicy) -> float:
+    return evaluate(Reach(16), policy, starts_per_task=22).summary()["success"]
+
+
+def test_learns_to_reach_where_demonstrations_alone_do_not():
+    policy, learner, collector = make()
+    learner.sft.fit(demonstrations(), 100)
+    for _ in range(12):
+        learner.update(collector.collect(12))
+    control, supervised, _ = make()
+    supervised.sft.fit(demonstrations(), learner.gradient_steps)
+    assert success_rate(control) < 0.7
+    assert success_rate(policy) > 0.95
+
+
+def test_a_resumed_learner_takes_the_same_steps():
+    policy, learner, collector = make()
+    for _ in range(2):
+        learner.update(collector.collect(5))
+    state = copy.deepcopy({"learner": learner.state_dict(), "collector": collector.state_dict()})
+    first = [learner.update(collector.collect(5)) for _ in range(2)]
+    other_policy, other, other_collector = make(seed=3)
+    other_policy.load_state_dict(policy.state_dict())
+    other.load_state_dict(state["learner"])
+    other_collector.load_state_dict(state["collector"])
+    assert [other.update(other_collector.collect(5)) for _ in range(2)] == first
+    assert all(torch.equal(value, other_policy.state_dict()[name]) for name, value in policy.state_dict().items())
