@@ -61,13 +61,14 @@ class EpisodeAssembler:
         self.pending: list[TensorDict | None] = [None] * num_envs
 
     def add(self, rollout: Rollout) -> TensorDict | None:
-        """Chunks {observation, actions [E, H, A], valid [E, H]} of the episodes that just succeeded, or None."""
+        """Chunks {observation, actions [E, H, A], valid [E, H], task_index [E]} of what just succeeded, or None."""
         executed = rollout.executed.shape[-1]
         rows = TensorDict(
             {
                 "observation": rollout.observation,
                 "actions": rollout.actions[:, :, :executed],
                 "executed": rollout.executed,
+                "task_index": rollout.task_index,
             },
             batch_size=list(rollout.done.shape),
         )
@@ -98,6 +99,7 @@ class EpisodeAssembler:
                 "observation": episode["observation"],
                 "actions": actions[index.clamp_max(len(actions) - 1)],
                 "valid": index < len(actions),
+                "task_index": episode["task_index"],
             },
             batch_size=[len(count)],
         )

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 
+RECENT = 200
+
+
 class RetryStarts:
     """Fresh initial states, and again those that failed, until an attempt succeeds or `attempts` are used up.
 
@@ -22,6 +25,7 @@ class RetryStarts:
         self.fresh = [first] * tasks
         self.failed: list[deque[tuple[int, int]]] = [deque() for _ in range(tasks)]
         self.running: list[tuple[int, int] | None] = [None] * len(self.task_index)  # initial state, attempts before
+        self.firsts: deque[bool] = deque(maxlen=RECENT)  # whether the last first attempts succeeded
 
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
         """Initial states [N] for environments that `finished` [N] with `success` [N]; elsewhere 0, which is unused."""
@@ -29,6 +33,8 @@ class RetryStarts:
         draws = torch.rand(len(self.task_index), generator=self.generator)
         for env in torch.nonzero(finished).flatten().tolist():
             task, before = self.task_index[env], self.running[env]
+            if before and before[1] == 0:
+                self.firsts.append(bool(success[env]))
             if before and not success[env] and before[1] + 1 < self.attempts:
                 self.failed[task].append((before[0], before[1] + 1))
             if self.failed[task] and draws[env] < self.retry:
@@ -39,9 +45,9 @@ class RetryStarts:
             starts[env] = self.running[env][0]
         return starts
 
-    def first_attempt(self) -> Tensor:
-        """Whether each running episode is the first from its initial state, [N] bool."""
-        return torch.tensor([running is not None and running[1] == 0 for running in self.running])
+    def first_attempts_success(self) -> float:
+        """Share of the last first attempts that succeeded: what the policy can do, whatever is tried again."""
+        return sum(self.firsts) / max(1, len(self.firsts))
 
     def state_dict(self) -> dict[str, Any]:
         """Queues and counters."""
@@ -49,6 +55,7 @@ class RetryStarts:
             "fresh": self.fresh,
             "failed": [list(map(list, queue)) for queue in self.failed],
             "running": self.running,
+            "firsts": list(self.firsts),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -56,3 +63,4 @@ class RetryStarts:
         self.fresh = list(state["fresh"])
         self.failed = [deque((start, tries) for start, tries in queue) for queue in state["failed"]]
         self.running = [None if running is None else (running[0], running[1]) for running in state["running"]]
+        self.firsts = deque(state["firsts"], maxlen=RECENT)

@@ -60,8 +60,8 @@ class Learner(Protocol):
         """Gradient steps taken so far."""
         ...
 
-    def update(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from one rollout; returns metrics."""
+    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+        """Learn from one rollout; `progress` from 0 to 1 is how far training is. Returns metrics."""
         ...
 
     def state_dict(self) -> dict[str, Any]:

@@ -33,6 +33,7 @@ SEGMENT = 500
 """Gradient steps of supervised training between two entries in the log."""
 CURVES = {
     "rollout/success": "environment steps",
+    "rl/first_attempts_success": "environment steps",
     "rollout/episode_steps": "environment steps",
     "rl/loss": "environment steps",
     "rl/kl": "environment steps",
@@ -155,7 +156,7 @@ class Trainer:
         self.timer.add("simulation", rollout.simulation_s)
         self.timer.add("policy", rollout.policy_s)
         with self.timer("update"):
-            metrics = learner.update(rollout)
+            metrics = learner.update(rollout, self.counters["env_steps"] / self.config.env_steps)
         episodes = int(rollout.done.sum())
         self.counters["iteration"] += 1
         self.counters["env_steps"] += rollout.env_steps

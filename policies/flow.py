@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from embodied.contract import Contract
 from embodied.policy import Decision, Evaluation
+from policies.augmentation import random_image
 from policies.encoders import ObjectEncoder
 from policies.flow_kernels import (
     TimeGrid,
@@ -41,7 +42,7 @@ class FlowConfig:
 
     `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
     normalised action. `best_of` chunks are drawn, and the one that the action-value critic prefers is taken, once a
-    learner has trained that critic.
+    learner has trained that critic. The supervised loss sees scenes mirrored and turned by up to `turn_rad`.
     """
 
     width: int = 64
@@ -52,6 +53,7 @@ class FlowConfig:
     std_min: float = 0.08
     std_max: float = 0.16
     best_of: int = 16
+    turn_rad: float = 0.8
 
     def build(self, contract: Contract) -> FlowPolicy:
         """Make the policy for `contract`."""
@@ -190,6 +192,7 @@ class FlowPolicy(nn.Module):
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Flow-matching loss: mean over actions, weighted by `valid`, of |v(x_t, t) - (noise - action)|^2."""
+        observation, actions = random_image(observation, actions, self.config.turn_rad)
         target = (actions - self.action_mean) / self.action_std
         noise = torch.randn_like(target)
         time = torch.rand(len(target), device=target.device)

@@ -97,11 +97,11 @@ class ChunkedIQL:
         """Gradient steps taken by the actor."""
         return self.actor.gradient_steps
 
-    def update(self, rollout: Rollout) -> dict[str, float]:
+    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
         """Add the rollout, train critics, then the actor; returns mean losses and values."""
         self.replay.add(rollout_transitions(rollout, self.config.discount))
         critic = [self._critic_step(self._batch()) for _ in range(self.config.critic_steps)]
-        actor = [self._actor_step(self._batch()) for _ in range(self.config.actor_steps)]
+        actor = [self._actor_step(self._batch(), progress) for _ in range(self.config.actor_steps)]
         self.policy.ranked.fill_(True)
         names = ("q_loss", "value_loss", "q", "value")
         metrics = {
@@ -134,13 +134,13 @@ class ChunkedIQL:
         get_ema_multi_avg_fn(1.0 - self.config.target_rate)(slow, tuple(self.critic_parameters), 0)
         return q_loss.item(), value_loss.item(), q.mean().item(), value.mean().item()
 
-    def _actor_step(self, batch: TensorDict) -> float:
+    def _actor_step(self, batch: TensorDict, progress: float) -> float:
         with torch.no_grad():
             q = self.target.action_values(batch["observation"], batch["actions"]).amin(0)
             advantage = q - self.policy.value(batch["observation"])
             weight = (advantage / self.config.temperature).exp().clamp_max(self.config.largest_weight)
         batch["valid"] = batch["valid"] * weight.unsqueeze(-1)
-        return self.actor.step(batch)
+        return self.actor.step(batch, progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Learner, replay and starts; the demonstrations come from their file."""

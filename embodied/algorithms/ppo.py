@@ -29,16 +29,16 @@ from embodied.rollout import Rollout
 class PPOConfig:
     """Hyper-parameters of PPO; `decisions` (T) per environment and iteration."""
 
-    decisions: int = 16
+    decisions: int = 35
     epochs: int = 5
-    minibatch: int = 800
-    learning_rate: float = 1e-4
+    minibatch: int = 900
+    learning_rate: float = 2e-5
     value_learning_rate: float = 1e-3
     clip: float = 0.2
-    discount: float = 0.999
+    discount: float = 0.99
     trace: float = 0.95
     entropy_weight: float = 0.0
-    target_kl: float = 0.02
+    target_kl: float = 0.03
     critic_warmup: int = 2
     max_gradient_norm: float = 1.0
 
@@ -65,8 +65,8 @@ class PPO:
         self.iterations = 0
         self.gradient_steps = 0
 
-    def update(self, rollout: Rollout) -> dict[str, float]:
-        """One iteration; returns mean losses, clip fraction, KL and explained variance."""
+    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+        """One iteration, at constant learning rates whatever the `progress`; returns mean losses, clip fraction, KL and explained variance."""
         batch, advantage_std, explained = self._prepare(rollout)
         batch = batch.to(self.policy.device)
         sums: dict[str, float] = {}

@@ -53,16 +53,19 @@ class SFT:
         losses = []
         for _ in range(steps):
             rows = torch.randint(len(chunks), (self.config.batch,), generator=self.generator)
-            losses.append(self.step(chunks[rows]))
+            losses.append(self.step(chunks[rows], self.gradient_steps / self.config.steps))
             if progress:
                 progress()
         tail = losses[-max(1, len(losses) // 10) :]
         return sum(tail) / len(tail)
 
-    def step(self, batch: TensorDict) -> float:
-        """One gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss."""
+    def step(self, batch: TensorDict, progress: float) -> float:
+        """One gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss.
+
+        `progress`, from 0 to 1, is how far training is, for the learning rate.
+        """
         for group in self.optimiser.param_groups:
-            group["lr"] = self._learning_rate()
+            group["lr"] = self._learning_rate(progress)
         batch = batch.to(self.policy.device)
         loss = self.trained.loss(batch["observation"], batch["actions"], batch["valid"])
         self.optimiser.zero_grad()
@@ -73,16 +76,13 @@ class SFT:
         self._average()
         return float(loss.detach())
 
-    def _learning_rate(self) -> float:
-        progress = min(1.0, self.gradient_steps / self.config.steps)
+    def _learning_rate(self, progress: float) -> float:
         high, low = self.config.learning_rate, self.config.final_learning_rate
-        return low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * progress))
+        return low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
 
     def _average(self) -> None:
-        # A short warm-up keeps the random start out of the average.
-        keep = min(self.config.average, (1.0 + self.gradient_steps) / (10.0 + self.gradient_steps))
         average, now = tuple(self.policy.actor_parameters()), tuple(self.trained.actor_parameters())
-        get_ema_multi_avg_fn(keep)(average, now, self.gradient_steps)
+        get_ema_multi_avg_fn(self.config.average)(average, now, self.gradient_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Both sets of weights, optimiser, draws to come and counter."""

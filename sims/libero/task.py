@@ -27,7 +27,8 @@ class LiberoTask:
     """`tasks` (names or numbers; all if empty) of one LIBERO suite, learned by one policy.
 
     `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with
-    action noise `noise` come from the scripted expert. `assets` is a folder of LIBERO's own objects, or "stand-in".
+    action noise `noise` come from the scripted expert. Training episodes are truncated at `train_step_limit`: a policy
+    that has dithered that long seldom succeeds, and should not be imitated where it does. `assets` is a folder of LIBERO's own objects, or "stand-in".
     """
 
     name: str = "libero"
@@ -35,9 +36,10 @@ class LiberoTask:
     tasks: list[str] = field(default_factory=list)
     assets: str | None = None
     horizon: int = 8
-    executed: int = 8
+    executed: int = 4
     step_limit: int = STEP_LIMIT
-    episodes: int = 5
+    train_step_limit: int = 140
+    episodes: int = 7
     noise: float = 0.1
 
     @property
@@ -54,7 +56,7 @@ class LiberoTask:
         """Make environments that start from the `split` ("train" or "eval") of `distribution`."""
         return LiberoEnvironment(
             self._tasks(), num_envs, distribution=distribution, split=split, horizon=self.horizon,
-            executed=self.executed, step_limit=self.step_limit, assets=self._assets(), seed=seed,
+            executed=self.executed, step_limit=self.train_step_limit if split == "train" else self.step_limit, assets=self._assets(), seed=seed,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> TensorDict:

@@ -31,7 +31,7 @@ def success_rate(rollout: Rollout) -> float:
 def test_ratio_is_one_before_the_first_update() -> None:
     _, _, learner, collector = make(epochs=1, critic_warmup=0)
     learner.config.minibatch = 10**6
-    metrics = learner.update(collector.collect(4))
+    metrics = learner.update(collector.collect(4), 0.0)
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["clip_fraction"] == 0.0
     assert metrics["policy_loss"] == pytest.approx(0.0, abs=1e-5)  # normalised advantages average to nothing
@@ -43,20 +43,20 @@ def test_learns_to_reach_from_sparse_reward() -> None:
     for _ in range(25):
         rollout = collector.collect(16)
         rates.append(success_rate(rollout))
-        learner.update(rollout)
+        learner.update(rollout, 0.0)
     assert rates[0] < 0.6
     assert rates[-1] > 0.95
 
 
 def test_resumed_updates_equal_uninterrupted_ones() -> None:
     _, policy, learner, collector = make()
-    learner.update(collector.collect(4))
+    learner.update(collector.collect(4), 0.0)
     rollout = collector.collect(4)
     _, other_policy, other, _ = make(seed=1)
     other_policy.load_state_dict(policy.state_dict())
     other.load_state_dict(copy.deepcopy(learner.state_dict()))
     other.generator.set_state(learner.generator.get_state())
-    first, second = learner.update(rollout), other.update(rollout)
+    first, second = learner.update(rollout, 0.0), other.update(rollout, 0.0)
     assert first == second
     for a, b in zip(policy.parameters(), other_policy.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -1,0 +1,57 @@
+"""Symmetry of tabletop manipulation: scenes turned about the vertical axis or mirrored ask for turned or mirrored actions.
+
+Gravity is the only direction that physics prefers, so one demonstration tells what to do in all its images. (Reach and
+joint limits break the symmetry far from the nominal pose, hence the limited turns.)
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+
+def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> tuple[TensorDict, Tensor]:
+    """Each row under a random turn of up to `turn_rad` about the vertical axis and, half of them, mirrored left-right.
+
+    Args:
+        observation: [N], with poses in a frame whose z axis is vertical.
+        actions: [N, H, 7], displacement, rotation (axis-angle) and gripper in the same frame.
+        turn_rad: the largest turn.
+    """
+    n, device = len(actions), actions.device
+    angle = (2.0 * torch.rand(n, device=device) - 1.0) * turn_rad
+    side = torch.where(torch.rand(n, device=device) < 0.5, -1.0, 1.0)
+    return image(observation, actions, angle, side)
+
+
+def image(observation: TensorDict, actions: Tensor, angle: Tensor, side: Tensor) -> tuple[TensorDict, Tensor]:
+    """Mirror y where `side` [N] is -1 (1: not), then turn by `angle` [N] rad about the vertical axis."""
+    cosine, sine, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
+    rows = ((cosine, -sine * side, zero), (sine, cosine * side, zero), (zero, zero, one))
+    matrix = torch.stack([torch.stack(row, -1) for row in rows], -2)  # [N, 3, 3]
+
+    def vectors(v: Tensor) -> Tensor:
+        return torch.einsum("nij,n...j->n...i", matrix, v)
+
+    def rotations(columns: Tensor, axis: int) -> Tensor:
+        """A mirrored body is its own mirror image about one of its `axis`, which makes its frame right-handed again."""
+        halves = [vectors(columns[..., :3]), vectors(columns[..., 3:])]
+        halves[axis] = halves[axis] * side.view(-1, *[1] * (columns.dim() - 1))
+        return torch.cat(halves, -1)
+
+    fingers = observation["gripper_position"]
+    mirrored = (side < 0).unsqueeze(-1)
+    turned = observation.clone(recurse=False)
+    turned.update(
+        {
+            "end_effector_position": vectors(observation["end_effector_position"]),
+            "end_effector_rotation": rotations(observation["end_effector_rotation"], 0),
+            "object_position": vectors(observation["object_position"]),
+            "object_rotation": rotations(observation["object_rotation"], 1),
+            "gripper_position": torch.where(mirrored, -fingers.flip(-1), fingers),
+        }
+    )
+    # An axis of rotation is a pseudo-vector: mirroring reverses it once more.
+    spin = vectors(actions[..., 3:6]) * side.view(-1, 1, 1)
+    return turned, torch.cat((vectors(actions[..., :3]), spin, actions[..., 6:]), -1)
