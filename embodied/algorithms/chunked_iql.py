@@ -189,8 +189,8 @@ def demonstration_transitions(chunks: TensorDict, discount: float) -> TensorDict
             "chunked_iql needs a horizon of at least 2 actions, got 1; use algorithm=self_imitation or ppo"
         )
     row = torch.arange(len(chunks))
-    # a window ends exactly with its episode where it is whole and the next one is not
-    continues = whole & whole[(row + 1).clamp_max(len(chunks) - 1)] & (row + horizon < len(chunks))
+    # a window ends exactly with its episode where it is whole and the next one is not; the last of all is never whole
+    continues = whole & whole.roll(-1)
     steps = chunks["valid"].sum(-1)
     return TensorDict(
         {

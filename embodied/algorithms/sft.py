@@ -81,8 +81,10 @@ class SFT:
         return low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
 
     def _average(self) -> None:
+        # A window that grows with training keeps the random start out of the average.
+        keep = min(self.config.average, (1.0 + self.gradient_steps) / (10.0 + self.gradient_steps))
         average, now = tuple(self.policy.actor_parameters()), tuple(self.trained.actor_parameters())
-        get_ema_multi_avg_fn(self.config.average)(average, now, self.gradient_steps)
+        get_ema_multi_avg_fn(keep)(average, now, self.gradient_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Both sets of weights, optimiser, draws to come and counter."""

@@ -63,6 +63,11 @@ def test_limits_belong_to_names_and_not_to_places():
     assert len(differences(action(names=("right", "left")))) == 2  # low and high
 
 
+@pytest.mark.parametrize("executed", [1, 8])
+def test_a_provider_may_execute_up_to_the_whole_chunk(executed):
+    CONTRACT.bind(changed(executed=executed))
+
+
 def test_what_else_a_provider_shows_is_not_in_the_way():
     provider = changed(observation={"camera": TensorSpec((8, 8, 3), dtype="uint8"), **CONTRACT.observation})
     assert set(CONTRACT.bind(provider).observation) == {"position", "objects"}

@@ -206,7 +206,7 @@ def test_learns_to_reach_where_demonstrations_alone_do_not():
     policy, learner, collector = make()
     learner.actor.fit(demonstrations(), 100)
     for _ in range(8):
-        learner.update(collector.collect(12))
+        learner.update(collector.collect(12), 0.0)
     control, supervised, _ = make()
     supervised.actor.fit(demonstrations(), learner.gradient_steps)
     assert policy.ranked
@@ -217,13 +217,13 @@ def test_learns_to_reach_where_demonstrations_alone_do_not():
 def test_a_resumed_learner_takes_the_same_steps():
     policy, learner, collector = make()
     for _ in range(2):
-        learner.update(collector.collect(5))
+        learner.update(collector.collect(5), 0.0)
     state = copy.deepcopy({"learner": learner.state_dict(), "collector": collector.state_dict()})
     weights = copy.deepcopy(policy.state_dict())
-    first = [learner.update(collector.collect(5)) for _ in range(2)]
+    first = [learner.update(collector.collect(5), 0.0) for _ in range(2)]
     other_policy, other, other_collector = make(seed=3)
     other_policy.load_state_dict(weights)
     other.load_state_dict(state["learner"])
     other_collector.load_state_dict(state["collector"])
-    assert [other.update(other_collector.collect(5)) for _ in range(2)] == first
+    assert [other.update(other_collector.collect(5), 0.0) for _ in range(2)] == first
     assert all(torch.equal(value, other_policy.state_dict()[name]) for name, value in policy.state_dict().items())

@@ -39,7 +39,7 @@ def test_only_chunks_of_successful_episodes_are_kept():
     kept = 0
     for _ in range(4):
         rollout = collector.collect(6)
-        learner.update(rollout)
+        learner.update(rollout, 0.0)
         held = learner.replay.state_dict()["rows"]
         # a success ends inside |x| < 0.1: from the last decision kept, its valid actions lead there
         ends = ~held["valid"].all(-1)
@@ -52,7 +52,7 @@ def test_only_chunks_of_successful_episodes_are_kept():
 def test_without_a_success_there_is_nothing_to_imitate_and_nothing_changes():
     policy, learner, collector = make(envs=1)
     before = copy.deepcopy(policy.state_dict())
-    metrics = learner.update(collector.collect(1))  # no episode can end in one chunk
+    metrics = learner.update(collector.collect(1), 0.0)  # no episode can end in one chunk
     assert math.isnan(metrics["loss"])
     assert metrics["imitated_chunks"] == 0
     assert learner.gradient_steps == 0
@@ -62,7 +62,7 @@ def test_without_a_success_there_is_nothing_to_imitate_and_nothing_changes():
 def test_minibatches_hold_their_share_of_demonstrations():
     _, learner, collector = make(demonstration_share=0.25)
     for _ in range(3):
-        learner.update(collector.collect(6))
+        learner.update(collector.collect(6), 0.0)
     shown = {tuple(row) for row in learner.demonstrations["actions"].flatten(1).tolist()}
     batch = learner._batch()
     assert len(batch) == 64
@@ -77,7 +77,7 @@ def test_learns_to_reach_where_demonstrations_alone_do_not():
     policy, learner, collector = make()
     learner.sft.fit(demonstrations(), 100)
     for _ in range(12):
-        learner.update(collector.collect(12))
+        learner.update(collector.collect(12), 0.0)
     control, supervised, _ = make()
     supervised.sft.fit(demonstrations(), learner.gradient_steps)
     assert success_rate(control) < 0.7
@@ -87,12 +87,12 @@ def test_learns_to_reach_where_demonstrations_alone_do_not():
 def test_a_resumed_learner_takes_the_same_steps():
     policy, learner, collector = make()
     for _ in range(2):
-        learner.update(collector.collect(5))
+        learner.update(collector.collect(5), 0.0)
     state = copy.deepcopy({"learner": learner.state_dict(), "collector": collector.state_dict()})
-    first = [learner.update(collector.collect(5)) for _ in range(2)]
+    first = [learner.update(collector.collect(5), 0.0) for _ in range(2)]
     other_policy, other, other_collector = make(seed=3)
     other_policy.load_state_dict(policy.state_dict())
     other.load_state_dict(state["learner"])
     other_collector.load_state_dict(state["collector"])
-    assert [other.update(other_collector.collect(5)) for _ in range(2)] == first
+    assert [other.update(other_collector.collect(5), 0.0) for _ in range(2)] == first
     assert all(torch.equal(value, other_policy.state_dict()[name]) for name, value in policy.state_dict().items())
