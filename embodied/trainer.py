@@ -66,8 +66,8 @@ class TrainerConfig:
     out.
     """
 
-    num_envs: int = 80
-    env_steps: int = 1_500_000
+    num_envs: int = 100
+    env_steps: int = 1_000_000
     checkpoint_every: int = 10
     evaluation_starts: int = 50
     evaluation_envs: int = 100

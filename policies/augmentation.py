@@ -10,6 +10,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+CARTESIAN = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
+"""The first elements of actions that can be turned."""
+
 
 def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> tuple[TensorDict, Tensor]:
     """Each row under a random turn of up to `turn_rad` about the vertical axis and, half of them, mirrored left-right.

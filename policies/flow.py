@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from embodied.contract import Contract
 from embodied.policy import Decision, Evaluation
-from policies.augmentation import random_image
+from policies.augmentation import CARTESIAN, random_image
 from policies.encoders import ObjectEncoder
 from policies.flow_kernels import (
     TimeGrid,
@@ -42,14 +42,15 @@ class FlowConfig:
 
     `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
     normalised action. `best_of` chunks are drawn, and the one that the action-value critic prefers is taken, once a
-    learner has trained that critic. The supervised loss sees scenes mirrored and turned by up to `turn_rad`.
+    learner has trained that critic. The supervised loss sees scenes mirrored and turned by up to `turn_rad`; 0:
+    as they are, for actions other than `augmentation.CARTESIAN`.
     """
 
     width: int = 64
     hidden: int = 256
     denoising_steps: int = 4
     sampler: Sampler = Sampler.FLOW_SDE
-    noise_level: float = 0.5
+    noise_level: float = 0.3
     std_min: float = 0.08
     std_max: float = 0.16
     best_of: int = 16
@@ -69,6 +70,10 @@ class FlowPolicy(nn.Module):
 
     def __init__(self, contract: Contract, config: FlowConfig) -> None:
         super().__init__()
+        if config.turn_rad and contract.action.names[:6] != CARTESIAN:
+            raise ValueError(
+                f"expected actions {CARTESIAN} to turn scenes, got {contract.action.names}; set turn_rad=0"
+            )
         self.contract, self.config = contract, config
         self.grid = TimeGrid(config.denoising_steps)
         self.encoder = ObjectEncoder(config.width)
@@ -192,7 +197,8 @@ class FlowPolicy(nn.Module):
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Flow-matching loss: mean over actions, weighted by `valid`, of |v(x_t, t) - (noise - action)|^2."""
-        observation, actions = random_image(observation, actions, self.config.turn_rad)
+        if self.config.turn_rad:
+            observation, actions = random_image(observation, actions, self.config.turn_rad)
         target = (actions - self.action_mean) / self.action_std
         noise = torch.randn_like(target)
         time = torch.rand(len(target), device=target.device)

@@ -29,12 +29,12 @@ class SelfImitationConfig:
     """`gradient_steps` per iteration of `decisions` chunks per environment; `demonstration_share` of each minibatch."""
 
     decisions: int = 35
-    gradient_steps: int = 400
+    gradient_steps: int = 250
     demonstration_share: float = 0.25
     capacity: int = 400_000
     retry: float = 0.5
     attempts: int = 4
-    sft: SFTConfig = field(default_factory=lambda: SFTConfig(learning_rate=5e-4, final_learning_rate=5e-5))
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(learning_rate=5e-4, final_learning_rate=2.5e-5))
 
     def build(
         self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator

@@ -24,7 +24,7 @@ from embodied.policy import TrainablePolicy
 class SFTConfig:
     """Optimiser settings; the learning rate falls by a cosine to `final_learning_rate` over the `steps` planned."""
 
-    steps: int = 8000
+    steps: int = 4000
     batch: int = 256
     learning_rate: float = 1e-3
     final_learning_rate: float = 1e-4

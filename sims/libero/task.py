@@ -28,7 +28,8 @@ class LiberoTask:
 
     `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with
     action noise `noise` come from the scripted expert. Training episodes are truncated at `train_step_limit`: a policy
-    that has dithered that long seldom succeeds, and should not be imitated where it does. `assets` is a folder of LIBERO's own objects, or "stand-in".
+    that has dithered that long seldom succeeds, and should not be imitated where it does. `assets` is a folder of
+    LIBERO's own objects, or "stand-in".
     """
 
     name: str = "libero"
@@ -39,7 +40,7 @@ class LiberoTask:
     executed: int = 4
     step_limit: int = STEP_LIMIT
     train_step_limit: int = 140
-    episodes: int = 7
+    episodes: int = 2
     noise: float = 0.1
 
     @property
@@ -54,9 +55,10 @@ class LiberoTask:
 
     def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> LiberoEnvironment:
         """Make environments that start from the `split` ("train" or "eval") of `distribution`."""
+        step_limit = self.train_step_limit if split == "train" else self.step_limit
         return LiberoEnvironment(
             self._tasks(), num_envs, distribution=distribution, split=split, horizon=self.horizon,
-            executed=self.executed, step_limit=self.train_step_limit if split == "train" else self.step_limit, assets=self._assets(), seed=seed,
+            executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> TensorDict:

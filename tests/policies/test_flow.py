@@ -11,7 +11,7 @@ from tests.policies.observations import contract, observations
 
 def make(sampler: Sampler = Sampler.FLOW_SDE) -> FlowPolicy:
     torch.manual_seed(0)
-    policy = FlowConfig(width=32, hidden=32, sampler=sampler).build(contract())
+    policy = FlowConfig(width=32, hidden=32, sampler=sampler, noise_level=0.5, turn_rad=0.0).build(contract())
     policy.fit(observations(64), torch.randn(64, 4, 2) * 0.3)
     return policy
 
@@ -90,3 +90,8 @@ def test_supervised_training_recovers_actions_that_depend_on_the_observation() -
         optimiser.step()
     error = (policy.act(observation, deterministic=True).actions - actions).abs().mean()
     assert error < 0.1  # the mean action misses by 0.46
+
+
+def test_scenes_are_turned_for_cartesian_actions_alone() -> None:
+    with pytest.raises(ValueError, match="set turn_rad=0"):
+        FlowConfig().build(contract())

@@ -1,0 +1,56 @@
+"""A turned or mirrored scene asks for the turned or mirrored action."""
+
+import math
+
+import torch
+from policies.augmentation import image, random_image
+from policies.encoders import rotation_matrix
+
+from tests.policies.observations import observations
+
+
+def transformed(angle: float, side: float):
+    observation = observations(3)
+    observation["gripper_position"] = torch.tensor([[0.03, -0.01]]).expand(3, 2)
+    actions = torch.tensor([[[1.0, 0.0, 0.5, 0.1, 0.0, 0.2, -1.0]]]).expand(3, 1, 7)
+    return observation, actions, *image(observation, actions, torch.full((3,), angle), torch.full((3,), side))
+
+
+def test_a_quarter_turn_by_hand() -> None:
+    observation, _, turned, actions = transformed(math.pi / 2, 1.0)
+    torch.testing.assert_close(actions[0, 0], torch.tensor([0.0, 1.0, 0.5, 0.0, 0.1, 0.2, -1.0]))
+    x, y, z = observation["object_position"].unbind(-1)
+    torch.testing.assert_close(turned["object_position"], torch.stack((-y, x, z), -1))
+    assert torch.equal(turned["gripper_position"], observation["gripper_position"])
+
+
+def test_mirroring_by_hand() -> None:
+    observation, _, mirrored, actions = transformed(0.0, -1.0)
+    # turning right-handed about x and z becomes left-handed; about y it stays
+    torch.testing.assert_close(actions[0, 0], torch.tensor([1.0, 0.0, 0.5, -0.1, 0.0, -0.2, -1.0]))
+    x, y, z = observation["object_position"].unbind(-1)
+    torch.testing.assert_close(mirrored["object_position"], torch.stack((x, -y, z), -1))
+    torch.testing.assert_close(mirrored["gripper_position"][0], torch.tensor([0.01, -0.03]))
+
+
+def test_images_of_rotations_are_rotations_and_mirroring_twice_is_nothing() -> None:
+    observation, actions, once, mirrored = transformed(0.0, -1.0)
+    for key in ("end_effector_rotation", "object_rotation"):
+        matrices = rotation_matrix(once[key])
+        identity = torch.eye(3).expand_as(matrices)
+        torch.testing.assert_close(matrices @ matrices.transpose(-1, -2), identity, atol=1e-5, rtol=0)
+    twice, again = image(once, mirrored, torch.zeros(3), -torch.ones(3))
+    torch.testing.assert_close(again, actions)
+    for key in observation.keys():  # noqa: SIM118 - a TensorDict iterates over rows
+        torch.testing.assert_close(twice[key], observation[key])
+
+
+def test_distances_and_the_given_observation_stay() -> None:
+    observation, actions = observations(50), torch.randn(50, 4, 7)
+    before = observation.clone()
+    turned, moved = random_image(observation, actions, 0.8)
+    assert (observation == before).all()
+    torch.testing.assert_close(moved[..., :3].norm(dim=-1), actions[..., :3].norm(dim=-1))
+    offset = observation["object_position"] - observation["end_effector_position"].unsqueeze(1)
+    image_offset = turned["object_position"] - turned["end_effector_position"].unsqueeze(1)
+    torch.testing.assert_close(image_offset.norm(dim=-1), offset.norm(dim=-1))
