@@ -66,7 +66,7 @@ class PPO:
         self.gradient_steps = 0
 
     def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
-        """One iteration, at constant learning rates whatever the `progress`; returns mean losses, clip fraction, KL and explained variance."""
+        """One iteration, whatever the `progress`; returns mean losses, clip fraction, KL and explained variance."""
         batch, advantage_std, explained = self._prepare(rollout)
         batch = batch.to(self.policy.device)
         sums: dict[str, float] = {}

@@ -73,3 +73,17 @@ def test_retry_starts_continue_from_their_state() -> None:
     finished, success = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
     for _ in range(5):
         assert starts(finished, success).tolist() == copy(finished, success).tolist()
+
+
+def test_the_success_of_first_attempts_counts_no_retries() -> None:
+    env = Reach(1, tasks=1)
+    starts = RetryStarts(env.task_index, retry=1.0, attempts=2, generator=torch.Generator())
+    done = torch.tensor([True])
+    starts(done, torch.tensor([False]))  # nothing has run yet
+    assert starts.first_attempts_success() == 0.0
+    for success in (False, True, True):  # a first attempt, its retry, another first attempt
+        starts(done, torch.tensor([success]))
+    assert starts.first_attempts_success() == 0.5
+    copy = RetryStarts(env.task_index, retry=1.0, attempts=2, generator=torch.Generator())
+    copy.load_state_dict(starts.state_dict())
+    assert copy.first_attempts_success() == 0.5

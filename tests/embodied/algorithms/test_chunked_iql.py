@@ -180,7 +180,7 @@ def test_chunks_that_are_better_than_expected_are_imitated_more():
     learner.target.action_values = lambda observation, actions: torch.stack((q, q + 1.0))  # the lower one counts
     policy.value = lambda observation: value
     valid = batch["valid"].clone()
-    learner._actor_step(batch)
+    learner._actor_step(batch, 0.0)
     weight = (q / 0.5).exp().clamp_max(2.0)
     torch.testing.assert_close(batch["valid"], valid * weight.unsqueeze(-1))
 

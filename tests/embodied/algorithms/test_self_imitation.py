@@ -1,7 +1,6 @@
 """Self-imitation learns from its own successes, from nothing else, and goes on where it stopped."""
 
 import copy
-import math
 
 import torch
 from tensordict import TensorDict
@@ -40,12 +39,15 @@ def test_only_chunks_of_successful_episodes_are_kept():
     for _ in range(4):
         rollout = collector.collect(6)
         learner.update(rollout, 0.0)
-        held = learner.replay.state_dict()["rows"]
+        rows = [replay.state_dict()["rows"] for replay in learner.replays if len(replay)]
+        if not rows:
+            continue
+        held = torch.cat(rows)
         # a success ends inside |x| < 0.1: from the last decision kept, its valid actions lead there
         ends = ~held["valid"].all(-1)
         landed = held["observation", "position"][:, 0] + (held["actions"][..., 0] * held["valid"]).sum(-1)
         assert (landed[ends].abs() < 0.1).all()
-        kept = len(learner.replay)
+        kept = len(held)
     assert kept > 0
 
 
@@ -53,20 +55,23 @@ def test_without_a_success_there_is_nothing_to_imitate_and_nothing_changes():
     policy, learner, collector = make(envs=1)
     before = copy.deepcopy(policy.state_dict())
     metrics = learner.update(collector.collect(1), 0.0)  # no episode can end in one chunk
-    assert math.isnan(metrics["loss"])
     assert metrics["imitated_chunks"] == 0
+    assert "loss" not in metrics
     assert learner.gradient_steps == 0
     assert all(torch.equal(before[name], value) for name, value in policy.state_dict().items())
 
 
-def test_minibatches_hold_their_share_of_demonstrations():
+def test_minibatches_hold_their_share_of_demonstrations_and_tasks_equally():
     _, learner, collector = make(demonstration_share=0.25)
     for _ in range(3):
         learner.update(collector.collect(6), 0.0)
+    learner.replays[1].add(learner.replays[1].state_dict()["rows"].repeat(9))  # one task succeeds far more often
     shown = {tuple(row) for row in learner.demonstrations["actions"].flatten(1).tolist()}
     batch = learner._batch()
     assert len(batch) == 64
-    assert sum(tuple(row) in shown for row in batch["actions"].flatten(1).tolist()) == 16
+    own = [tuple(row) not in shown for row in batch["actions"].flatten(1).tolist()]
+    assert sum(own) == 48
+    assert int(batch["observation", "task"][own].sum()) == 24
 
 
 def success_rate(policy: MLPPolicy) -> float:
