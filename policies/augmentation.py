@@ -1,4 +1,4 @@
-"""Symmetry of tabletop manipulation: scenes turned about the vertical axis or mirrored ask for turned or mirrored actions.
+"""Symmetry of tabletop manipulation: scenes turned about the vertical axis or mirrored ask for such actions.
 
 Gravity is the only direction that physics prefers, so one demonstration tells what to do in all its images. (Reach and
 joint limits break the symmetry far from the nominal pose, hence the limited turns.)

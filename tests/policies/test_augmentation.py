@@ -3,9 +3,9 @@
 import math
 
 import torch
+
 from policies.augmentation import image, random_image
 from policies.encoders import rotation_matrix
-
 from tests.policies.observations import observations
 
 
