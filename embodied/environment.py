@@ -19,8 +19,9 @@ from embodied.contract import Contract
 class Transition:
     """What one chunk did.
 
-    A finished environment freezes: `executed` is False after the step at which its episode ended, `reward` is zero
-    there, and `observation` is the true observation at the end of what ran, never that of the next episode.
+    A finished environment freezes until its reset: `executed` is False after the step at which its episode ended,
+    `reward` is zero there, and `observation` is the true observation at the end of what ran, never that of the next
+    episode. `terminated`, `truncated` and `success` stay as they were when it ended.
     """
 
     observation: TensorDict  # [N]

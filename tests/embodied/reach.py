@@ -30,6 +30,8 @@ class Reach:
         self, mask: torch.Tensor | None = None, seed: int | None = None, starts: torch.Tensor | None = None
     ) -> TensorDict:
         mask = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+        if seed is not None:
+            self.start = torch.full((self.num_envs,), 100 * seed - 1)
         self.start = torch.where(mask, self.start + 1 if starts is None else starts, self.start)
         sign = 1.0 - 2.0 * (self.start % 2)
         self.position = torch.where(mask, sign * (0.3 + 0.05 * (self.start % 11)), self.position)
@@ -39,7 +41,8 @@ class Reach:
 
     def step(self, actions: torch.Tensor) -> Transition:
         assert actions.shape == (self.num_envs, self.contract.executed, 1)
-        before = self.frozen.clone()
+        if (self.start < 0).any() or not actions.isfinite().all():
+            raise ValueError("expected finite actions after a reset")
         reward, executed = torch.zeros(actions.shape[:2]), torch.zeros(actions.shape[:2], dtype=torch.bool)
         for k in range(self.contract.executed):
             running = ~self.frozen
@@ -50,8 +53,8 @@ class Reach:
             reward[:, k] = reached.float()
             self.frozen = self.frozen | reached | (self.steps >= self.step_limit)
         success = self.position.abs() < 0.1
-        ended = self.frozen & ~before
-        return Transition(self._observation(), reward, executed, ended & success, ended & ~success, ended & success)
+        terminated, truncated = self.frozen & success, self.frozen & ~success
+        return Transition(self._observation(), reward, executed, terminated, truncated, terminated.clone())
 
     def _observation(self) -> TensorDict:
         task = self.task_index.float().unsqueeze(1)

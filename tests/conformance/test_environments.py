@@ -1,0 +1,208 @@
+"""What every Environment promises, checked on all that we have."""
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDictBase
+
+from embodied.contract import Contract
+from embodied.environment import StartEnvironment
+from embodied.tree import load_tree, save_tree
+from sims.libero.assets import find_assets
+from sims.libero.environment import LiberoEnvironment
+from sims.libero.suite import load_tasks
+from tests.embodied.reach import Reach
+
+LIMIT = 6
+"""Control steps of an episode: it ends in the second chunk of four."""
+
+
+def reach(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> Reach:
+    return Reach(num_envs, executed=executed, horizon=4, step_limit=step_limit)
+
+
+ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
+
+
+def libero(distribution: str) -> Callable[..., LiberoEnvironment]:
+    def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> LiberoEnvironment:
+        return LiberoEnvironment(
+            load_tasks("libero_object", [0, 3]), num_envs, distribution=distribution, horizon=4, executed=executed,
+            step_limit=step_limit, seed=seed, threads=1, assets=ASSETS,
+        )  # fmt: skip
+
+    return make
+
+
+ENVIRONMENTS = {"reach": reach, "libero wide": libero("wide"), "libero official": libero("official")}
+
+
+@pytest.fixture(params=ENVIRONMENTS)
+def make(request) -> Callable[..., StartEnvironment]:
+    return ENVIRONMENTS[request.param]
+
+
+def actions(env: StartEnvironment, seed: int) -> torch.Tensor:
+    """Random chunks [N, K, A] inside the limits, small enough that nobody succeeds by chance at once."""
+    spec = env.contract.action
+    low, high = torch.tensor(spec.low), torch.tensor(spec.high)
+    shape = (env.num_envs, env.contract.executed, *spec.shape)
+    return low + (high - low) * (0.4 + 0.2 * torch.rand(shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def same(first, second) -> bool:
+    """Equality of trees, bit for bit."""
+    if isinstance(first, TensorDictBase):
+        return set(first.keys()) == set(second.keys()) and all(same(first[key], second[key]) for key in first.keys())  # noqa: SIM118
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    return bool(np.array_equal(first, second, equal_nan=True))
+
+
+def only(env: StartEnvironment, *rows: int) -> torch.Tensor:
+    mask = torch.zeros(env.num_envs, dtype=torch.bool)
+    mask[list(rows)] = True
+    return mask
+
+
+def test_everything_about_it_is_readable_before_the_first_reset(make):
+    env = make()
+    assert isinstance(env, StartEnvironment)
+    assert Contract.from_dict(env.contract.to_dict()) == env.contract
+    assert env.num_envs == len(env.task_index) == 4
+    assert set(env.task_index.tolist()) == set(range(len(env.task_names)))
+    assert env.step_limit == LIMIT
+
+
+def test_observations_fit_the_contract(make):
+    env = make()
+    for observation in (env.reset(), env.step(actions(env, 0)).observation):
+        assert observation.batch_size == (4,)
+        for key, spec in env.contract.observation.items():
+            shape = observation[key].shape[1:]
+            assert len(shape) == len(spec.shape)
+            assert all(wanted in (-1, got) for wanted, got in zip(spec.shape, shape, strict=True))
+            assert str(observation[key].dtype) == f"torch.{spec.dtype}"
+            assert observation[key].device == env.device
+
+
+def test_a_chunk_says_how_much_of_it_ran(make):
+    env = make()
+    env.reset()
+    before = env.steps.clone()
+    for seed in range(3):
+        transition = env.step(actions(env, seed))
+        assert transition.executed.shape == transition.reward.shape == (4, 4)
+        assert (transition.executed[:, 1:] <= transition.executed[:, :-1]).all()  # nothing runs after a stop
+        assert (transition.reward[~transition.executed] == 0).all()
+        assert torch.equal(env.steps - before, transition.executed.sum(1))
+        assert not (transition.terminated & transition.truncated).any()
+        assert (transition.success <= transition.done).all()
+        before = env.steps.clone()
+
+
+def test_the_observation_at_the_end_is_the_true_one_and_chunks_equal_single_steps(make):
+    chunked, single = make(), make(executed=1, step_limit=100)
+    assert same(chunked.reset(), single.reset())
+    chunks = [actions(chunked, seed) for seed in range(2)]
+    for chunk in chunks:
+        ending = chunked.step(chunk)
+    for step in torch.cat(chunks, 1)[:, :LIMIT].unbind(1):
+        true = single.step(step.unsqueeze(1))
+    assert ending.truncated.all()
+    assert not true.done.any()
+    assert same(ending.observation, true.observation)
+    states = chunked.state_dict(), single.state_dict()
+    if "simulation" in states[0]:
+        assert same(*(state["simulation"] for state in states))
+
+
+def test_it_is_frozen_after_the_end_while_others_go_on(make):
+    env = make()
+    env.reset()
+    env.step(actions(env, 0))
+    env.reset(mask=only(env, 0))  # now two chunks behind the others
+    ended = env.step(actions(env, 1))
+    assert ended.done.tolist() == [False, True, True, True]
+    steps = env.steps.clone()
+    later = env.step(actions(env, 2))
+    assert later.executed[0].any()
+    assert not later.executed[1:].any()
+    assert (later.reward[1:] == 0).all()
+    assert same(later.observation[1:], ended.observation[1:])
+    assert not same(later.observation[0], ended.observation[0])
+    assert torch.equal(env.steps[1:], steps[1:])
+    for flag in ("terminated", "truncated", "success"):
+        assert torch.equal(getattr(later, flag)[1:], getattr(ended, flag)[1:])
+
+
+def test_a_masked_reset_leaves_the_others_untouched(make):
+    env, undisturbed = make(), make()
+    for each in (env, undisturbed):
+        each.reset()
+        each.step(actions(each, 0))
+    before = env.reset(mask=only(env))
+    after = env.reset(mask=only(env, 2))
+    assert env.steps[2] == 0
+    others = torch.tensor([0, 1, 3])
+    assert same(before[others], after[others])
+    assert not same(before[2], after[2])
+    # and what they do next
+    assert same(env.step(actions(env, 1)).observation[others], undisturbed.step(actions(env, 1)).observation[others])
+
+
+def test_a_named_start_is_the_same_wherever_and_whenever(make):
+    env = make()
+    first = env.reset(starts=torch.tensor([5, 6, 7, 8]))
+    assert env.start.tolist() == [5, 6, 7, 8]
+    env.step(actions(env, 0))
+    second = env.reset(starts=torch.tensor([7, 8, 5, 6]))
+    assert same(first, second[torch.tensor([2, 3, 0, 1])])  # environments 0 and 2, 1 and 3 run the same task
+
+
+def test_a_seed_begins_the_stream_of_starts_anew(make):
+    env = make()
+    first, following = env.reset(seed=3), env.reset()
+    assert not same(first, following)
+    assert same(env.reset(seed=3), first)
+    assert same(env.reset(), following)
+
+
+def test_a_saved_state_continues_bit_for_bit(make, tmp_path):
+    env, other = make(step_limit=9), make(step_limit=9, seed=9)
+    env.reset()
+    env.step(actions(env, 0))
+    env.reset(mask=only(env, 1))
+    save_tree(tmp_path / "state", env.state_dict())
+    now = env.reset(mask=only(env))
+    other.reset()
+    other.step(actions(other, 5))
+    assert same(other.load_state_dict(load_tree(tmp_path / "state")), now)
+    for seed in (1, 2, 3):  # some end on the way
+        here, there = env.step(actions(env, seed)), other.step(actions(other, seed))
+        assert same(vars(here), vars(there))
+    assert same(env.reset(), other.reset())  # the next starts too
+    assert same(env.state_dict(), other.state_dict())
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_action_that_is_no_number_is_refused_and_changes_nothing(make, value):
+    env = make()
+    env.reset()
+    before = env.state_dict()
+    broken = actions(env, 0)
+    broken[2, 1, 0] = value
+    with pytest.raises(ValueError, match="finite"):
+        env.step(broken)
+    assert same(env.state_dict(), before)
+
+
+def test_a_step_before_the_first_reset_is_refused(make):
+    env = make()
+    with pytest.raises(ValueError, match="reset"):
+        env.step(actions(env, 0))

@@ -1,0 +1,172 @@
+"""What every trainable policy promises, checked on all that we have."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from embodied.contract import Contract, TensorSpec
+from embodied.evaluation import act
+from policies.flow import FlowConfig, Sampler
+from policies.mlp import MLPConfig
+from sims.libero.observation import action_spec
+from tests.policies.observations import observations
+
+LOW, HIGH = (-0.5, -1.0, -1.0, -1.0, -1.0, -1.0, 0.0), (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5)
+KEYS = ("joint_position", "end_effector_position", "gripper_position")
+CONTRACT = Contract(
+    {key: TensorSpec(tuple(observations(1)[key].shape[1:])) for key in KEYS},
+    TensorSpec((7,), names=action_spec().names, low=LOW, high=HIGH),
+    control_dt_s=0.05, horizon=4, executed=3,
+)  # fmt: skip
+CONFIGS = {
+    "flow, flow_sde": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_SDE),
+    "flow, flow_noise": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE),
+    "mlp": MLPConfig(hidden=[32]),
+}
+
+
+@pytest.fixture(params=CONFIGS)
+def make(request) -> Callable:
+    def build(seed: int = 0, fitted: bool = True):
+        torch.manual_seed(seed)
+        policy = CONFIGS[request.param].build(CONTRACT)
+        for parameter in policy.parameters():  # so that no layer is at its special beginning
+            parameter.data += 0.05 * torch.randn_like(parameter)
+        if fitted:
+            policy.fit(observations(64), torch.rand(64, 4, 7) - 0.3)
+        return policy
+
+    return build
+
+
+def generator(seed: int = 3) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_shapes(make):
+    policy = make()
+    decision = policy.act(observations(5))
+    assert decision.actions.shape == (5, 4, 7)
+    assert decision.log_prob.shape == (5, 1)
+    assert decision.sample.batch_size == (5,)
+    evaluation = policy.evaluate(observations(5), decision.sample)
+    assert evaluation.log_prob.shape == evaluation.entropy.shape == (5, 1)
+    assert policy.value(observations(5)).shape == (5,)
+
+
+def test_evaluate_equals_act(make):
+    policy, observation = make(), observations(200, seed=1)
+    decision = policy.act(observation, generator=generator())
+    log_prob = policy.evaluate(observation, decision.sample).log_prob
+    assert ((log_prob - decision.log_prob).abs() <= 1e-6 * decision.log_prob.abs().clamp_min(1.0)).all()
+    # in any batch, as minibatches are drawn
+    rows = torch.tensor([7, 3, 150])
+    some = policy.evaluate(observation[rows], decision.sample[rows]).log_prob
+    assert ((some - decision.log_prob[rows]).abs() <= 1e-5 * decision.log_prob[rows].abs().clamp_min(1.0)).all()
+
+
+def test_likelihood_is_a_matter_of_the_actor_and_value_of_the_critic(make):
+    policy, observation = make(), observations(8)
+    decision = policy.act(observation)
+    policy.evaluate(observation, decision.sample).log_prob.sum().backward()
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in policy.actor_parameters())
+    assert all(parameter.grad is None for parameter in policy.critic_parameters())
+    policy.zero_grad(set_to_none=True)
+    policy.value(observation).sum().backward()
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in policy.critic_parameters())
+    assert all(parameter.grad is None for parameter in policy.actor_parameters())
+    parts = [*policy.actor_parameters(), *policy.critic_parameters()]
+    assert {id(part) for part in parts} == {id(parameter) for parameter in policy.parameters()}
+    assert len(parts) == len(list(policy.parameters()))
+
+
+def test_actions_stay_inside_the_limits_and_reach_them(make):
+    policy = make()
+    for parameter in policy.parameters():
+        parameter.data *= 3
+    low, high = torch.tensor(LOW), torch.tensor(HIGH)
+    for deterministic in (False, True):
+        actions = policy.act(observations(300), deterministic=deterministic, generator=generator()).actions
+        assert (actions >= low).all()
+        assert (actions <= high).all()
+    assert ((actions == low) | (actions == high)).any()
+
+
+def test_deterministic_acting_repeats_whatever_was_drawn_before(make):
+    policy, observation = make(), observations(40)
+    first = policy.act(observation, deterministic=True).actions
+    torch.randn(7)
+    assert torch.equal(policy.act(observation, deterministic=True).actions, first)
+    other = make(seed=5)
+    other.load_state_dict(copy.deepcopy(policy.state_dict()))
+    assert torch.equal(other.act(observation, deterministic=True).actions, first)
+
+
+def test_deterministic_acting_in_evaluation_does_not_depend_on_who_else_runs(make):
+    policy, observation = make(), observations(70)
+    every = act(policy, observation, torch.ones(70, dtype=torch.bool), "cpu")
+    some = torch.arange(70) % 3 == 0
+    assert torch.equal(act(policy, observation, some, "cpu")[some], every[some])
+
+
+def test_a_generator_makes_samples_repeat_and_noise_makes_them_differ(make):
+    policy, observation = make(), observations(20)
+    first, again, other = (policy.act(observation, generator=generator(seed)) for seed in (3, 3, 4))
+    assert torch.equal(first.actions, again.actions)
+    assert torch.equal(first.log_prob, again.log_prob)
+    assert not torch.equal(first.actions, other.actions)
+
+
+def test_acting_leaves_no_graph_and_no_trace(make):
+    policy, observation = make(), observations(6)
+    before, weights = observation.clone(), copy.deepcopy(policy.state_dict())
+    decision = policy.act(observation)
+    assert not decision.actions.requires_grad
+    assert not decision.log_prob.requires_grad
+    assert (observation == before).all()
+    assert all(torch.equal(weights[name], value) for name, value in policy.state_dict().items())
+
+
+def test_weights_and_statistics_travel_together(make):
+    policy, other, observation = make(), make(seed=5, fitted=False), observations(10)
+    other.load_state_dict(policy.state_dict())
+    assert torch.equal(other.value(observation), policy.value(observation))
+    draws = [each.act(observation, generator=generator()).actions for each in (policy, other)]
+    assert torch.equal(*draws)
+
+
+def test_a_policy_without_statistics_refuses_to_work(make):
+    policy = make(fitted=False)
+    for call in (policy.act, policy.value):
+        with pytest.raises(RuntimeError, match="no normalisation statistics"):
+            call(observations(2))
+
+
+def test_the_supervised_loss_is_a_mean_over_valid_steps(make):
+    policy, observation = make(), observations(16)
+    actions, valid = torch.zeros(16, 4, 7), torch.zeros(16, 4, dtype=torch.bool)
+    assert policy.loss(observation, actions, valid) == 0
+    losses = []
+    for rows in (slice(8), slice(8, 16), slice(16)):
+        valid[:] = False
+        valid[rows] = True
+        torch.manual_seed(1)
+        losses.append(policy.loss(observation, actions, valid))
+    torch.testing.assert_close((losses[0] + losses[1]) / 2, losses[2])
+
+
+def test_the_supervised_loss_falls(make):
+    policy, observation = make(), observations(64)
+    actions, valid = torch.zeros(64, 4, 7), torch.ones(64, 4)
+    actions[..., 6] = 0.25
+    optimiser = torch.optim.Adam(policy.actor_parameters(), 1e-2)
+    losses = []
+    for _ in range(200):
+        loss = policy.loss(observation, actions, valid)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
