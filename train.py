@@ -73,8 +73,8 @@ def run(arguments: list[str]) -> None:
         os.execv(
             sys.executable, [sys.executable, str(Path(__file__).with_name("evaluate.py")), f"checkpoint={resumed}"]
         )
-    cores = config.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(cores)
+    # Small matrices gain little from threads, and lose all to them when something else wants a core.
+    torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) // 2))
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     directory = Path(resumed or config.output or Path("outputs") / config.task.name / stamp)
     if not resumed and (directory / checkpoint.FOLDER).exists():
