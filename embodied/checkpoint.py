@@ -21,6 +21,7 @@ from torch import Tensor
 
 from embodied.contract import Binding, Contract
 from embodied.files import flush
+from embodied.policy import TrainablePolicy
 from embodied.tree import load_tree, save_tree
 
 FORMAT = 1
@@ -40,18 +41,35 @@ class Checkpoint:
     path: Path | None = None
 
     def bind(self, provider: Contract) -> Binding:
-        """Plan how `provider` (an environment, a robot) serves this checkpoint's policy.
+        """Plan how `provider` (an environment, a robot) serves this policy, in the chunks it was trained in.
 
         Raises:
             ValueError: on one line, where it cannot.
         """
-        try:
-            return self.contract.bind(provider)
-        except ValueError as error:
-            differences = "; ".join(line.strip() for line in str(error).splitlines()[1:])
+        rows = [
+            f"{size}: expected {getattr(self.contract, size)}, got {getattr(provider, size)}"
+            for size in ("horizon", "executed")
+            if getattr(self.contract, size) != getattr(provider, size)
+        ]
+        if rows := rows + self.contract.differences(provider):
             raise ValueError(
-                f"the checkpoint {self.path} was trained under another contract ({differences}); "
+                f"the checkpoint {self.path} was trained under another contract ({'; '.join(rows)}); "
                 "use the task and chunk sizes of its config, or train anew"
+            )
+        return self.contract.bind(provider)
+
+    def restore(self, policy: TrainablePolicy) -> None:
+        """Load the weights into `policy`.
+
+        Raises:
+            ValueError: on one line, where they belong to another network.
+        """
+        try:
+            policy.load_state_dict(self.policy)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"the weights of {self.path} are of another network ({reason}...); use the policy of its config"
             ) from error
 
 

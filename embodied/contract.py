@@ -94,16 +94,19 @@ class Contract:
         Raises:
             ValueError: with one row per difference.
         """
+        if rows := self.differences(provider):
+            raise ValueError("contracts differ:\n  " + "\n  ".join(rows))
+        observation = {key: _order(spec, provider.observation[key]) for key, spec in self.observation.items()}
+        return Binding(observation, _order(provider.action, self.action))
+
+    def differences(self, provider: Contract) -> list[str]:
+        """What keeps `provider` from serving this contract, one line each; extra observations do not."""
         rows = [f"observation {key!r}: missing" for key in self.observation if key not in provider.observation]
         for key, spec in self.observation.items():
             if key in provider.observation:
                 rows += [f"observation {key!r} {row}" for row in spec.differences(provider.observation[key])]
         rows += [f"action {row}" for row in self.action.differences(provider.action)]
-        rows += self._action_differences(provider)
-        if rows:
-            raise ValueError("contracts differ:\n  " + "\n  ".join(rows))
-        observation = {key: _order(spec, provider.observation[key]) for key, spec in self.observation.items()}
-        return Binding(observation, _order(provider.action, self.action))
+        return rows + self._action_differences(provider)
 
     def _action_differences(self, provider: Contract) -> list[str]:
         rows = []

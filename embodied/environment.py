@@ -67,6 +67,7 @@ class StartEnvironment(Environment, Protocol):
     start: Tensor  # [N] int, the initial state of its running episode
     steps: Tensor  # [N] int, control steps executed in it
     step_limit: int
+    num_starts: int | None  # initial states of each task; None: no end of them
 
     def reset(self, mask: Tensor | None = None, seed: int | None = None, starts: Tensor | None = None) -> TensorDict:
         """As Environment.reset; `starts` [N] names initial states, else the next ones of a seeded stream are used."""

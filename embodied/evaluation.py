@@ -91,12 +91,15 @@ def evaluate(
 ) -> EvaluationResult:
     """Run `starts_per_task` initial states from `first_start` on of every task of `env`, with the deterministic policy.
 
-    The outcome depends neither on the number of environments nor on the order of episodes. `device` is the policy's;
-    `progress` labels a bar (None: no bar).
+    Where a task has fewer, each of them runs once. The outcome depends neither on the number of environments nor on the
+    order of episodes. `device` is the policy's; `progress` labels a bar (None: no bar).
 
     Raises:
-        ValueError: where a task has no environment.
+        ValueError: where a task has no environment, or nothing is to run.
     """
+    starts_per_task = min(starts_per_task, env.num_starts or starts_per_task)
+    if starts_per_task < 1:
+        raise ValueError(f"expected at least one episode of each task, got {starts_per_task}")
     schedule = _Schedule(env, starts_per_task)
     shape = (len(env.task_names), starts_per_task)
     success, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)

@@ -13,6 +13,8 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
+from embodied.extras import needs_extra
+
 METRICS = "metrics.jsonl"
 
 
@@ -36,8 +38,8 @@ class Logger:
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
         directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
         self._wandb = _start_wandb(directory, config, wandb_project) if wandb_project else None
+        directory.mkdir(parents=True, exist_ok=True)
         kept = read_metrics(directory)[:rows]
         shutil.rmtree(directory / "tensorboard", ignore_errors=True)
         self._tensorboard = SummaryWriter(str(directory / "tensorboard"))
@@ -105,8 +107,7 @@ class _TqdmHandler(logging.Handler):
 
 
 def _start_wandb(directory: Path, config: Mapping[str, Any] | None, project: str) -> Any:  # noqa: ANN401 - optional
-    try:
+    with needs_extra("wandb"):
         import wandb  # pyright: ignore[reportMissingImports] - an extra
-    except ImportError as error:
-        raise ValueError("Weights & Biases is not installed: pip install 'embodied-rl[wandb]'") from error
+    directory.mkdir(parents=True, exist_ok=True)
     return wandb.init(project=project, dir=directory, id=directory.name, resume="allow", config=dict(config or {}))

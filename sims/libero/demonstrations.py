@@ -18,9 +18,9 @@ from tqdm import tqdm
 from embodied.contract import Contract
 from embodied.tree import load_tree, save_tree
 from sims.libero.assets import Assets
-from sims.libero.environment import STEP_LIMIT, LiberoEnvironment
+from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert import Expert
-from sims.libero.suite import Task
+from sims.libero.suite import STEP_LIMIT, Task
 
 FORMAT = 1
 AT_ONCE = 8

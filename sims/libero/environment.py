@@ -21,11 +21,9 @@ from sims.libero.observation import Observer, action_spec, observation_specs
 from sims.libero.placement import Placement, check_names
 from sims.libero.scene import build_scene
 from sims.libero.simulation import Simulation
-from sims.libero.suite import Task
+from sims.libero.suite import OFFICIAL_STARTS, STEP_LIMIT, Task
 
 CONTROL_DT_S = 0.05
-STEP_LIMIT = 280
-"""Control steps of an episode that LIBERO's evaluation allows for its object suite."""
 WARM_UP = np.tile([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0], (5, 1))
 """Actions that LIBERO's evaluation runs before every episode, so that objects settle; they count for no limit."""
 STARTS_PER_SEED = 1 << 24
@@ -85,7 +83,7 @@ class LiberoEnvironment:
         self.simulation = Simulation(scenes, threads=threads)
         self._observer = Observer(self.simulation, image_size)
         self._placements = [Placement(scene, distribution, split) for scene in self.scenes]
-        self._official = distribution == "official"
+        self.num_starts = OFFICIAL_STARTS if distribution == "official" else None
         self.start = torch.full((num_envs,), -1)
         self.steps = torch.zeros(num_envs, dtype=torch.int64)
         self._success = torch.zeros(num_envs, dtype=torch.bool)
@@ -161,7 +159,9 @@ class LiberoEnvironment:
         Raises:
             ValueError: where the state is of another number of environments.
         """
-        self._vector("start", state["start"])
+        if len(state["start"]) != self.num_envs:
+            saved = len(state["start"])
+            raise ValueError(f"the saved state has {saved} environments, got {self.num_envs}; use num_envs={saved}")
         self.simulation.load_state_dict(state["simulation"])
         self._reseed(state["seed"])
         self.start, self.steps = state["start"].clone(), state["steps"].clone()
@@ -180,8 +180,8 @@ class LiberoEnvironment:
         for task in self.task_index[ids].tolist():
             taken.append(int(self._taken[task]))
             self._taken[task] += 1
-        if self._official:
-            return torch.tensor([(self._seed + number) % 50 for number in taken], dtype=torch.int64)
+        if self.num_starts:
+            return torch.tensor([(self._seed + number) % self.num_starts for number in taken], dtype=torch.int64)
         return torch.tensor([self._seed * STARTS_PER_SEED + number for number in taken], dtype=torch.int64)
 
     def _vector(self, name: str, values: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ import numpy as np
 from sims.libero.bddl import Problem, parse
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
+STEP_LIMIT = 280
+"""Control steps of an episode that LIBERO's evaluation allows for its object suite."""
+OFFICIAL_STARTS = 50
 INSTALL = "pip install --no-deps hf-libero==0.1.4 robosuite==1.5.2"
 
 
@@ -48,7 +51,7 @@ def initial_states(task: Task) -> np.ndarray:
     allowed = [reconstruct, legacy_reconstruct, np.ndarray, np.dtype, type(np.dtype(np.float64))]
     with torch.serialization.safe_globals(allowed):
         states = np.asarray(torch.load(path, weights_only=True))
-    if states.ndim != 2 or states.dtype != np.float64:
+    if states.ndim != 2 or len(states) != OFFICIAL_STARTS or states.dtype != np.float64:
         raise ValueError(f"{path}: expected float64 states [50, 1+nq+nv], got {states.dtype} {states.shape}")
     return states
 

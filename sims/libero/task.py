@@ -6,17 +6,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.sft import cut_chunks
+from embodied.extras import needs_extra
 from embodied.policy import Policy
 from embodied.video import film, tile, write_video
 from sims.libero.assets import Assets, find_assets
-from sims.libero.demonstrations import collect, load
-from sims.libero.environment import CONTROL_DT_S, STEP_LIMIT, LiberoEnvironment
-from sims.libero.suite import Task, load_tasks
+from sims.libero.suite import STEP_LIMIT, Task, load_tasks
+
+if TYPE_CHECKING:
+    from sims.libero.demonstrations import Demonstrations
+    from sims.libero.environment import LiberoEnvironment
 
 FILE = "demonstrations.safetensors"
 FILMED = 5
@@ -54,7 +58,14 @@ class LiberoTask:
         return self._assets().kind
 
     def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> LiberoEnvironment:
-        """Make environments that start from the `split` ("train" or "eval") of `distribution`."""
+        """Make environments that start from the `split` ("train" or "eval") of `distribution`.
+
+        Raises:
+            ValueError: where the simulator is not installed.
+        """
+        with needs_extra("libero"):
+            from sims.libero.environment import LiberoEnvironment
+
         step_limit = self.train_step_limit if split == "train" else self.step_limit
         return LiberoEnvironment(
             self._tasks(), num_envs, distribution=distribution, split=split, horizon=self.horizon,
@@ -62,21 +73,28 @@ class LiberoTask:
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> TensorDict:
-        """Chunks of the expert's episodes, one from every control step; made once, then read from `directory`."""
+        """Chunks of the expert's episodes, one from every control step; made once, then read from `directory`.
+
+        Raises:
+            ValueError: where `directory` holds demonstrations of something else.
+        """
+        from sims.libero.demonstrations import collect, load
+
         path = directory / FILE
-        if path.exists():
-            found = load(path)
-        else:
-            found = collect(
+        if not path.exists():
+            collect(
                 self._tasks(), self.episodes, assets=self._assets(), seed=seed, noise=self.noise,
                 step_limit=self.step_limit,
-            )  # fmt: skip
-            found.save(path)
-        return torch.cat([cut_chunks(*episode, self.horizon) for episode in found.episodes()])
+            ).save(path)  # fmt: skip
+        found = load(path)
+        if differences := self._differences(found, seed):
+            raise ValueError(f"{path} was made for something else ({'; '.join(differences)}); choose another output")
+        return TensorDict.cat([cut_chunks(*episode, self.horizon) for episode in found.episodes()])
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, in up to five tasks of the wide distribution, from the same starts."""
         from sims.libero.cameras import AGENT_VIEW, Cameras
+        from sims.libero.environment import LiberoEnvironment
 
         tasks = self._tasks()[:FILMED]
         env = LiberoEnvironment(
@@ -89,8 +107,16 @@ class LiberoTask:
             caption: film(env, policy, starts, lambda ids: cameras.render(ids)[:, 0], device)
             for caption, policy in policies.items()
         }
-        frames_per_s = round(1.0 / (CONTROL_DT_S * env.contract.executed))
+        frames_per_s = round(1.0 / (env.contract.control_dt_s * env.contract.executed))
         write_video(path, tile(films, [task.language for task in tasks]), 2 * frames_per_s)
+
+    def _differences(self, found: Demonstrations, seed: int) -> list[str]:
+        tasks = [task.name for task in self._tasks()]
+        expected = {"tasks": tasks, "assets": self.asset_kind, "seed": seed, "noise": self.noise}
+        expected |= {"step_limit": self.step_limit, "episodes": self.episodes * len(tasks)}
+        made = {**found.origin, "episodes": len(found.lengths)}
+        rows = [f"{key}: expected {value}, got {made[key]}" for key, value in expected.items() if made[key] != value]
+        return rows + self.environment(1, "wide", "train").contract.differences(found.contract)
 
     def _assets(self) -> Assets:
         return find_assets(self.assets)

@@ -19,6 +19,7 @@ class Reach:
         action = TensorSpec((1,), low=(-0.25,), high=(0.25,))
         self.contract = Contract(spec, action, 0.1, horizon, executed)
         self.num_envs, self.device, self.step_limit = num_envs, torch.device("cpu"), step_limit
+        self.num_starts = None
         self.task_names = tuple(f"task {index}" for index in range(tasks))
         self.task_index = torch.arange(num_envs) % tasks
         self.start = torch.full((num_envs,), -1)

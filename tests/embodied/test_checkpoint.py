@@ -147,7 +147,22 @@ def test_a_checkpoint_of_another_contract_is_refused_on_one_line(tmp_path):
     save(tmp_path, example())
     back = load(tmp_path)
     assert back.bind(contract()).action is None
-    for other in (contract(control_dt_s=0.1), contract(horizon=10, executed=10), contract(observation={})):
+    others = [
+        {"control_dt_s": 0.1},
+        {"horizon": 10, "executed": 10},
+        {"observation": {}},
+        {"executed": 3},
+        {"horizon": 9},
+    ]
+    for other in (contract(**change) for change in others):
         with pytest.raises(ValueError, match="another contract") as error:
             back.bind(other)
         assert "\n" not in str(error.value)
+
+
+def test_weights_of_another_network_are_refused_on_one_line(tmp_path):
+    save(tmp_path, Checkpoint(nn.Linear(4, 1).state_dict(), contract()))
+    load(tmp_path).restore(nn.Linear(4, 1))
+    with pytest.raises(ValueError, match=r"are of another network .*size mismatch") as error:
+        load(tmp_path).restore(nn.Linear(5, 1))
+    assert "\n" not in str(error.value)

@@ -16,7 +16,8 @@ STEP_LIMIT = 60
 class ChaoticEnvironment:
     """Doubles its state in every step, so that an action's last bit decides whether an episode succeeds."""
 
-    def __init__(self, num_envs: int, tasks: int = 3) -> None:
+    def __init__(self, num_envs: int, tasks: int = 3, num_starts: int | None = None) -> None:
+        self.num_starts = num_starts
         self.contract = Contract({"x": TensorSpec((2,))}, TensorSpec((1,)), control_dt_s=0.1, horizon=4, executed=2)
         self.num_envs, self.device, self.step_limit = num_envs, torch.device("cpu"), STEP_LIMIT
         self.task_names = tuple(f"task {index}" for index in range(tasks))
@@ -89,6 +90,17 @@ def test_the_result_depends_neither_on_the_number_of_environments_nor_on_order()
 def test_a_task_without_environment_is_an_error():
     with pytest.raises(ValueError, match=r"no environment runs task 2.*num_envs=3"):
         evaluate(ChaoticEnvironment(num_envs=2), NetworkPolicy(), starts_per_task=1)
+
+
+def test_no_initial_state_runs_twice():
+    env = ChaoticEnvironment(4, num_starts=5)
+    assert evaluate(env, NetworkPolicy(), starts_per_task=50).success.shape == (3, 5)
+    assert sorted(env.episodes) == [(task, start) for task in range(3) for start in range(5)]
+
+
+def test_nothing_to_run_is_an_error():
+    with pytest.raises(ValueError, match="at least one episode of each task, got 0"):
+        evaluate(ChaoticEnvironment(4), NetworkPolicy(), starts_per_task=0)
 
 
 @pytest.mark.parametrize(

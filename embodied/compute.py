@@ -1,0 +1,26 @@
+"""What computes: the policy's device, and PyTorch's share of the cores."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def prepare(device: str, threads: int | None = None) -> None:
+    """Check that `device` works here, and let PyTorch use `threads` cores: half of those at hand if None.
+
+    Raises:
+        ValueError: for a device that is not here, or no thread at all.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f"expected threads of at least 1, got {threads}")
+    # Small matrices gain little from threads, and lose all to them when something else wants a core.
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // 2))
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or not (index or "0").isdecimal():
+        raise ValueError(f"unknown device {device!r}; expected cpu, cuda or cuda:NUMBER")
+    if kind == "cuda" and torch.version.cuda is None:
+        raise ValueError(f"device={device}, but this PyTorch is built without CUDA; use device=cpu, or install another")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device={device}, but there are {torch.cuda.device_count()} CUDA devices; use device=cpu")

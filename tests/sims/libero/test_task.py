@@ -1,0 +1,67 @@
+"""LIBERO as a task to train on: which environments, and demonstrations that belong to this very task."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from sims.libero import demonstrations
+from sims.libero.suite import load_tasks
+from sims.libero.task import FILE, LiberoTask
+
+ASSETS = os.environ.get("LIBERO_ASSETS") or "stand-in"
+
+
+def task(**settings) -> LiberoTask:
+    return LiberoTask(**({"tasks": ["0"], "assets": ASSETS, "episodes": 1, "noise": 0.0} | settings))
+
+
+def test_training_is_cut_short_and_evaluation_is_not():
+    train, held_out = (task().environment(2, "wide", split) for split in ("train", "eval"))
+    assert (train.step_limit, held_out.step_limit) == (140, 280)
+    assert (train.num_starts, task().environment(2, "official", "eval").num_starts) == (None, 50)
+
+
+def test_tasks_go_by_number_or_name_and_are_all_of_the_suite_by_default():
+    names = [each.name for each in load_tasks("libero_object")]
+    assert task(tasks=["3", names[1]]).environment(2, "wide", "train").task_names == (names[3], names[1])
+    assert task(tasks=[]).environment(10, "wide", "train").task_names == tuple(names)
+    with pytest.raises(ValueError, match="unknown task 'nope' of libero_object"):
+        task(tasks=["nope"]).environment(1, "wide", "train")
+
+
+def test_demonstrations_are_made_once(tmp_path: Path):
+    made = task().demonstrations(tmp_path, 0)
+    written = (tmp_path / FILE).stat().st_mtime_ns
+    read = task().demonstrations(tmp_path, 0)
+    assert (tmp_path / FILE).stat().st_mtime_ns == written
+    assert all(torch.equal(made[key], read[key]) for key in ("actions", "valid"))
+    assert made["actions"].shape[1:] == (8, 7)
+    assert 30 < len(made) < 280
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"tasks": ["1"]}, "tasks: expected"),
+        ({"episodes": 2}, "episodes: expected 2, got 1"),
+        ({"noise": 0.1}, "noise: expected 0.1, got 0.0"),
+        ({"step_limit": 200}, "step_limit: expected 200, got 280"),
+    ],
+)
+def test_demonstrations_of_something_else_are_refused(tmp_path: Path, change: dict, told: str):
+    task().demonstrations(tmp_path, 0)
+    with pytest.raises(ValueError, match=f"made for something else .*{told}") as caught:
+        task(**change).demonstrations(tmp_path, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_demonstrations_of_another_contract_are_refused(tmp_path: Path):
+    task().demonstrations(tmp_path, 0)
+    found = demonstrations.load(tmp_path / FILE)
+    faster = dataclasses.replace(found.contract, control_dt_s=0.02)
+    dataclasses.replace(found, contract=faster).save(tmp_path / FILE)
+    with pytest.raises(ValueError, match=r"control_dt_s: expected 0\.05, got 0\.02"):
+        task().demonstrations(tmp_path, 0)
