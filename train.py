@@ -11,16 +11,15 @@ import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import torch
 from omegaconf import MISSING, OmegaConf
 
-from embodied import checkpoint
+from embodied import checkpoint, program
 from embodied.algorithms.registry import ALGORITHMS
+from embodied.compute import prepare
 from embodied.config import compose, names
-from embodied.logging import setup_console
-from embodied.trainer import Stopped, Trainer, TrainerConfig
+from embodied.trainer import Trainer, TrainerConfig
 from policies.registry import POLICIES
 from sims.registry import TASKS
 
@@ -47,38 +46,21 @@ class TrainConfig(TrainerConfig):
     eval_only: bool = False
 
 
-def main(arguments: list[str]) -> int:
-    """Compose, build, run; returns the exit status."""
-    setup_console()
-    try:
-        if {"-h", "--help"} & set(arguments):
-            return show_help()
-        run(arguments)
-    except (ValueError, FloatingPointError) as error:
-        log.error(f"error: {error}")
-        return 1
-    except Stopped as stopped:
-        log.info(stopped)
-    return 0
-
-
 def run(arguments: list[str]) -> None:
     """One training run, from the command line to its report."""
     resumed = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), None)
     saved = checkpoint.load(resumed).config if resumed else None
     config, record = compose(TrainConfig, "train", arguments, GROUPS, saved)
+    prepare(config.device, config.threads)
     if config.eval_only:
-        if resumed is None:
-            raise ValueError("eval_only=true needs the run to measure: resume=DIR")
-        os.execv(
-            sys.executable, [sys.executable, str(Path(__file__).with_name("evaluate.py")), f"checkpoint={resumed}"]
-        )
-    # Small matrices gain little from threads, and lose all to them when something else wants a core.
-    torch.set_num_threads(config.threads or max(1, len(os.sched_getaffinity(0)) // 2))
+        evaluate_instead(resumed, arguments)
+    if resumed and not (Path(resumed) / checkpoint.FOLDER).is_dir():
+        raise ValueError(f"resume={resumed} is a checkpoint; expected the directory of the run that holds it")
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     directory = Path(resumed or config.output or Path("outputs") / config.task.name / stamp)
     if not resumed and (directory / checkpoint.FOLDER).exists():
         raise ValueError(f"{directory} holds a run; continue it with resume={directory}, or choose another output")
+    record["values"]["resume"] = None  # a run is the same however often it was stopped
     trainer = Trainer(
         config, config.task, config.policy, config.algorithm, directory,
         record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
@@ -87,14 +69,21 @@ def run(arguments: list[str]) -> None:
     log.info(trainer.run().summary(directory))
 
 
-def show_help() -> int:
-    """Print tasks and options."""
+def evaluate_instead(resumed: str | None, arguments: list[str]) -> NoReturn:
+    """Become evaluate.py, which takes the options that are left."""
+    if resumed is None:
+        raise ValueError("eval_only=true needs the run to measure: resume=DIR")
+    options = [a for a in arguments if a.partition("=")[0] not in ("resume", "eval_only", *GROUPS)]
+    evaluate = str(Path(__file__).with_name("evaluate.py"))
+    os.execv(sys.executable, [sys.executable, evaluate, f"checkpoint={resumed}", *options])
+
+
+def describe() -> str:
+    """Tasks and options."""
     _, record = compose(TrainConfig, "train", [], GROUPS)
-    lines = [str(__doc__)]
-    lines += [f"{group}: {', '.join(names(group, GROUPS))}" for group in GROUPS]
-    log.info("\n".join([*lines, "", OmegaConf.to_yaml(OmegaConf.create(record["values"]))]))
-    return 0
+    listed = [f"{group}: {', '.join(names(group, GROUPS))}" for group in GROUPS]
+    return "\n".join([str(__doc__), *listed, "", OmegaConf.to_yaml(OmegaConf.create(record["values"]))])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(program.main(run, describe, sys.argv[1:]))

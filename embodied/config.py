@@ -88,13 +88,15 @@ def _saved(config: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - Ome
 def _explain(error: Exception) -> str:
     """One line: which option is wrong, and what it takes."""
     from hydra.errors import OverrideParseException
-    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}; lists are [a,b], text with special characters is in quotes"
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if not isinstance(cause, OmegaConfBaseException):
         return " ".join(str(error).split())
+    if isinstance(cause, MissingMandatoryValue):
+        return f"expected {cause.full_key}=...; --help says what it is"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         options = (str(key) for key in cause.parent_node if key != "hydra")
         return f"unknown option {cause.full_key!r}; expected one of {', '.join(options)}"

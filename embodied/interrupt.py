@@ -10,6 +10,10 @@ from typing import Any, Self
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Stopped(Exception):  # noqa: N818 - not an error
+    """The run was asked to stop and has saved; the message says how to continue."""
+
+
 class GracefulStop:
     """While entered, Ctrl-C and SIGTERM set `requested` in place of ending the process; a second one ends it at once.
 

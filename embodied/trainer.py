@@ -20,7 +20,7 @@ from embodied import checkpoint, seeding
 from embodied.algorithms.sft import SFTConfig
 from embodied.checkpoint import Checkpoint
 from embodied.evaluation import evaluate
-from embodied.interrupt import GracefulStop
+from embodied.interrupt import GracefulStop, Stopped
 from embodied.logging import Logger
 from embodied.policy import TrainablePolicy
 from embodied.report import STAGES, Report, resume_command
@@ -42,10 +42,6 @@ CURVES = {
     "sft/loss": "gradient steps",
     "sft_control/loss": "gradient steps",
 }
-
-
-class Stopped(Exception):  # noqa: N818 - not an error
-    """The run was asked to stop and has saved; the message says how to continue."""
 
 
 class Stage(Enum):
@@ -75,6 +71,12 @@ class TrainerConfig:
     video: bool = True
     sft: SFTConfig = field(default_factory=SFTConfig)
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for sizes that nothing can be done with."""
+        for name in ("num_envs", "checkpoint_every", "evaluation_starts", "evaluation_envs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
+
 
 class Trainer:
     """One run in `directory`; where that holds a checkpoint, the run continues."""
@@ -97,6 +99,9 @@ class Trainer:
         self.record, self.seed, self.device = record, seed, device
         seeding.seed_everything(seed)
         self.env = task.environment(config.num_envs, task.distributions[0], "train", seed)
+        tasks, fewest = len(self.env.task_names), min(config.num_envs, config.evaluation_envs)
+        if fewest < tasks:
+            raise ValueError(f"expected num_envs and evaluation_envs of at least {tasks}, one per task; got {fewest}")
         self.policy = policy.build(self.env.contract).to(device)
         self.stage = Stage.SFT
         self.counters = {"iteration": 0, "env_steps": 0, "episodes": 0, "rl_gradient_steps": 0}
@@ -116,10 +121,13 @@ class Trainer:
         with GracefulStop() as self._stop, self.logger:
             with self.timer("demonstrations"):
                 self.demonstrations = self.task.demonstrations(self.directory, self.seed)
+            told = self.stage is Stage.DONE and (self.directory / "report.json").exists()
             while self.stage in stages:
                 stages[self.stage]()
-            self._film()
-            self._write()
+            if not told:
+                self._write()
+            if self._film():
+                self._write()
         return self.report
 
     def _sft(self) -> None:
@@ -200,13 +208,16 @@ class Trainer:
     def _label(self) -> str:
         return STAGES[self.stage.value]
 
-    def _film(self) -> None:
+    def _film(self) -> bool:
+        """Film before and after; returns whether there is a new video."""
         path = self.directory / "video.mp4"
-        if self.config.video and not path.exists():
-            before = copy.deepcopy(self.policy)
-            before.load_state_dict(self.converged)
-            with self.timer("video"):
-                self.task.video(path, {"before: SFT": before, "after: RL": self.policy}, self.device)
+        if not self.config.video or path.exists():
+            return False
+        before = copy.deepcopy(self.policy)
+        before.load_state_dict(self.converged)
+        with self.timer("video"):
+            self.task.video(path, {"before: SFT": before, "after: RL": self.policy}, self.device)
+        return True
 
     def _write(self) -> None:
         self.report.env_steps, self.report.episodes = self.counters["env_steps"], self.counters["episodes"]
@@ -247,7 +258,7 @@ class Trainer:
             return 0
         saved = checkpoint.load(self.directory)
         saved.bind(self.env.contract)
-        self.policy.load_state_dict(saved.policy)
+        saved.restore(self.policy)
         self.stage = Stage(saved.counters["stage"])
         self.counters = {name: saved.counters[name] for name in self.counters}
         self.report.load_state_dict(saved.state["report"])
