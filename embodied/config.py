@@ -56,6 +56,13 @@ def compose(
         raise ValueError(_explain(error)) from error
 
 
+def at_least(config: object, least: int, *fields: str) -> None:
+    """Raise ValueError unless the numbers `fields` of `config` are `least` or more."""
+    for field in fields:
+        if getattr(config, field) < least:
+            raise ValueError(f"expected {field} of at least {least}, got {getattr(config, field)}")
+
+
 def names(group: str, groups: Groups) -> list[str]:
     """What a group offers: its YAML files, or its classes where it has none."""
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")) or sorted(groups[group])

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from embodied import checkpoint, seeding
 from embodied.algorithms.sft import SFTConfig
 from embodied.checkpoint import Checkpoint
+from embodied.config import at_least
 from embodied.evaluation import evaluate
 from embodied.interrupt import GracefulStop, Stopped
 from embodied.logging import Logger
@@ -73,9 +74,8 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError for sizes that nothing can be done with."""
-        for name in ("num_envs", "checkpoint_every", "evaluation_starts", "evaluation_envs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"expected {name} of at least 1, got {getattr(self, name)}")
+        at_least(self, 0, "env_steps")
+        at_least(self, 1, "num_envs", "checkpoint_every", "evaluation_starts", "evaluation_envs")
 
 
 class Trainer:
@@ -94,7 +94,7 @@ class Trainer:
         device: str = "cpu",
         wandb_project: str | None = None,
     ) -> None:
-        """Build environments and policy; `record`, the composed configuration, is kept in checkpoints."""
+        """Build all parts, then begin to write; `record`, the composed configuration, is kept in checkpoints."""
         self.config, self.task, self.algorithm, self.directory = config, task, algorithm, directory
         self.record, self.seed, self.device = record, seed, device
         seeding.seed_everything(seed)
@@ -108,6 +108,8 @@ class Trainer:
         self.report, self.timer = Report(task.name, task.asset_kind, seed), PhaseTimer()
         self.converged: dict[str, Any] = {}  # what SFT converged to: where RL and its control start
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
+        with self.timer("demonstrations"):
+            self.demonstrations = task.demonstrations(directory, seed)
         rows = self._restore()
         self.logger = Logger(directory, config=record, wandb_project=wandb_project, rows=rows)
 
@@ -119,8 +121,6 @@ class Trainer:
         """
         stages = {Stage.SFT: self._sft, Stage.RL: self._reinforce, Stage.CONTROL: self._control}
         with GracefulStop() as self._stop, self.logger:
-            with self.timer("demonstrations"):
-                self.demonstrations = self.task.demonstrations(self.directory, self.seed)
             told = self.stage is Stage.DONE and (self.directory / "report.json").exists()
             while self.stage in stages:
                 stages[self.stage]()

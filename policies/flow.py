@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from embodied.config import at_least
 from embodied.contract import Contract
 from embodied.policy import Decision, Evaluation
 from policies.augmentation import CARTESIAN, random_image
@@ -55,6 +56,10 @@ class FlowConfig:
     std_max: float = 0.16
     best_of: int = 16
     turn_rad: float = 0.8
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible sizes."""
+        at_least(self, 1, "width", "hidden", "denoising_steps", "best_of")
 
     def build(self, contract: Contract) -> FlowPolicy:
         """Make the policy for `contract`."""

@@ -41,8 +41,11 @@ class MLPPolicy(nn.Module):
         self.contract = contract
         self.keys = [key for key, spec in contract.observation.items() if spec.dtype == "float32"]
         sizes = [math.prod(contract.observation[key].shape) for key in self.keys]
-        if min(sizes, default=0) < 1:
-            raise ValueError(f"MLPPolicy needs fixed-size float32 observations, got {contract.observation}")
+        varying = [key for key in self.keys if -1 in contract.observation[key].shape]
+        if varying or not self.keys:
+            raise ValueError(
+                f"policy=mlp reads float32 observations of fixed size; got {varying or 'none'}: use policy=flow"
+            )
         if not contract.action.low:
             raise ValueError("MLPPolicy needs action limits; set low and high in the action spec")
         chunk = contract.horizon * contract.action.shape[-1]

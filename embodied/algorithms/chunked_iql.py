@@ -22,6 +22,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from embodied.advantage import chunk_reward
 from embodied.algorithms.sft import SFT, SFTConfig
+from embodied.config import at_least
 from embodied.environment import StartEnvironment
 from embodied.policy import TrainablePolicy
 from embodied.replay import ChunkReplay
@@ -58,6 +59,10 @@ class ChunkedIQLConfig:
     retry: float = 0.3
     attempts: int = 4
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(learning_rate=5e-4, final_learning_rate=1e-4))
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible sizes."""
+        at_least(self, 1, "decisions", "batch", "capacity", "attempts", "critic_steps", "actor_steps")
 
     def build(
         self, policy: RankingPolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator

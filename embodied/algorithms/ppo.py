@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.advantage import gae, normalise
+from embodied.config import at_least
 from embodied.environment import StartEnvironment
 from embodied.policy import TrainablePolicy
 from embodied.rollout import Rollout
@@ -41,6 +42,10 @@ class PPOConfig:
     target_kl: float = 0.03
     critic_warmup: int = 2
     max_gradient_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible sizes."""
+        at_least(self, 1, "decisions", "epochs", "minibatch")
 
     def build(
         self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator

@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.sft import SFT, SFTConfig
+from embodied.config import at_least
 from embodied.environment import StartEnvironment
 from embodied.policy import TrainablePolicy
 from embodied.replay import ChunkReplay, EpisodeAssembler
@@ -35,6 +36,10 @@ class SelfImitationConfig:
     retry: float = 0.5
     attempts: int = 4
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(learning_rate=5e-4, final_learning_rate=2.5e-5))
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible sizes."""
+        at_least(self, 1, "decisions", "capacity", "attempts")
 
     def build(
         self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from embodied.config import at_least
 from embodied.policy import TrainablePolicy
 
 
@@ -31,6 +32,10 @@ class SFTConfig:
     weight_decay: float = 1e-4
     average: float = 0.998
     max_gradient_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible sizes."""
+        at_least(self, 1, "batch")
 
     def build(self, policy: TrainablePolicy, generator: torch.Generator) -> SFT:
         """Make the learner of `policy`; `generator` draws minibatches."""

@@ -82,10 +82,12 @@ class LiberoTask:
 
         path = directory / FILE
         if not path.exists():
-            collect(
+            made = collect(
                 self._tasks(), self.episodes, assets=self._assets(), seed=seed, noise=self.noise,
                 step_limit=self.step_limit,
-            ).save(path)  # fmt: skip
+            )  # fmt: skip
+            directory.mkdir(parents=True, exist_ok=True)
+            made.save(path)
         found = load(path)
         if differences := self._differences(found, seed):
             raise ValueError(f"{path} was made for something else ({'; '.join(differences)}); choose another output")

@@ -78,3 +78,15 @@ def test_a_configuration_of_another_version_is_one_line():
     with pytest.raises(ValueError, match=r"saved configuration is of another version .*'policy\.retired'") as caught:
         composed(saved=saved)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("num_envs=0", "env_steps=-1", "checkpoint_every=0", "evaluation_starts=0", "sft.batch=0"),
+        *("algorithm.decisions=0", "policy.denoising_steps=0"),
+    ],
+)
+def test_impossible_sizes_are_refused(override):
+    with pytest.raises(ValueError, match=f"^expected {override.split('.')[-1].split('=')[0]} of at least"):
+        composed(override)

@@ -164,7 +164,7 @@ def test_the_expectile_weighs_what_is_better_than_expected_more():
 
 
 def test_the_target_follows_slowly():
-    policy, learner, collector = make(target_rate=0.25, critic_steps=0, actor_steps=1)
+    policy, learner, collector = make(target_rate=0.25)
     learner.replay.add(rollout_transitions(collector.collect(2), 0.9))
     before = [parameter.clone() for parameter in learner.target.critic_parameters()]
     learner._critic_step(learner._batch())
