@@ -1,0 +1,243 @@
+"""The programs as a user runs them: a whole small run, its evaluation, its continuation, and wrong questions."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import evaluate
+import train
+from embodied import program
+
+ROOT = Path(__file__).parent.parent
+SMALL = [
+    *("task=libero_pick", "task.assets=stand-in", "task.tasks=[0]", "task.episodes=1", "task.step_limit=100"),
+    *("num_envs=2", "env_steps=100", "evaluation_starts=1", "evaluation_envs=1", "video=false", "threads=1"),
+    *("sft.steps=20", "algorithm.decisions=4", "algorithm.gradient_steps=2", "policy.width=16", "policy.hidden=32"),
+]
+LOGS = ("tensorboard",)
+"""What is written anew with every start."""
+
+
+def run(*command: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    """Content of everything but the logs."""
+    paths = (path for path in directory.rglob("*") if path.is_file() and not set(path.parts) & set(LOGS))
+    return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A finished run; copy it before changing it."""
+    directory = tmp_path_factory.mktemp("runs") / "finished"
+    completed = run("train.py", *SMALL, f"output={directory}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "success [95% interval]" in completed.stdout
+    assert f"evaluate.py checkpoint={directory}" in completed.stdout
+    return directory
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a program in this process, expects one line and status 1, and returns the line."""
+    threads = torch.get_num_threads()
+
+    def ask(module, *arguments: str) -> str:
+        assert program.main(module.run, module.describe, list(arguments)) == 1
+        lines = capsys.readouterr().out.strip().splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith("error: ")
+        return lines[0]
+
+    yield ask
+    torch.set_num_threads(threads)
+
+
+def test_a_run_leaves_what_was_promised(finished: Path):
+    promised = {"report.md", "report.json", "curves.png", "metrics.jsonl", "config.yaml", "demonstrations.safetensors"}
+    assert promised | {"checkpoint", "tensorboard"} == {path.name for path in finished.iterdir()}
+    report = json.loads((finished / "report.json").read_text())
+    assert (report["task"], report["assets"], report["seed"]) == ("libero_pick", "stand-in", 0)
+    assert report["env_steps"] >= 100
+    rows = [(row["stage"], row["distribution"], row["episodes"]) for row in report["evaluations"]]
+    assert sorted(rows) == [(stage, on, 1) for stage in ("rl", "sft", "sft_control") for on in ("official", "wide")]
+    assert {row["step_limit"] for row in report["evaluations"]} == {100}
+    assert "tand-in assets" in (finished / "report.md").read_text()
+
+
+def test_the_same_seed_gives_the_same_run(finished: Path, tmp_path: Path):
+    again = tmp_path / "again"
+    assert run("train.py", *SMALL, f"output={again}").returncode == 0
+    newest = max((finished / "checkpoint").iterdir()).relative_to(finished)
+    for name in ("demonstrations.safetensors", newest / "policy.safetensors"):
+        assert (finished / name).read_bytes() == (again / name).read_bytes(), name
+    first, second = (json.loads((each / "report.json").read_text()) for each in (finished, again))
+    assert first["evaluations"] == second["evaluations"]
+
+
+def test_evaluation_is_the_same_number_every_time(copied: Path):
+    def measured() -> bytes:
+        completed = run("evaluate.py", f"checkpoint={copied}", "episodes=2", "num_envs=1", "threads=1")
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        assert "| all (2 + 2 episodes) |" in completed.stdout
+        written = (copied / "evaluation.json").read_bytes()
+        (copied / "evaluation.json").unlink()
+        return written
+
+    once = measured()
+    assert measured() == once
+    found = json.loads(once)
+    assert found["assets"] == "stand-in"
+    assert found["task"]["suite"] == "libero_object"
+    assert [row["distribution"] for row in found["evaluations"]] == ["wide", "official"]
+
+
+def test_resuming_a_finished_run_changes_nothing(copied: Path):
+    before = files(copied)
+    completed = run("train.py", f"resume={copied}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "success [95% interval]" in completed.stdout
+    assert files(copied) == before
+
+
+def test_eval_only_becomes_evaluate_with_the_options_it_has(finished: Path, monkeypatch):
+    def become(path: str, arguments: list[str]) -> None:
+        raise SystemExit(arguments)
+
+    monkeypatch.setattr(os, "execv", become)
+    options = ["seed=3", "num_envs=7", "device=cpu", "threads=1"]
+    with pytest.raises(SystemExit) as caught:
+        train.run(["task=libero_pick", f"resume={finished}", "eval_only=true", *options])
+    assert caught.value.code[1:] == [str(ROOT / "evaluate.py"), f"checkpoint={finished}", *options]
+
+
+def test_an_unknown_task_is_one_line_that_lists_the_tasks():
+    completed = run("train.py", "task=nope")
+    assert completed.returncode == 1
+    assert completed.stdout == "error: unknown task 'nope'; expected one of libero_pick\n"
+    assert completed.stderr == ""
+
+
+def test_help_lists_tasks_and_options():
+    completed = run("train.py", "--help")
+    assert completed.returncode == 0
+    assert "task: libero_pick" in completed.stdout
+    assert "algorithm: chunked_iql, ppo, self_imitation" in completed.stdout
+    assert "num_envs: " in completed.stdout
+
+
+def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
+    code = (
+        "import sys; sys.modules['mujoco'] = None; import train; from embodied import program\n"
+        "sys.exit(program.main(train.run, train.describe, sys.argv[1:]))"
+    )
+    completed = run("-c", code, *SMALL, f"output={tmp_path / 'run'}")
+    assert completed.returncode == 1
+    assert completed.stdout == "error: mujoco is not installed: pip install 'embodied-rl[libero]'\n"
+    assert completed.stderr == ""
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("num_envs=a", "num_envs: Value 'a' of type 'str' could not be converted to Integer"),
+        ("num_env=3", "unknown option 'num_env'"),
+        ("device=tpu", "unknown device 'tpu'"),
+        ("threads=0", "threads of at least 1"),
+        ("task.suite=nope", "unknown LIBERO suite 'nope'"),
+        ("task.tasks=[nope]", "unknown task 'nope' of libero_object"),
+        ("task.tasks=[0,1]", "at least 2, one per task"),
+        ("task.assets=/nowhere", "assets=/nowhere: expected a folder"),
+        ("task.suite=libero_spatial", "libero_spatial needs LIBERO's official assets"),
+        ("task.executed=9", "executed=9, horizon=8"),
+        ("task.episodes=0", "at least one episode per task"),
+        ("resume=/nowhere", "no checkpoint in /nowhere"),
+        ("eval_only=true", "eval_only=true needs the run to measure: resume=DIR"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_leaves_nothing(refused, tmp_path: Path, option: str, told: str):
+    assert told in refused(train, *SMALL, f"output={tmp_path / 'run'}", option)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_that_cannot_read_the_task_is_one_line(refused, tmp_path: Path):
+    assert "use policy=flow" in refused(train, "policy=mlp", "task.assets=stand-in", f"output={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("module", [train, evaluate])
+def test_cuda_that_is_not_here_is_one_line(refused, monkeypatch, finished: Path, tmp_path: Path, module):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    options = [*SMALL, f"output={tmp_path / 'run'}"] if module is train else [f"checkpoint={finished}"]
+    assert "device=cuda, but this PyTorch is built without CUDA" in refused(module, *options, "device=cuda")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_that_holds_a_run_is_not_written_over(refused, copied: Path):
+    before = files(copied)
+    assert f"continue it with resume={copied}" in refused(train, *SMALL, f"output={copied}")
+    assert files(copied) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("task.executed=2", "trained under another contract (executed: expected 4, got 2)"),
+        ("policy.width=32", "are of another network"),
+        ("algorithm=ppo", "the saved run has algorithm=self_imitation"),
+    ],
+)
+def test_a_run_is_not_resumed_as_something_else(refused, copied: Path, option: str, told: str):
+    before = files(copied)
+    assert told in refused(train, f"resume={copied}", option)
+    assert files(copied) == before
+
+
+def test_resuming_one_checkpoint_asks_for_its_run(refused, copied: Path):
+    newest = max((copied / "checkpoint").iterdir())
+    assert "expected the directory of the run" in refused(train, f"resume={newest}")
+
+
+def test_evaluation_needs_a_checkpoint(refused, tmp_path: Path):
+    assert "expected checkpoint=" in refused(evaluate)
+    assert "no checkpoint in" in refused(evaluate, f"checkpoint={tmp_path}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unreadable_checkpoint_names_the_one_before(refused, copied: Path):
+    before, newest = sorted((copied / "checkpoint").iterdir())
+    broken = newest / "policy.safetensors"
+    broken.write_bytes(broken.read_bytes()[:1000])
+    for module, option in ((evaluate, "checkpoint"), (train, "resume")):
+        line = refused(module, f"{option}={copied}")
+        assert f"{newest} cannot be read" in line
+        assert f"use the one before it: {before}" in line
+    assert not (copied / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(("field", "value"), [("executed", 2), ("horizon", 16)])
+def test_a_checkpoint_of_another_contract_is_not_evaluated(refused, copied: Path, field: str, value: int):
+    path = max((copied / "checkpoint").iterdir()) / "checkpoint.json"
+    record = json.loads(path.read_text())
+    record["config"]["values"]["task"][field] = value
+    path.write_text(json.dumps(record))
+    told = refused(evaluate, f"checkpoint={copied}")
+    assert f"trained under another contract ({field}: expected" in told
+    assert not (copied / "evaluation.json").exists()
