@@ -163,7 +163,8 @@ class _Recorder:
         self.failed[task] += 1
         if self.failed[task] > self.succeeded[task] + SPARE_FAILURES:
             tried, name = self.failed[task] + self.succeeded[task], self.env.task_names[task]
-            raise ValueError(f"the scripted expert failed in {self.failed[task]} of {tried} episodes of {name}")
+            outcome = f"the scripted expert failed in {self.failed[task]} of {tried} episodes of {name}"
+            raise ValueError(f"{outcome}; choose tasks that it can do, task.tasks=[...]")
 
     def _begin(self, free: Tensor) -> TensorDict:
         """Start as many new episodes in the `free` environments [N] as their tasks still need; stop the others."""

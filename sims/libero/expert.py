@@ -57,7 +57,8 @@ class Expert:
             other = next((goal.kind for goal in scene.goal if goal.kind not in PLACES), None)
             if other is not None:
                 raise ValueError(
-                    f"no scripted expert for {scene.task.name}: it puts objects somewhere, no {other!r} goals"
+                    f"no scripted expert for {scene.task.name}: it puts objects somewhere, no {other!r} goals; "
+                    "choose tasks that it can do, task.tasks=[...]"
                 )
         self._rng = np.random.default_rng(seed)
         pairs = list(zip(simulation.data, simulation.scenes, strict=True))
