@@ -1,4 +1,4 @@
-"""Symmetry of tabletop manipulation: scenes turned about the vertical axis or mirrored ask for such actions.
+"""What does not change the action: scenes turned about the vertical axis or mirrored, and things that do not matter.
 
 Gravity is the only direction that physics prefers, so one demonstration tells what to do in all its images. (Reach and
 joint limits break the symmetry far from the nominal pose, hence the limited turns.)
@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 from torch import Tensor
+
+from policies.encoders import mention
 
 CARTESIAN = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 """The first elements of actions that can be turned."""
@@ -26,6 +28,15 @@ def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> t
     angle = (2.0 * torch.rand(n, device=device) - 1.0) * turn_rad
     side = torch.where(torch.rand(n, device=device) < 0.5, -1.0, 1.0)
     return image(observation, actions, angle, side)
+
+
+def hide_distractors(observation: TensorDict, probability: float) -> TensorDict:
+    """Without objects that the instruction does not mention, each hidden with `probability`: they seldom matter."""
+    mentioned = mention(observation["object_names"], observation["instruction"])[..., 0] > 0
+    kept = mentioned | (torch.rand(mentioned.shape, device=mentioned.device) >= probability)
+    seen = observation.clone(recurse=False)
+    seen["object_mask"] = observation["object_mask"] & kept
+    return seen
 
 
 def image(observation: TensorDict, actions: Tensor, angle: Tensor, side: Tensor) -> tuple[TensorDict, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from embodied.text import WORD_BUCKETS
 
-STATE_WIDTH = 9
+STATE_WIDTH = 10
 POSE_WIDTH = 15
 MENTION_SCALE = 4.0
 """Makes mentions as loud as the standardised poses beside them, so that attention finds the named objects early."""
@@ -39,20 +39,28 @@ def rotation_matrix(two_columns: Tensor) -> Tensor:
 
 
 def hand_state(observation: TensorDict) -> Tensor:
-    """Height, rotation and opening of the hand, [N, 9]."""
+    """Height and rotation of the hand, opening and command of its fingers, [N, 10]."""
     height = observation["end_effector_position"][:, 2:]
-    return torch.cat((height, observation["end_effector_rotation"], observation["gripper_position"]), dim=-1)
+    fingers = observation["gripper_position"], observation["gripper_command"]
+    return torch.cat((height, observation["end_effector_rotation"], *fingers), dim=-1)
 
 
 def object_poses(observation: TensorDict) -> Tensor:
-    """Every object from the hand, and its height and upright axis in the world, [N, M, 15]."""
+    """Every object from the hand, and how it stands in the world, [N, M, 15].
+
+    Its axes are lines, without a front: double angles of their directions about the hand's own axis (x^2 - y^2, 2 x y)
+    and how steep they are. Most things are grasped alike from either side, and how far to turn jumps where both are
+    equally far, which is hard to learn from single angles.
+    """
     position, rotation = observation["object_position"], rotation_matrix(observation["object_rotation"])
     hand = rotation_matrix(observation["end_effector_rotation"]).unsqueeze(1)
     offset = position - observation["end_effector_position"].unsqueeze(1)
     in_hand = hand.transpose(-1, -2) @ rotation
+    x, y = in_hand[..., 0, :], in_hand[..., 1, :]
     distance = offset.norm(dim=-1, keepdim=True)
     near = torch.exp(-distance / torch.tensor([0.1, 0.03], device=distance.device))  # resolves the last centimetres
-    return torch.cat((offset, in_hand[..., 0], in_hand[..., 1], near, position[..., 2:], rotation[..., 2]), dim=-1)
+    lines = (x.square() - y.square(), 2.0 * x * y, rotation[..., 2, :].abs())
+    return torch.cat((offset, near, position[..., 2:], *lines), dim=-1)
 
 
 class ObjectEncoder(nn.Module):

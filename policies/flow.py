@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from embodied.config import at_least
 from embodied.contract import Contract
 from embodied.policy import Decision, Evaluation
-from policies.augmentation import CARTESIAN, random_image
+from policies.augmentation import CARTESIAN, hide_distractors, random_image
 from policies.encoders import ObjectEncoder
 from policies.flow_kernels import (
     TimeGrid,
@@ -43,8 +43,8 @@ class FlowConfig:
 
     `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
     normalised action. `best_of` chunks are drawn, and the one that the action-value critic prefers is taken, once a
-    learner has trained that critic. The supervised loss sees scenes mirrored and turned by up to `turn_rad`; 0:
-    as they are, for actions other than `augmentation.CARTESIAN`.
+    learner has trained that critic. The supervised loss sees scenes mirrored and turned by up to `turn_rad` (0: as they
+    are, for actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned.
     """
 
     width: int = 64
@@ -56,6 +56,7 @@ class FlowConfig:
     std_max: float = 0.16
     best_of: int = 16
     turn_rad: float = 0.8
+    hidden_distractors: float = 0.5
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible sizes."""
@@ -204,6 +205,7 @@ class FlowPolicy(nn.Module):
         """Flow-matching loss: mean over actions, weighted by `valid`, of |v(x_t, t) - (noise - action)|^2."""
         if self.config.turn_rad:
             observation, actions = random_image(observation, actions, self.config.turn_rad)
+        observation = hide_distractors(observation, self.config.hidden_distractors)
         target = (actions - self.action_mean) / self.action_std
         noise = torch.randn_like(target)
         time = torch.rand(len(target), device=target.device)

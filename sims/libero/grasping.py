@@ -26,6 +26,8 @@ FLOOR_M = 0.0125
 """Lowest height of the grip point over the surface below the object: the fingertips reach 9 mm further down."""
 STRETCHED_M = 0.76
 """Horizontal distance from the base beyond which the arm is nearly straight."""
+ABOUT_M = 0.004
+"""Costs as near as this count as the same."""
 MARGIN_M = 0.008
 """Room beside fingers and palm that is preferred but not needed."""
 
@@ -52,8 +54,7 @@ def best_grasp(own: Array, others: Array, base: Array, axis_yaw: float, preferen
     middle = (own[:, :2].max(0) + own[:, :2].min(0)) / 2
     near = others[(np.abs(others[:, :2] - middle) < 0.22).all(1) & (others[:, 2] > own[:, 2].min())]
     candidates = []
-    for number in range(YAWS):
-        yaw = axis_yaw + number * np.pi / YAWS
+    for yaw in (preference, *(axis_yaw + number * np.pi / YAWS for number in range(YAWS))):
         yaw -= np.pi * np.round((yaw - preference) / np.pi)
         turn = np.array([[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]])
         frames = (_framed(own, middle, turn), _framed(near, middle, turn))
@@ -61,11 +62,14 @@ def best_grasp(own: Array, others: Array, base: Array, axis_yaw: float, preferen
             for along, cost in _slots(*frames, height):
                 position = np.array([*(middle + turn[:, 0] * along), height])
                 stretched = max(0.0, float(np.linalg.norm(position[:2] - base[:2])) - STRETCHED_M)
-                cost += 0.01 * abs(yaw - preference) + 2.0 * stretched
+                cost += 2.0 * stretched
                 candidates.append(Grasp(position, yaw, cost))
     if not candidates:
         return Grasp(np.array([*middle, _heights(own)[0]]), axis_yaw, np.inf)
-    return min(candidates, key=lambda grasp: grasp.cost)
+    # of what is about as good, the least turn: it follows from the hand's pose, as whoever imitates it can see
+    least = min(grasp.cost for grasp in candidates)
+    good = [grasp for grasp in candidates if grasp.cost < least + ABOUT_M]
+    return min(good, key=lambda grasp: (abs(grasp.yaw - preference), grasp.cost))
 
 
 def _framed(points: Array, middle: Array, turn: Array) -> Array:

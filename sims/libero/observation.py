@@ -43,6 +43,7 @@ def observation_specs(scene: Scene, image_size: int | None = None) -> dict[str, 
         "end_effector_position": TensorSpec((3,), unit="m", frame="world", names=XYZ),
         "end_effector_rotation": TensorSpec((6,), frame="world", names=TWO_COLUMNS, **unit),
         "gripper_position": TensorSpec((2,), unit="m", names=("left", "right"), low=(0.0, -0.04), high=(0.04, 0.0)),
+        "gripper_command": TensorSpec((1,), unit="from open, -1, to closed, 1", names=("closed",), low=(-1.0,), high=(1.0,)),
         "object_position": TensorSpec((-1, 3), unit="m", frame="world", names=XYZ),
         "object_rotation": TensorSpec((-1, 6), frame="world", names=TWO_COLUMNS, **unit),
         "object_names": TensorSpec((-1, NAME_WORDS), dtype="int64", unit="word id"),
@@ -75,7 +76,7 @@ class Observer:
     """
 
     def __init__(self, simulation: Simulation, image_size: int | None = None) -> None:
-        self.num = simulation.num
+        self.num, self._simulation = simulation.num, simulation
         self._groups = _groups(simulation)
         self._arm = ArmKinematics(simulation.scenes)
         most = max(len(scene.objects) + len(scene.fixtures) for scene in simulation.scenes)
@@ -101,6 +102,8 @@ class Observer:
             "end_effector_position": position,
             "end_effector_rotation": two_columns(matrix),
             "gripper_position": gripper,
+            # what the fingers press with once they touch: the controller's ramp, which no position shows
+            "gripper_command": self._simulation.memory["gripper"][:, 1:].copy(),
             "object_position": poses[..., :3],
             "object_rotation": two_columns(rotation(poses[..., 3:])),
         }

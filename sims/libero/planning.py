@@ -17,6 +17,8 @@ CORRIDOR_M = 0.09
 """Half width of the way that the hand and what it holds need."""
 WRIST_BIAS_RAD = 0.4
 """The last joint's nominal position is this far from the middle of what it uses."""
+WRIST_ROOM_RAD = 1.2
+"""A quarter turn away from what is this far from the middle, the last joint still has room."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class Planner:
         start, target = data.xpos[predicate.a], target_position(data, predicate)
         hand, base = data.site_xpos[self._scene.grip_site], data.xpos[self._robot]
         axis_yaw = _axis_yaw(data.xmat[predicate.a].reshape(3, 3))
-        grasp = best_grasp(own, others, base, axis_yaw, _wrist_middle(base, start, target))
+        closing = data.site_xmat[self._scene.grip_site].reshape(3, 3)[:, 0]
+        preference = _near(float(np.arctan2(closing[1], closing[0])), _wrist_middle(base, start, target))
+        grasp = best_grasp(own, others, base, axis_yaw, preference)
         below = grasp.position[2] - own[:, 2].min()
         release = self._release(data, predicate, points, below)
         # Above all that is loose, wherever it stands: heights that change with what is on the way are hard to learn.
@@ -103,3 +107,10 @@ def _wrist_middle(base: Array, start: Array, target: Array) -> float:
     """
     directions = [np.arctan2(*(place - base)[1::-1]) for place in (start, target)]
     return float(np.pi / 2 + np.mean(directions) + WRIST_BIAS_RAD)
+
+
+def _near(yaw: float, middle: float) -> float:
+    """The closing direction `yaw`, either way round, as near as the last joint's range allows: about `middle`."""
+    away = yaw - middle
+    away -= np.pi * np.round(away / np.pi)
+    return middle + float(np.clip(away, -WRIST_ROOM_RAD, WRIST_ROOM_RAD))

@@ -44,7 +44,7 @@ class LiberoTask:
     executed: int = 4
     step_limit: int = STEP_LIMIT
     train_step_limit: int = 140
-    episodes: int = 2
+    episodes: int = 1
     noise: float = 0.1
 
     @property
