@@ -163,11 +163,11 @@ class Trainer:
         rollout = collector.collect(self.algorithm.decisions)
         self.timer.add("simulation", rollout.simulation_s)
         self.timer.add("policy", rollout.policy_s)
-        with self.timer("update"):
-            metrics = learner.update(rollout, self.counters["env_steps"] / self.config.env_steps)
         episodes = int(rollout.done.sum())
         self.counters["iteration"] += 1
         self.counters["env_steps"] += rollout.env_steps
+        with self.timer("update"):
+            metrics = learner.update(rollout, min(1.0, self.counters["env_steps"] / self.config.env_steps))
         self.counters["episodes"] += episodes
         success = float(rollout.success.sum()) / max(1, episodes)
         shown = {"rollout/success": success, "rollout/episode_steps": rollout.env_steps / max(1, episodes)}

@@ -5,11 +5,17 @@ Each iteration collects episodes, keeps every chunk of those that succeeded, and
 an initial state that failed is tried again with fresh noise, so that what is added lies where the policy fails. Tasks
 are drawn equally often, however rarely they succeed.
 
+A network that has converged on little learns less from more than a new one does (primacy bias, arXiv 2205.07802). So
+training goes in rounds: while the policy of the last round collects, a new network learns from all successes so far,
+and takes its place at the end of the round.
+
 Differs from the paper: success alone selects what is imitated; there is no advantage weight and no policy gradient.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,19 +33,24 @@ from embodied.starts import RetryStarts
 
 @dataclass
 class SelfImitationConfig:
-    """`gradient_steps` per iteration of `decisions` chunks per environment; `demonstration_share` of each minibatch."""
+    """`gradient_steps` per iteration of `decisions` chunks per environment; a run has `rounds` of equal length.
+
+    A share `demonstration_share` of each minibatch are demonstrations. A share `retry` of restarts go to states where
+    the policy has failed, at most `attempts` times each.
+    """
 
     decisions: int = 35
-    gradient_steps: int = 250
+    rounds: int = 10
+    gradient_steps: int = 400
     demonstration_share: float = 0.25
     capacity: int = 400_000
     retry: float = 0.5
     attempts: int = 4
-    sft: SFTConfig = field(default_factory=lambda: SFTConfig(learning_rate=5e-4, final_learning_rate=2.5e-5))
+    sft: SFTConfig = field(default_factory=SFTConfig)
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible sizes."""
-        at_least(self, 1, "decisions", "capacity", "attempts")
+        at_least(self, 1, "decisions", "rounds", "gradient_steps", "capacity", "attempts")
 
     def build(
         self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator
@@ -59,17 +70,12 @@ class SelfImitation:
         env: StartEnvironment,
         generator: torch.Generator,
     ) -> None:
-        self.config, self.generator, self.demonstrations = config, generator, demonstrations
-        self.sft = SFT(policy, config.sft, generator)
+        self.policy, self.config, self.generator, self.demonstrations = policy, config, generator, demonstrations
+        self.sft, self.progress, self.gradient_steps = self._begin(), 0.0, 0
         tasks = len(env.task_names)
         self.replays = [ChunkReplay(config.capacity // tasks) for _ in range(tasks)]
         self.episodes = EpisodeAssembler(env.num_envs, policy.contract.horizon)
         self.starts = RetryStarts(env.task_index, retry=config.retry, attempts=config.attempts, generator=generator)
-
-    @property
-    def gradient_steps(self) -> int:
-        """Gradient steps taken so far."""
-        return self.sft.gradient_steps
 
     def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
         """Add the rollout's successes, then take gradient steps; returns the mean loss and the size of the set."""
@@ -77,29 +83,49 @@ class SelfImitation:
         if chunks is not None:
             for task in chunks["task_index"].unique().tolist():
                 self.replays[task].add(chunks[chunks["task_index"] == task].exclude("task_index"))
-        size = sum(map(len, self.replays))
-        steps = self.config.gradient_steps if size else 0
-        losses = [self.sft.step(self._batch(), progress) for _ in range(steps)]
-        loss = {"loss": sum(losses) / steps} if steps else {}
-        return loss | {"imitated_chunks": float(size), "first_attempts_success": self.starts.first_attempts_success()}
+        rounds, steps = self.config.rounds, self.config.gradient_steps
+        done, ahead = math.floor(self.progress * rounds), progress - self.progress
+        through = [(self.progress + ahead * step / steps) * rounds - done for step in range(steps)]
+        losses = [self.sft.step(self._batch(), min(1.0, part)) for part in through]
+        self.progress, self.gradient_steps = progress, self.gradient_steps + steps
+        if progress * rounds >= done + 1:
+            self.policy.load_state_dict(self.sft.policy.state_dict())
+            self.sft = self._begin()
+        return {
+            "loss": sum(losses) / len(losses),
+            "imitated_chunks": float(sum(map(len, self.replays))),
+            "first_attempts_success": self.starts.first_attempts_success(),
+        }
+
+    def _begin(self) -> SFT:
+        """A learner of a new network, with the policy's normalisation statistics."""
+        policy = copy.deepcopy(self.policy)
+        with torch.random.fork_rng():
+            torch.manual_seed(int(torch.randint(1 << 40, (), generator=self.generator)))
+            for module in policy.modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+        return SFT(policy, self.config.sft, self.generator)
 
     def _batch(self) -> TensorDict:
         size = self.config.sft.batch
-        old = round(size * self.config.demonstration_share)
-        rows = torch.randint(len(self.demonstrations), (old,), generator=self.generator)
         replays = [replay for replay in self.replays if len(replay)]
-        share, rest = divmod(size - old, len(replays))
+        old = round(size * self.config.demonstration_share) if replays else size
+        rows = torch.randint(len(self.demonstrations), (old,), generator=self.generator)
+        share, rest = divmod(size - old, max(1, len(replays)))
         new = [replay.sample(share + (i < rest), self.generator) for i, replay in enumerate(replays)]
         return TensorDict.cat((self.demonstrations[rows], *new))
 
     def state_dict(self) -> dict[str, Any]:
         """Learner, replays, unfinished episodes and starts; the demonstrations come from their file."""
         parts = {part: getattr(self, part).state_dict() for part in ("sft", "episodes", "starts")}
-        return parts | {"replays": [replay.state_dict() for replay in self.replays]}
+        replays = [replay.state_dict() for replay in self.replays]
+        return parts | {"replays": replays, "progress": self.progress, "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         for part in ("sft", "episodes", "starts"):
             getattr(self, part).load_state_dict(state[part])
+        self.progress, self.gradient_steps = state["progress"], state["gradient_steps"]
         for replay, saved in zip(self.replays, state["replays"], strict=True):
             replay.load_state_dict(saved)

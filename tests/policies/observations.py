@@ -31,6 +31,7 @@ def observations(count: int, seed: int = 0) -> TensorDict:
             "end_effector_position": normal(3),
             "end_effector_rotation": rotation[:, 0],
             "gripper_position": normal(2),
+            "gripper_command": normal(1).clamp(-1.0, 1.0),
             "object_position": normal(3, 3),
             "object_rotation": rotation[:, 1:],
             "object_names": names.expand(count, 3, -1).clone(),

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from policies.augmentation import image, random_image
+from policies.augmentation import hide_distractors, image, random_image
 from policies.encoders import rotation_matrix
 from tests.policies.observations import observations
 
@@ -54,3 +54,14 @@ def test_distances_and_the_given_observation_stay() -> None:
     offset = observation["object_position"] - observation["end_effector_position"].unsqueeze(1)
     image_offset = turned["object_position"] - turned["end_effector_position"].unsqueeze(1)
     torch.testing.assert_close(image_offset.norm(dim=-1), offset.norm(dim=-1))
+
+
+def test_what_the_instruction_mentions_is_never_hidden() -> None:
+    torch.manual_seed(0)
+    observation = observations(400)  # milk and basket are mentioned, the alphabet soup is not
+    seen = hide_distractors(observation, 0.5)["object_mask"]
+    assert seen[:, [0, 2]].all()
+    assert 0.4 < seen[:, 1].float().mean() < 0.6
+    assert observation["object_mask"].all()
+    observation["object_mask"][:, 1] = False
+    assert not hide_distractors(observation, 0.0)["object_mask"][:, 1].any()

@@ -51,14 +51,27 @@ def test_only_chunks_of_successful_episodes_are_kept():
     assert kept > 0
 
 
-def test_without_a_success_there_is_nothing_to_imitate_and_nothing_changes():
-    policy, learner, collector = make(envs=1)
-    before = copy.deepcopy(policy.state_dict())
-    metrics = learner.update(collector.collect(1), 0.0)  # no episode can end in one chunk
+def test_without_a_success_demonstrations_alone_are_imitated():
+    _, learner, collector = make(envs=1)
+    metrics = learner.update(collector.collect(1), 0.05)  # no episode can end in one chunk
     assert metrics["imitated_chunks"] == 0
-    assert "loss" not in metrics
-    assert learner.gradient_steps == 0
+    shown = {tuple(row) for row in learner.demonstrations["actions"].flatten(1).tolist()}
+    assert all(tuple(row) in shown for row in learner._batch()["actions"].flatten(1).tolist())
+
+
+def test_a_new_network_takes_over_at_the_end_of_a_round_and_only_then():
+    policy, learner, collector = make(rounds=2)
+    before = copy.deepcopy(policy.state_dict())
+    learner.update(collector.collect(5), 0.4)
     assert all(torch.equal(before[name], value) for name, value in policy.state_dict().items())
+    trained = learner.sft.policy
+    learner.update(collector.collect(5), 0.5)
+    assert all(torch.equal(trained.state_dict()[name], value) for name, value in policy.state_dict().items())
+    assert learner.sft.gradient_steps == 0
+    assert learner.gradient_steps == 60
+    assert not torch.equal(policy.actor[0].weight, learner.sft.policy.actor[0].weight)
+    learner.update(collector.collect(5), 1.0)
+    assert learner.sft.gradient_steps == 0  # the last round ends with the run
 
 
 def test_minibatches_hold_their_share_of_demonstrations_and_tasks_equally():
@@ -79,10 +92,11 @@ def success_rate(policy: MLPPolicy) -> float:
 
 
 def test_learns_to_reach_where_demonstrations_alone_do_not():
-    policy, learner, collector = make()
+    policy, learner, collector = make(rounds=4)
     learner.sft.fit(demonstrations(), 100)
-    for _ in range(12):
-        learner.update(collector.collect(12), 0.0)
+    policy.load_state_dict(learner.sft.policy.state_dict())
+    for iteration in range(12):
+        learner.update(collector.collect(12), (iteration + 1) / 12)
     control, supervised, _ = make()
     supervised.sft.fit(demonstrations(), learner.gradient_steps)
     assert success_rate(control) < 0.7

@@ -74,6 +74,16 @@ def test_observations_fit_the_contract_and_belong_to_the_state():
     np.testing.assert_allclose(observation["object_rotation"][1, 2].numpy(), matrix[:, :2].T.ravel(), atol=1e-6)
 
 
+def test_the_gripper_command_shows_how_hard_fingers_press_though_they_no_longer_move():
+    env = make()
+    opened = env.reset()["gripper_command"]
+    closing = torch.zeros(env.num_envs, env.contract.executed, 7)
+    closing[..., 6] = 1.0
+    torch.testing.assert_close(opened, torch.full_like(opened, -1.0))  # five steps of 25 x 0.01 from 0, while settling
+    commands = env.step(closing).observation["gripper_command"]
+    torch.testing.assert_close(commands, (-1.0 + 0.25 * torch.full_like(commands, env.contract.executed)).clamp_max(1))
+
+
 def test_words_name_each_environments_own_task():
     env = make()
     observation = env.reset()
