@@ -40,8 +40,8 @@ class SelfImitationConfig:
     """
 
     decisions: int = 35
-    rounds: int = 10
-    gradient_steps: int = 400
+    rounds: int = 6
+    gradient_steps: int = 300
     demonstration_share: float = 0.25
     capacity: int = 400_000
     retry: float = 0.5
