@@ -57,6 +57,10 @@ class TrainablePolicy(Policy, Protocol):
         """Move the weights."""
         ...
 
+    def start_critic(self) -> None:
+        """Prepare `value` for reinforcement learning, once the actor has been trained."""
+        ...
+
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters of the value function, which the supervised loss and the samples do not depend on."""
         ...

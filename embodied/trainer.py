@@ -64,7 +64,7 @@ class TrainerConfig:
     """
 
     num_envs: int = 100
-    env_steps: int = 800_000
+    env_steps: int = 1_600_000
     checkpoint_every: int = 10
     evaluation_starts: int = 50
     evaluation_envs: int = 100

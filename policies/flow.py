@@ -42,25 +42,23 @@ class FlowConfig:
     """Sizes and noise of a FlowPolicy.
 
     `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
-    normalised action. `best_of` chunks are drawn, and the one that the action-value critic prefers is taken, once a
-    learner has trained that critic. The supervised loss sees scenes mirrored and turned by up to `turn_rad` (0: as they
-    are, for actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned.
+    normalised action. The supervised loss sees scenes mirrored and turned by up to `turn_rad` (0: as they are, for
+    actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned.
     """
 
     width: int = 64
     hidden: int = 256
     denoising_steps: int = 4
     sampler: Sampler = Sampler.FLOW_SDE
-    noise_level: float = 0.3
+    noise_level: float = 0.5
     std_min: float = 0.08
     std_max: float = 0.16
-    best_of: int = 16
     turn_rad: float = 0.8
     hidden_distractors: float = 0.5
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible sizes."""
-        at_least(self, 1, "width", "hidden", "denoising_steps", "best_of")
+        at_least(self, 1, "width", "hidden", "denoising_steps")
 
     def build(self, contract: Contract) -> FlowPolicy:
         """Make the policy for `contract`."""
@@ -71,7 +69,6 @@ class FlowPolicy(nn.Module):
     """Predicts chunks of H actions by integrating a learned velocity field over S denoising steps.
 
     A chunk's log-probability (one part, P = 1) is the sum over the K executed actions of the noisy denoising steps.
-    Where `ranked` is set (by a learner of action values), the best of several chunks is taken, and has no likelihood.
     """
 
     def __init__(self, contract: Contract, config: FlowConfig) -> None:
@@ -89,8 +86,6 @@ class FlowPolicy(nn.Module):
         self.velocity = _Velocity(size, features, config.hidden)
         self.noise = nn.Sequential(nn.Linear(features + 1, 64), nn.Tanh(), nn.Linear(64, size))
         self.critic = _head(features, config.hidden)
-        self.action_critics = nn.ModuleList(_head(features + size, config.hidden) for _ in range(2))
-        self.register_buffer("ranked", torch.zeros((), dtype=torch.bool))
         self.register_buffer("action_mean", torch.zeros(contract.action.shape[-1]))
         self.register_buffer("action_std", torch.ones(contract.action.shape[-1]))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
@@ -103,13 +98,17 @@ class FlowPolicy(nn.Module):
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that `value` alone uses."""
-        critics = (self.critic, self.action_critics, self.value_encoder)
+        critics = (self.critic, self.value_encoder)
         return [parameter for critic in critics for parameter in critic.parameters()]
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """Parameters of the velocity field and its encoder, and of the learned noise."""
         critic = set(self.critic_parameters())
         return [parameter for parameter in self.parameters() if parameter not in critic]
+
+    def start_critic(self) -> None:
+        """Begin the critic with what the actor's encoder has learned to see."""
+        self.value_encoder.load_state_dict(self.encoder.state_dict())
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
@@ -128,20 +127,13 @@ class FlowPolicy(nn.Module):
             return self._act(observation, deterministic, generator)
 
     def _act(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Decision:
-        n, best_of = observation.batch_size[0], self.config.best_of if self.ranked else 1
-        shape = (best_of, self.contract.horizon, self.contract.action.shape[-1])
+        shape = (self.contract.horizon, self.contract.action.shape[-1])
         if deterministic:
             noise = own_noise(observation, shape).to(self.device)
         else:
-            noise = torch.randn(n, *shape, device=self.device, generator=generator)
-        features = self.encoder(observation).repeat_interleave(best_of, 0)
-        path, noisy, log_prob = self._denoise(noise.flatten(0, 1), features, deterministic, generator)
-        if best_of > 1:
-            value_features = self.value_encoder(observation).repeat_interleave(best_of, 0)
-            value = self._action_values(value_features, path[:, -1]).amin(0)
-            best = torch.arange(n, device=self.device) * best_of + value.view(n, best_of).argmax(1)
-            path, noisy, log_prob = path[best], noisy[best], log_prob[best]
-        sample = TensorDict({"path": path, "noisy": noisy}, batch_size=[n])
+            noise = torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
+        path, noisy, log_prob = self._denoise(noise, self.encoder(observation), deterministic, generator)
+        sample = TensorDict({"path": path, "noisy": noisy}, batch_size=list(observation.batch_size))
         return Decision(self.to_robot(path[:, -1]), sample, log_prob)
 
     def _denoise(
@@ -170,8 +162,8 @@ class FlowPolicy(nn.Module):
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Score stored denoising paths: one velocity evaluation for Flow-SDE, S for Flow-Noise."""
-        if self.config.sampler is Sampler.ODE or self.ranked:
-            raise ValueError("sampler=ode and best-of-several have no likelihood; use flow_sde or flow_noise, unranked")
+        if self.config.sampler is Sampler.ODE:
+            raise ValueError("sampler=ode has no likelihood; use flow_sde or flow_noise")
         features, path = self.encoder(observation), sample["path"]
         rows = torch.arange(len(path), device=path.device)
         everywhere = self.config.sampler is Sampler.FLOW_NOISE
@@ -192,14 +184,6 @@ class FlowPolicy(nn.Module):
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
         return self.critic(self.value_encoder(observation)).squeeze(-1)
-
-    def action_values(self, observation: TensorDict, actions: Tensor) -> Tensor:
-        """Both critics' expected discounted return after the chunks `actions` [N, H, A] in robot units, [2, N]."""
-        return self._action_values(self.value_encoder(observation), (actions - self.action_mean) / self.action_std)
-
-    def _action_values(self, features: Tensor, x: Tensor) -> Tensor:
-        inputs = torch.cat((features, x.flatten(1)), -1)
-        return torch.stack([critic(inputs).squeeze(-1) for critic in self.action_critics])
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Flow-matching loss: mean over actions, weighted by `valid`, of |v(x_t, t) - (noise - action)|^2."""

@@ -64,6 +64,9 @@ class MLPPolicy(nn.Module):
         """Where the weights are."""
         return self.mean.device
 
+    def start_critic(self) -> None:
+        """Nothing to do: the critic shares nothing with the actor."""
+
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that `value` alone uses."""
         return list(self.critic.parameters())

@@ -138,7 +138,7 @@ def test_help_lists_tasks_and_options():
     completed = run("train.py", "--help")
     assert completed.returncode == 0
     assert "task: libero_pick" in completed.stdout
-    assert "algorithm: chunked_iql, ppo, self_imitation" in completed.stdout
+    assert "algorithm: imitation_ppo, ppo, self_imitation" in completed.stdout
     assert "num_envs: " in completed.stdout
 
 

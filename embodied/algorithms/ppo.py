@@ -32,15 +32,15 @@ class PPOConfig:
 
     decisions: int = 35
     epochs: int = 5
-    minibatch: int = 900
-    learning_rate: float = 2e-5
+    minibatch: int = 1750
+    learning_rate: float = 1e-4
     value_learning_rate: float = 1e-3
     clip: float = 0.2
     discount: float = 0.99
     trace: float = 0.95
     entropy_weight: float = 0.0
-    target_kl: float = 0.03
-    critic_warmup: int = 2
+    target_kl: float = 0.05
+    critic_warmup: int = 3
     max_gradient_norm: float = 1.0
 
     def __post_init__(self) -> None:
@@ -72,6 +72,8 @@ class PPO:
 
     def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
         """One iteration, whatever the `progress`; returns mean losses, clip fraction, KL and explained variance."""
+        if self.iterations == 0:
+            self.policy.start_critic()
         batch, advantage_std, explained = self._prepare(rollout)
         batch = batch.to(self.policy.device)
         sums: dict[str, float] = {}

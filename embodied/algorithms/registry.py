@@ -1,11 +1,11 @@
 """Learners by the name that `algorithm=` takes."""
 
-from embodied.algorithms.chunked_iql import ChunkedIQLConfig
+from embodied.algorithms.imitation_ppo import ImitationPPOConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 
 ALGORITHMS: dict[str, type] = {
-    "chunked_iql": ChunkedIQLConfig,
+    "imitation_ppo": ImitationPPOConfig,
     "ppo": PPOConfig,
     "self_imitation": SelfImitationConfig,
 }

@@ -1,5 +1,6 @@
 """A whole run on a small task: stages, control, report, and that an interrupted run ends with the same numbers."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.algorithms.imitation_ppo import ImitationPPOConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig, cut_chunks
@@ -39,9 +41,12 @@ class ReachTask:
         raise AssertionError("video=false")
 
 
+PPO = PPOConfig(decisions=8, minibatch=64, epochs=2, discount=0.9, learning_rate=1e-3)
+IMITATION = SelfImitationConfig(decisions=8, gradient_steps=10, capacity=1000)
 LEARNERS = {
-    "ppo": PPOConfig(decisions=8, minibatch=64, epochs=2, discount=0.9, learning_rate=1e-3),
-    "self_imitation": SelfImitationConfig(decisions=8, gradient_steps=10, capacity=1000),
+    "ppo": PPO,
+    "self_imitation": IMITATION,
+    "imitation_ppo": ImitationPPOConfig(0.5, dataclasses.replace(IMITATION, rounds=1), PPO),
 }
 ITERATIONS = 6
 
