@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 SMALL = [
     *("task=libero_pick", "task.assets=stand-in", "task.tasks=[0]", "task.episodes=1", "task.step_limit=100"),
     *("num_envs=2", "env_steps=100", "evaluation_starts=1", "evaluation_envs=1", "video=false", "threads=1"),
-    *("sft.steps=20", "algorithm.decisions=4", "algorithm.gradient_steps=2", "policy.width=16", "policy.hidden=32"),
+    *("sft.steps=20", "algorithm.self_imitation.decisions=4", "algorithm.ppo.decisions=4", "policy.width=16"),
+    *("algorithm.self_imitation.gradient_steps=2", "policy.hidden=32"),
 ]
 LOGS = ("tensorboard",)
 """What is written anew with every start."""
@@ -201,7 +202,7 @@ def test_an_output_that_holds_a_run_is_not_written_over(refused, copied: Path):
     [
         ("task.executed=2", "trained under another contract (executed: expected 4, got 2)"),
         ("policy.width=32", "are of another network"),
-        ("algorithm=ppo", "the saved run has algorithm=self_imitation"),
+        ("algorithm=ppo", "the saved run has algorithm=imitation_ppo"),
     ],
 )
 def test_a_run_is_not_resumed_as_something_else(refused, copied: Path, option: str, told: str):
