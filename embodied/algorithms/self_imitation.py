@@ -17,10 +17,11 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
+from torch import nn
 
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.config import at_least
@@ -102,7 +103,7 @@ class SelfImitation:
         policy = copy.deepcopy(self.policy)
         with torch.random.fork_rng():
             torch.manual_seed(int(torch.randint(1 << 40, (), generator=self.generator)))
-            for module in policy.modules():
+            for module in cast(nn.Module, policy).modules():
                 if hasattr(module, "reset_parameters"):
                     module.reset_parameters()
         return SFT(policy, self.config.sft, self.generator)
