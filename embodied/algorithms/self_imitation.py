@@ -104,8 +104,9 @@ class SelfImitation:
         with torch.random.fork_rng():
             torch.manual_seed(int(torch.randint(1 << 40, (), generator=self.generator)))
             for module in cast(nn.Module, policy).modules():
-                if hasattr(module, "reset_parameters"):
-                    module.reset_parameters()
+                reset = getattr(module, "reset_parameters", None)
+                if callable(reset):
+                    reset()
         return SFT(policy, self.config.sft, self.generator)
 
     def _batch(self) -> TensorDict:
