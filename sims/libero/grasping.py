@@ -1,6 +1,6 @@
 """Where to grasp an object from above: the scripted expert's planner, on the points of the collision geometry.
 
-Every candidate is a yaw of the gripper in steps of 15 degrees from the object's own axes. A slice of the object between
+Candidates are the hand's own yaw and steps of 15 degrees from the object's axes. A slice of the object between
 the fingertips falls into runs along the closing direction: a can is one run, a bowl's rim two. A run that fits between
 the fingers is a grasp where neither fingers nor palm would touch anything.
 """
@@ -49,7 +49,7 @@ def best_grasp(own: Array, others: Array, base: Array, axis_yaw: float, preferen
         others: [Q, 3] points of everything else but the robot, world frame.
         base: position of the robot's base, world frame, m.
         axis_yaw: yaw of one of the object's horizontal axes, rad.
-        preference: yaw in the middle of the wrist's range here, rad; the result is within a quarter turn of it.
+        preference: the hand's yaw, within the wrist's range, rad; the result is within a quarter turn of it.
     """
     middle = (own[:, :2].max(0) + own[:, :2].min(0)) / 2
     near = others[(np.abs(others[:, :2] - middle) < 0.22).all(1) & (others[:, 2] > own[:, 2].min())]
