@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from tensordict import TensorDict
@@ -91,4 +91,21 @@ class TrainablePolicy(Policy, Protocol):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torch's
         """Take them over."""
+        ...
+
+
+@runtime_checkable
+class RankingPolicy(TrainablePolicy, Protocol):
+    """A policy that can execute the best of several candidate chunks, by an advantage that it learns."""
+
+    def start_ranking(self) -> None:
+        """From now on `act` draws candidates and executes the one of highest advantage."""
+        ...
+
+    def advantage_parameters(self) -> list[nn.Parameter]:
+        """Parameters that the advantage alone uses."""
+        ...
+
+    def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
+        """Squared error of the advantage of `actions` [N, H, A] from `target` [N]; one scalar."""
         ...

@@ -1,7 +1,10 @@
 """Flow-matching action-chunk policy with kernels that reinforcement learning can score.
 
 pi_RL (arXiv 2510.25889) describes the two stochastic samplers. Differences from it: the network is a small transformer
-over object tokens, the critic has an encoder of its own, and the noisy step of Flow-SDE is drawn per observation.
+over object tokens, the critics have encoders of their own, and the noisy step of Flow-SDE is drawn per observation.
+
+Once it `ranks`, the policy draws several candidates for each chunk and executes the one of highest learned advantage
+(IDQL, arXiv 2304.10573; for chunks Q-chunking, arXiv 2507.07969).
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class FlowConfig:
 
     `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
     normalised action. The supervised loss sees scenes mirrored and turned by up to `turn_rad` (0: as they are, for
-    actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned.
+    actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned; so does
+    the loss of the advantage, by which the best of `candidates` chunks is chosen.
     """
 
     width: int = 64
@@ -55,10 +59,11 @@ class FlowConfig:
     std_max: float = 0.16
     turn_rad: float = 0.8
     hidden_distractors: float = 0.5
+    candidates: int = 8
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible sizes."""
-        at_least(self, 1, "width", "hidden", "denoising_steps")
+        at_least(self, 1, "width", "hidden", "denoising_steps", "candidates")
 
     def build(self, contract: Contract) -> FlowPolicy:
         """Make the policy for `contract`."""
@@ -81,11 +86,14 @@ class FlowPolicy(nn.Module):
         self.grid = TimeGrid(config.denoising_steps)
         self.encoder = ObjectEncoder(config.width)
         self.value_encoder = ObjectEncoder(config.width)
+        self.advantage_encoder = ObjectEncoder(config.width)
         size = contract.horizon * contract.action.shape[-1]
         features = self.encoder.out_features
         self.velocity = _Velocity(size, features, config.hidden)
         self.noise = nn.Sequential(nn.Linear(features + 1, 64), nn.Tanh(), nn.Linear(64, size))
         self.critic = _head(features, config.hidden)
+        self.advantage_head = _head(features + contract.executed * contract.action.shape[-1], config.hidden)
+        self.register_buffer("ranks", torch.zeros((), dtype=torch.bool))
         self.register_buffer("action_mean", torch.zeros(contract.action.shape[-1]))
         self.register_buffer("action_std", torch.ones(contract.action.shape[-1]))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
@@ -98,43 +106,65 @@ class FlowPolicy(nn.Module):
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that `value` alone uses."""
-        critics = (self.critic, self.value_encoder)
-        return [parameter for critic in critics for parameter in critic.parameters()]
+        return [*self.critic.parameters(), *self.value_encoder.parameters()]
+
+    def advantage_parameters(self) -> list[nn.Parameter]:
+        """Parameters that `advantage` alone uses."""
+        return [*self.advantage_head.parameters(), *self.advantage_encoder.parameters()]
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """Parameters of the velocity field and its encoder, and of the learned noise."""
-        critic = set(self.critic_parameters())
-        return [parameter for parameter in self.parameters() if parameter not in critic]
+        critics = {*self.critic_parameters(), *self.advantage_parameters()}
+        return [parameter for parameter in self.parameters() if parameter not in critics]
 
     def start_critic(self) -> None:
-        """Begin the critic with what the actor's encoder has learned to see."""
+        """Begin the critics with what the actor's encoder has learned to see."""
         self.value_encoder.load_state_dict(self.encoder.state_dict())
+        self.advantage_encoder.load_state_dict(self.encoder.state_dict())
+
+    def start_ranking(self) -> None:
+        """From now on execute the candidate of highest advantage."""
+        self.ranks.fill_(True)
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Take normalisation statistics from observations [N] and actions [..., A]."""
-        self.encoder.fit(observation)
-        self.value_encoder.fit(observation)
+        for encoder in (self.encoder, self.value_encoder, self.advantage_encoder):
+            encoder.fit(observation)
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_mean.copy_(flat.mean(0))
         self.action_std.copy_(flat.std(0).clamp_min(0.2))
 
+    @torch.no_grad()
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Sample chunks; `sample` holds the denoising path [N, S+1, H, A] and the noisy step's index [N]."""
-        with torch.no_grad():
-            return self._act(observation, deterministic, generator)
-
-    def _act(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Decision:
-        shape = (self.contract.horizon, self.contract.action.shape[-1])
+        count = self.config.candidates if self.ranks else 1
+        shape = (count, self.contract.horizon, self.contract.action.shape[-1])
         if deterministic:
             noise = own_noise(observation, shape).to(self.device)
         else:
             noise = torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
-        path, noisy, log_prob = self._denoise(noise, self.encoder(observation), deterministic, generator)
-        sample = TensorDict({"path": path, "noisy": noisy}, batch_size=list(observation.batch_size))
-        return Decision(self.to_robot(path[:, -1]), sample, log_prob)
+        features = self.encoder(observation).repeat_interleave(count, 0)
+        path, noisy, log_prob = self._denoise(noise.flatten(0, 1), features, deterministic, generator)
+        actions = self.to_robot(path[:, -1])
+        rows = torch.arange(0, len(path), count, device=path.device)
+        if count > 1:
+            rows = rows + self.advantage(observation, actions.unflatten(0, (-1, count))).argmax(1)
+        sample = TensorDict({"path": path[rows], "noisy": noisy[rows]}, batch_size=list(observation.batch_size))
+        return Decision(actions[rows], sample, log_prob[rows])
+
+    def advantage(self, observation: TensorDict, actions: Tensor) -> Tensor:
+        """Advantage of each of C candidates [N, C, H, A] over what the policy does, in units of the return, [N, C]."""
+        executed = ((actions - self.action_mean) / self.action_std)[:, :, : self.contract.executed]
+        features = self.advantage_encoder(observation).unsqueeze(1).expand(-1, actions.shape[1], -1)
+        return self.advantage_head(torch.cat((features, executed.flatten(2)), -1)).squeeze(-1)
+
+    def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
+        """Mean squared error of the advantage of executed `actions` [N, H, A] from `target` [N], one scalar."""
+        observation, actions = self._augmented(observation, actions)
+        return (self.advantage(observation, actions.unsqueeze(1)).squeeze(1) - target).square().mean()
 
     def _denoise(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
@@ -187,9 +217,7 @@ class FlowPolicy(nn.Module):
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Flow-matching loss: mean over actions, weighted by `valid`, of |v(x_t, t) - (noise - action)|^2."""
-        if self.config.turn_rad:
-            observation, actions = random_image(observation, actions, self.config.turn_rad)
-        observation = hide_distractors(observation, self.config.hidden_distractors)
+        observation, actions = self._augmented(observation, actions)
         target = (actions - self.action_mean) / self.action_std
         noise = torch.randn_like(target)
         time = torch.rand(len(target), device=target.device)
@@ -197,6 +225,11 @@ class FlowPolicy(nn.Module):
         velocity = self.velocity(t * noise + (1.0 - t) * target, time, self.encoder(observation))
         error = (velocity - (noise - target)).square().mean(-1)
         return (error * valid).sum() / valid.sum().clamp_min(1)
+
+    def _augmented(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
+        if self.config.turn_rad:
+            observation, actions = random_image(observation, actions, self.config.turn_rad)
+        return hide_distractors(observation, self.config.hidden_distractors), actions
 
     def to_robot(self, x: Tensor) -> Tensor:
         """Normalised actions in robot units, inside the contract's limits."""

@@ -139,7 +139,7 @@ def test_help_lists_tasks_and_options():
     completed = run("train.py", "--help")
     assert completed.returncode == 0
     assert "task: libero_pick" in completed.stdout
-    assert "algorithm: imitation_ppo, ppo, self_imitation" in completed.stdout
+    assert "algorithm: ppo, ranking, self_imitation" in completed.stdout
     assert "num_envs: " in completed.stdout
 
 
@@ -202,7 +202,7 @@ def test_an_output_that_holds_a_run_is_not_written_over(refused, copied: Path):
     [
         ("task.executed=2", "trained under another contract (executed: expected 4, got 2)"),
         ("policy.width=32", "are of another network"),
-        ("algorithm=ppo", "the saved run has algorithm=imitation_ppo"),
+        ("algorithm=ppo", "the saved run has algorithm=ranking"),
     ],
 )
 def test_a_run_is_not_resumed_as_something_else(refused, copied: Path, option: str, told: str):

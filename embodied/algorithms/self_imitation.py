@@ -90,7 +90,10 @@ class SelfImitation:
         losses = [self.sft.step(self._batch(), min(1.0, part)) for part in through]
         self.progress, self.gradient_steps = progress, self.gradient_steps + steps
         if progress * rounds >= done + 1:
-            self.policy.load_state_dict(self.sft.policy.state_dict())
+            pairs = zip(self.policy.actor_parameters(), self.sft.policy.actor_parameters(), strict=True)
+            with torch.no_grad():
+                for old, new in pairs:
+                    old.copy_(new)
             self.sft = self._begin()
         return {
             "loss": sum(losses) / len(losses),

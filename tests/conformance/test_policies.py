@@ -8,6 +8,7 @@ import torch
 
 from embodied.contract import Contract, TensorSpec
 from embodied.evaluation import act
+from embodied.policy import RankingPolicy
 from policies.flow import FlowConfig, Sampler
 from policies.mlp import MLPConfig
 from sims.libero.observation import action_spec
@@ -23,6 +24,7 @@ CONTRACT = Contract(
 CONFIGS = {
     "flow, flow_sde": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_SDE),
     "flow, flow_noise": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE),
+    "flow, ranking": FlowConfig(width=32, hidden=32, candidates=5),
     "mlp": MLPConfig(hidden=[32]),
 }
 
@@ -34,6 +36,8 @@ def make(request) -> Callable:
         policy = CONFIGS[request.param].build(CONTRACT)
         for parameter in policy.parameters():  # so that no layer is at its special beginning
             parameter.data += 0.05 * torch.randn_like(parameter)
+        if request.param == "flow, ranking":
+            policy.start_ranking()
         if fitted:
             policy.fit(observations(64), torch.rand(64, 4, 7) - 0.3)
         return policy
@@ -77,7 +81,8 @@ def test_likelihood_is_a_matter_of_the_actor_and_value_of_the_critic(make):
     policy.value(observation).sum().backward()
     assert any(parameter.grad is not None and parameter.grad.any() for parameter in policy.critic_parameters())
     assert all(parameter.grad is None for parameter in policy.actor_parameters())
-    parts = [*policy.actor_parameters(), *policy.critic_parameters()]
+    ranker = policy.advantage_parameters() if isinstance(policy, RankingPolicy) else []
+    parts = [*policy.actor_parameters(), *policy.critic_parameters(), *ranker]
     assert {id(part) for part in parts} == {id(parameter) for parameter in policy.parameters()}
     assert len(parts) == len(list(policy.parameters()))
 

@@ -1,6 +1,5 @@
 """A whole run on a small task: stages, control, report, and that an interrupted run ends with the same numbers."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -12,12 +11,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.imitation_ppo import ImitationPPOConfig
 from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig, cut_chunks
 from embodied.trainer import Stopped, Trainer, TrainerConfig
-from policies.mlp import MLPConfig
+from tests.embodied.ranking_mlp import RankingMLPConfig
 from tests.embodied.reach import Reach
 
 
@@ -46,8 +45,9 @@ IMITATION = SelfImitationConfig(decisions=8, gradient_steps=10, capacity=1000)
 LEARNERS = {
     "ppo": PPO,
     "self_imitation": IMITATION,
-    "imitation_ppo": ImitationPPOConfig(0.5, dataclasses.replace(IMITATION, rounds=1), PPO),
+    "ranking": RankingConfig(IMITATION, gradient_steps=5, minibatch=64, value_minibatch=64, warmup=3),
 }
+POLICY = RankingMLPConfig(hidden=[16])
 ITERATIONS = 6
 
 
@@ -56,7 +56,7 @@ def trainer(directory: Path, algorithm: str, kind: type[Trainer] = Trainer) -> T
         num_envs=8, env_steps=ITERATIONS * 80, checkpoint_every=2, evaluation_starts=6, evaluation_envs=4, video=False,
         sft=SFTConfig(steps=50, batch=16),
     )  # fmt: skip
-    return kind(config, ReachTask(), MLPConfig(hidden=[16]), LEARNERS[algorithm], directory, record={"made by": "test"})
+    return kind(config, ReachTask(), POLICY, LEARNERS[algorithm], directory, record={"made by": "test"})
 
 
 def numbers(directory: Path) -> dict:
@@ -143,4 +143,4 @@ def test_a_policy_of_another_contract_is_refused(tmp_path: Path) -> None:
             return env
 
     with pytest.raises(ValueError, match=r"trained under another contract .*control_dt_s"):
-        Trainer(TrainerConfig(num_envs=8), OtherTask(), MLPConfig(hidden=[16]), LEARNERS["ppo"], tmp_path, record={})
+        Trainer(TrainerConfig(num_envs=8), OtherTask(), POLICY, LEARNERS["ppo"], tmp_path, record={})

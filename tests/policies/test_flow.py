@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from policies.flow import FlowConfig, FlowPolicy, Sampler
 from tests.policies.observations import contract, observations
@@ -90,6 +91,51 @@ def test_supervised_training_recovers_actions_that_depend_on_the_observation() -
         optimiser.step()
     error = (policy.act(observation, deterministic=True).actions - actions).abs().mean()
     assert error < 0.1  # the mean action misses by 0.46
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_candidate_of_highest_advantage_is_executed(deterministic: bool) -> None:
+    policy, observation = make(), observations(30, seed=4)
+    policy.config.candidates = 6
+    seen = {}
+    advantage = policy.advantage
+
+    def watched(observation: TensorDict, actions: torch.Tensor) -> torch.Tensor:
+        seen["actions"], seen["advantage"] = actions, advantage(observation, actions)
+        return seen["advantage"]
+
+    policy.advantage = watched
+    one = policy.act(observation, deterministic=deterministic).actions
+    assert not seen  # until told to rank
+    policy.start_ranking()
+    decision = policy.act(observation, deterministic=deterministic)
+    assert seen["actions"].shape == (30, 6, 4, 2)
+    best = seen["advantage"].argmax(1)
+    assert len(set(best.tolist())) > 1
+    assert torch.equal(decision.actions, seen["actions"][torch.arange(30), best])
+    assert not torch.equal(decision.actions, one)
+    if not deterministic:  # sample and score belong to the chunk that was chosen
+        torch.testing.assert_close(policy.evaluate(observation, decision.sample).log_prob, decision.log_prob)
+        assert torch.equal(policy.to_robot(decision.sample["path"][:, -1]), decision.actions)
+
+
+def test_the_advantage_learns_which_executed_actions_are_better() -> None:
+    policy, observation = make(), observations(512)
+    actions = torch.rand(512, 4, 2) * 2.0 - 1.0
+    goal = 0.7 * observation["gripper_command"].sign().unsqueeze(-1).expand(-1, -1, 2)
+    target = -(actions[:, :3] - goal).square().mean((1, 2))  # the fourth action is never executed
+    optimiser = torch.optim.Adam(policy.advantage_parameters(), 3e-3)
+    for _ in range(300):
+        optimiser.zero_grad()
+        policy.advantage_loss(observation, actions, target).backward()
+        optimiser.step()
+    better, worse = goal.expand(-1, 4, -1), -goal.expand(-1, 4, -1)
+    rated = policy.advantage(observation, torch.stack((better, worse), 1))
+    assert (rated[:, 0] > rated[:, 1]).float().mean() > 0.97
+    other = torch.stack((better, better), 1)
+    other[:, 1, 3] = 0.9
+    rated = policy.advantage(observation, other)
+    assert torch.equal(rated[:, 0], rated[:, 1])
 
 
 def test_scenes_are_turned_for_cartesian_actions_alone() -> None:

@@ -1,0 +1,181 @@
+"""Self-imitation proposes several chunks, an advantage learned from every executed chunk chooses among them.
+
+Each iteration estimates the advantage of every chunk it executed from the rewards that followed and the values on the
+way (TD(lambda), as PPO does), and a network learns it as a function of observation and chunk, from the iterations of
+late. The policy then draws candidates from its samples, and executes the one whose learned advantage is highest. Those
+that succeed are imitated, so that candidates get better too.
+
+Policy gradients forget each estimate after one step, and its noise drowns what a single chunk does; regression averages
+over many alike chunks. Candidates are the policy's own samples, which is where the learned advantage has seen data.
+
+Sources: candidates of a generative policy ranked by a critic, IDQL (arXiv 2304.10573); over chunks, Q-chunking (arXiv
+2507.07969). Differs from both: the critic is not learned by bootstrapping from replayed transitions. Its targets are
+TD(lambda) advantages under the policy that collected them, kept only while that was lately.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.advantage import gae
+from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
+from embodied.config import at_least
+from embodied.environment import StartEnvironment
+from embodied.policy import RankingPolicy, TrainablePolicy
+from embodied.replay import ChunkReplay
+from embodied.rollout import Rollout
+
+PARTS = ("imitation", "value_optimiser", "advantage_optimiser", "replay")
+
+
+@dataclass
+class RankingConfig:
+    """Hyper-parameters; `imitation` makes the proposals, and says how much an iteration collects and where it starts.
+
+    The value learns for `epochs` over each iteration's returns (`value_trace` is lambda), in minibatches of
+    `value_minibatch`. The advantages (`trace` is lambda) of the last `window` iterations are replayed in
+    `gradient_steps` minibatches of `minibatch`. Ranking begins after `warmup` iterations, a third of which the value
+    has for itself.
+    """
+
+    imitation: SelfImitationConfig = field(default_factory=lambda: SelfImitationConfig(gradient_steps=150, rounds=6))
+    discount: float = 0.99
+    epochs: int = 5
+    value_minibatch: int = 1750
+    value_learning_rate: float = 1e-3
+    value_trace: float = 0.95
+    gradient_steps: int = 120
+    minibatch: int = 384
+    learning_rate: float = 3e-4
+    weight_decay: float = 1e-2
+    trace: float = 0.7
+    window: int = 20
+    warmup: int = 6
+    max_gradient_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible sizes."""
+        at_least(self, 1, "epochs", "value_minibatch", "gradient_steps", "minibatch", "window")
+        at_least(self, 0, "warmup")
+
+    @property
+    def decisions(self) -> int:
+        """Chunks per environment and iteration."""
+        return self.imitation.decisions
+
+    def build(
+        self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator
+    ) -> Ranking:
+        """Make the learner of `policy` in `env`, beside `demonstrations` [D] chunks; `generator` draws minibatches.
+
+        Raises:
+            ValueError: for a policy that cannot rank.
+        """
+        if not isinstance(policy, RankingPolicy):
+            raise ValueError("expected a policy that ranks candidates for algorithm=ranking; use policy=flow")
+        imitation = self.imitation.build(policy, demonstrations, env, generator)
+        return Ranking(policy, self, imitation, env.num_envs, generator)
+
+
+class Ranking:
+    """Learns by which advantage `policy` ranks its candidates."""
+
+    def __init__(
+        self,
+        policy: RankingPolicy,
+        config: RankingConfig,
+        imitation: SelfImitation,
+        num_envs: int,
+        generator: torch.Generator,
+    ) -> None:
+        self.policy, self.config, self.imitation, self.generator = policy, config, imitation, generator
+        self.starts = imitation.starts
+        self.value_optimiser = torch.optim.AdamW(
+            policy.critic_parameters(), config.value_learning_rate, weight_decay=0.0, fused=True
+        )
+        self.advantage_optimiser = torch.optim.AdamW(
+            policy.advantage_parameters(), config.learning_rate, weight_decay=config.weight_decay, fused=True
+        )
+        self.replay = ChunkReplay(config.window * config.decisions * num_envs)
+        self.iterations = 0
+        self.critic_steps = 0
+
+    @property
+    def gradient_steps(self) -> int:
+        """Gradient steps of all networks so far."""
+        return self.imitation.gradient_steps + self.critic_steps
+
+    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+        """One iteration; returns mean losses, explained variance and what imitation tells."""
+        if self.iterations == 0:
+            self.policy.start_critic()
+        value, next_value = (self._values(data) for data in (rollout.observation, rollout.next_observation))
+        returns, advantage = self._targets(rollout, value, next_value)
+        metrics = {
+            "value_loss": self._fit_value(rollout.observation.flatten(0, 1), returns.flatten()),
+            "advantage_std": float(advantage.std()),
+            "explained_variance": 1.0 - float((returns - value).var() / returns.var().clamp_min(1e-12)),
+        }
+        if self.iterations >= self.config.warmup // 3:
+            rows = {"observation": rollout.observation, "actions": rollout.actions, "advantage": advantage}
+            self.replay.add(TensorDict(rows, batch_size=list(advantage.shape)).flatten(0, 1))
+            metrics["advantage_loss"] = self._fit_advantage()
+        self.iterations += 1
+        if self.iterations >= self.config.warmup:
+            self.policy.start_ranking()
+        return metrics | self.imitation.update(rollout, progress)
+
+    @torch.no_grad()
+    def _values(self, observation: TensorDict) -> Tensor:
+        parts = observation.flatten(0, 1).split(4096)
+        values = torch.cat([self.policy.value(part.to(self.policy.device)).cpu() for part in parts])
+        return values.view(observation.batch_size)
+
+    def _targets(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns and advantages, [T, N] each."""
+        seen = (rollout.reward, rollout.executed, rollout.terminated, rollout.truncated, value, next_value)
+        _, returns = gae(*seen, discount=self.config.discount, trace=self.config.value_trace)
+        advantage, _ = gae(*seen, discount=self.config.discount, trace=self.config.trace)
+        return returns, advantage
+
+    def _fit_value(self, observation: TensorDict, returns: Tensor) -> float:
+        losses = []
+        for _ in range(self.config.epochs):
+            order = torch.randperm(len(returns), generator=self.generator)
+            for rows in order.split(self.config.value_minibatch):
+                target = returns[rows].to(self.policy.device)
+                loss = (self.policy.value(observation[rows].to(self.policy.device)) - target).square().mean()
+                losses.append(self._step(self.value_optimiser, loss))
+        return sum(losses) / len(losses)
+
+    def _fit_advantage(self) -> float:
+        losses = []
+        for _ in range(self.config.gradient_steps):
+            batch = self.replay.sample(self.config.minibatch, self.generator).to(self.policy.device)
+            loss = self.policy.advantage_loss(batch["observation"], batch["actions"], batch["advantage"])
+            losses.append(self._step(self.advantage_optimiser, loss))
+        return sum(losses) / len(losses)
+
+    def _step(self, optimiser: torch.optim.Optimizer, loss: Tensor) -> float:
+        optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(optimiser.param_groups[0]["params"], self.config.max_gradient_norm)
+        optimiser.step()
+        self.critic_steps += 1
+        return float(loss.detach())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Imitation, optimisers, replay and counters; the generator is imitation's."""
+        parts = {part: getattr(self, part).state_dict() for part in PARTS}
+        return parts | {"iterations": self.iterations, "critic_steps": self.critic_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        for part in PARTS:
+            getattr(self, part).load_state_dict(state[part])
+        self.iterations, self.critic_steps = state["iterations"], state["critic_steps"]
