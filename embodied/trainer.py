@@ -37,6 +37,7 @@ CURVES = {
     "rl/first_attempts_success": "environment steps",
     "rollout/episode_steps": "environment steps",
     "rl/loss": "environment steps",
+    "rl/advantage_loss": "environment steps",
     "rl/kl": "environment steps",
     "rl/clip_fraction": "environment steps",
     "rl/explained_variance": "environment steps",
@@ -64,7 +65,7 @@ class TrainerConfig:
     """
 
     num_envs: int = 100
-    env_steps: int = 1_600_000
+    env_steps: int = 1_050_000
     checkpoint_every: int = 10
     evaluation_starts: int = 50
     evaluation_envs: int = 100

@@ -54,7 +54,7 @@ class FlowConfig:
     hidden: int = 256
     denoising_steps: int = 4
     sampler: Sampler = Sampler.FLOW_SDE
-    noise_level: float = 0.5
+    noise_level: float = 0.7
     std_min: float = 0.08
     std_max: float = 0.16
     turn_rad: float = 0.8

@@ -37,13 +37,16 @@ PARTS = ("imitation", "value_optimiser", "advantage_optimiser", "replay")
 class RankingConfig:
     """Hyper-parameters; `imitation` makes the proposals, and says how much an iteration collects and where it starts.
 
+    Its rounds lie in the first part `imitated` of a run; the rest leaves the advantage time for the last proposals.
+
     The value learns for `epochs` over each iteration's returns (`value_trace` is lambda), in minibatches of
     `value_minibatch`. The advantages (`trace` is lambda) of the last `window` iterations are replayed in
     `gradient_steps` minibatches of `minibatch`. Ranking begins after `warmup` iterations, a third of which the value
     has for itself.
     """
 
-    imitation: SelfImitationConfig = field(default_factory=lambda: SelfImitationConfig(gradient_steps=150, rounds=6))
+    imitation: SelfImitationConfig = field(default_factory=lambda: SelfImitationConfig(gradient_steps=180, rounds=4))
+    imitated: float = 0.8
     discount: float = 0.99
     epochs: int = 5
     value_minibatch: int = 1750
@@ -62,6 +65,8 @@ class RankingConfig:
         """Raise ValueError for impossible sizes."""
         at_least(self, 1, "epochs", "value_minibatch", "gradient_steps", "minibatch", "window")
         at_least(self, 0, "warmup")
+        if not 0.0 < self.imitated <= 1.0:
+            raise ValueError(f"expected imitated in (0, 1], got {self.imitated}")
 
     @property
     def decisions(self) -> int:
@@ -128,7 +133,9 @@ class Ranking:
         self.iterations += 1
         if self.iterations >= self.config.warmup:
             self.policy.start_ranking()
-        return metrics | self.imitation.update(rollout, progress)
+        if self.imitation.progress < 1.0:
+            return metrics | self.imitation.update(rollout, min(1.0, progress / self.config.imitated))
+        return metrics | {"first_attempts_success": self.starts.first_attempts_success()}
 
     @torch.no_grad()
     def _values(self, observation: TensorDict) -> Tensor:

@@ -82,13 +82,27 @@ def test_only_the_last_iterations_are_replayed():
 
 def test_imitation_renews_the_proposals_and_leaves_the_critics_alone():
     policy, learner, collector = make(warmup=0, rounds=2)
-    learner.update(collector.collect(8), 0.4)
+    learner.update(collector.collect(8), 0.3)
     actor, imitator = policy.actor[0].weight.clone(), learner.imitation.sft.policy
-    learner.update(collector.collect(8), 0.5)
+    learner.update(collector.collect(8), 0.4)
     assert torch.equal(policy.actor[0].weight, imitator.actor[0].weight)
     assert not torch.equal(policy.actor[0].weight, actor)
     assert not torch.equal(policy.ranker[0].weight, imitator.ranker[0].weight)
     assert bool(policy.ranks)
+
+
+def test_the_last_part_of_a_run_keeps_the_proposals():
+    policy, learner, collector = make(warmup=0, rounds=2, imitated=0.8)
+    for progress in (0.4, 0.8):
+        learner.update(collector.collect(8), progress)
+    actor, ranker = policy.actor[0].weight.clone(), policy.ranker[0].weight.clone()
+    metrics = learner.update(collector.collect(8), 1.0)
+    assert torch.equal(policy.actor[0].weight, actor)
+    assert not torch.equal(policy.ranker[0].weight, ranker)
+    assert "first_attempts_success" in metrics
+    assert learner.imitation.gradient_steps == 20
+    with pytest.raises(ValueError, match="expected imitated in"):
+        RankingConfig(imitated=0.0)
 
 
 def test_gradient_steps_of_all_networks_are_counted():
