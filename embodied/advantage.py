@@ -6,7 +6,10 @@ Letters: T decisions, N environments, K executed actions of a chunk. `discount` 
 from __future__ import annotations
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
+
+from embodied.policy import TrainablePolicy
 
 
 def chunk_reward(reward: Tensor, discount: float) -> Tensor:
@@ -56,3 +59,15 @@ def gae(
 def normalise(advantage: Tensor) -> Tensor:
     """Zero mean, unit standard deviation."""
     return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+
+@torch.no_grad()
+def values(policy: TrainablePolicy, observation: TensorDict) -> Tensor:
+    """The policy's value of observations [T, N], [T, N] on the CPU, computed in pieces."""
+    pieces = observation.flatten(0, 1).split(4096)
+    return torch.cat([policy.value(piece.to(policy.device)).cpu() for piece in pieces]).view(observation.batch_size)
+
+
+def explained_variance(value: Tensor, returns: Tensor) -> float:
+    """Share of the returns' variance that the value foresees; 1 is perfect, 0 as good as a constant."""
+    return 1.0 - float((returns - value).var() / returns.var().clamp_min(1e-12))

@@ -11,7 +11,7 @@ from embodied.rollout import Rollout
 
 
 class ChunkReplay:
-    """A ring of rows with fixed capacity; `rows` is the filled part, [size]."""
+    """A ring of rows with fixed capacity."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -36,14 +36,18 @@ class ChunkReplay:
 
     def sample(self, count: int, generator: torch.Generator) -> TensorDict:
         """Draw `count` rows uniformly with replacement."""
+        return self.rows[torch.randint(len(self), (count,), generator=generator)]
+
+    @property
+    def rows(self) -> TensorDict:
+        """What is held, [size]."""
         if self._storage is None:
             raise ValueError("the replay is empty; add rows before sampling")
-        return self._storage[torch.randint(len(self), (count,), generator=generator)]
+        return self._storage[: len(self)]
 
     def state_dict(self) -> dict[str, Any]:
         """Filled rows and counter."""
-        rows = None if self._storage is None else self._storage[: len(self)]
-        return {"written": self.written, "rows": rows}
+        return {"written": self.written, "rows": self.rows if len(self) else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import nn
 
-from embodied.advantage import gae, normalise
+from embodied.advantage import explained_variance, gae, normalise, values
 from embodied.config import at_least
 from embodied.environment import StartEnvironment
 from embodied.policy import TrainablePolicy
@@ -95,12 +95,11 @@ class PPO:
         return means | {"advantage_std": advantage_std, "explained_variance": explained, "minibatches": float(count)}
 
     def _prepare(self, rollout: Rollout) -> tuple[TensorDict, float, float]:
-        value, next_value = (self._values(data) for data in (rollout.observation, rollout.next_observation))
+        value, next_value = (values(self.policy, seen) for seen in (rollout.observation, rollout.next_observation))
         advantage, returns = gae(
             rollout.reward, rollout.executed, rollout.terminated, rollout.truncated, value, next_value,
             discount=self.config.discount, trace=self.config.trace,
         )  # fmt: skip
-        explained = 1.0 - float((returns - value).var() / returns.var().clamp_min(1e-12))
         batch = TensorDict(
             {
                 "observation": rollout.observation,
@@ -111,13 +110,7 @@ class PPO:
             },
             batch_size=list(value.shape),
         )
-        return batch.flatten(0, 1), float(advantage.std()), explained
-
-    @torch.no_grad()
-    def _values(self, observation: TensorDict) -> Tensor:
-        decisions, envs = observation.batch_size
-        parts = observation.flatten(0, 1).split(4096)
-        return torch.cat([self.policy.value(part.to(self.policy.device)).cpu() for part in parts]).view(decisions, envs)
+        return batch.flatten(0, 1), float(advantage.std()), explained_variance(value, returns)
 
     def _step(self, batch: TensorDict) -> dict[str, float]:
         evaluation = self.policy.evaluate(batch["observation"], batch["sample"])

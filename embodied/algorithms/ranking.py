@@ -22,7 +22,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.advantage import gae
+from embodied.advantage import explained_variance, gae, values
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
 from embodied.config import at_least
 from embodied.environment import StartEnvironment
@@ -119,12 +119,12 @@ class Ranking:
         """One iteration; returns mean losses, explained variance and what imitation tells."""
         if self.iterations == 0:
             self.policy.start_critic()
-        value, next_value = (self._values(data) for data in (rollout.observation, rollout.next_observation))
+        value, next_value = (values(self.policy, seen) for seen in (rollout.observation, rollout.next_observation))
         returns, advantage = self._targets(rollout, value, next_value)
         metrics = {
             "value_loss": self._fit_value(rollout.observation.flatten(0, 1), returns.flatten()),
             "advantage_std": float(advantage.std()),
-            "explained_variance": 1.0 - float((returns - value).var() / returns.var().clamp_min(1e-12)),
+            "explained_variance": explained_variance(value, returns),
         }
         if self.iterations >= self.config.warmup // 3:
             rows = {"observation": rollout.observation, "actions": rollout.actions, "advantage": advantage}
@@ -136,12 +136,6 @@ class Ranking:
         if self.imitation.progress < 1.0:
             return metrics | self.imitation.update(rollout, min(1.0, progress / self.config.imitated))
         return metrics | {"first_attempts_success": self.starts.first_attempts_success()}
-
-    @torch.no_grad()
-    def _values(self, observation: TensorDict) -> Tensor:
-        parts = observation.flatten(0, 1).split(4096)
-        values = torch.cat([self.policy.value(part.to(self.policy.device)).cpu() for part in parts])
-        return values.view(observation.batch_size)
 
     def _targets(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         """Returns and advantages, [T, N] each."""

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
-from torch import nn
+from torch import Tensor, nn
 
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.config import at_least
@@ -30,6 +30,8 @@ from embodied.policy import TrainablePolicy
 from embodied.replay import ChunkReplay, EpisodeAssembler
 from embodied.rollout import Rollout
 from embodied.starts import RetryStarts
+
+PARTS = ("sft", "replay", "episodes", "starts")
 
 
 @dataclass
@@ -73,8 +75,8 @@ class SelfImitation:
     ) -> None:
         self.policy, self.config, self.generator, self.demonstrations = policy, config, generator, demonstrations
         self.sft, self.progress, self.gradient_steps = self._begin(), 0.0, 0
-        tasks = len(env.task_names)
-        self.replays = [ChunkReplay(config.capacity // tasks) for _ in range(tasks)]
+        self.replay = ChunkReplay(config.capacity)
+        self.by_task: list[Tensor] = []  # rows of the replay, for each task that has any
         self.episodes = EpisodeAssembler(env.num_envs, policy.contract.horizon)
         self.starts = RetryStarts(env.task_index, retry=config.retry, attempts=config.attempts, generator=generator)
 
@@ -82,8 +84,8 @@ class SelfImitation:
         """Add the rollout's successes, then take gradient steps; returns the mean loss and the size of the set."""
         chunks = self.episodes.add(rollout)
         if chunks is not None:
-            for task in chunks["task_index"].unique().tolist():
-                self.replays[task].add(chunks[chunks["task_index"] == task].exclude("task_index"))
+            self.replay.add(chunks)
+            self._sort()
         rounds, steps = self.config.rounds, self.config.gradient_steps
         done, ahead = math.floor(self.progress * rounds), progress - self.progress
         through = [(self.progress + ahead * step / steps) * rounds - done for step in range(steps)]
@@ -97,7 +99,7 @@ class SelfImitation:
             self.sft = self._begin()
         return {
             "loss": sum(losses) / len(losses),
-            "imitated_chunks": float(sum(map(len, self.replays))),
+            "imitated_chunks": float(len(self.replay)),
             "first_attempts_success": self.starts.first_attempts_success(),
         }
 
@@ -114,23 +116,30 @@ class SelfImitation:
 
     def _batch(self) -> TensorDict:
         size = self.config.sft.batch
-        replays = [replay for replay in self.replays if len(replay)]
-        old = round(size * self.config.demonstration_share) if replays else size
-        rows = torch.randint(len(self.demonstrations), (old,), generator=self.generator)
-        share, rest = divmod(size - old, max(1, len(replays)))
-        new = [replay.sample(share + (i < rest), self.generator) for i, replay in enumerate(replays)]
-        return TensorDict.cat((self.demonstrations[rows], *new))
+        old = round(size * self.config.demonstration_share) if self.by_task else size
+        batch = self.demonstrations[torch.randint(len(self.demonstrations), (old,), generator=self.generator)]
+        if not self.by_task:
+            return batch
+        share, rest = divmod(size - old, len(self.by_task))
+        picked = [
+            rows[torch.randint(len(rows), (share + (i < rest),), generator=self.generator)]
+            for i, rows in enumerate(self.by_task)
+        ]
+        return TensorDict.cat((batch, self.replay.rows[torch.cat(picked)].exclude("task_index")))
+
+    def _sort(self) -> None:
+        task = self.replay.rows["task_index"]
+        self.by_task = [torch.nonzero(task == index).flatten() for index in task.unique()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Learner, replays, unfinished episodes and starts; the demonstrations come from their file."""
-        parts = {part: getattr(self, part).state_dict() for part in ("sft", "episodes", "starts")}
-        replays = [replay.state_dict() for replay in self.replays]
-        return parts | {"replays": replays, "progress": self.progress, "gradient_steps": self.gradient_steps}
+        """Learner, replay, unfinished episodes and starts; the demonstrations come from their file."""
+        parts = {part: getattr(self, part).state_dict() for part in PARTS}
+        return parts | {"progress": self.progress, "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        for part in ("sft", "episodes", "starts"):
+        for part in PARTS:
             getattr(self, part).load_state_dict(state[part])
         self.progress, self.gradient_steps = state["progress"], state["gradient_steps"]
-        for replay, saved in zip(self.replays, state["replays"], strict=True):
-            replay.load_state_dict(saved)
+        if len(self.replay):
+            self._sort()

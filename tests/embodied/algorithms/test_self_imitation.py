@@ -39,10 +39,9 @@ def test_only_chunks_of_successful_episodes_are_kept():
     for _ in range(4):
         rollout = collector.collect(6)
         learner.update(rollout, 0.0)
-        rows = [replay.state_dict()["rows"] for replay in learner.replays if len(replay)]
-        if not rows:
+        if not len(learner.replay):
             continue
-        held = torch.cat(rows)
+        held = learner.replay.rows
         # a success ends inside |x| < 0.1: from the last decision kept, its valid actions lead there
         ends = ~held["valid"].all(-1)
         landed = held["observation", "position"][:, 0] + (held["actions"][..., 0] * held["valid"]).sum(-1)
@@ -79,7 +78,9 @@ def test_minibatches_hold_their_share_of_demonstrations_and_tasks_equally():
     _, learner, collector = make(demonstration_share=0.25)
     for _ in range(3):
         learner.update(collector.collect(6), 0.0)
-    learner.replays[1].add(learner.replays[1].state_dict()["rows"].repeat(9))  # one task succeeds far more often
+    rows = learner.replay.rows
+    learner.replay.add(rows[rows["task_index"] == 1].repeat(9))  # one task succeeds far more often
+    learner.update(collector.collect(1), 0.0)
     shown = {tuple(row) for row in learner.demonstrations["actions"].flatten(1).tolist()}
     batch = learner._batch()
     assert len(batch) == 64
