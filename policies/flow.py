@@ -47,7 +47,8 @@ class FlowConfig:
     `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
     normalised action. The supervised loss sees scenes mirrored and turned by up to `turn_rad` (0: as they are, for
     actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned; so does
-    the loss of the advantage, by which the best of `candidates` chunks is chosen.
+    the loss of the advantage, by which the best of `candidates` chunks is chosen, of fewer while it explores: the more
+    there are, the more alike the chosen ones.
     """
 
     width: int = 64
@@ -59,11 +60,12 @@ class FlowConfig:
     std_max: float = 0.16
     turn_rad: float = 0.8
     hidden_distractors: float = 0.5
-    candidates: int = 8
+    candidates: int = 32
+    explored_candidates: int = 8
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible sizes."""
-        at_least(self, 1, "width", "hidden", "denoising_steps", "candidates")
+        at_least(self, 1, "width", "hidden", "denoising_steps", "candidates", "explored_candidates")
 
     def build(self, contract: Contract) -> FlowPolicy:
         """Make the policy for `contract`."""
@@ -140,7 +142,9 @@ class FlowPolicy(nn.Module):
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Sample chunks; `sample` holds the denoising path [N, S+1, H, A] and the noisy step's index [N]."""
-        count = self.config.candidates if self.ranks else 1
+        count = 1
+        if self.ranks:
+            count = self.config.candidates if deterministic else self.config.explored_candidates
         shape = (count, self.contract.horizon, self.contract.action.shape[-1])
         if deterministic:
             noise = own_noise(observation, shape).to(self.device)

@@ -24,7 +24,7 @@ CONTRACT = Contract(
 CONFIGS = {
     "flow, flow_sde": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_SDE),
     "flow, flow_noise": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE),
-    "flow, ranking": FlowConfig(width=32, hidden=32, candidates=5),
+    "flow, ranking": FlowConfig(width=32, hidden=32, candidates=5, explored_candidates=3),
     "mlp": MLPConfig(hidden=[32]),
 }
 
