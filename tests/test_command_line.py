@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent
 SMALL = [
     *("task=libero_pick", "task.assets=stand-in", "task.tasks=[0]", "task.episodes=1", "task.step_limit=100"),
     *("num_envs=2", "env_steps=100", "evaluation_starts=1", "evaluation_envs=1", "video=false", "threads=1"),
-    *("sft.steps=20", "algorithm.self_imitation.decisions=4", "algorithm.ppo.decisions=4", "policy.width=16"),
-    *("algorithm.self_imitation.gradient_steps=2", "policy.hidden=32"),
+    *("sft.steps=20", "algorithm.imitation.decisions=4", "algorithm.warmup=1", "policy.width=16"),
+    *("algorithm.imitation.gradient_steps=2", "algorithm.gradient_steps=2", "policy.hidden=32"),
 ]
 LOGS = ("tensorboard",)
 """What is written anew with every start."""

@@ -9,6 +9,14 @@ import pytest
 from embodied.interrupt import GracefulStop
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """A shell's background jobs begin with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_only_sets_a_flag(number):
     before = signal.getsignal(number)
