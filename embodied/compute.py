@@ -15,7 +15,7 @@ def prepare(device: str, threads: int | None = None) -> None:
     """
     if threads is not None and threads < 1:
         raise ValueError(f"expected threads of at least 1, got {threads}")
-    # Small matrices gain a quarter from a second thread, nothing from a fifth.
+    # A supervised step gains a quarter from a second thread; matrices this small cannot feed many.
     torch.set_num_threads(threads or min(4, len(os.sched_getaffinity(0))))
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or not (index or "0").isdecimal():

@@ -47,8 +47,8 @@ class FlowConfig:
     `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
     normalised action. The supervised loss sees scenes mirrored and turned by up to `turn_rad` (0: as they are, for
     actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned; so does
-    the loss of the advantage, by which the best of `candidates` chunks is chosen, of fewer while it explores: the more
-    there are, the more alike the chosen ones.
+    the loss of the advantage, by which the best of `candidates` chunks is chosen, of `explored_candidates` while it
+    explores.
     """
 
     width: int = 64
@@ -141,7 +141,10 @@ class FlowPolicy(nn.Module):
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """Sample chunks; `sample` holds the denoising path [N, S+1, H, A] and the noisy step's index [N]."""
+        """Sample chunks; `sample` holds the denoising path [N, S+1, H, A] and the noisy step's index [N].
+
+        Where it ranks, `log_prob` is the executed candidate's own, not that of having been chosen.
+        """
         count = 1
         if self.ranks:
             count = self.config.candidates if deterministic else self.config.explored_candidates

@@ -96,7 +96,8 @@ class SelfImitation:
             with torch.no_grad():
                 for old, new in pairs:
                     old.copy_(new)
-            self.sft = self._begin()
+            if progress < 1.0:
+                self.sft = self._begin()
         return {
             "loss": sum(losses) / len(losses),
             "imitated_chunks": float(len(self.replay)),

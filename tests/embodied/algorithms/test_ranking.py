@@ -51,7 +51,6 @@ def test_ranking_begins_after_its_warmup():
 
 def test_targets_are_advantages_under_the_policy_that_collected():
     policy, learner, collector = make(warmup=6, trace=0.6)
-    rollouts = []
     for iteration in range(3):
         rollout = collector.collect(5)
         with torch.no_grad():
@@ -60,10 +59,8 @@ def test_targets_are_advantages_under_the_policy_that_collected():
             )
         endings = (rollout.reward, rollout.executed, rollout.terminated, rollout.truncated)
         advantage, _ = gae(*endings, value, following, discount=0.9, trace=0.6)
-        rollouts.append((rollout, advantage))
         metrics = learner.update(rollout, 0.1)
         assert ("advantage_loss" in metrics) == (iteration == 2)  # the value learned alone for two iterations
-    rollout, advantage = rollouts[2]
     rows = learner.replay.state_dict()["rows"]
     torch.testing.assert_close(rows["advantage"], advantage.flatten())
     assert torch.equal(rows["actions"], rollout.actions.flatten(0, 1))

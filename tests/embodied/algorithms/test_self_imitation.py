@@ -70,8 +70,11 @@ def test_a_new_network_takes_over_at_the_end_of_a_round_and_only_then():
     assert learner.sft.gradient_steps == 0
     assert learner.gradient_steps == 60
     assert not torch.equal(policy.actor[0].weight, learner.sft.policy.actor[0].weight)
+    last = learner.sft.policy
     learner.update(collector.collect(5), 1.0)
-    assert learner.sft.gradient_steps == 0  # the last round ends with the run
+    pairs = zip(policy.actor_parameters(), last.actor_parameters(), strict=True)
+    assert all(torch.equal(mine, learned) for mine, learned in pairs)
+    assert learner.sft.policy is last  # the last round ends with the run: no network begins in vain
 
 
 def test_minibatches_hold_their_share_of_demonstrations_and_tasks_equally():
