@@ -18,7 +18,8 @@ class TensorSpec:
     """One tensor of an observation or action, without its batch axis.
 
     `shape` may hold -1 for an axis whose length varies between environments (a number of objects). `names` orders the
-    elements of the last axis. `low` and `high` bound them in `unit`; an empty tuple means unbounded.
+    elements of the last axis. `low` and `high` bound them in `unit`; an empty tuple means unbounded. `privileged` marks
+    what only a simulator knows: a critic may read it, an actor never does.
     """
 
     shape: tuple[int, ...]
@@ -28,6 +29,7 @@ class TensorSpec:
     names: tuple[str, ...] = ()
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    privileged: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError where names or limits do not fit the last axis."""
@@ -96,12 +98,17 @@ class Contract:
         """
         if rows := self.differences(provider):
             raise ValueError("contracts differ:\n  " + "\n  ".join(rows))
-        observation = {key: _order(spec, provider.observation[key]) for key, spec in self.observation.items()}
+        both = [key for key in self.observation if key in provider.observation]
+        observation = {key: _order(self.observation[key], provider.observation[key]) for key in both}
         return Binding(observation, _order(provider.action, self.action))
 
     def differences(self, provider: Contract) -> list[str]:
-        """What keeps `provider` from serving this contract, one line each; extra observations do not."""
-        rows = [f"observation {key!r}: missing" for key in self.observation if key not in provider.observation]
+        """What keeps `provider` from serving this contract, one line each.
+
+        Extra observations do not, nor missing privileged ones.
+        """
+        needed = [key for key, spec in self.observation.items() if not spec.privileged]
+        rows = [f"observation {key!r}: missing" for key in needed if key not in provider.observation]
         for key, spec in self.observation.items():
             if key in provider.observation:
                 rows += [f"observation {key!r} {row}" for row in spec.differences(provider.observation[key])]

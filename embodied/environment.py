@@ -5,7 +5,7 @@ Letters in shape comments: N environments, K executed actions of a chunk, A acti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -21,7 +21,8 @@ class Transition:
 
     A finished environment freezes until its reset: `executed` is False after the step at which its episode ended,
     `reward` is zero there, and `observation` is the true observation at the end of what ran, never that of the next
-    episode. `terminated`, `truncated` and `success` stay as they were when it ended.
+    episode. `terminated`, `truncated` and `success` stay as they were when it ended. `metrics` are quantities of the
+    episode so far, by names that carry their unit; NaN where one is not defined.
     """
 
     observation: TensorDict  # [N]
@@ -30,6 +31,7 @@ class Transition:
     terminated: Tensor  # [N] bool, the task ended (no bootstrap)
     truncated: Tensor  # [N] bool, the step limit was reached (bootstrap from `observation`)
     success: Tensor  # [N] bool
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # [N] each
 
     @property
     def done(self) -> Tensor:
