@@ -22,15 +22,16 @@ class MLPConfig:
     initial_std: float = 0.5
 
     def build(self, contract: Contract) -> MLPPolicy:
-        """Make the policy for `contract`; every float observation of the contract is read, in its order."""
+        """Make the policy for `contract`; privileged observations are read by the critic alone."""
         return MLPPolicy(contract, self)
 
 
 class MLPPolicy(nn.Module):
-    """Predicts the mean of H actions; the deviation is one learned number per action element.
+    """Predicts the mean of H actions, kept within the limits by tanh; the deviation is one learned number per element.
 
-    Actions are clamped to the contract's limits after sampling; `sample` holds the action before clamping and scaling,
-    which is what the log-probability (P = 1, summed over the K executed actions) is defined on.
+    The critic also reads privileged observations, the actor never does. Actions are clamped to the contract's limits
+    after sampling; `sample` holds the action before clamping and scaling, which is what the log-probability (P = 1,
+    summed over the K executed actions) is defined on.
 
     Raises:
         ValueError: where an observation has a variable axis or the action has no limits.
@@ -39,25 +40,29 @@ class MLPPolicy(nn.Module):
     def __init__(self, contract: Contract, config: MLPConfig) -> None:
         super().__init__()
         self.contract = contract
-        self.keys = [key for key, spec in contract.observation.items() if spec.dtype == "float32"]
-        sizes = [math.prod(contract.observation[key].shape) for key in self.keys]
-        varying = [key for key in self.keys if -1 in contract.observation[key].shape]
-        if varying or not self.keys:
+        specs = {key: spec for key, spec in contract.observation.items() if spec.dtype == "float32"}
+        self.actor_keys = [key for key, spec in specs.items() if not spec.privileged]
+        self.keys = [*self.actor_keys, *(key for key, spec in specs.items() if spec.privileged)]
+        varying = [key for key in self.keys if -1 in specs[key].shape]
+        if varying or not self.actor_keys:
             raise ValueError(
                 f"policy=mlp reads float32 observations of fixed size; got {varying or 'none'}: use policy=flow"
             )
         if not contract.action.low:
             raise ValueError("MLPPolicy needs action limits; set low and high in the action spec")
         chunk = contract.horizon * contract.action.shape[-1]
-        self.actor = _layers(sum(sizes), config.hidden, chunk)
-        self.critic = _layers(sum(sizes), config.hidden, 1)
+        self.observed, inputs = (
+            sum(math.prod(specs[key].shape) for key in keys) for keys in (self.actor_keys, self.keys)
+        )
+        self.actor = _layers(self.observed, config.hidden, chunk).append(nn.Tanh())
+        self.critic = _layers(inputs, config.hidden, 1)
         self.log_std = nn.Parameter(torch.full((chunk,), math.log(config.initial_std)))
         low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
         self.register_buffer("centre", (low + high) / 2)
         self.register_buffer("half_range", (high - low) / 2)
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
-        self.register_buffer("mean", torch.zeros(sum(sizes)))
-        self.register_buffer("std", torch.ones(sum(sizes)))
+        self.register_buffer("mean", torch.zeros(inputs))
+        self.register_buffer("std", torch.ones(inputs))
 
     @property
     def device(self) -> torch.device:
@@ -79,9 +84,10 @@ class MLPPolicy(nn.Module):
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Take normalisation statistics from observations [N]; actions are scaled by the contract's limits instead."""
-        inputs = self._concatenated(observation)
+        inputs = self._concatenated(observation, self.keys)
+        std = inputs.std(0)
         self.mean.copy_(inputs.mean(0))
-        self.std.copy_(inputs.std(0).clamp_min(1e-3))
+        self.std.copy_(torch.where(std < 1e-3, 1.0, std))  # what stood still here may move later
         self.fitted.fill_(True)
 
     @torch.no_grad()
@@ -105,7 +111,22 @@ class MLPPolicy(nn.Module):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        return self.critic(self._inputs(observation)).squeeze(-1)
+        return self.critic(self._normalised(observation, self.keys)).squeeze(-1)
+
+    def actions(self, observation: TensorDict) -> Tensor:
+        """Mean actions [N, H, A], differentiable."""
+        mean = self.actor(self._inputs(observation))
+        return mean.view(len(mean), self.contract.horizon, -1) * self.half_range + self.centre
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """The actor as (weight [out, in], bias [out]) with tanh after each, the normaliser inside the first one.
+
+        It maps physical observations to actions in half ranges around the middle, differentiably.
+        """
+        linear = [layer for layer in self.actor if isinstance(layer, nn.Linear)]
+        weight = linear[0].weight / self.std[: self.observed]
+        bias = linear[0].bias - weight @ self.mean[: self.observed]
+        return [(weight, bias), *((layer.weight, layer.bias) for layer in linear[1:])]
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Behaviour cloning: mean squared error of the mean action over valid steps, in half action ranges."""
@@ -119,14 +140,19 @@ class MLPPolicy(nn.Module):
         )
 
     def _inputs(self, observation: TensorDict) -> Tensor:
+        return self._normalised(observation, self.actor_keys)
+
+    def _normalised(self, observation: TensorDict, keys: list[str]) -> Tensor:
         if not self.fitted:
             raise RuntimeError(
                 "the policy has no normalisation statistics; call fit(observations) or load a checkpoint"
             )
-        return (self._concatenated(observation) - self.mean) / self.std
+        inputs = self._concatenated(observation, keys)
+        columns = inputs.shape[-1]
+        return (inputs - self.mean[:columns]) / self.std[:columns]
 
-    def _concatenated(self, observation: TensorDict) -> Tensor:
-        return torch.cat([observation[key].flatten(1) for key in self.keys], dim=-1)
+    def _concatenated(self, observation: TensorDict, keys: list[str]) -> Tensor:
+        return torch.cat([observation[key].flatten(1) for key in keys], dim=-1)
 
     def _sum(self, elementwise: Tensor) -> Tensor:
         executed = self.contract.executed * self.contract.action.shape[-1]

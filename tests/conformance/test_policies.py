@@ -92,11 +92,11 @@ def test_actions_stay_inside_the_limits_and_reach_them(make):
     for parameter in policy.parameters():
         parameter.data *= 3
     low, high = torch.tensor(LOW), torch.tensor(HIGH)
-    for deterministic in (False, True):
+    for deterministic in (True, False):
         actions = policy.act(observations(300), deterministic=deterministic, generator=generator()).actions
         assert (actions >= low).all()
         assert (actions <= high).all()
-    assert ((actions == low) | (actions == high)).any()
+    assert ((actions == low) | (actions == high)).any()  # when sampled: a deterministic tanh only comes close
 
 
 def test_deterministic_acting_repeats_whatever_was_drawn_before(make):

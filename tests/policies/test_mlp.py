@@ -28,6 +28,28 @@ def test_log_prob_is_that_of_the_executed_actions_before_clamping():
     torch.testing.assert_close(entropy, torch.full((5, 1), 2 * (0.5 + 0.5 * math.log(2 * math.pi) + math.log(0.5))))
 
 
+def test_only_the_critic_reads_what_is_privileged_and_layers_are_the_actor():
+    spec = {"wind": TensorSpec((2,), privileged=True), "x": TensorSpec((2,)), "y": TensorSpec((1, 2))}
+    contract = Contract(spec, CONTRACT.action, 0.1)
+    torch.manual_seed(0)
+    policy = MLPConfig(hidden=[8, 8]).build(contract)
+    for parameter in policy.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    seen = TensorDict({"wind": torch.randn(50, 2), "x": 3 + 2 * torch.randn(50, 2), "y": torch.randn(50, 1, 2)}, [50])
+    policy.fit(seen, torch.zeros(1, 1))
+    other = seen.clone()
+    other["wind"] += 1.0
+    assert torch.equal(policy.actions(seen), policy.actions(other))
+    assert not torch.isclose(policy.value(seen), policy.value(other)).any()
+    x = torch.cat((seen["x"], seen["y"].flatten(1)), -1)
+    for weight, bias in policy.layers():
+        x = torch.tanh(x @ weight.T + bias)
+    torch.testing.assert_close(policy.actions(seen).squeeze(1), 2 * x + 1)
+    torch.testing.assert_close(policy.act(seen, deterministic=True).actions, policy.actions(seen))
+    del seen["wind"]  # a robot does not know it
+    policy.act(seen, deterministic=True)
+
+
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
