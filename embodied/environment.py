@@ -5,14 +5,18 @@ Letters in shape comments: N environments, K executed actions of a chunk, A acti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
+
+if TYPE_CHECKING:
+    from embodied.rollout import Rollout
 
 
 @dataclass
@@ -81,4 +85,22 @@ class StartEnvironment(Environment, Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
         """Continue from `state_dict`; returns the observations of all environments."""
+        ...
+
+
+@runtime_checkable
+class DifferentiableEnvironment(StartEnvironment, Protocol):
+    """A StartEnvironment whose `step` carries gradients from actions and state to reward and observation."""
+
+    def detach(self) -> None:
+        """Cut the graph: what follows carries gradients from the present state on alone."""
+        ...
+
+    def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
+        """Run `decisions` steps of a feed-forward policy at once, which is faster than `step` by `step`.
+
+        `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that are
+        not privileged to actions in half ranges around the middle. Reward, observations and actions carry gradients to
+        the layers. Where an episode ends, nothing more is executed.
+        """
         ...

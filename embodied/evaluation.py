@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
 
@@ -46,20 +46,31 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationResult:
-    """Outcome of every episode: `success` and `steps` (control steps it took) are [tasks, starts]."""
+    """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts]."""
 
     tasks: tuple[str, ...]
     success: Tensor
     steps: Tensor
     step_limit: int
+    metrics: dict[str, Tensor] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        """JSON-ready: success, low, high, episodes, step_limit and the same for each task."""
+        """JSON-ready: success, low, high, metrics, episodes, step_limit and the same for each task.
+
+        A metric is the mean over the episodes in which it is defined, null where there are none.
+        """
         per_task = [
-            {"task": task, **_rate(row), "mean_steps": round(float(steps.float().mean()), 1)}
-            for task, row, steps in zip(self.tasks, self.success, self.steps, strict=True)
-        ]
-        return {**_rate(self.success), "step_limit": self.step_limit, "per_task": per_task}
+            {
+                "task": task, **_rate(self.success[row]), **self._means(row),
+                "mean_steps": round(float(self.steps[row].float().mean()), 1),
+            }
+            for row, task in enumerate(self.tasks)
+        ]  # fmt: skip
+        return {**_rate(self.success), **self._means(slice(None)), "step_limit": self.step_limit, "per_task": per_task}
+
+    def _means(self, rows: int | slice) -> dict[str, float | None]:
+        means = {name: float(values[rows].nanmean()) for name, values in self.metrics.items()}
+        return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
 
     def gain_over(self, before: EvaluationResult, z: float = Z95) -> Gain:
         """Gain from `before` to this on the same episodes, paired: adjusted Wald interval.
@@ -103,6 +114,7 @@ def evaluate(
     schedule = _Schedule(env, starts_per_task)
     shape = (len(env.task_names), starts_per_task)
     success, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
+    metrics: dict[str, Tensor] = {}
     free = torch.ones(env.num_envs, dtype=torch.bool)
     observation: TensorDict | None = None
     with tqdm(total=success.numel(), desc=progress, disable=progress is None, unit="episode") as bar:
@@ -118,8 +130,11 @@ def evaluate(
             place = env.task_index.cpu()[rows], schedule.start[rows]
             success[place] = transition.success.cpu()[rows]
             steps[place] = env.steps.cpu()[rows].to(steps.dtype)
+            for name, values in transition.metrics.items():
+                metrics.setdefault(name, torch.full(shape, math.nan, dtype=torch.float64))
+                metrics[name][place] = values.cpu()[rows].double()
             bar.update(len(rows))
-    return EvaluationResult(tuple(env.task_names), success, steps, env.step_limit)
+    return EvaluationResult(tuple(env.task_names), success, steps, env.step_limit, metrics)
 
 
 class _Schedule:

@@ -109,3 +109,26 @@ class RankingPolicy(TrainablePolicy, Protocol):
     def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
         """Squared error of the advantage of `actions` [N, H, A] from `target` [N]; one scalar."""
         ...
+
+
+@runtime_checkable
+class DeterministicPolicy(TrainablePolicy, Protocol):
+    """A policy whose deterministic actions are differentiable."""
+
+    feature_size: int
+
+    def actions(self, observation: TensorDict) -> Tensor:
+        """Deterministic chunks [N, H, A] in robot units, differentiable."""
+        ...
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Normalised observations [N, feature_size], privileged ones included: what critics read."""
+        ...
+
+    def mean_parameters(self) -> list[nn.Parameter]:
+        """Parameters that `actions` depends on."""
+        ...
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """The map to normalised actions as (weight [out, in], bias [out]), tanh after each, differentiable."""
+        ...

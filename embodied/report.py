@@ -31,15 +31,17 @@ _STAND_IN = (
 class Report:
     """Evaluations of one run by stage ("sft", "sft_control", "rl") and distribution, and what they cost.
 
-    `assets` is "official" or "stand-in"; `wall_s` holds seconds per phase.
+    `assets` is "official" or "stand-in", None for tasks that need none; `wall_s` holds seconds per phase, `cpu_s` those
+    of all cores together that reinforcement learning took.
     """
 
     task: str
-    assets: str
+    assets: str | None
     seed: int
     env_steps: int = 0
     episodes: int = 0
     wall_s: dict[str, float] = field(default_factory=dict)
+    cpu_s: float = 0.0
     results: dict[tuple[str, str], EvaluationResult] = field(default_factory=dict)
 
     def add(self, stage: str, distribution: str, result: EvaluationResult) -> None:
@@ -79,6 +81,7 @@ class Report:
             "env_steps": self.env_steps,
             "episodes": self.episodes,
             "wall_s": {phase: round(seconds, 2) for phase, seconds in self.wall_s.items()},
+            "cpu_s": round(self.cpu_s, 2),
         }
 
     def write(self, directory: str | Path, curves: Mapping[str, str]) -> None:
@@ -94,13 +97,14 @@ class Report:
         """Lines for the console: what was achieved, where the files are, what to run next."""
         rows = [
             f"  {STAGES[stage]:<12} {distribution:<9} {_rate(result.summary())}, {result.success.numel()} episodes"
+            f"{_metrics(result)}"
             for (stage, distribution), result in self._ordered().items()
         ]
         gains = [
             f"  RL over {STAGES[stage]} on {distribution}: {_points(gain)}"
             for (stage, distribution), gain in self.gains().items()
         ]
-        assets = [] if self.assets == "official" else [f"  with {self.assets} assets: not benchmark numbers"]
+        assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
         following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory)))]
         where = f"Report: {_from_here(Path(directory) / 'report.md')}"
         return "\n".join([f"{self.task}, success [95% interval]:", *rows, *gains, *assets, where, *following])
@@ -126,7 +130,7 @@ class Report:
         return marks
 
     def _page(self, directory: Path) -> str:
-        parts = [f"# {self.task}", *([_STAND_IN] if self.assets != "official" else []), self._rates(), self._gains()]
+        parts = [f"# {self.task}", *([_STAND_IN] if self.assets == "stand-in" else []), self._rates(), self._gains()]
         parts.append("![Learning curves](curves.png)")
         if (directory / "video.mp4").exists():
             parts.append("Video, before and after: [video.mp4](video.mp4)")
@@ -135,11 +139,16 @@ class Report:
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _rates(self) -> str:
-        header = ["stage", "distribution", "success [95% interval]", "episodes", "step limit"]
-        return _table(header, [
-            [STAGES[stage], distribution, _rate(result.summary()), str(result.success.numel()), str(result.step_limit)]
-            for (stage, distribution), result in self._ordered().items()
-        ])  # fmt: skip
+        metrics = list(dict.fromkeys(name for result in self.results.values() for name in result.metrics))
+        header = ["stage", "distribution", "success [95% interval]", *metrics, "episodes", "step limit"]
+        rows = []
+        for (stage, distribution), result in self._ordered().items():
+            row = result.summary()
+            shown = [_number(row.get(name)) for name in metrics]
+            rows.append(
+                [STAGES[stage], distribution, _rate(row), *shown, str(result.success.numel()), str(result.step_limit)]
+            )
+        return _table(header, rows)
 
     def _gains(self) -> str:
         return "\n".join(
@@ -160,7 +169,8 @@ class Report:
     def _cost(self) -> str:
         rows = [[phase, f"{seconds:.0f}"] for phase, seconds in self.wall_s.items()]
         total = [["total", f"{sum(self.wall_s.values()):.0f}"]]
-        count = f"{self.env_steps:,} environment steps in {self.episodes:,} episodes of training."
+        count = f"{self.env_steps:,} environment steps in {self.episodes:,} episodes of training"
+        count += f", {self.cpu_s:.1f} CPU seconds."
         return f"## Cost\n\n{count}\n\n" + _table(["phase", "wall s"], rows + total)
 
 
@@ -234,6 +244,15 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 def _rate(row: Mapping[str, Any]) -> str:
     return f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
+
+
+def _metrics(result: EvaluationResult) -> str:
+    row = result.summary()
+    return "".join(f", {name} {_number(row[name])}" for name in result.metrics)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 def _points(gain: Gain) -> str:

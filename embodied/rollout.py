@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.environment import StartEnvironment, Transition
-from embodied.policy import Decision, Policy
+from embodied.environment import DifferentiableEnvironment, StartEnvironment, Transition
+from embodied.policy import Decision, DeterministicPolicy, Policy
 
 Starts = Callable[[Tensor, Tensor], Tensor]
 """Called with who finished [N] and who succeeded [N]; returns the initial states [N] that the finished restart from."""
@@ -49,6 +49,26 @@ class Rollout:
     def env_steps(self) -> int:
         """Control steps executed."""
         return int(self.executed.sum())
+
+
+def random_play(env: StartEnvironment, decisions: int, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
+    """Observations [decisions * N] and uniformly random actions [decisions * N, K, A] inside the contract's limits.
+
+    Raises:
+        ValueError: where actions have no limits.
+    """
+    spec = env.contract.action
+    if not spec.low:
+        raise ValueError("expected action limits in the contract; a policy without demonstrations starts from them")
+    low, high = torch.tensor(spec.low), torch.tensor(spec.high)
+    shape = (env.num_envs, env.contract.executed, *spec.shape)
+    observations, chunks = [env.reset()], []
+    for _ in range(decisions):
+        chunks.append(low + (high - low) * torch.rand(shape, generator=generator))
+        transition = env.step(chunks[-1].to(env.device))
+        restarted = transition.done.any()
+        observations.append(env.reset(mask=transition.done) if restarted else transition.observation)
+    return TensorDict.cat(observations[:-1]), torch.cat(chunks)
 
 
 class Collector:
@@ -131,3 +151,22 @@ class Collector:
             simulation_s=simulation_s,
             policy_s=policy_s,
         )
+
+
+class DifferentiableCollector(Collector):
+    """Collects deterministic decisions whose reward and observations carry gradients to the policy.
+
+    Environments restart between rollouts alone: one whose episode ends inside stays frozen until the next.
+    """
+
+    def collect(self, decisions: int) -> Rollout:
+        """Run `decisions` chunks in every environment, from where the last rollout ended."""
+        started = time.perf_counter()
+        self._restart()
+        env, policy = cast(DifferentiableEnvironment, self.env), cast(DeterministicPolicy, self.policy)
+        env.detach()
+        rollout = env.unroll(policy.layers(), decisions)
+        self.finished, self.success = rollout.done[-1], rollout.success[-1]
+        self.observation = rollout.next_observation[-1].detach()
+        rollout.simulation_s = time.perf_counter() - started
+        return rollout

@@ -12,26 +12,29 @@ from tensordict import TensorDict
 from embodied.contract import Contract
 from embodied.environment import StartEnvironment
 from embodied.policy import Policy, TrainablePolicy
-from embodied.rollout import Rollout, Starts
+from embodied.rollout import Collector, Rollout, Starts
 
 
 class Task(Protocol):
-    """A task with demonstrations; training starts from the first of its `distributions`, all are evaluated."""
+    """What is to be learned; training starts from the first of its `distributions`, all are evaluated."""
 
     name: str
     distributions: tuple[str, ...]
 
     @property
-    def asset_kind(self) -> str:
-        """What objects are made of: "official" or "stand-in"."""
+    def asset_kind(self) -> str | None:
+        """What objects are made of: "official" or "stand-in"; None where there are none."""
         ...
 
     def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> StartEnvironment:
         """Make environments that start from the `split` ("train" or "eval") of `distribution`."""
         ...
 
-    def demonstrations(self, directory: Path, seed: int) -> TensorDict:
-        """Chunks {observation, actions [D, H, A], valid [D, H]}; made once, then read from `directory`."""
+    def demonstrations(self, directory: Path, seed: int) -> TensorDict | None:
+        """Chunks {observation, actions [D, H, A], valid [D, H]}; made once, then read from `directory`.
+
+        None: the task is learned from scratch.
+        """
         ...
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
@@ -48,7 +51,12 @@ class PolicyConfig(Protocol):
 
 
 class Learner(Protocol):
-    """A reinforcement learner; `starts`, where given, chooses the initial states of episodes."""
+    """A reinforcement learner; `starts`, where given, chooses the initial states of episodes.
+
+    `collector` is how its rollouts are made.
+    """
+
+    collector: type[Collector]
 
     @property
     def starts(self) -> Starts | None:
@@ -79,7 +87,15 @@ class LearnerConfig(Protocol):
     decisions: int
 
     def build(
-        self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator
+        self,
+        policy: TrainablePolicy,
+        demonstrations: TensorDict | None,
+        env: StartEnvironment,
+        generator: torch.Generator,
     ) -> Learner:
-        """Make the learner of `policy` in `env`."""
+        """Make the learner of `policy` in `env`.
+
+        Raises:
+            ValueError: where it needs demonstrations and there are none.
+        """
         ...

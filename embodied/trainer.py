@@ -1,7 +1,8 @@
-"""Fine-tuning told once: SFT on demonstrations -> RL -> a control, each evaluated on the same episodes.
+"""Training told once: SFT on demonstrations -> RL -> a control, each evaluated on the same episodes.
 
-The control is supervised training of the same start for the same number of gradient steps: what RL gains is told beside
-it. A run is checkpointed as a whole, so that one that was killed continues with the numbers of one that was not.
+The control is supervised training of the same start for the same number of gradient steps: what RL gains is told
+beside it. A task without demonstrations is RL alone, from a new network. A run is checkpointed as a whole, so that one
+that was killed continues with the numbers of one that was not.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -25,13 +27,15 @@ from embodied.interrupt import GracefulStop, Stopped
 from embodied.logging import Logger
 from embodied.policy import TrainablePolicy
 from embodied.report import STAGES, Report, resume_command
-from embodied.rollout import Collector
+from embodied.rollout import Collector, random_play
 from embodied.task import Learner, LearnerConfig, PolicyConfig, Task
 from embodied.timing import PhaseTimer
 
 log = logging.getLogger(__name__)
 SEGMENT = 500
 """Gradient steps of supervised training between two entries in the log."""
+RANDOM_DECISIONS = 32
+"""Random decisions from which a policy without demonstrations takes its normalisation statistics."""
 CURVES = {
     "rollout/success": "environment steps",
     "rl/first_attempts_success": "environment steps",
@@ -105,12 +109,14 @@ class Trainer:
             raise ValueError(f"expected num_envs and evaluation_envs of at least {tasks}, one per task; got {fewest}")
         self.policy = policy.build(self.env.contract).to(device)
         self.stage = Stage.SFT
-        self.counters = {"iteration": 0, "env_steps": 0, "episodes": 0, "rl_gradient_steps": 0}
+        self.counters = {"iteration": 0, "env_steps": 0, "episodes": 0, "rl_gradient_steps": 0, "cpu_s": 0.0}
         self.report, self.timer = Report(task.name, task.asset_kind, seed), PhaseTimer()
-        self.converged: dict[str, Any] = {}  # what SFT converged to: where RL and its control start
+        self.before: dict[str, Any] = {}  # where RL and its control start: what SFT converged to
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
         with self.timer("demonstrations"):
             self.demonstrations = task.demonstrations(directory, seed)
+        if self.demonstrations is None:
+            self.stage = Stage.RL
         rows = self._restore()
         self.logger = Logger(directory, config=record, wandb_project=wandb_project, rows=rows)
 
@@ -132,20 +138,25 @@ class Trainer:
         return self.report
 
     def _sft(self) -> None:
+        assert self.demonstrations is not None
         if not self.parts:
             executed = self.demonstrations["actions"][self.demonstrations["valid"]]
             self.policy.fit(self.demonstrations["observation"].to(self.device), executed.to(self.device))
         self._supervise(self.policy, self.config.sft)
         self._evaluate(self.policy)
-        self.converged = copy.deepcopy(self.policy.state_dict())
+        self.before = copy.deepcopy(self.policy.state_dict())
         self._enter(Stage.RL)
 
     def _reinforce(self) -> None:
+        if not self.before:
+            observation, actions = random_play(self.env, RANDOM_DECISIONS, seeding.generator(self.seed, "random play"))
+            self.policy.fit(observation.to(self.device), actions.to(self.device))
+            self.before = copy.deepcopy(self.policy.state_dict())
         learner = self.algorithm.build(
             self.policy, self.demonstrations, self.env, seeding.generator(self.seed, "learner")
         )
         noise = seeding.generator(self.seed, "noise", device=self.device)
-        collector = Collector(self.env, self.policy, noise, learner.starts)
+        collector = learner.collector(self.env, self.policy, noise, learner.starts)
         parts = {"learner": learner, "collector": collector}
         self._resume(parts)
         total, done = self.config.env_steps, self.counters["env_steps"]
@@ -155,12 +166,15 @@ class Trainer:
                 bar.update(min(total, self.counters["env_steps"]) - bar.n)
                 self._keep(parts, self.counters["iteration"] % self.config.checkpoint_every == 0)
         self.counters["rl_gradient_steps"] = learner.gradient_steps
+        self._keep(parts, due=True)
         with self.timer("update"):
             self._evaluate(self.policy)
-        self._enter(Stage.CONTROL if self.config.control else Stage.DONE)
+        controlled = self.config.control and self.demonstrations is not None
+        self._enter(Stage.CONTROL if controlled else Stage.DONE)
 
     def _iterate(self, learner: Learner, collector: Collector) -> float:
         """One collection and update; returns the share of finished episodes that succeeded."""
+        started = time.process_time()
         rollout = collector.collect(self.algorithm.decisions)
         self.timer.add("simulation", rollout.simulation_s)
         self.timer.add("policy", rollout.policy_s)
@@ -169,6 +183,7 @@ class Trainer:
         self.counters["env_steps"] += rollout.env_steps
         with self.timer("update"):
             metrics = learner.update(rollout, min(1.0, self.counters["env_steps"] / self.config.env_steps))
+        self.counters["cpu_s"] += time.process_time() - started
         self.counters["episodes"] += episodes
         success = float(rollout.success.sum()) / max(1, episodes)
         shown = {"rollout/success": success, "rollout/episode_steps": rollout.env_steps / max(1, episodes)}
@@ -177,13 +192,14 @@ class Trainer:
 
     def _control(self) -> None:
         policy = copy.deepcopy(self.policy)
-        policy.load_state_dict(self.converged)
+        policy.load_state_dict(self.before)
         self._supervise(policy, dataclasses.replace(self.config.sft, steps=self.counters["rl_gradient_steps"]))
         self._evaluate(policy)
         self._enter(Stage.DONE)
 
     def _supervise(self, policy: TrainablePolicy, config: SFTConfig) -> None:
         """Train `policy` on the demonstrations for `config.steps` gradient steps, resuming where a run was cut off."""
+        assert self.demonstrations is not None
         learner = config.build(policy, seeding.generator(self.seed, self.stage.value))
         self._resume({"learner": learner})
         with tqdm(total=config.steps, initial=learner.gradient_steps, desc=self._label, unit="step") as bar:
@@ -215,14 +231,15 @@ class Trainer:
         if not self.config.video or path.exists():
             return False
         before = copy.deepcopy(self.policy)
-        before.load_state_dict(self.converged)
+        before.load_state_dict(self.before)
         with self.timer("video"):
-            self.task.video(path, {"before: SFT": before, "after: RL": self.policy}, self.device)
+            first = "before: untrained" if self.demonstrations is None else "before: SFT"
+            self.task.video(path, {first: before, "after: RL": self.policy}, self.device)
         return True
 
     def _write(self) -> None:
         self.report.env_steps, self.report.episodes = self.counters["env_steps"], self.counters["episodes"]
-        self.report.wall_s = self.timer.seconds
+        self.report.wall_s, self.report.cpu_s = self.timer.seconds, self.counters["cpu_s"]
         self.report.write(self.directory, CURVES)
 
     def _enter(self, stage: Stage) -> None:
@@ -246,7 +263,7 @@ class Trainer:
                 "rng": seeding.rng_state(),
                 "report": self.report.state_dict(),
                 "wall_s": self.timer.seconds,
-                "converged": self.converged,
+                "converged": self.before,
                 "parts": parts,
             }
             counters = {**self.counters, "stage": self.stage.value, "log_rows": self.logger.rows}
@@ -261,10 +278,10 @@ class Trainer:
         saved.bind(self.env.contract)
         saved.restore(self.policy)
         self.stage = Stage(saved.counters["stage"])
-        self.counters = {name: saved.counters[name] for name in self.counters}
+        self.counters = {name: saved.counters.get(name, 0) for name in self.counters}
         self.report.load_state_dict(saved.state["report"])
         self.timer = PhaseTimer(saved.state["wall_s"])
-        self.converged, self.parts = saved.state["converged"], saved.state["parts"]
+        self.before, self.parts = saved.state["converged"], saved.state["parts"]
         seeding.set_rng_state(saved.state["rng"])
         log.info(f"continuing {self.stage.value} at {self.counters['env_steps']:,} environment steps")
         return saved.counters["log_rows"]

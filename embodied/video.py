@@ -36,12 +36,17 @@ class Film:
 
 
 def film(
-    env: StartEnvironment, policy: Policy, starts: Tensor, render: Render, device: torch.device | str = "cpu"
+    env: StartEnvironment,
+    policy: Policy,
+    starts: Tensor,
+    render: Render,
+    device: torch.device | str = "cpu",
+    stride: int = 1,
 ) -> Film:
     """Film one episode of the deterministic `policy` in each environment, from initial states `starts` [N].
 
-    There is a frame after every `env.contract.executed` actions, while the policy decides as often as its own contract
-    says: its episodes are those of `evaluate`. `device` is the policy's.
+    There is a frame after every `stride` chunks of `env.contract.executed` actions, while the policy decides as often
+    as its own contract says: its episodes are those of `evaluate`. `device` is the policy's.
 
     Raises:
         ValueError: where the policy's chunk cannot be cut into the environment's.
@@ -52,17 +57,19 @@ def film(
     observation = env.reset(starts=starts)
     running = torch.ones(env.num_envs, dtype=torch.bool)
     won = torch.zeros_like(running)
-    frames, success = [render(np.arange(env.num_envs))], [won.numpy()]
+    frames, success, chunks, changed = [render(np.arange(env.num_envs))], [won.numpy()], 0, torch.zeros_like(running)
     while running.any():
         actions = act(policy, observation, running, device)[:, :executed]
         for part in actions.to(env.device).split(every, 1):
             transition = env.step(part)
-            frames.append(frames[-1].copy())
-            rows = running.nonzero().squeeze(1).numpy()
-            frames[-1][rows] = render(rows)
-            won = won | transition.success.cpu()
-            success.append(won.numpy())
+            chunks, changed, won = chunks + 1, changed | running, won | transition.success.cpu()
             observation, running = transition.observation, running & ~transition.done.cpu()
+            if chunks % stride == 0 or not running.any():
+                frames.append(frames[-1].copy())
+                rows = changed.nonzero().squeeze(1).numpy()
+                frames[-1][rows] = render(rows)
+                success.append(won.numpy())
+                changed = torch.zeros_like(running)
             if not running.any():
                 break
     return Film(np.stack(frames), np.stack(success))

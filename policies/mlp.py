@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract
+from embodied.network import Network
 from embodied.policy import Decision, Evaluation
 
 
@@ -51,18 +52,18 @@ class MLPPolicy(nn.Module):
         if not contract.action.low:
             raise ValueError("MLPPolicy needs action limits; set low and high in the action spec")
         chunk = contract.horizon * contract.action.shape[-1]
-        self.observed, inputs = (
+        self.observed, self.feature_size = (
             sum(math.prod(specs[key].shape) for key in keys) for keys in (self.actor_keys, self.keys)
         )
         self.actor = _layers(self.observed, config.hidden, chunk).append(nn.Tanh())
-        self.critic = _layers(inputs, config.hidden, 1)
+        self.critic = _layers(self.feature_size, config.hidden, 1)
         self.log_std = nn.Parameter(torch.full((chunk,), math.log(config.initial_std)))
         low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
         self.register_buffer("centre", (low + high) / 2)
         self.register_buffer("half_range", (high - low) / 2)
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
-        self.register_buffer("mean", torch.zeros(inputs))
-        self.register_buffer("std", torch.ones(inputs))
+        self.register_buffer("mean", torch.zeros(self.feature_size))
+        self.register_buffer("std", torch.ones(self.feature_size))
 
     @property
     def device(self) -> torch.device:
@@ -111,7 +112,15 @@ class MLPPolicy(nn.Module):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        return self.critic(self._normalised(observation, self.keys)).squeeze(-1)
+        return self.critic(self.features(observation)).squeeze(-1)
+
+    def features(self, observation: TensorDict) -> Tensor:
+        """Normalised observations [N, feature_size], privileged ones included."""
+        return self._normalised(observation, self.keys)
+
+    def mean_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the mean alone."""
+        return list(self.actor.parameters())
 
     def actions(self, observation: TensorDict) -> Tensor:
         """Mean actions [N, H, A], differentiable."""
@@ -127,6 +136,12 @@ class MLPPolicy(nn.Module):
         weight = linear[0].weight / self.std[: self.observed]
         bias = linear[0].bias - weight @ self.mean[: self.observed]
         return [(weight, bias), *((layer.weight, layer.bias) for layer in linear[1:])]
+
+    def deployable(self) -> Network:
+        """The mean of the executed actions as it is exported, its normaliser inside."""
+        if not self.fitted:
+            raise ValueError("the policy has no normalisation statistics; train it before it is exported")
+        return Network.of(self.contract, self.mean[: self.observed], self.std[: self.observed], self.actor)
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Behaviour cloning: mean squared error of the mean action over valid steps, in half action ranges."""

@@ -23,7 +23,7 @@ from embodied.advantage import explained_variance, gae, normalise, values
 from embodied.config import at_least
 from embodied.environment import StartEnvironment
 from embodied.policy import TrainablePolicy
-from embodied.rollout import Rollout
+from embodied.rollout import Collector, Rollout
 
 
 @dataclass
@@ -48,7 +48,11 @@ class PPOConfig:
         at_least(self, 1, "decisions", "epochs", "minibatch")
 
     def build(
-        self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator
+        self,
+        policy: TrainablePolicy,
+        demonstrations: TensorDict | None,
+        env: StartEnvironment,
+        generator: torch.Generator,
     ) -> PPO:
         """Make the learner of `policy`; `generator` shuffles minibatches, the demonstrations are not used."""
         return PPO(policy, self, generator)
@@ -58,6 +62,7 @@ class PPO:
     """Updates a policy from its own rollouts."""
 
     starts = None
+    collector = Collector
 
     def __init__(self, policy: TrainablePolicy, config: PPOConfig, generator: torch.Generator) -> None:
         self.policy, self.config, self.generator = policy, config, generator

@@ -28,7 +28,7 @@ from embodied.config import at_least
 from embodied.environment import StartEnvironment
 from embodied.policy import RankingPolicy, TrainablePolicy
 from embodied.replay import ChunkReplay
-from embodied.rollout import Rollout
+from embodied.rollout import Collector, Rollout
 
 PARTS = ("imitation", "value_optimiser", "advantage_optimiser", "replay")
 
@@ -74,7 +74,11 @@ class RankingConfig:
         return self.imitation.decisions
 
     def build(
-        self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator
+        self,
+        policy: TrainablePolicy,
+        demonstrations: TensorDict | None,
+        env: StartEnvironment,
+        generator: torch.Generator,
     ) -> Ranking:
         """Make the learner of `policy` in `env`, beside `demonstrations` [D] chunks; `generator` draws minibatches.
 
@@ -89,6 +93,8 @@ class RankingConfig:
 
 class Ranking:
     """Learns by which advantage `policy` ranks its candidates."""
+
+    collector = Collector
 
     def __init__(
         self,

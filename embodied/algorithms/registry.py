@@ -1,11 +1,15 @@
 """Learners by the name that `algorithm=` takes."""
 
+from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
+from embodied.algorithms.td3 import TD3Config
 
 ALGORITHMS: dict[str, type] = {
+    "bptt": BPTTConfig,
     "ppo": PPOConfig,
     "ranking": RankingConfig,
     "self_imitation": SelfImitationConfig,
+    "td3": TD3Config,
 }

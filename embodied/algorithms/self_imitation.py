@@ -28,7 +28,7 @@ from embodied.config import at_least
 from embodied.environment import StartEnvironment
 from embodied.policy import TrainablePolicy
 from embodied.replay import ChunkReplay, EpisodeAssembler
-from embodied.rollout import Rollout
+from embodied.rollout import Collector, Rollout
 from embodied.starts import RetryStarts
 
 PARTS = ("sft", "replay", "episodes", "starts")
@@ -56,14 +56,26 @@ class SelfImitationConfig:
         at_least(self, 1, "decisions", "rounds", "gradient_steps", "capacity", "attempts")
 
     def build(
-        self, policy: TrainablePolicy, demonstrations: TensorDict, env: StartEnvironment, generator: torch.Generator
+        self,
+        policy: TrainablePolicy,
+        demonstrations: TensorDict | None,
+        env: StartEnvironment,
+        generator: torch.Generator,
     ) -> SelfImitation:
-        """Make the learner of `policy` in `env`, beside `demonstrations` [D] chunks; `generator` draws minibatches."""
+        """Make the learner of `policy` in `env`, beside `demonstrations` [D] chunks; `generator` draws minibatches.
+
+        Raises:
+            ValueError: without demonstrations.
+        """
+        if demonstrations is None:
+            raise ValueError("imitation needs demonstrations, which this task has not; use algorithm=ppo")
         return SelfImitation(policy, self, demonstrations, env, generator)
 
 
 class SelfImitation:
     """Updates a policy from its own successes."""
+
+    collector = Collector
 
     def __init__(
         self,

@@ -103,6 +103,15 @@ def test_nothing_to_run_is_an_error():
         evaluate(ChaoticEnvironment(4), NetworkPolicy(), starts_per_task=0)
 
 
+def test_metrics_are_means_over_the_episodes_that_define_them():
+    outcome = torch.tensor([[True, True], [True, False]])
+    metrics = {"error_m": torch.tensor([[0.1, 0.3], [0.5, torch.nan]]), "laps": torch.full((2, 2), torch.nan)}
+    summary = EvaluationResult(("a", "b"), outcome, torch.ones(2, 2), 280, metrics).summary()
+    assert summary["error_m"] == pytest.approx(0.3)
+    assert [row["error_m"] for row in summary["per_task"]] == pytest.approx([0.2, 0.5])
+    assert summary["laps"] is None
+
+
 @pytest.mark.parametrize(
     ("successes", "episodes", "interval"),
     [

@@ -1,10 +1,11 @@
 """Collection keeps episodes, true final observations and start bookkeeping straight."""
 
+import pytest
 import torch
 from tensordict import TensorDict
 
 from embodied.policy import Decision
-from embodied.rollout import Collector
+from embodied.rollout import Collector, random_play
 from embodied.starts import RetryStarts
 from tests.embodied.reach import Reach
 
@@ -87,3 +88,13 @@ def test_the_success_of_first_attempts_counts_no_retries() -> None:
     copy = RetryStarts(env.task_index, retry=1.0, attempts=2, generator=torch.Generator())
     copy.load_state_dict(starts.state_dict())
     assert copy.first_attempts_success() == 0.5
+
+
+def test_random_play_covers_the_limits_and_restarts() -> None:
+    env = Reach(8)
+    observation, actions = random_play(env, 40, torch.Generator().manual_seed(0))
+    assert len(observation) == len(actions) == 320
+    assert actions.shape == (320, 2, 1)
+    assert actions.abs().max() <= 0.25
+    assert actions.std() == pytest.approx(0.5 / 12**0.5, rel=0.1)
+    assert (env.start > 1).any()  # episodes ended and others began

@@ -11,13 +11,16 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig, cut_chunks
+from embodied.algorithms.td3 import TD3Config
 from embodied.trainer import Stopped, Trainer, TrainerConfig
 from tests.embodied.ranking_mlp import RankingMLPConfig
 from tests.embodied.reach import Reach
+from tests.embodied.smooth_reach import SmoothReach
 
 
 class ReachTask:
@@ -40,12 +43,26 @@ class ReachTask:
         raise AssertionError("video=false")
 
 
+class ScratchTask(ReachTask):
+    """Without demonstrations."""
+
+    def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> SmoothReach:
+        return SmoothReach(num_envs)
+
+    def demonstrations(self, directory: Path, seed: int) -> None:
+        return None
+
+
 PPO = PPOConfig(decisions=8, minibatch=64, epochs=2, discount=0.9, learning_rate=1e-3)
 IMITATION = SelfImitationConfig(decisions=8, gradient_steps=10, capacity=1000)
 LEARNERS = {
     "ppo": PPO,
     "self_imitation": IMITATION,
     "ranking": RankingConfig(IMITATION, gradient_steps=5, minibatch=64, value_minibatch=64, warmup=3),
+}
+SCRATCH = {
+    "bptt": BPTTConfig(decisions=5, critic=True, discount=0.9),
+    "td3": TD3Config(decisions=10, warmup=100, gradient_steps=4, minibatch=32),
 }
 POLICY = RankingMLPConfig(hidden=[16])
 ITERATIONS = 6
@@ -56,7 +73,8 @@ def trainer(directory: Path, algorithm: str, kind: type[Trainer] = Trainer) -> T
         num_envs=8, env_steps=ITERATIONS * 80, checkpoint_every=2, evaluation_starts=6, evaluation_envs=4, video=False,
         sft=SFTConfig(steps=50, batch=16),
     )  # fmt: skip
-    return kind(config, ReachTask(), POLICY, LEARNERS[algorithm], directory, record={"made by": "test"})
+    task = ScratchTask() if algorithm in SCRATCH else ReachTask()
+    return kind(config, task, POLICY, (LEARNERS | SCRATCH)[algorithm], directory, record={"made by": "test"})
 
 
 def numbers(directory: Path) -> dict:
@@ -80,7 +98,28 @@ def test_a_run_reports_every_stage(tmp_path: Path, algorithm: str) -> None:
     assert trainer(tmp_path, algorithm).run().to_dict()["evaluations"] == report["evaluations"]
 
 
-@pytest.mark.parametrize("algorithm", LEARNERS)
+@pytest.mark.parametrize("algorithm", SCRATCH)
+def test_without_demonstrations_a_run_is_reinforcement_learning_alone(tmp_path: Path, algorithm: str) -> None:
+    run = trainer(tmp_path, algorithm)
+    run.run()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["stage"] for row in report["evaluations"]] == ["rl"]
+    row = report["evaluations"][0]
+    assert 0 < row["distance_m"] < 2  # the environment's own metric
+    assert len([each["distance_m"] for each in row["per_task"]]) == 2
+    assert report["cpu_s"] > 0
+    assert run.policy.fitted
+    page = (tmp_path / "report.md").read_text()
+    assert "| stage | distribution | success [95% interval] | distance_m |" in page
+
+
+def test_a_learner_that_imitates_needs_demonstrations(tmp_path: Path) -> None:
+    run = Trainer(TrainerConfig(num_envs=8), ScratchTask(), POLICY, IMITATION, tmp_path, record={})
+    with pytest.raises(ValueError, match="imitation needs demonstrations, which this task has not"):
+        run.run()
+
+
+@pytest.mark.parametrize("algorithm", [*LEARNERS, *SCRATCH])
 def test_stopping_and_continuing_changes_no_number(tmp_path: Path, algorithm: str) -> None:
     class StopsOften(Trainer):
         """Asked to stop after every few looks."""

@@ -53,6 +53,14 @@ def test_a_film_shows_the_start_and_stands_still_after_the_end():
     np.testing.assert_array_equal(filmed.success, [[False, False], [True, False], [True, False], [True, True]])
 
 
+def test_frames_can_be_fewer_than_chunks():
+    env = Reach(2, executed=1, horizon=1, tasks=1, step_limit=6)
+    every = film(env, Homing(0.22), torch.tensor([0, 6]), camera(env))
+    fewer = film(env, Homing(0.22), torch.tensor([0, 6]), camera(env), stride=2)
+    np.testing.assert_array_equal(fewer.frames, every.frames[[0, 2, 3]])  # the end is always shown
+    np.testing.assert_array_equal(fewer.success, every.success[[0, 2, 3]])
+
+
 def test_chunks_that_do_not_fit_are_refused():
     env = Reach(1, executed=3, horizon=3)
     with pytest.raises(ValueError, match="chunks of 3 actions fill the policy's 4"):

@@ -1,0 +1,147 @@
+"""Analytic policy gradients: short-horizon backpropagation through a differentiable simulator.
+
+With `critic=true` this is SHAC (arXiv 2204.07137): a value function stands for what follows the horizon. Without it the
+last reward counts `terminal_weight` times, which is enough where the task is to be somewhere.
+
+Differs from the paper:
+    - the critic is trained on TD(lambda) returns of the last rollout alone, without a target network;
+    - an environment whose episode ends inside the horizon contributes nothing more until the next one.
+
+Results with analytic gradients are not to be compared with those of other learners without saying so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.advantage import chunk_reward, gae, values
+from embodied.config import at_least
+from embodied.environment import DifferentiableEnvironment, StartEnvironment
+from embodied.policy import DeterministicPolicy, TrainablePolicy
+from embodied.rollout import DifferentiableCollector, Rollout
+
+
+@dataclass
+class BPTTConfig:
+    """Hyper-parameters; `decisions` is the horizon. The learning rate falls linearly to its `final` share."""
+
+    decisions: int = 48
+    learning_rate: float = 5e-3
+    final: float = 0.05
+    max_gradient_norm: float = 0.5
+    discount: float = 1.0
+    terminal_weight: float = 5.0
+    critic: bool = False
+    value_learning_rate: float = 1e-3
+    value_epochs: int = 4
+    value_minibatch: int = 1024
+    trace: float = 0.95
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible sizes."""
+        at_least(self, 1, "decisions", "value_epochs", "value_minibatch")
+        if self.critic and self.discount >= 1.0:
+            raise ValueError(f"expected a discount below 1 with critic=true, got {self.discount}")
+
+    def build(
+        self,
+        policy: TrainablePolicy,
+        demonstrations: TensorDict | None,
+        env: StartEnvironment,
+        generator: torch.Generator,
+    ) -> BPTT:
+        """Make the learner of `policy` in `env`; the demonstrations are not used.
+
+        Raises:
+            ValueError: for an environment or a policy without gradients.
+        """
+        if not isinstance(env, DifferentiableEnvironment):
+            raise ValueError("expected a differentiable simulator for algorithm=bptt; use algorithm=ppo")
+        if not isinstance(policy, DeterministicPolicy):
+            raise ValueError("expected a policy with deterministic actions for algorithm=bptt; use policy=mlp")
+        return BPTT(policy, self, generator)
+
+
+class BPTT:
+    """Climbs the reward of rollouts that carry gradients."""
+
+    starts = None
+    collector = DifferentiableCollector
+
+    def __init__(self, policy: DeterministicPolicy, config: BPTTConfig, generator: torch.Generator) -> None:
+        self.policy, self.config, self.generator = policy, config, generator
+        self.parameters = policy.mean_parameters()
+        self.optimiser = torch.optim.Adam(self.parameters, config.learning_rate, fused=True)
+        self.value_optimiser = torch.optim.Adam(policy.critic_parameters(), config.value_learning_rate, fused=True)
+        self.gradient_steps = 0
+
+    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+        """One gradient step of the actor, `value_epochs` of the critic; returns the mean reward and losses."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.config.learning_rate * (1.0 - (1.0 - self.config.final) * progress)
+        objective = self._objective(rollout)
+        self.optimiser.zero_grad()
+        (-objective).backward()
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)
+        if not norm.isfinite():
+            raise FloatingPointError("the gradient through the simulator is not finite; use a shorter horizon")
+        self.optimiser.step()
+        self.gradient_steps += 1
+        metrics = {"objective": float(objective.detach()), "gradient_norm": float(norm)}
+        return metrics | ({"value_loss": self._fit_value(rollout)} if self.config.critic else {})
+
+    def _objective(self, rollout: Rollout) -> Tensor:
+        """Mean over environments of sum_t discount^t r_t and what stands for the rest, per decision of the horizon."""
+        reward = chunk_reward(rollout.reward, self.config.discount)
+        steps = rollout.executed.sum(-1).cumsum(0) - rollout.executed.sum(-1)
+        total = (self.config.discount ** steps.to(reward.dtype) * reward).sum(0)
+        if self.config.critic:
+            last = rollout.next_observation[-1]
+            decay = self.config.discount ** rollout.executed.sum((0, -1)).to(reward.dtype)
+            rest = decay * self.policy.value(last) * ~rollout.terminated[-1]
+        else:
+            rest = (self.config.terminal_weight - 1.0) * reward[-1]
+        return (total + rest).mean() / len(reward)
+
+    def _fit_value(self, rollout: Rollout) -> float:
+        """Regress the critic on TD(lambda) returns; returns the mean squared error."""
+        seen, following = rollout.observation.detach(), rollout.next_observation.detach()
+        _, returns = gae(
+            rollout.reward.detach(), rollout.executed, rollout.terminated, rollout.truncated,
+            values(self.policy, seen), values(self.policy, following),
+            discount=self.config.discount, trace=self.config.trace,
+        )  # fmt: skip
+        executed = rollout.executed.any(-1)
+        batch = TensorDict({"observation": seen[executed], "return": returns[executed]}, [int(executed.sum())])
+        losses = []
+        for _ in range(self.config.value_epochs):
+            order = torch.randperm(len(batch), generator=self.generator)
+            for rows in order.split(self.config.value_minibatch):
+                part = batch[rows].to(self.policy.device)
+                loss = (self.policy.value(part["observation"]) - part["return"]).square().mean()
+                self.value_optimiser.zero_grad()
+                loss.backward()
+                self.value_optimiser.step()
+                losses.append(loss.detach())
+        return float(torch.stack(losses).mean())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimisers, counter and the generator."""
+        return {
+            "optimiser": self.optimiser.state_dict(),
+            "value_optimiser": self.value_optimiser.state_dict(),
+            "gradient_steps": self.gradient_steps,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.value_optimiser.load_state_dict(state["value_optimiser"])
+        self.gradient_steps = state["gradient_steps"]
+        self.generator.set_state(state["generator"])

@@ -1,0 +1,182 @@
+"""Twin delayed deep deterministic policy gradient (arXiv 1802.09477): off-policy, without analytic gradients.
+
+Differs from the paper:
+    - many environments: an iteration stores `decisions` chunks of each, then takes `gradient_steps`;
+    - exploration noise is the policy's own sampling, whose deviation is not trained;
+    - a chunk is one action: its discounted reward, and discount^k for what follows after k executed actions;
+    - the critics also read privileged observations (arXiv 1710.06542), the actor never does.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.advantage import chunk_reward
+from embodied.config import at_least
+from embodied.environment import StartEnvironment
+from embodied.policy import DeterministicPolicy, TrainablePolicy
+from embodied.replay import ChunkReplay
+from embodied.rollout import Collector, Rollout
+
+
+@dataclass
+class TD3Config:
+    """Hyper-parameters of TD3; noise is in half ranges of the actions, gradient steps begin after `warmup` rows."""
+
+    decisions: int = 4
+    gradient_steps: int = 64
+    minibatch: int = 256
+    capacity: int = 500_000
+    warmup: int = 10_000
+    learning_rate: float = 1e-3
+    discount: float = 0.99
+    averaging: float = 0.005
+    target_noise: float = 0.2
+    noise_clip: float = 0.5
+    policy_delay: int = 2
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible sizes."""
+        at_least(self, 1, "decisions", "gradient_steps", "minibatch", "capacity", "policy_delay")
+
+    def build(
+        self,
+        policy: TrainablePolicy,
+        demonstrations: TensorDict | None,
+        env: StartEnvironment,
+        generator: torch.Generator,
+    ) -> TD3:
+        """Make the learner of `policy`; `generator` draws minibatches, the demonstrations are not used.
+
+        Raises:
+            ValueError: for a policy without deterministic actions, or actions without limits.
+        """
+        if not isinstance(policy, DeterministicPolicy):
+            raise ValueError("expected a policy with deterministic actions for algorithm=td3; use policy=mlp")
+        if not env.contract.action.low:
+            raise ValueError("expected action limits for algorithm=td3; set low and high in the action spec")
+        return TD3(policy, self, generator)
+
+
+class TD3:
+    """Two critics of which the lower one is believed, and a policy that climbs the first."""
+
+    starts = None
+    collector = Collector
+
+    def __init__(self, policy: DeterministicPolicy, config: TD3Config, generator: torch.Generator) -> None:
+        self.policy, self.config, self.generator = policy, config, generator
+        low, high = torch.tensor(policy.contract.action.low), torch.tensor(policy.contract.action.high)
+        self.centre, self.half_range = ((high + low) / 2).to(policy.device), ((high - low) / 2).to(policy.device)
+        inputs = policy.feature_size + policy.contract.executed * len(low)
+        self.critics = nn.ModuleList(_critic(inputs, config.hidden) for _ in range(2)).to(policy.device)
+        self.target_critics, self.target_policy = copy.deepcopy(self.critics), copy.deepcopy(policy)
+        self.critic_optimiser = torch.optim.Adam(self.critics.parameters(), config.learning_rate, fused=True)
+        self.actor_optimiser = torch.optim.Adam(policy.mean_parameters(), config.learning_rate, fused=True)
+        self.replay = ChunkReplay(config.capacity)
+        self.gradient_steps = 0
+
+    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+        """Store one rollout, then take gradient steps; returns the critics' mean loss and mean value."""
+        self.replay.add(self._rows(rollout))
+        if self.replay.written < self.config.warmup:
+            return {}
+        losses = [self._step() for _ in range(self.config.gradient_steps)]
+        return {"value_loss": float(torch.stack(losses).mean()), "replay": float(len(self.replay))}
+
+    def _rows(self, rollout: Rollout) -> TensorDict:
+        started = rollout.executed.any(-1)
+        rows = TensorDict(
+            {
+                "observation": rollout.observation,
+                "next_observation": rollout.next_observation,
+                "actions": rollout.actions[:, :, : rollout.reward.shape[-1]],
+                "reward": chunk_reward(rollout.reward, self.config.discount),
+                # What follows counts for nothing after a termination; a time limit is no ending.
+                "carry": self.config.discount ** rollout.executed.sum(-1).float() * ~rollout.terminated,
+            },
+            batch_size=list(rollout.done.shape),
+        )
+        return rows[started]
+
+    def _step(self) -> Tensor:
+        batch = self.replay.sample(self.config.minibatch, self.generator).to(self.policy.device)
+        target = self._target(batch)
+        values = self._values(self.critics, batch["observation"], self._scaled(batch["actions"]))
+        loss = (values - target).square().mean(-1).sum()
+        self.critic_optimiser.zero_grad()
+        loss.backward()
+        self.critic_optimiser.step()
+        self.gradient_steps += 1
+        if self.gradient_steps % self.config.policy_delay == 0:
+            self._climb(batch["observation"])
+        return loss.detach()
+
+    @torch.no_grad()
+    def _target(self, batch: TensorDict) -> Tensor:
+        """Return targets r + carry * min_i Q_i'(s', pi'(s') + clipped noise), [B]."""
+        actions = self._scaled(self._executed(self.target_policy, batch["next_observation"]))
+        noise = torch.randn(actions.shape, generator=self.generator).to(actions.device) * self.config.target_noise
+        smoothed = (actions + noise.clamp(-self.config.noise_clip, self.config.noise_clip)).clamp(-1.0, 1.0)
+        values = self._values(self.target_critics, batch["next_observation"], smoothed)
+        return batch["reward"] + batch["carry"] * values.amin(0)
+
+    def _climb(self, observation: TensorDict) -> None:
+        actions = self._scaled(self._executed(self.policy, observation))
+        loss = -self._values(self.critics[:1], observation, actions).mean()
+        self.actor_optimiser.zero_grad()
+        loss.backward()
+        self.actor_optimiser.step()
+        with torch.no_grad():
+            _approach(self.target_critics.parameters(), self.critics.parameters(), self.config.averaging)
+            targets = self.target_policy.mean_parameters()
+            _approach(targets, self.policy.mean_parameters(), self.config.averaging)
+
+    def _executed(self, policy: DeterministicPolicy, observation: TensorDict) -> Tensor:
+        return policy.actions(observation)[:, : policy.contract.executed]
+
+    def _scaled(self, actions: Tensor) -> Tensor:
+        return (actions - self.centre) / self.half_range
+
+    def _values(self, critics: Iterable[nn.Module], observation: TensorDict, actions: Tensor) -> Tensor:
+        inputs = torch.cat((self.policy.features(observation), actions.flatten(1)), -1)
+        return torch.stack([critic(inputs).squeeze(-1) for critic in critics])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Critics, targets, optimisers, replay and the generator."""
+        return {
+            **{name: getattr(self, name).state_dict() for name in _PARTS},
+            "gradient_steps": self.gradient_steps,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        for name in _PARTS:
+            getattr(self, name).load_state_dict(state[name])
+        self.gradient_steps = state["gradient_steps"]
+        self.generator.set_state(state["generator"])
+
+
+_PARTS = ("critics", "target_critics", "target_policy", "critic_optimiser", "actor_optimiser", "replay")
+
+
+def _approach(targets: Iterable[Tensor], sources: Iterable[Tensor], share: float) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.lerp_(source, share)
+
+
+def _critic(inputs: int, hidden: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in pairwise([inputs, *hidden]):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(hidden[-1], 1))

@@ -1,0 +1,105 @@
+"""Analytic gradients: the objective and its gradient by hand, learning, resuming, and what has no gradients."""
+
+import pytest
+import torch
+
+from embodied.algorithms.bptt import BPTT, BPTTConfig
+from embodied.rollout import DifferentiableCollector
+from policies.flow import FlowConfig
+from policies.mlp import MLPConfig, MLPPolicy
+from tests.embodied.reach import Reach
+from tests.embodied.smooth_reach import SmoothReach
+
+
+def make(seed: int = 0, envs: int = 16, **settings) -> tuple[MLPPolicy, BPTT, DifferentiableCollector]:
+    torch.manual_seed(seed)
+    env = SmoothReach(envs)
+    policy = MLPConfig(hidden=[16]).build(env.contract)
+    policy.fit(env.reset(starts=torch.arange(envs)), torch.zeros(1, 1))
+    generator = torch.Generator().manual_seed(seed)
+    learner = BPTTConfig(decisions=5, **settings).build(policy, None, env, generator)
+    return policy, learner, DifferentiableCollector(env, policy, generator)
+
+
+def test_objective_by_hand() -> None:
+    _, learner, collector = make(envs=2, terminal_weight=3.0, discount=0.5)
+    rollout = collector.collect(4)
+    x = rollout.next_observation["position"].squeeze(-1).detach()
+    assert rollout.executed.all()  # nobody arrives in four steps of an untrained policy
+    weights = torch.tensor([1.0, 0.5, 0.25, 0.125 + 2.0]).unsqueeze(1)
+    torch.testing.assert_close(learner._objective(rollout).detach(), -(weights * x.square()).sum(0).mean() / 4)
+
+
+def test_with_a_critic_the_value_stands_for_the_rest() -> None:
+    policy, learner, collector = make(envs=2, critic=True, discount=0.5)
+    rollout = collector.collect(4)
+    x = rollout.next_observation["position"].squeeze(-1).detach()
+    weights = torch.tensor([1.0, 0.5, 0.25, 0.125]).unsqueeze(1)
+    rest = 0.5**4 * policy.value(rollout.next_observation[-1])
+    expected = (rest - (weights * x.square()).sum(0)).mean() / 4
+    torch.testing.assert_close(learner._objective(rollout), expected)
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    policy, learner, collector = make()
+    policy.double()
+    weight = policy.actor[0].weight
+    env = collector.env
+    env.reset(starts=torch.arange(16))
+    saved = env.state_dict()
+
+    def objective() -> torch.Tensor:
+        env.load_state_dict({key: value.double() if key == "position" else value for key, value in saved.items()})
+        return learner._objective(env.unroll(policy.layers(), 5))
+
+    (slope,) = torch.autograd.grad(objective(), weight)
+    with torch.no_grad():
+        weight[3, 0] += 1e-6
+        above = objective()
+        weight[3, 0] -= 2e-6
+        below = objective()
+    assert float((above - below) / 2e-6) == pytest.approx(float(slope[3, 0]), rel=1e-4)
+    assert abs(float(slope[3, 0])) > 1e-6
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_learns_to_reach(critic: bool) -> None:
+    _, learner, collector = make(envs=64, learning_rate=1e-2, critic=critic, discount=0.9)
+    rewards, done, success = [], 0, 0
+    for iteration in range(60):
+        rollout = collector.collect(5)
+        rewards.append(float(rollout.reward.detach().sum() / rollout.executed.sum()))
+        learner.update(rollout, iteration / 60)
+        if iteration >= 50:
+            done, success = done + int(rollout.done.sum()), success + int(rollout.success.sum())
+    assert sum(rewards[-10:]) > 0.6 * sum(rewards[:10])  # rewards are negative
+    assert success / done > 0.95
+
+
+def test_frozen_environments_contribute_nothing() -> None:
+    _, _, collector = make()
+    env = collector.env
+    env.reset(starts=torch.zeros(16, dtype=torch.long))
+    env.position[:8] = 0.11  # ends within one step to the left
+    rollout = env.unroll([(torch.zeros(1, 2), torch.tensor([-0.2]))], 3)
+    assert rollout.executed[1:, :8].sum() == 0
+    assert (rollout.reward[1:, :8] == 0).all()
+    assert rollout.executed[:, 8:].all()
+
+
+@pytest.mark.parametrize(
+    ("env", "policy", "message"),
+    [
+        (Reach(2, executed=1, horizon=1), MLPConfig(), "differentiable simulator"),
+        (SmoothReach(2), FlowConfig(width=8, hidden=8, turn_rad=0.0), "deterministic actions"),
+    ],
+)
+def test_what_has_no_gradients_is_refused(env, policy, message) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        BPTTConfig().build(policy.build(env.contract), None, env, torch.Generator())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_critic_needs_a_discount() -> None:
+    with pytest.raises(ValueError, match="discount below 1"):
+        BPTTConfig(critic=True)

@@ -1,0 +1,70 @@
+"""TD3: targets by hand, learning in chunks, resuming."""
+
+import copy
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodied.algorithms.td3 import TD3, TD3Config
+from embodied.rollout import Collector
+from policies.flow import FlowConfig
+from policies.mlp import MLPConfig, MLPPolicy
+from tests.embodied.reach import Reach
+
+
+def make(seed: int = 0, **settings) -> tuple[MLPPolicy, TD3, Collector]:
+    torch.manual_seed(seed)
+    env = Reach(32)
+    policy = MLPConfig(hidden=[32], initial_std=0.4).build(env.contract)
+    policy.fit(env.reset(starts=torch.arange(32)), torch.zeros(1, 1))
+    generator = torch.Generator().manual_seed(seed)
+    learner = TD3Config(warmup=500, discount=0.9, minibatch=64, **settings).build(policy, None, env, generator)
+    return policy, learner, Collector(Reach(32), policy, generator)
+
+
+def test_targets_by_hand() -> None:
+    policy, learner, collector = make(target_noise=0.0)
+    rows = learner._rows(collector.collect(6))
+    ended = rows["carry"] == 0
+    assert ended.any()
+    assert not ended.all()
+    seen = rows["next_observation"]
+    actions = learner.target_policy.actions(seen)[:, :2] / 0.25
+    inputs = torch.cat((policy.features(seen), actions.flatten(1)), -1)
+    both = torch.cat([critic(inputs) for critic in learner.target_critics], -1)
+    expected = torch.where(ended, rows["reward"], rows["reward"] + 0.9**2 * both.min(-1).values)
+    limit = (rows["carry"] - 0.9).abs() < 1e-6  # a chunk of which the time limit left one action
+    torch.testing.assert_close(learner._target(rows)[~limit], expected.detach()[~limit])
+
+
+def test_learns_to_reach_from_sparse_reward() -> None:
+    _, learner, collector = make(learning_rate=3e-3)
+    rates = []
+    for _ in range(60):
+        rollout = collector.collect(8)
+        rates.append(float(rollout.success.sum() / rollout.done.sum()))
+        learner.update(rollout, 0.0)
+    assert sum(rates[:3]) / 3 < 0.7
+    assert sum(rates[-5:]) / 5 > 0.9
+
+
+def test_resumed_updates_equal_uninterrupted_ones() -> None:
+    policy, learner, collector = make()
+    for _ in range(4):
+        learner.update(collector.collect(8), 0.0)
+    rollout = collector.collect(8)
+    other_policy, other, _ = make(seed=1)
+    other_policy.load_state_dict(policy.state_dict())
+    other.load_state_dict(copy.deepcopy(learner.state_dict()))
+    assert learner.update(rollout, 0.0) == other.update(rollout, 0.0)
+    for a, b in zip(policy.parameters(), other_policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_policy_that_only_samples_is_refused() -> None:
+    env = Reach(2)
+    with pytest.raises(ValueError, match="deterministic actions"):
+        TD3Config().build(
+            FlowConfig(width=8, hidden=8, turn_rad=0.0).build(env.contract), TensorDict(), env, torch.Generator()
+        )
