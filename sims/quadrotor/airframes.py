@@ -1,0 +1,255 @@
+"""Quadrotors by their physical parameters, and random ones between 32 g and 2.4 kg.
+
+Rotors stand in an X, in the order front-right, back-right, back-left, front-left (body axes: x forward, y left, z up);
+each one's thrust at the fraction u of its highest speed is thrust_0 + thrust_1 u + thrust_2 u^2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+GRAVITY = 9.81
+"""m/s^2."""
+
+
+@dataclass(frozen=True)
+class Airframe:
+    """Physical parameters of a quadrotor.
+
+    Attributes:
+        mass_kg: all-up mass.
+        inertia_x, inertia_y, inertia_z: principal moments of inertia, kg m^2.
+        arm_x_m, arm_y_m: distance of the rotors from the centre of mass, forward and sideways.
+        thrust_0_n, thrust_1_n, thrust_2_n: thrust curve of one rotor over its speed as a fraction of the highest.
+        torque_per_thrust_m: yaw reaction torque of a rotor, N m per N of thrust.
+        lag_rise_s, lag_fall_s: time constants of rotor speed, speeding up and slowing down.
+        speed_max_rpm: the highest rotor speed.
+        rotor_radius_m: for ground effect.
+        drag_x, drag_y, drag_z: linear drag along body axes, N s/m (used where drag is on).
+        delay_s: from command to rotor (used where delay is on).
+    """
+
+    mass_kg: float
+    inertia_x: float
+    inertia_y: float
+    inertia_z: float
+    arm_x_m: float
+    arm_y_m: float
+    thrust_0_n: float
+    thrust_1_n: float
+    thrust_2_n: float
+    torque_per_thrust_m: float
+    lag_rise_s: float
+    lag_fall_s: float
+    speed_max_rpm: float
+    rotor_radius_m: float
+    drag_x: float = 0.0
+    drag_y: float = 0.0
+    drag_z: float = 0.0
+    delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for parameters with which nothing could fly."""
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0.0
+            positive = field.name in POSITIVE
+            if not math.isfinite(value) or value < least or (positive and value == least):
+                raise ValueError(
+                    f"expected {field.name} {'above' if positive else 'of at least'} 0, got {value}; check its unit"
+                )
+        if self.thrust_to_weight <= 1.0:
+            raise ValueError(f"expected a thrust-to-weight ratio above 1, got {self.thrust_to_weight:.2f}; cannot fly")
+
+    @property
+    def thrust_to_weight(self) -> float:
+        """Thrust of four rotors at full speed over weight."""
+        return 4.0 * (self.thrust_0_n + self.thrust_1_n + self.thrust_2_n) / (self.mass_kg * GRAVITY)
+
+    @property
+    def hover_speed(self) -> float:
+        """Rotor speed that carries the weight, as a fraction of the highest."""
+        return hover_speed(self)
+
+    @property
+    def hover_action(self) -> float:
+        """`hover_speed` as an action in [-1, 1]."""
+        return 2.0 * self.hover_speed - 1.0
+
+    def values(self) -> list[float]:
+        """The parameters in the order of `PARAMETERS`."""
+        return [getattr(self, name) for name in PARAMETERS]
+
+
+def hover_speed(airframe: Airframe) -> Any:  # noqa: ANN401 - a Value
+    """Root of thrust_2 u^2 + thrust_1 u + thrust_0 = m g / 4, in a form that also serves where thrust_2 is zero.
+
+    The parameters of `airframe` may be tensors or nodes, see `arithmetic.Value`.
+    """
+    lacking = airframe.mass_kg * (GRAVITY / 4.0) - airframe.thrust_0_n
+    root = (airframe.thrust_1_n * airframe.thrust_1_n + 4.0 * airframe.thrust_2_n * lacking) ** 0.5
+    return 2.0 * lacking / (airframe.thrust_1_n + root)
+
+
+PARAMETERS = tuple(field.name for field in fields(Airframe))
+"""Row order of parameter tensors."""
+POSITIVE = (
+    *("mass_kg", "inertia_x", "inertia_y", "inertia_z", "arm_x_m", "arm_y_m", "lag_rise_s", "lag_fall_s"),
+    *("speed_max_rpm", "rotor_radius_m"),
+)
+
+CRAZYFLIE = Airframe(
+    mass_kg=0.027,
+    inertia_x=3.85e-6,
+    inertia_y=3.85e-6,
+    inertia_z=5.9675e-6,
+    arm_x_m=0.028,
+    arm_y_m=0.028,
+    thrust_0_n=0.0,
+    thrust_1_n=0.0,
+    thrust_2_n=3.16e-10 * 21702.0**2,
+    torque_per_thrust_m=0.005964552,
+    lag_rise_s=0.15,
+    lag_fall_s=0.15,
+    speed_max_rpm=21702.0,
+    rotor_radius_m=0.0231,
+)
+"""Crazyflie 2.0 as in Learning to Fly in Seconds (arXiv 2311.13081)."""
+
+CRAZYFLIE_21 = Airframe(
+    mass_kg=0.0319,
+    inertia_x=9.4166e-6,
+    inertia_y=9.6441e-6,
+    inertia_z=1.74595e-5,
+    arm_x_m=0.028,
+    arm_y_m=0.028,
+    thrust_0_n=0.00352526,
+    thrust_1_n=0.01437313,
+    thrust_2_n=0.09223048,
+    torque_per_thrust_m=4.665e-3,
+    lag_rise_s=0.0555,
+    lag_fall_s=0.2494,
+    speed_max_rpm=21702.0,
+    rotor_radius_m=0.0231,
+)
+"""Crazyflie 2.1 as identified for RAPTOR (arXiv 2509.11481); not to be mixed with the set above."""
+
+RACER_5_INCH = Airframe(
+    mass_kg=0.75,
+    inertia_x=2.5e-3,
+    inertia_y=2.1e-3,
+    inertia_z=4.3e-3,
+    arm_x_m=0.078,
+    arm_y_m=0.078,
+    thrust_0_n=0.0,
+    thrust_1_n=0.0,
+    thrust_2_n=9.2,
+    torque_per_thrust_m=0.014,
+    lag_rise_s=0.033,
+    lag_fall_s=0.045,
+    speed_max_rpm=27000.0,
+    rotor_radius_m=0.0635,
+    drag_x=0.3,
+    drag_y=0.3,
+    drag_z=0.15,
+    delay_s=0.01,
+)
+"""A racer with 5-inch propellers, thrust-to-weight 5; round figures of the class, of no machine in particular."""
+
+PLATFORM_2KG = Airframe(
+    mass_kg=2.0,
+    inertia_x=0.0217,
+    inertia_y=0.0217,
+    inertia_z=0.04,
+    arm_x_m=0.159,
+    arm_y_m=0.159,
+    thrust_0_n=0.0,
+    thrust_1_n=0.0,
+    thrust_2_n=11.0,
+    torque_per_thrust_m=0.016,
+    lag_rise_s=0.05,
+    lag_fall_s=0.08,
+    speed_max_rpm=9000.0,
+    rotor_radius_m=0.127,
+    drag_x=0.5,
+    drag_y=0.5,
+    drag_z=0.3,
+    delay_s=0.015,
+)
+"""A 2 kg platform with 10-inch propellers, thrust-to-weight 2.2; round figures of the class."""
+
+AIRFRAMES = {
+    "crazyflie": CRAZYFLIE,
+    "crazyflie_21": CRAZYFLIE_21,
+    "racer_5_inch": RACER_5_INCH,
+    "platform_2kg": PLATFORM_2KG,
+}
+DRAWS = 12
+"""Uniform numbers that one random platform takes."""
+
+
+def sample_platforms(draws: Tensor, lightest_kg: float = 0.032, heaviest_kg: float = 2.4) -> Tensor:
+    """Random plausible platforms: parameters [P, M], in the order of `PARAMETERS`, from `draws` [DRAWS, M] in (0, 1).
+
+    Mass is log-uniform. Size grows with its cube root and inertia with mass times size squared, as between the
+    airframes above; thrust-to-weight is 1.8 to 5, the share of the thrust curve that is not quadratic up to 30%, rotor
+    lag grows from small to large machines, and all are scattered around that.
+
+    Raises:
+        ValueError: for draws of another shape, or masses that are no range.
+    """
+    if draws.ndim != 2 or len(draws) != DRAWS:
+        raise ValueError(f"expected draws of shape ({DRAWS}, M), got {tuple(draws.shape)}")
+    if not 0.0 < lightest_kg <= heaviest_kg:
+        raise ValueError(f"expected 0 < lightest_kg <= heaviest_kg, got {lightest_kg} and {heaviest_kg}")
+    u = list(draws.unbind(0))
+    mass = lightest_kg * (heaviest_kg / lightest_kg) ** u[0]
+    size = (mass / 0.03) ** (1.0 / 3.0)  # of a crazyflie
+    arm = 0.028 * size * _between(u[1], 0.85, 1.5)
+    inertia_x = mass * arm**2 * _between(u[2], 0.18, 0.55)
+    inertia_y = inertia_x * _between(u[3], 0.8, 1.25)
+    inertia_z = (inertia_x + inertia_y) * _between(u[4], 0.75, 1.0)  # never above the sum
+    highest = mass * GRAVITY * _between(u[5], 1.8, 5.0) / 4.0
+    linear = highest * _between(u[6], 0.0, 0.3)
+    rise = _between(u[7], 0.03, 0.1) * size**0.2
+    fall = rise * _between(u[8], 1.0, 3.0)
+    zero = torch.zeros_like(mass)
+    rows = {
+        "mass_kg": mass, "inertia_x": inertia_x, "inertia_y": inertia_y, "inertia_z": inertia_z,
+        "arm_x_m": arm, "arm_y_m": arm, "thrust_0_n": zero, "thrust_1_n": linear, "thrust_2_n": highest - linear,
+        "torque_per_thrust_m": arm * _between(u[9], 0.1, 0.25), "lag_rise_s": rise, "lag_fall_s": fall,
+        "speed_max_rpm": 22000.0 / size, "rotor_radius_m": 0.8 * arm,
+        "drag_x": mass * _between(u[10], 0.0, 0.4), "drag_y": mass * _between(u[10], 0.0, 0.4),
+        "drag_z": mass * _between(u[10], 0.0, 0.2), "delay_s": _between(u[11], 0.0, 0.02),
+    }  # fmt: skip
+    return torch.stack([rows[name] for name in PARAMETERS])
+
+
+def scatter(airframe: Airframe, draws: Tensor, width: float) -> Tensor:
+    """Parameters [P, M] of `airframe` with each of them scaled by its own number in [1 - width, 1 + width].
+
+    `draws` [P, M] are in (0, 1). The thrust curve is scaled as a whole, and inertia_z is never above the sum of the
+    other two: no body has that.
+
+    Raises:
+        ValueError: for draws of another shape, or a `width` outside [0, 0.3], where some could not fly.
+    """
+    if draws.ndim != 2 or len(draws) != len(PARAMETERS) or not 0.0 <= width <= 0.3:
+        raise ValueError(
+            f"expected draws of shape ({len(PARAMETERS)}, M) and 0 <= width <= 0.3, got {tuple(draws.shape)}, {width}"
+        )
+    factors = _between(draws, 1.0 - width, 1.0 + width)
+    thrust = [PARAMETERS.index(f"thrust_{power}_n") for power in range(3)]
+    factors[thrust] = factors[thrust[0]].clone()
+    found = torch.tensor(airframe.values(), dtype=draws.dtype, device=draws.device).unsqueeze(1) * factors
+    x, y, z = (PARAMETERS.index(f"inertia_{axis}") for axis in "xyz")
+    found[z] = torch.minimum(found[z], found[x] + found[y])
+    return found
+
+
+def _between(u: Tensor, low: float, high: float) -> Tensor:
+    return low + (high - low) * u

@@ -1,0 +1,73 @@
+"""What the dynamics and tasks are written in: arithmetic that torch tensors and traced values both understand.
+
+`+ - * /`, comparisons, `& | ~` come from the values themselves; what is not an operator is here. Nothing in this module
+branches on values, so that a function written with it is the same for every lane of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from sims.quadrotor.graph import Node
+
+Value = Any
+"""A torch tensor [N], a `Node` of a traced graph, or a Python number."""
+Rows = list[Value]
+
+GOLDEN = 0x9E3779B9
+MIX = ((16, 0x7FEB352D), (15, 0x846CA68B))
+"""Shifts and odd factors of a 32-bit mixing function of low bias (github.com/skeeto/hash-prospector)."""
+
+
+def where(condition: Value, first: Value, second: Value) -> Value:
+    """`first` where `condition` holds, else `second`."""
+    if isinstance(condition, Node):
+        return condition.graph.where(condition, first, second)
+    return torch.where(condition, first, second)
+
+
+def sqrt(x: Value) -> Value:
+    """Square root."""
+    return x.sqrt()
+
+
+def clip(x: Value, low: Value, high: Value) -> Value:
+    """`x` limited to [low, high]; its derivative is 1 inside and at the limits, 0 outside."""
+    return where(x < low, low, where(x > high, high, x))
+
+
+def uniform(key: Sequence[Value], counter: Value, index: int) -> Value:
+    """Number `index` of draw `counter` from the stream `key` (two 32-bit words), uniform in (0, 1).
+
+    A function of its arguments alone (a counter-based generator), so that a draw does not depend on which environments
+    run beside, nor on what was drawn before. Its derivative is zero.
+    """
+    if isinstance(key[0], Node):
+        return key[0].graph.uniform(key[0], key[1], counter, index)
+    words = key[0] + torch.as_tensor(counter).long() * 0x85EBCA6B + (index + 1) * GOLDEN
+    return ((mix(mix(words) ^ key[1]) >> 9).double() + 0.5) * 2.0**-23
+
+
+def gaussians(key: Sequence[Value], counter: Value, first: int, count: int) -> Rows:
+    """`count` independent standard normal numbers of draw `counter`; they use the indices `first` ... of it.
+
+    Box and Muller 1958, Ann. Math. Stat. 29(2).
+    """
+    found: Rows = []
+    for index in range(first, first + count + count % 2, 2):
+        radius = (uniform(key, counter, index).log() * -2.0).sqrt()
+        angle = uniform(key, counter, index + 1) * (2.0 * math.pi)
+        found += [radius * angle.cos(), radius * angle.sin()]
+    return found[:count]
+
+
+def mix(words: torch.Tensor) -> torch.Tensor:
+    """Mix the lower 32 bits of an int64 tensor; the result is in [0, 2^32)."""
+    words = words & 0xFFFFFFFF
+    for shift, factor in MIX:
+        words = ((words ^ (words >> shift)) * factor) & 0xFFFFFFFF
+    return words ^ (words >> 16)

@@ -1,0 +1,216 @@
+"""The nonlinear dynamics of a quadrotor, once, for torch, C and CUDA: pure functions of rows.
+
+Frames: world z up; body x forward, y left, z up. Quaternions (w, x, y, z) turn body vectors into the world. Model and
+integration as in Learning to Fly in Seconds (arXiv 2311.13081): rigid body, four rotors with first-order lag, yaw
+reaction torque, RK4. Drag, ground effect, wind and delay are options; what is off is not in the kernels at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe
+from sims.quadrotor.arithmetic import Rows, Value, clip, sqrt, where
+
+DT_S = 0.01
+"""Time step of integration and control."""
+ROTOR_NAMES = ("front_right", "back_right", "back_left", "front_left")
+"""Their reaction torques about z have the signs -, +, -, +."""
+BODY_ROWS = 17
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which effects the dynamics have beside thrust, weight, lag, and a constant force and torque.
+
+    Attributes:
+        drag: linear drag along body axes, relative to the air.
+        wind: the air moves with a velocity that is constant in an episode; needs drag.
+        ground_effect: more thrust near the plane z = `ground_z_m` (Cheeseman and Bennett 1955, ARC R&M 3021).
+        delay_steps: the longest delay of commands in control steps (the airframe's `delay_s` is used up to that).
+        ground_z_m: height of the ground in the world.
+    """
+
+    drag: bool = False
+    wind: bool = False
+    ground_effect: bool = False
+    delay_steps: int = 0
+    ground_z_m: float = -0.65
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for wind without drag or an impossible delay."""
+        if self.wind and not self.drag:
+            raise ValueError("wind acts through drag; set drag=true, too")
+        if not 0 <= self.delay_steps <= 8:
+            raise ValueError(f"expected delay_steps from 0 to 8, got {self.delay_steps}")
+
+    @property
+    def state_rows(self) -> int:
+        """Rows of the state: the body's, and the last commands, of which there is at least one."""
+        return BODY_ROWS + 4 * self.past_actions
+
+    @property
+    def past_actions(self) -> int:
+        """Commands that the state remembers."""
+        return max(1, self.delay_steps)
+
+    @property
+    def disturbance_rows(self) -> int:
+        """Force and torque, and the wind where there is one."""
+        return 9 if self.wind else 6
+
+
+@dataclass
+class Body:
+    """Position (m, world), quaternion, velocity (m/s, world), angular velocity (rad/s, body), rotor speeds (of 1)."""
+
+    position: Rows
+    quaternion: Rows
+    velocity: Rows
+    angular_velocity: Rows
+    rotor_speed: Rows
+
+    @classmethod
+    def of(cls, rows: Sequence[Value]) -> Self:
+        """Read the first `BODY_ROWS` rows of a state."""
+        return cls(list(rows[:3]), list(rows[3:7]), list(rows[7:10]), list(rows[10:13]), list(rows[13:17]))
+
+    def rows(self) -> Rows:
+        """The inverse of `of`."""
+        return [value for field in fields(self) for value in getattr(self, field.name)]
+
+    def rotation(self) -> Rows:
+        """Rotation matrix from body to world, row by row."""
+        w, x, y, z = self.quaternion
+        return [
+            *(1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y - w * z), 2.0 * (x * z + w * y)),
+            *(2.0 * (x * y + w * z), 1.0 - 2.0 * (x * x + z * z), 2.0 * (y * z - w * x)),
+            *(2.0 * (x * z - w * y), 2.0 * (y * z + w * x), 1.0 - 2.0 * (x * x + y * y)),
+        ]
+
+
+def parameters(rows: Sequence[Value]) -> Airframe:
+    """Rows in the order of `PARAMETERS` under their names; the values may be tensors or nodes."""
+    named = object.__new__(Airframe)  # its check is for numbers
+    for name, value in zip(PARAMETERS, rows, strict=True):
+        object.__setattr__(named, name, value)
+    return named
+
+
+def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, options: Options) -> Rows:
+    """The state after `DT_S`.
+
+    Args:
+        state: the body's rows, then the last `options.past_actions` commands, newest first.
+        action: rotor set-points in [-1, 1] (clipped), from standstill to the highest speed.
+        disturbance: force (N, world), torque (N m, body), and wind (m/s, world) where that is on.
+        airframe: parameters, as `parameters` gives them.
+        options: which effects are on.
+    """
+    action = [clip(a, -1.0, 1.0) for a in action]
+    past = state[BODY_ROWS:]
+    command = [(a + 1.0) * 0.5 for a in _delayed(action, past, airframe, options)]
+    body = Body.of(state)
+    # A first-order lag approaches its command from one side, so its direction is known for the whole step.
+    rate = [
+        where(u < c, 1.0 / airframe.lag_rise_s, 1.0 / airframe.lag_fall_s)
+        for u, c in zip(body.rotor_speed, command, strict=True)
+    ]
+
+    def slope(rows: Rows) -> Rows:
+        return _derivative(Body.of(rows), command, rate, disturbance, airframe, options)
+
+    after = Body.of(_runge_kutta(state[:BODY_ROWS], slope))
+    scale = 1.0 / sqrt(_dot(after.quaternion, after.quaternion))
+    after.quaternion = [q * scale for q in after.quaternion]
+    return [*after.rows(), *action, *past[: 4 * (options.past_actions - 1)]]
+
+
+def _runge_kutta(x: Rows, slope: Callable[[Rows], Rows]) -> Rows:
+    """One step of the classical fourth-order method."""
+
+    def ahead(by: float, k: Rows) -> Rows:
+        return [a + by * b for a, b in zip(x, k, strict=True)]
+
+    k1 = slope(x)
+    k2 = slope(ahead(DT_S / 2.0, k1))
+    k3 = slope(ahead(DT_S / 2.0, k2))
+    k4 = slope(ahead(DT_S, k3))
+    mean = [a + 2.0 * (b + c) + d for a, b, c, d in zip(k1, k2, k3, k4, strict=True)]
+    return ahead(DT_S / 6.0, mean)
+
+
+def _delayed(action: Rows, past: Rows, airframe: Airframe, options: Options) -> Rows:
+    """The commands that reach the rotors now: interpolated between the steps around the airframe's delay."""
+    if not options.delay_steps:
+        return action
+    delay = clip(airframe.delay_s * (1.0 / DT_S), 0.0, float(options.delay_steps))
+    sums: Rows = [0.0, 0.0, 0.0, 0.0]
+    for age, command in enumerate([action, *(past[4 * k : 4 * k + 4] for k in range(options.delay_steps))]):
+        distance = where(delay < age, age - delay, delay - age)
+        weight = where(distance < 1.0, 1.0 - distance, 0.0)
+        sums = [total + weight * value for total, value in zip(sums, command, strict=True)]
+    return sums
+
+
+def _derivative(body: Body, command: Rows, rate: Rows, disturbance: Rows, airframe: Airframe, options: Options) -> Rows:
+    """Time derivative of the body's rows."""
+    w, x, y, z = body.quaternion
+    p, q, r = body.angular_velocity
+    thrust = _thrust(body, airframe, options)
+    quaternion = [
+        *(-0.5 * (x * p + y * q + z * r), 0.5 * (w * p + y * r - z * q)),
+        *(0.5 * (w * q + z * p - x * r), 0.5 * (w * r + x * q - y * p)),
+    ]
+    lift = (thrust[0] + thrust[1] + thrust[2] + thrust[3]) / airframe.mass_kg
+    up = [2.0 * (x * z + w * y), 2.0 * (y * z - w * x), 1.0 - 2.0 * (x * x + y * y)]
+    force = disturbance[:3]
+    if options.drag:
+        force = [f + d for f, d in zip(force, _drag(body, disturbance, airframe, options), strict=True)]
+    acceleration = [u * lift + f / airframe.mass_kg for u, f in zip(up, force, strict=True)]
+    acceleration[2] = acceleration[2] - GRAVITY
+    rotors = [(c - u) * k for c, u, k in zip(command, body.rotor_speed, rate, strict=True)]
+    return [*body.velocity, *quaternion, *acceleration, *_spin(body, thrust, disturbance, airframe), *rotors]
+
+
+def _thrust(body: Body, airframe: Airframe, options: Options) -> Rows:
+    """Thrust of each rotor in N."""
+    curve = airframe.thrust_0_n, airframe.thrust_1_n, airframe.thrust_2_n
+    thrust = [curve[0] + u * (curve[1] + u * curve[2]) for u in body.rotor_speed]
+    if options.ground_effect:
+        height = body.position[2] - options.ground_z_m
+        height = where(height < 0.5 * airframe.rotor_radius_m, 0.5 * airframe.rotor_radius_m, height)
+        ratio = airframe.rotor_radius_m / (4.0 * height)
+        gain = 1.0 / (1.0 - ratio * ratio)
+        thrust = [t * gain for t in thrust]
+    return thrust
+
+
+def _drag(body: Body, disturbance: Rows, airframe: Airframe, options: Options) -> Rows:
+    """Drag force in the world: -R D R^T (v - wind)."""
+    air = [v - w for v, w in zip(body.velocity, disturbance[6:9], strict=True)] if options.wind else body.velocity
+    R = body.rotation()
+    coefficients = airframe.drag_x, airframe.drag_y, airframe.drag_z
+    along = [_dot([R[axis], R[3 + axis], R[6 + axis]], air) * c for axis, c in enumerate(coefficients)]
+    return [-_dot(R[3 * row : 3 * row + 3], along) for row in range(3)]
+
+
+def _spin(body: Body, thrust: Rows, disturbance: Rows, airframe: Airframe) -> Rows:
+    """Angular acceleration from Euler's equations, rad/s^2, body."""
+    p, q, r = body.angular_velocity
+    front_right, back_right, back_left, front_left = thrust
+    # Torque of rotor i is (x, y, 0) x (0, 0, T) = (y T, -x T, 0), and its reaction about z.
+    roll = airframe.arm_y_m * ((back_left + front_left) - (front_right + back_right)) + disturbance[3]
+    pitch = airframe.arm_x_m * ((back_right + back_left) - (front_right + front_left)) + disturbance[4]
+    yaw = airframe.torque_per_thrust_m * ((back_right + front_left) - (front_right + back_left)) + disturbance[5]
+    a, b, c = airframe.inertia_x, airframe.inertia_y, airframe.inertia_z
+    return [(roll - (c - b) * q * r) / a, (pitch - (a - c) * r * p) / b, (yaw - (b - a) * p * q) / c]
+
+
+def _dot(first: Sequence[Value], second: Sequence[Value]) -> Value:
+    total = first[0] * second[0]
+    for a, b in zip(first[1:], second[1:], strict=True):
+        total = total + a * b
+    return total

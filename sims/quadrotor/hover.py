@@ -1,0 +1,139 @@
+"""Hover at the origin: the Markov decision process of Learning to Fly in Seconds (arXiv 2311.13081).
+
+Initial states, disturbances, noise and termination are that paper's; the reward is not, see `Hover.reward`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sims.quadrotor.airframes import GRAVITY, Airframe, hover_speed
+from sims.quadrotor.arithmetic import Rows, Value, gaussians, sqrt, uniform, where
+from sims.quadrotor.dynamics import Body
+
+INITIAL = -1
+"""Counter of the draws that begin an episode; observation noise counts control steps from 0."""
+
+
+@dataclass(frozen=True)
+class Hover:
+    """Numbers of the task; every one is an input of the kernels, so that changing it compiles nothing.
+
+    Attributes:
+        position_limit_m: the episode ends where a coordinate leaves [-limit, limit].
+        origin_share: share of episodes that begin at rest at the origin.
+        initial_position_m, initial_velocity_m_s, initial_angular_velocity_rad_s: bounds of each coordinate elsewhere;
+            the rotation is uniform among those of at most 90 degrees.
+        initial_rotor_speed: as a fraction of the highest.
+        force_scale, torque_scale: standard deviation of the episode's force and torque per axis, in weights (torque:
+            weight times 1 m).
+        noise_position_m, noise_rotation, noise_velocity_m_s, noise_angular_velocity_rad_s: standard deviations.
+        reward_alive, weight_*: see `reward`.
+    """
+
+    position_limit_m: Value = 0.6
+    origin_share: Value = 0.1
+    initial_position_m: Value = 0.2
+    initial_velocity_m_s: Value = 1.0
+    initial_angular_velocity_rad_s: Value = 1.0
+    initial_rotor_speed: Value = 0.5
+    force_scale: Value = 1.0 / 20.0
+    torque_scale: Value = 1.0 / 10000.0
+    noise_position_m: Value = 0.001
+    noise_rotation: Value = 0.001
+    noise_velocity_m_s: Value = 0.002
+    noise_angular_velocity_rad_s: Value = 0.002
+    reward_alive: Value = 1.0
+    weight_position: Value = 5.0
+    weight_rotation: Value = 0.25
+    weight_velocity: Value = 0.05
+    weight_angular_velocity: Value = 0.005
+    weight_action: Value = 0.01
+    weight_action_change: Value = 0.0
+
+    def initial(self, key: Sequence[Value], airframe: Airframe) -> Rows:
+        """The body's rows at the beginning of the episode that `key` stands for."""
+
+        def spread(first: int, bound: Value) -> Rows:
+            return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
+
+        rest = uniform(key, INITIAL, 0) < self.origin_share
+        moving = Body(
+            spread(1, self.initial_position_m),
+            self._rotation(key),
+            spread(12, self.initial_velocity_m_s),
+            spread(15, self.initial_angular_velocity_rad_s),
+            [self.initial_rotor_speed] * 4,
+        ).rows()
+        still = [0.0] * 3 + [1.0] + [0.0] * 9 + moving[13:]
+        return [b if a is b else where(rest, a, b) for a, b in zip(still, moving, strict=True)]
+
+    def disturbance(self, key: Sequence[Value], airframe: Airframe) -> Rows:
+        """Force (N, world) and torque (N m, body) of the episode."""
+        weight = airframe.mass_kg * GRAVITY
+        force = [g * (weight * self.force_scale) for g in gaussians(key, INITIAL, 18, 3)]
+        return force + [g * (weight * self.torque_scale) for g in gaussians(key, INITIAL, 22, 3)]
+
+    def observe(self, body: Body, key: Sequence[Value] | None, steps: Value) -> Rows:
+        """Position, rotation, velocity, angular velocity; with noise where a `key` is given."""
+        seen = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
+        if key is None:
+            return seen
+        scale = [self.noise_position_m] * 3 + [self.noise_rotation] * 9
+        scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
+        noise = gaussians(key, steps, 0, len(seen))
+        return [value + g * std for value, g, std in zip(seen, noise, scale, strict=True)]
+
+    def reward(self, body: Body, action: Rows, previous: Rows, airframe: Airframe) -> Value:
+        """A constant for being alive minus squares: position, rotation (1 - q_w^2), velocities, actions.
+
+        The shape is that of Learning to Fly, without its clipping at zero: a gradient needs the slope far away, and
+        inside the position limit the constant keeps most rewards positive, so that ending early is no gain. Actions are
+        measured from the one that hovers.
+        """
+        hover = 2.0 * hover_speed(airframe) - 1.0
+        w = body.quaternion[0]
+        cost = (
+            self.weight_position * _squares(body.position)
+            + self.weight_rotation * (1.0 - w * w)
+            + self.weight_velocity * _squares(body.velocity)
+            + self.weight_angular_velocity * _squares(body.angular_velocity)
+            + self.weight_action * _squares([a - hover for a in action])
+            + self.weight_action_change * _squares([a - b for a, b in zip(action, previous, strict=True)])
+        )
+        return self.reward_alive - cost
+
+    def terminated(self, body: Body) -> Value:
+        """Whether a coordinate left the limits."""
+        x, y, z = (axis * axis > self.position_limit_m * self.position_limit_m for axis in body.position)
+        return x | y | z
+
+    def error(self, body: Body) -> Value:
+        """Distance from the origin, m."""
+        return sqrt(_squares(body.position))
+
+    def _rotation(self, key: Sequence[Value]) -> Rows:
+        """A quaternion, uniform among rotations of at most 90 degrees.
+
+        There the angle t has the distribution (t - sin t) / (pi/2 - 1). Its inverse is a series in the cube root, and
+        the cube root of a uniform number is distributed like the largest of three.
+        """
+        a, b, c = (uniform(key, INITIAL, index) for index in (4, 5, 6))
+        largest = where(a < b, b, a)
+        largest = where(largest < c, c, largest)
+        s = largest * (6.0 * (math.pi / 2.0 - 1.0)) ** (1.0 / 3.0)
+        q = s * s
+        series = 1.0 + q * (1 / 60 + q * (1 / 1400 + q * (1 / 25200 + q * (43 / 17248000 + q * (1213 / 7207200000)))))
+        half = 0.5 * s * series
+        axis = gaussians(key, INITIAL, 8, 3)
+        sine = half.sin() / sqrt(_squares(axis))
+        return [half.cos(), *(sine * along for along in axis)]
+
+
+def _squares(values: Rows) -> Value:
+    total = values[0] * values[0]
+    for value in values[1:]:
+        total = total + value * value
+    return total

@@ -1,0 +1,140 @@
+"""Running programs: compiled C on the CPU, CUDA on a GPU, plain torch where there is no compiler; gradients on all.
+
+The CUDA kernels are the same generated bodies, one thread a lane, compiled by NVRTC through torch. Tests run them as
+C++ on the CPU; no GPU has run them yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sims.quadrotor.emit import LANES, THREADS, c_source, cuda_source
+from sims.quadrotor.native import load
+from sims.quadrotor.program import UNIFORM, Program, Trace, trace, trace_vjp
+
+SHARE = 16384
+"""Lanes that make a thread worth its start."""
+
+
+class Kernels:
+    """Runs `programs` on tensors [rows, N] of `device`, where N is a multiple of `LANES` and all are contiguous.
+
+    `library` is the compiled C, or None where another path runs; `backend` is "c", "cuda" or "torch".
+    """
+
+    def __init__(
+        self, programs: Sequence[Program], device: torch.device, *, backend: str | None = None, appendix: str = ""
+    ) -> None:
+        self.programs = {program.name: program for program in programs}
+        self.library: ctypes.CDLL | None = None
+        self.backend = backend or ("cuda" if device.type == "cuda" else "c")
+        if self.backend == "torch":
+            return
+        pairs = [pair for program in programs for pair in _traces(program)]
+        self.traces = {pair.name: pair for pair in pairs}
+        if self.backend == "c":
+            self.library = load(f"{c_source(pairs)}\n{appendix}")
+            self.backend = "c" if self.library else "torch"
+        self._steps: dict[tuple[str, int], Any] = {}
+        self._compiled: dict[str, Any] = {}
+
+    def __call__(self, name: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run program `name`; the results carry gradients where grad mode and a differentiable input ask for them."""
+        program = self.programs[name]
+        if self.backend == "torch":
+            return program.run(inputs)
+        given = [inputs[group.name] for group in program.inputs]
+        wanted = torch.is_grad_enabled() and any(
+            tensor.requires_grad and group.differentiable for tensor, group in zip(given, program.inputs, strict=True)
+        )
+        found = _Differentiable.apply(self, name, *given) if wanted else self.launch(name, given)
+        return {group.name: tensor for group, tensor in zip(program.outputs, found, strict=True)}
+
+    def launch(self, name: str, given: Sequence[Tensor]) -> list[Tensor]:
+        """Run kernel `name` (a program, or its `_vjp`) on tensors in its order, into new ones."""
+        work = self.traces[name]
+        like = next(tensor for tensor, group in zip(given, work.inputs, strict=True) if group.kind != UNIFORM)
+        lanes = like.shape[1]
+        assert all(tensor.is_contiguous() for tensor in given)
+        results = [torch.empty(group.rows, lanes, device=like.device) for group in work.outputs]
+        tensors = [*given, *results]
+        if self.backend == "cuda":
+            self._launch_cuda(work, tensors, lanes)
+        else:
+            self._launch_c(work, tensors, lanes)
+        return results
+
+    def _launch_c(self, work: Trace, tensors: list[Tensor], lanes: int) -> None:
+        count = len(tensors)
+        steps = self._steps.get((work.name, lanes))
+        if steps is None:
+            steps = self._steps[work.name, lanes] = (ctypes.c_int64 * count)(*[lanes] * count)
+        pointers = (ctypes.c_void_p * count)(*[tensor.data_ptr() for tensor in tensors])
+        function = getattr(self.library, work.name)
+        split(lambda first, last: function(ctypes.c_int64(first), ctypes.c_int64(last), pointers, steps), lanes)
+
+    def _launch_cuda(self, work: Trace, tensors: list[Tensor], lanes: int) -> None:
+        if work.name not in self._compiled:
+            self._compiled[work.name] = torch.cuda._compile_kernel(cuda_source(work), work.name)
+        grid = ((lanes + THREADS - 1) // THREADS, 1, 1)
+        with torch.cuda.device(tensors[0].device):
+            self._compiled[work.name](grid=grid, block=(THREADS, 1, 1), args=[*tensors, lanes])
+
+
+class _Differentiable(torch.autograd.Function):
+    """A program and its vector-Jacobian product, once differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: Kernels, name: str, *given: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
+        """Run the program."""
+        ctx.kernels, ctx.name = kernels, name
+        ctx.save_for_backward(*given)
+        results = kernels.launch(name, given)
+        outputs = kernels.programs[name].outputs
+        ctx.mark_non_differentiable(*(t for t, group in zip(results, outputs, strict=True) if not group.differentiable))
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """Run its vector-Jacobian product."""
+        program: Program = ctx.kernels.programs[ctx.name]
+        seeds = [g.contiguous() for g, group in zip(grads, program.outputs, strict=True) if group.differentiable]
+        found = iter(ctx.kernels.launch(f"{ctx.name}_vjp", [*ctx.saved_tensors, *seeds]))
+        return (None, None, *(next(found) if group.differentiable else None for group in program.inputs))
+
+
+def pad(lanes: int) -> int:
+    """The next multiple of `LANES`."""
+    return -(-lanes // LANES) * LANES
+
+
+def split(work: Callable[[int, int], object], lanes: int, share: int = SHARE) -> None:
+    """Call `work(first, last)` for parts of [0, lanes): one a thread of torch, where each has `share` lanes or more."""
+    parts = max(1, min(torch.get_num_threads(), lanes // share))
+    if parts == 1:
+        work(0, lanes)
+        return
+    edges = [pad(lanes * part // parts) for part in range(parts)] + [lanes]
+    others = [_pool(parts).submit(work, first, last) for first, last in pairwise(edges[1:])]
+    work(edges[0], edges[1])
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="quadrotor")
+
+
+def _traces(program: Program) -> list[Trace]:
+    backward = any(group.differentiable for group in program.inputs)
+    return [trace(program), *([trace_vjp(program)] if backward else [])]

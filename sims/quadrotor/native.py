@@ -1,0 +1,91 @@
+"""Compiling C at first use, into a cache that later runs read."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+from embodied.files import complete_or_absent
+
+# Contraction and reordering are left to the compiler within one expression only: every lane runs the same instructions.
+FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+
+
+@cache
+def compiler() -> str | None:
+    """The C compiler: $CC, cc, gcc or clang. None, and one warning, where there is none."""
+    names = filter(None, (os.environ.get("CC"), "cc", "gcc", "clang"))
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        warnings.warn(
+            "no C compiler found (cc, gcc, clang or $CC): quadrotors fly in plain torch, hundreds of times slower",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return found
+
+
+@cache
+def load(source: str) -> ctypes.CDLL | None:
+    """The library of C `source`, compiled unless the cache has it; None where there is no compiler.
+
+    Raises:
+        ValueError: with the compiler's message, where it fails.
+    """
+    program = compiler()
+    if program is None:
+        return None
+    text = "\0".join((source, _version(program), *FLAGS, _cpu()))
+    name = f"quadrotor_{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
+    path = cache_folder() / name
+    if not path.exists():
+        with complete_or_absent(path) as temporary:
+            _compile(program, source, temporary)
+    return ctypes.CDLL(str(path))
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept: $XDG_CACHE_HOME/embodied-rl, ~/.cache if unset; where that is read-only, a new one."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embodied-rl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    return folder if writable else _own_folder()
+
+
+@cache
+def _own_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="embodied-rl-"))
+
+
+def _compile(program: str, source: str, path: Path) -> None:
+    command = [program, *FLAGS, "-x", "c", "-", "-o", str(path), "-lm"]
+    result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+    if result.returncode:
+        reason = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip()[-200:])
+        raise ValueError(f"{program} could not compile the quadrotor kernels ({reason}); set CC to another compiler")
+
+
+def _version(program: str) -> str:
+    result = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    return program + result.stdout
+
+
+def _cpu() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    kept = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return "\n".join((platform.machine(), platform.processor(), *sorted(kept)))

@@ -1,0 +1,88 @@
+"""What is observed, as a contract and as tensors; the actions that a policy remembers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from sims.quadrotor.dynamics import ROTOR_NAMES
+from sims.quadrotor.episode import PREVIOUS
+
+AXES = ("x", "y", "z")
+ROWS = {
+    "position": slice(0, 3), "rotation": slice(3, 12), "velocity": slice(12, 15), "angular_velocity": slice(15, 18),
+    "previous_action": PREVIOUS, "force": slice(22, 25), "torque": slice(25, 28), "rotor_speed": slice(28, 32),
+}  # fmt: skip
+"""Where the kernels' observation has each key."""
+
+
+def action_spec() -> TensorSpec:
+    """Rotor set-points: -1 is standstill, 1 the highest speed, speed is linear between them."""
+    return TensorSpec((4,), unit="1", names=ROTOR_NAMES, low=(-1.0,) * 4, high=(1.0,) * 4)
+
+
+def observation_specs(history: int) -> dict[str, TensorSpec]:
+    """22 numbers with a `history` of 1 action, 146 with 32, and what only a critic may read."""
+    specs = {
+        "position": TensorSpec((3,), unit="m", frame="world", names=AXES),
+        "rotation": TensorSpec((9,), unit="1", frame="world", names=tuple(a + b for a in AXES for b in AXES)),
+        "velocity": TensorSpec((3,), unit="m/s", frame="world", names=AXES),
+        "angular_velocity": TensorSpec((3,), unit="rad/s", frame="body", names=AXES),
+    }
+    if history == 1:
+        specs["previous_action"] = TensorSpec((4,), unit="1", names=ROTOR_NAMES)
+    else:
+        ages = range(history, 0, -1)
+        names = tuple(f"{rotor}_{age}" for age in ages for rotor in ROTOR_NAMES)
+        specs["action_history"] = TensorSpec((4 * history,), unit="1", names=names)
+    return specs | {
+        "force": TensorSpec((3,), unit="N", frame="world", names=AXES, privileged=True),
+        "torque": TensorSpec((3,), unit="N m", frame="body", names=AXES, privileged=True),
+        "rotor_speed": TensorSpec((4,), unit="1", names=ROTOR_NAMES, privileged=True),
+    }
+
+
+def split_rows(rows: Tensor, history: Tensor | None) -> dict[str, Tensor]:
+    """Observations by key from the kernels' [32, ...] and, where more than one action is observed, [4 history, ...].
+
+    The rows become the last axis; nothing is copied.
+    """
+    moved = rows.movedim(0, -1)
+    parts: dict[str, Tensor] = {}
+    for key, place in ROWS.items():
+        if key == "previous_action" and history is not None:
+            parts["action_history"] = history.movedim(0, -1)
+        else:
+            parts[key] = moved[..., place]
+    return parts
+
+
+class History:
+    """The last `length` actions of each environment, oldest first: `rows` [4 * length, L].
+
+    Empty for length 1: the state of the dynamics has that.
+    """
+
+    def __init__(self, length: int, lanes: int, device: torch.device) -> None:
+        self.length = length
+        self.rows = torch.zeros(4 * length if length > 1 else 0, lanes, device=device)
+
+    def push(self, action: Tensor, executed: Tensor) -> None:
+        """Append `action` [4, L], clipped, where `executed` [1, L]."""
+        if self.length > 1:
+            shifted = torch.cat((self.rows[4:], action.clamp(-1.0, 1.0)))
+            self.rows = torch.where(executed > 0.5, shifted, self.rows)
+
+    def restart(self, ids: Tensor, previous: Tensor) -> None:
+        """Begin with `previous` [4, M or more] in all places of environments `ids` [M]."""
+        if self.length > 1:
+            self.rows = self.rows.index_copy(1, ids, previous[:, : len(ids)].repeat(self.length, 1))
+
+    def seen(self, num_envs: int) -> Tensor | None:
+        """As `split_rows` takes it, [4 * length, N]."""
+        return self.rows[:, :num_envs] if self.length > 1 else None
+
+    def detach(self) -> None:
+        """Cut gradients."""
+        self.rows = self.rows.detach()

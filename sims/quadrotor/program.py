@@ -1,0 +1,112 @@
+"""Programs: neutral functions on named groups of rows, run by torch, or traced for the kernels.
+
+Every tensor of a program is [rows, N]: structure of arrays, so that lane i of a batch reads its numbers from column i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sims.quadrotor.arithmetic import Rows
+from sims.quadrotor.graph import Graph, Node, gradients
+
+LANE, UNIFORM, WORD = "lane", "uniform", "word"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A named tensor of a program.
+
+    Attributes:
+        name: as the function's keyword, or in the dictionary that it returns.
+        rows: how many values.
+        kind: "lane" ([rows, N] floating point), "uniform" ([rows, 1], the same for the batch) or "word" ([rows, N]
+            int32, random keys).
+        differentiable: whether gradients flow through it.
+    """
+
+    name: str
+    rows: int
+    kind: str = LANE
+    differentiable: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """A neutral function: groups of input rows by keyword, a dictionary of groups of output rows."""
+
+    name: str
+    inputs: tuple[Group, ...]
+    outputs: tuple[Group, ...]
+    function: Callable[..., Mapping[str, Rows]]
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run in plain torch, one operation at a time: the oracle of the kernels, and what runs without a compiler.
+
+        The result has the floating point type of the first "lane" group; autograd sees every operation.
+        """
+        lanes = [inputs[group.name] for group in self.inputs if group.kind != UNIFORM]
+        like = next((inputs[group.name] for group in self.inputs if group.kind == LANE), torch.empty(0))
+        rows = {group.name: _rows(group, inputs[group.name]) for group in self.inputs}
+        found = self.function(**rows)
+        place = {"dtype": like.dtype, "device": lanes[0].device}
+        return {
+            group.name: torch.stack(
+                [torch.as_tensor(value).to(**place).expand(lanes[0].shape[1:]) for value in found[group.name]]
+            )
+            for group in self.outputs
+        }
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A program as a graph: output nodes by group, ready to be written as source code."""
+
+    name: str
+    inputs: tuple[Group, ...]
+    outputs: tuple[Group, ...]
+    results: Mapping[str, list[Node]]
+
+
+def trace(program: Program) -> Trace:
+    """Record what the program's function does."""
+    graph = Graph()
+    rows = {group.name: _nodes(graph, group) for group in program.inputs}
+    found = program.function(**rows)
+    results = {group.name: [graph.wrap(value) for value in found[group.name]] for group in program.outputs}
+    return Trace(program.name, program.inputs, program.outputs, results)
+
+
+def trace_vjp(program: Program) -> Trace:
+    """The vector-Jacobian product of a program.
+
+    Beside the program's inputs it takes `grad_<output>` for each differentiable output; it returns `grad_<input>` for
+    each differentiable input.
+    """
+    forward = trace(program)
+    graph = next(iter(forward.results.values()))[0].graph
+    wanted = [group for group in program.inputs if group.differentiable]
+    given = [group for group in program.outputs if group.differentiable]
+    seeds = tuple(replace(group, name=f"grad_{group.name}", differentiable=False) for group in given)
+    inputs = [node for group in wanted for node in _nodes(graph, group)]
+    outputs = [node for group in given for node in forward.results[group.name]]
+    adjoint = gradients(outputs, [node for group in seeds for node in _nodes(graph, group)], inputs)
+    results = {}
+    for group in wanted:
+        results[f"grad_{group.name}"], adjoint = adjoint[: group.rows], adjoint[group.rows :]
+    returned = tuple(replace(group, name=f"grad_{group.name}", differentiable=False) for group in wanted)
+    return Trace(f"{program.name}_vjp", (*program.inputs, *seeds), returned, results)
+
+
+def _nodes(graph: Graph, group: Group) -> list[Node]:
+    return [graph.input(group.name, row, group.kind != UNIFORM) for row in range(group.rows)]
+
+
+def _rows(group: Group, tensor: Tensor) -> list[Tensor]:
+    if group.kind == WORD:
+        tensor = tensor.long() & 0xFFFFFFFF
+    return list(tensor.unbind(0))

@@ -1,0 +1,50 @@
+"""Numbered initial states: the random key that stands for one, and the stream of numbers that unnamed resets take."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from embodied.seeding import derive
+from sims.quadrotor.arithmetic import GOLDEN, Rows, mix, uniform
+
+STARTS_PER_SEED = 1 << 24
+SPLITS = ("train", "eval")
+PLATFORM = -2
+"""Counter of the draws that make a random platform; see `hover.INITIAL`."""
+
+
+def keys(split: str, starts: Tensor) -> Tensor:
+    """Random keys [2, M] int32 of initial states [M] int64; splits have none in common, as 64-bit keys go.
+
+    Raises:
+        ValueError: for an unknown split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
+    salt = derive(0, "quadrotor", split)
+    first = mix(mix(starts ^ (salt & 0xFFFFFFFF)) ^ mix((starts >> 32) ^ (salt >> 32)))
+    second = mix(mix(starts + GOLDEN) ^ (salt >> 31))
+    words = torch.stack((first, second))
+    return (words - ((words >> 31) << 32)).to(torch.int32)
+
+
+def draws(key: Tensor, count: int) -> Tensor:
+    """`count` uniform numbers of each key [2, M], as [count, M], for what is made once an episode."""
+    words: Rows = list((key.long() & 0xFFFFFFFF).unbind(0))
+    return torch.stack([uniform(words, PLATFORM, index) for index in range(count)]).float()
+
+
+class Stream:
+    """Deals initial states: those of seed s are numbered from s * 2^24 on."""
+
+    def __init__(self, seed: int) -> None:
+        if not 0 <= seed < 1 << 31:
+            raise ValueError(f"expected a seed in [0, 2^31), got {seed}")
+        self.seed, self.taken = seed, 0
+
+    def take(self, count: int) -> Tensor:
+        """The next `count` numbers, [count] int64."""
+        first = self.seed * STARTS_PER_SEED + self.taken
+        self.taken += count
+        return torch.arange(first, first + count)
