@@ -15,6 +15,7 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.environment import Transition
+from embodied.rollout import Rollout
 from sims.quadrotor.airframes import CRAZYFLIE, DRAWS, PARAMETERS, Airframe, sample_platforms, scatter
 from sims.quadrotor.dynamics import DT_S, Options
 from sims.quadrotor.episode import ERROR_STEPS, PREVIOUS, Episode
@@ -22,13 +23,13 @@ from sims.quadrotor.hover import Hover
 from sims.quadrotor.kernels import Kernels, pad
 from sims.quadrotor.observation import History, action_spec, observation_specs, split_rows
 from sims.quadrotor.starts import Stream, draws, keys
-from sims.quadrotor.unroll import Unroll, unroll, unroll_source
+from sims.quadrotor.unroll import unroll, unroll_source
 
 STEP_LIMIT = 500
 
 
 class QuadrotorEnvironment:
-    """N quadrotors, each in an episode of its own; implements `embodied.environment.StartEnvironment`.
+    """N quadrotors, each in an episode of its own; implements `embodied.environment.DifferentiableEnvironment`.
 
     An episode ends, without success, where the task says so, and with success at the step limit: it survived. The
     transition's metrics are "survive" (1 or 0; 0 while it runs) and "position_error_m", the mean distance from the goal
@@ -96,6 +97,11 @@ class QuadrotorEnvironment:
         """Control steps executed in the running episode, [N] int64."""
         return self._record[0, : self.num_envs].long()
 
+    @property
+    def observation(self) -> TensorDict:
+        """What is observed now, [N]."""
+        return self._observed()
+
     def reset(self, mask: Tensor | None = None, seed: int | None = None, starts: Tensor | None = None) -> TensorDict:
         """Start new episodes where `mask` [N] is True (everywhere if None); returns the observations of all.
 
@@ -144,7 +150,7 @@ class QuadrotorEnvironment:
         lanes = slice(self.num_envs)
         return self._transition(torch.cat(reward).t()[lanes], torch.cat(executed).t()[lanes] > 0.5)
 
-    def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Unroll:
+    def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
         """Fly `decisions` steps with an MLP policy, differentiable by its layers; see `unroll.unroll`."""
         return unroll(self, layers, decisions)
 

@@ -39,8 +39,8 @@ typedef struct {
     const uint32_t *key;
     const float *forward;  /* packed: for each layer transposed weights [padded in][padded out], bias [padded out] */
     const float *backward; /* packed: for each layer weights [padded out][padded in], bias */
-    const float *grad_state, *grad_seen, *grad_reward; /* of the last state and observation, of [decisions, lanes] */
-    float *grad_actions; /* [history + decisions, 4, lanes], zero before */
+    const float *grad_seen, *grad_reward; /* of `seen` and `reward`; NULL: zero */
+    float *grad_actions; /* [history + decisions, 4, lanes]: of `actions`; what the history adds is added here */
     float *grad_packed;  /* [lanes / LANES, sizes.packed], zero before: gradients of `backward` */
     float *scratch;      /* [lanes, 2 * widest padded] */
 } Tensors;
@@ -191,35 +191,44 @@ static const float *policy_vjp_(const Sizes *s, const Tensors *x, int64_t t, int
     return grad;
 }
 
+/* The gradient of what is seen before decision t: as the caller gives it, and from the policy's `inputs` at t. */
+static void seen_vjp_(const Sizes *s, const Tensors *x, int64_t t, int64_t lane, const float *inputs, float *seen)
+{
+    const int64_t L = s->lanes, width = s->padded[0];
+    for (int row = 0; row < SEEN_ROWS; row++)
+        for (int i = 0; i < LANES; i++)
+            seen[row * LANES + i] = x->grad_seen ? x->grad_seen[(t * SEEN_ROWS + row) * L + lane + i] : 0.0f;
+    for (int64_t row = 0; inputs && row < s->width[0]; row++) {
+        float *const to = row < PHYSICAL_ROWS ? seen + row * LANES
+                                              : x->grad_actions + (4 * t + row - PHYSICAL_ROWS) * L + lane;
+        for (int i = 0; i < LANES; i++)
+            to[i] += inputs[i * width + row];
+    }
+}
+
 /* Gradients of the weights for lanes [first, last), after `unroll`; nothing flows to before the first decision. */
 void unroll_vjp(int64_t first, int64_t last, const Sizes *s, const Tensors *x)
 {
     const int64_t L = s->lanes;
-    float state[2][STATE_ROWS * LANES], seen[SEEN_ROWS * LANES], action[4 * LANES];
+    float state[2][STATE_ROWS * LANES], seen[SEEN_ROWS * LANES], action[4 * LANES], reward[LANES];
     for (int64_t lane = first; lane < last; lane += LANES) {
-        for (int row = 0; row < STATE_ROWS; row++)
-            memcpy(state[0] + row * LANES, x->grad_state + row * L + lane, sizeof(float) * LANES);
-        for (int row = 0; row < SEEN_ROWS; row++)
-            memcpy(seen + row * LANES, x->grad_seen + row * L + lane, sizeof(float) * LANES);
+        memset(state, 0, sizeof state);
+        seen_vjp_(s, x, s->decisions, lane, NULL, seen);
         for (int64_t t = s->decisions - 1; t >= 0; t--) {
-            float *const later = x->grad_actions + (s->history + t) * 4 * L + lane;
+            const float *const later = x->grad_actions + (s->history + t) * 4 * L + lane;
+            for (int i = 0; i < LANES; i++)
+                reward[i] = x->grad_reward ? x->grad_reward[t * L + lane + i] : 0.0f;
             step_vjp_block(x->state + t * STATE_ROWS * L + lane, L, x->record + t * 4 * L + lane, L,
                            x->actions + (s->history + t) * 4 * L + lane, L, x->disturbance + lane, L, x->key + lane, L,
-                           x->airframe + AIRFRAME_LANE * lane, L, x->settings, L, state[0], LANES, seen, LANES,
-                           x->grad_reward + t * L + lane, L, state[1], LANES, action, LANES);
+                           x->airframe + AIRFRAME_LANE * lane, L, x->settings, L, state[0], LANES, seen, LANES, reward,
+                           LANES, state[1], LANES, action, LANES);
             memcpy(state[0], state[1], sizeof state[0]);
             for (int row = 0; row < 4; row++)
                 for (int i = 0; i < LANES; i++)
                     action[row * LANES + i] += later[row * L + i];
             const float *const inputs = policy_vjp_(s, x, t, lane, action);
-            const int64_t width = s->padded[0];
-            memset(seen, 0, sizeof seen);
-            for (int64_t row = 0; t > 0 && row < s->width[0]; row++) {
-                float *const to = row < PHYSICAL_ROWS ? seen + row * LANES
-                                                      : x->grad_actions + (4 * t + row - PHYSICAL_ROWS) * L + lane;
-                for (int i = 0; i < LANES; i++)
-                    to[i] += inputs[i * width + row];
-            }
+            if (t > 0)
+                seen_vjp_(s, x, t, lane, inputs, seen);
         }
     }
 }

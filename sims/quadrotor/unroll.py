@@ -6,8 +6,8 @@ Letters: T decisions, N environments, L lanes.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.environment import Transition
+from embodied.rollout import Rollout
 from sims.quadrotor.emit import LANES
 from sims.quadrotor.episode import OBSERVATION_ROWS, PHYSICAL_ROWS, PREVIOUS
 from sims.quadrotor.kernels import split
@@ -33,47 +33,26 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 """(weight [out, in], bias [out]) of each layer."""
 
 
-@dataclass
-class Unroll:
-    """T decisions of N environments.
-
-    An environment whose episode ends on the way freezes: `executed` is False and `reward` 0 from the next decision on,
-    what it shows of itself is its last observation, and its actions are those of nobody. `reward`, `state` and
-    `transition.observation` carry gradients to the layers, the rest does not.
-    """
-
-    observation: TensorDict  # [T, N] before each decision
-    actions: Tensor  # [T, N, 1, 4]
-    reward: Tensor  # [T, N]
-    executed: Tensor  # [T, N] bool
-    state: (
-        Tensor  # [S, N] rows of the last state: position 3, quaternion 4, velocity 3, angular velocity 3, rotors 4, ...
-    )
-    transition: Transition  # of the last decision
-
-    @property
-    def env_steps(self) -> int:
-        """Control steps executed."""
-        return int(self.executed.sum())
-
-
-def unroll(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Unroll:
+def unroll(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Rollout:
     """Fly `decisions` steps in every environment with the policy a = tanh(W_n ... tanh(W_1 x + b_1) ... + b_n).
 
-    x are the observations that are not privileged, concatenated in the order of the contract. Gradients begin at the
-    present state: none flows into earlier steps. Afterwards `env` is where the unroll ended, detached; environments
-    whose episode ended (`transition.done`) wait for `env.reset(mask=...)`. On the CPU all of it is one call of compiled
-    C each way; elsewhere the same is done step by step.
+    x are the observations that are not privileged, concatenated in the order of the contract. Reward, observations and
+    actions of the rollout carry gradients to the layers; these begin at the present state, so that none flows into
+    earlier steps. An environment whose episode ends on the way freezes: from the next decision on `executed` is False,
+    `reward` 0, what it shows is its last observation, and its actions are nobody's. Afterwards `env` is where the
+    rollout ended, detached, and environments that are done wait for `env.reset(mask=...)`. On the CPU all of it is one
+    call of compiled C each way; elsewhere the same is done step by step.
 
     Raises:
         ValueError: for layers that do not fit the contract, another chunk than K = 1, or before the first reset.
     """
     _check(env, layers, decisions)
+    started = time.perf_counter()
     env.detach()
-    run = _compiled if env._kernels.library is not None else _by_steps
-    found = run(env, layers, decisions)
+    rollout = (_compiled if env._kernels.library is not None else _by_steps)(env, layers, decisions)
     env.detach()
-    return found
+    rollout.simulation_s = time.perf_counter() - started
+    return rollout
 
 
 def unroll_source(programs: Sequence[Program]) -> str:
@@ -107,55 +86,61 @@ def _check(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> None:
         raise ValueError(f"expected 4 outputs of the last layer, one per rotor, got {widths[-1]}")
 
 
-def _by_steps(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Unroll:
+def _by_steps(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Rollout:
     """One step at a time: for devices without the compiled unroll, and to check it."""
     keys = [key for key, spec in env.contract.observation.items() if not spec.privileged]
-    observation, rows = env._observed(), []
+    observations, actions, made = [env._observed()], [], []
     for _ in range(decisions):
-        x = torch.cat([observation[key] for key in keys], dim=-1)
+        x = torch.cat([observations[-1][key] for key in keys], dim=-1)
         for weight, bias in layers:
             x = torch.tanh(torch.nn.functional.linear(x, weight, bias))
-        transition = env.step(x.unsqueeze(1))
-        rows.append((observation.detach(), x.detach().unsqueeze(1), transition))
-        observation = transition.observation
-    observations, actions, transitions = zip(*rows, strict=True)
-    return Unroll(
-        observation=torch.stack(list(observations)),
-        actions=torch.stack(list(actions)),
-        reward=torch.cat([transition.reward for transition in transitions], 1).t(),
-        executed=torch.cat([transition.executed for transition in transitions], 1).t(),
-        state=env._state[:, : env.num_envs],
-        transition=transitions[-1],
-    )
+        actions.append(x.unsqueeze(1))
+        made.append(env.step(actions[-1]))
+        observations.append(made[-1].observation)
+    fields = ("reward", "executed", "terminated", "truncated")
+    stacked = {name: torch.stack([getattr(transition, name) for transition in made]) for name in fields}
+    return _rollout(env, torch.stack(observations), torch.stack(actions), **stacked)
 
 
-def _compiled(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Unroll:
+def _compiled(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Rollout:
     buffers = _Buffers(env, layers, decisions)
-    flat = [tensor for layer in layers for tensor in layer]
-    reward, state, seen = _Fused.apply(buffers, *flat)
-    N, history = env.num_envs, env._history
+    reward, seen, actions = _Fused.apply(buffers, *(tensor for layer in layers for tensor in layer))
+    N, length, record = env.num_envs, env._history.length, buffers.tensors["record"]
     executed = buffers.tensors["executed"] > 0.5
-    old = _histories(buffers, executed) if history.length > 1 else None
-    env._state, env._seen, env._record = state, seen, buffers.tensors["record"][-1]
-    rows = buffers.tensors["seen"][:-1].movedim(1, 0)[..., :N]
-    observation = TensorDict(split_rows(rows, None if old is None else old[:, :-1, :N]), batch_size=[decisions, N])
+    old = _histories(actions, executed) if length > 1 else None
+    env._state, env._seen, env._record = buffers.tensors["state"][-1], seen[-1], record[-1]
     if old is not None:
-        history.rows = old[:, -1]
-    actions = buffers.tensors["actions"][history.length :, :, :N]
-    return Unroll(
-        observation=observation,
-        actions=actions.transpose(1, 2).unsqueeze(2),
-        reward=reward[:, :N],
-        executed=executed[:, :N],
-        state=state[:, :N],
-        transition=env._transition(reward[-1:, :N].t(), executed[-1:, :N].t()),
+        env._history.rows = old[:, -1]
+    parts = split_rows(seen[..., :N].movedim(1, 0), None if old is None else old[..., :N])
+    ended = record[1:, 1:3, :N] > 0.5
+    return _rollout(
+        env, TensorDict(parts, batch_size=[decisions + 1, N]),
+        actions[length:, :, :N].transpose(1, 2).unsqueeze(2), reward=reward[:, :N, None],
+        executed=executed[:, :N, None], terminated=ended[:, 0], truncated=ended[:, 1],
+    )  # fmt: skip
+
+
+def _rollout(env: QuadrotorEnvironment, observations: TensorDict, actions: Tensor, **fields: Tensor) -> Rollout:
+    """A rollout from `observations` [T + 1, N] and what lies between; its log-probabilities are 0."""
+    T, N = actions.shape[:2]
+    return Rollout(
+        observation=observations[:-1],
+        next_observation=observations[1:],
+        actions=actions,
+        sample=TensorDict({}, batch_size=[T, N]),
+        log_prob=torch.zeros(T, N, 1, device=env.device),
+        success=fields["truncated"],
+        task_index=env.task_index.expand(T, N),
+        start=env.start.expand(T, N),
+        simulation_s=0.0,
+        policy_s=0.0,
+        **fields,
     )
 
 
-def _histories(buffers: _Buffers, executed: Tensor) -> Tensor:
-    """Remembered actions before each decision and after the last, [4 length, T + 1, L]; they freeze with the episode."""
-    actions, L = buffers.tensors["actions"], executed.shape[1]
-    length = len(actions) - len(executed)
+def _histories(actions: Tensor, executed: Tensor) -> Tensor:
+    """Remembered actions before each decision and after the last, [4 length, T + 1, L]; they freeze as episodes end."""
+    length, L = len(actions) - len(executed), executed.shape[1]
     windows = actions.unfold(0, length, 1)  # [T + 1, 4, L, length]
     moved = torch.cat((executed.new_zeros(1, L), executed)).long().cumsum(0)
     found = windows.permute(0, 2, 3, 1)[moved, torch.arange(L)]  # [T + 1, L, length, 4]
@@ -175,8 +160,12 @@ class _Sizes(ctypes.Structure):
 
 TENSORS = (
     *("state", "record", "seen", "actions", "reward", "executed", "activations", "disturbance", "airframe", "settings"),
-    *("key", "forward", "backward", "grad_state", "grad_seen", "grad_reward", "grad_actions", "grad_packed", "scratch"),
+    *("key", "forward", "backward", "grad_seen", "grad_reward", "grad_actions", "grad_packed", "scratch"),
 )
+
+
+FLOWN = ("reward", "seen", "actions")
+"""Tensors through which gradients flow."""
 
 
 class _Tensors(ctypes.Structure):
@@ -215,14 +204,16 @@ class _Buffers:
         self.tensors["forward"] = self._pack(layers, transposed=True)
         self._call("unroll")
 
-    def backward(self, layers: Layers, grads: dict[str, Tensor]) -> list[Tensor]:
-        """Gradients of each layer's weight and bias."""
-        blocks, packed = self.lanes // LANES, self.sizes.packed
-        self.tensors |= {name: grad.contiguous() for name, grad in grads.items()}
-        self.tensors["backward"] = self._pack(layers, transposed=False)
-        self.tensors["grad_actions"] = torch.zeros_like(self.tensors["actions"])
-        self.tensors["grad_packed"] = torch.zeros(blocks, packed)
-        self.tensors["scratch"] = torch.empty(self.lanes, 2 * max(self.padded))
+    def backward(self, layers: Layers, grads: dict[str, Tensor | None]) -> list[Tensor]:
+        """Gradients of each layer's weight and bias from those of the tensors by name."""
+        self.tensors |= {f"grad_{name}": grad.contiguous() for name, grad in grads.items() if grad is not None}
+        given = self.tensors.get("grad_actions")
+        self.tensors |= {
+            "backward": self._pack(layers, transposed=False),
+            "grad_actions": torch.zeros_like(self.tensors["actions"]) if given is None else given.clone(),
+            "grad_packed": torch.zeros(self.lanes // LANES, self.sizes.packed),
+            "scratch": torch.empty(self.lanes, 2 * max(self.padded)),
+        }
         self._call("unroll_vjp")
         return self._unpack(self.tensors["grad_packed"].sum(0))
 
@@ -265,25 +256,23 @@ class _Buffers:
 
 
 class _Fused(torch.autograd.Function):
-    """The compiled unroll; returns reward [T, L], the last state [S, L] and the last observation [32, L]."""
+    """The compiled unroll; returns reward [T, L], what is seen [T + 1, 32, L] and actions [history + T, 4, L]."""
 
     @staticmethod
     def forward(ctx: Any, buffers: _Buffers, *flat: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
         """Fly."""
         buffers.forward(list(zip(flat[::2], flat[1::2], strict=True)))
         ctx.buffers = buffers
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*flat)
-        return (
-            buffers.tensors["reward"].clone(),
-            buffers.tensors["state"][-1].clone(),
-            buffers.tensors["seen"][-1].clone(),
-        )
+        return tuple(buffers.tensors[name].detach() for name in FLOWN)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Back through all steps."""
         flat = ctx.saved_tensors
-        named = dict(zip(("grad_reward", "grad_state", "grad_seen"), grads, strict=True))
-        found = ctx.buffers.backward(list(zip(flat[::2], flat[1::2], strict=True)), named)
+        found = ctx.buffers.backward(
+            list(zip(flat[::2], flat[1::2], strict=True)), dict(zip(FLOWN, grads, strict=True))
+        )
         return (None, *found)
