@@ -97,10 +97,10 @@ class DifferentiableEnvironment(StartEnvironment, Protocol):
         ...
 
     def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
-        """Run `decisions` steps of a feed-forward policy at once, which is faster than `step` by `step`.
+        """Run `decisions` single actions of a feed-forward policy from the present state.
 
         `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that are
         not privileged to actions in half ranges around the middle. Reward, observations and actions carry gradients to
-        the layers. Where an episode ends, nothing more is executed.
+        the layers. An environment whose episode ends on the way stays frozen.
         """
         ...

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -160,13 +160,13 @@ class DifferentiableCollector(Collector):
     """
 
     def collect(self, decisions: int) -> Rollout:
-        """Run `decisions` chunks in every environment, from where the last rollout ended."""
+        """Run `decisions` single actions in every environment, from where the last rollout ended."""
         started = time.perf_counter()
         self._restart()
         env, policy = cast(DifferentiableEnvironment, self.env), cast(DeterministicPolicy, self.policy)
-        env.detach()
         rollout = env.unroll(policy.layers(), decisions)
         self.finished, self.success = rollout.done[-1], rollout.success[-1]
         self.observation = rollout.next_observation[-1].detach()
-        rollout.simulation_s = time.perf_counter() - started
-        return rollout
+        ran = rollout.executed.any(-1)  # an episode ends once
+        ended = {name: getattr(rollout, name) & ran for name in ("terminated", "truncated", "success")}
+        return replace(rollout, simulation_s=time.perf_counter() - started, **ended)

@@ -1,5 +1,6 @@
 """Tasks by the name that `task=` builds on."""
 
 from sims.libero.task import LiberoTask
+from sims.quadrotor.task import QuadrotorTask
 
-TASKS: dict[str, type] = {"libero": LiberoTask}
+TASKS: dict[str, type] = {"libero": LiberoTask, "quadrotor": QuadrotorTask}

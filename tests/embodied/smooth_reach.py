@@ -30,6 +30,7 @@ class SmoothReach(Reach):
         self.position = self.position.detach()
 
     def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
+        self.detach()
         seen, acted, made = [], [], []
         for _ in range(decisions):
             seen.append(self._observation())

@@ -50,7 +50,8 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
 
     def objective() -> torch.Tensor:
         env.load_state_dict({key: value.double() if key == "position" else value for key, value in saved.items()})
-        return learner._objective(env.unroll(policy.layers(), 5))
+        collector.observation, collector.finished = env._observation(), torch.zeros(16, dtype=torch.bool)
+        return learner._objective(collector.collect(5))
 
     (slope,) = torch.autograd.grad(objective(), weight)
     with torch.no_grad():
