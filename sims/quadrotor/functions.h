@@ -56,9 +56,18 @@ INLINE float exp_(float x)
     return power * series;
 }
 
-/* Hyperbolic tangent, to 1e-7: beyond 10 it rounds to one. */
+/* Hyperbolic tangent, to 1e-7; beyond 10 it rounds to one. The sign and the limit are taken on the bits: with `?` a
+   compiler would branch. */
 INLINE float tanh_(float x)
 {
-    const float size = x < 0.0f ? -x : x, e = exp_(2.0f * (size > 10.0f ? 10.0f : size)), y = (e - 1.0f) / (e + 1.0f);
-    return x < 0.0f ? -y : y;
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const int32_t sign = bits & (int32_t)0x80000000, size = bits & 0x7fffffff, least = size < 0x41200000 ? size : 0x41200000;
+    float y;
+    memcpy(&y, &least, sizeof y);
+    y = 1.0f - 2.0f / (exp_(2.0f * y) + 1.0f);
+    memcpy(&bits, &y, sizeof bits);
+    bits |= sign;
+    memcpy(&y, &bits, sizeof y);
+    return y;
 }

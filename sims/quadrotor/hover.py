@@ -47,9 +47,9 @@ class Hover:
     noise_angular_velocity_rad_s: Value = 0.002
     reward_alive: Value = 1.0
     weight_position: Value = 5.0
-    weight_rotation: Value = 0.25
+    weight_rotation: Value = 0.5
     weight_velocity: Value = 0.05
-    weight_angular_velocity: Value = 0.005
+    weight_angular_velocity: Value = 0.01
     weight_action: Value = 0.01
     weight_action_change: Value = 0.0
 
