@@ -65,8 +65,8 @@ def gaussians(key: Sequence[Value], counter: Value, first: int, count: int) -> R
     return found[:count]
 
 
-def mix(words: torch.Tensor) -> torch.Tensor:
-    """Mix the lower 32 bits of an int64 tensor; the result is in [0, 2^32)."""
+def mix(words: Value) -> Value:
+    """Mix the lower 32 bits of an int64 tensor or array; the result is in [0, 2^32)."""
     words = words & 0xFFFFFFFF
     for shift, factor in MIX:
         words = ((words ^ (words >> shift)) * factor) & 0xFFFFFFFF

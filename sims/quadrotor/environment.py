@@ -6,6 +6,7 @@ Letters in shape comments: N environments, K executed actions of a chunk, M envi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,6 +86,7 @@ class QuadrotorEnvironment:
         self._kernels = Kernels(programs, self.device, backend=backend, appendix=unroll_source(programs))
         self._history = History(history, pad(num_envs), self.device)
         self._stream = Stream(seed)
+        self._begun = False
         self._allocate()
 
     @property
@@ -186,7 +188,7 @@ class QuadrotorEnvironment:
         for name in SAVED:
             setattr(self, f"_{name}", state[name].to(self.device, copy=True))
         self.start, self._history.rows = (state[name].to(self.device, copy=True) for name in ("start", "history"))
-        self._stream = Stream(state["seed"])
+        self._stream, self._begun = Stream(state["seed"]), False
         self._stream.taken = state["taken"]
         return self._observed()
 
@@ -214,7 +216,7 @@ class QuadrotorEnvironment:
     def _begin(self, ids: Tensor, starts: Tensor) -> None:
         """Put environments `ids` [M] at the beginning of episodes `starts` [M]."""
         count = len(ids)
-        key = torch.nn.functional.pad(keys(self.split, starts), (0, pad(count) - count))
+        key = torch.nn.functional.pad(keys(self.split, starts).to(self.device), (0, pad(count) - count))
         airframe = self._platforms(key) if self.episode.randomised else self._airframe
         common = {"key": key, "airframe": airframe, "settings": self._settings}
         fresh = self._kernels("begin", common)
@@ -266,11 +268,16 @@ class QuadrotorEnvironment:
         expected = (self.num_envs, self.contract.executed, 4)
         if actions.shape != expected:
             raise ValueError(f"expected actions of shape {expected}, got {tuple(actions.shape)}")
-        if bool((self.start < 0).any()):
-            raise ValueError("an environment has no episode yet; call reset() before step()")
-        if not bool(actions.isfinite().all()):
+        self.check_begun()
+        if not math.isfinite(float(actions.detach().sum())) and not bool(actions.isfinite().all()):
             broken = (~actions.isfinite().all(-1).all(-1)).nonzero().flatten().tolist()
             raise ValueError(f"actions of environments {broken} are not finite; check the policy's output")
+
+    def check_begun(self) -> None:
+        """Raise ValueError where an environment has no episode yet."""
+        self._begun = self._begun or bool((self.start >= 0).all())
+        if not self._begun:
+            raise ValueError("an environment has no episode yet; call reset() first")
 
     def _vector(self, name: str, values: Tensor) -> Tensor:
         if values.shape != (self.num_envs,):

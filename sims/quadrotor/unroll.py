@@ -69,8 +69,7 @@ def unroll_source(programs: Sequence[Program]) -> str:
 def _check(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> None:
     if env.contract.executed != 1:
         raise ValueError(f"unroll flies one action a decision, got executed={env.contract.executed}; use executed=1")
-    if bool((env.start < 0).any()):
-        raise ValueError("an environment has no episode yet; call reset() before unroll()")
+    env.check_begun()
     if decisions < 1 or not 1 <= len(layers) <= MAX_LAYERS:
         raise ValueError(
             f"expected at least one decision and 1 to {MAX_LAYERS} layers, got {decisions} and {len(layers)}"
