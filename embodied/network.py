@@ -49,6 +49,12 @@ class ToRange(nn.Module):
         self.register_buffer("centre", (self.low + self.high) / 2)
         self.register_buffer("half_range", (self.high - self.low) / 2)
 
+    @property
+    def rounding(self) -> float:
+        """What float32 takes away where limits are far from zero, in half ranges: 0 for ranges around zero."""
+        largest = torch.maximum(self.low.abs(), self.high.abs())
+        return float(torch.finfo(torch.float32).eps * (largest / self.half_range - 1.0).max())
+
     def forward(self, x: Tensor) -> Tensor:
         """[N, A] to [N, A]."""
         action = x.clamp(-1.0, 1.0) * self.half_range + self.centre
@@ -95,7 +101,8 @@ class TokenAttention(nn.Module):
     """The own state attends to tokens of neighbours and obstacles, and to itself, with one head (arXiv 1706.03762).
 
     One head of full width needs two matrices, not four: scores contain only W_K^T W_Q, outputs only W_O W_V. So the
-    query is compared with the encoded tokens themselves, and their weighted mean is projected. Empty rows weigh nothing.
+    query is compared with the encoded tokens themselves, and their weighted mean is projected. Empty rows weigh
+    nothing.
     """
 
     def __init__(self, own: Sequence[tuple[int, int]], groups: Sequence[Tokens], width: int) -> None:
@@ -110,16 +117,17 @@ class TokenAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[N, I] to [N, D]."""
         own = torch.tanh(self.own(torch.cat([x[:, start:stop] for start, stop in self.columns], -1)))
-        tokens, absent = [own.unsqueeze(1)], [torch.zeros_like(own[:, :1], dtype=torch.bool)]
+        query = self.query(own).unsqueeze(-1) / math.sqrt(self.width)
+        tokens = [own.unsqueeze(1)]
+        scores = [(tokens[0] @ query).squeeze(-1)]
         for group, encoder in zip(self.groups, self.encoders, strict=True):
             rows = x[:, group.start : group.start + group.count * group.size].unflatten(1, (group.count, group.size))
             tokens.append(torch.tanh(encoder(rows)))
-            empty = torch.zeros_like(rows[..., 0], dtype=torch.bool)
-            absent.append(empty if group.present is None else rows[..., group.present] < 0.5)
-        every = torch.cat(tokens, 1)
-        score = (every @ self.query(own).unsqueeze(-1)).squeeze(-1) / math.sqrt(self.width)
-        weight = torch.softmax(score.masked_fill(torch.cat(absent, 1), -torch.inf), -1)
-        pooled = (weight.unsqueeze(1) @ every).squeeze(1)
+            score = (tokens[-1] @ query).squeeze(-1)
+            present = group.present
+            scores.append(score if present is None else score.masked_fill(rows[..., present] < 0.5, -torch.inf))
+        weight = torch.softmax(torch.cat(scores, 1), -1).unsqueeze(1)
+        pooled = (weight @ torch.cat(tokens, 1)).squeeze(1)
         return self.norm(own + self.output(pooled))
 
 
@@ -203,9 +211,7 @@ class DeployablePolicy(Policy, Protocol):
 
 def readable(contract: Contract) -> Contract:
     """`contract` with the float32 observations that are not privileged, and the executed actions alone."""
-    read = {
-        key: spec for key, spec in contract.observation.items() if spec.dtype == "float32" and not spec.privileged
-    }
+    read = {key: spec for key, spec in contract.observation.items() if spec.dtype == "float32" and not spec.privileged}
     return replace(contract, observation=read, horizon=contract.executed)
 
 

@@ -1,0 +1,64 @@
+"""Export a trained policy: python export.py checkpoint=DIR target=c|onnx|torchscript [key=value ...].
+
+DIR is a run, such as outputs/quadrotor_hover/<time>, or one of its checkpoints. The exported policy holds its
+normaliser; contract.json beside it says what goes in and what comes out. C is proved on an emulated microcontroller by
+`python -m real_robot.firmware.verify OUTPUT`. Options, with their defaults, are printed by --help.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+
+from embodied import checkpoint, program
+from embodied.config import compose
+from policies.registry import POLICIES
+from real_robot.firmware.exporting import Export, Target, Weights, export, summary
+
+log = logging.getLogger("embodied")
+GROUPS = {"policy": POLICIES}
+
+
+@dataclass
+class ExportConfig:
+    """`weights=int8` is for target=c, `opset` (17 to 20) for target=onnx; `output` defaults to a folder in the run.
+
+    The policy is that of the checkpoint.
+    """
+
+    checkpoint: str = MISSING
+    target: Target = Target.c
+    weights: Weights = Weights.float32
+    opset: int | None = None
+    output: str | None = None
+    policy: Any = MISSING
+
+
+def run(arguments: list[str]) -> None:
+    """Rebuild the policy from the saved configuration, without its task, and write it."""
+    config, _ = compose(ExportConfig, "export", arguments, GROUPS)
+    options = Export(config.target, config.weights, config.opset, config.checkpoint)
+    saved = checkpoint.load(config.checkpoint)
+    part = {kind: {"policy": saved.config[kind]["policy"]} for kind in ("choices", "values")}
+    rebuilt, _ = compose(ExportConfig, "export", arguments, GROUPS, part)
+    policy = rebuilt.policy.build(saved.contract)
+    saved.restore(policy)
+    output = Path(config.output or Path(saved.path or "").parent.parent / "export" / options.name)
+    record = export(policy, options, output)
+    log.info(f"wrote {output}: {summary(record)}")
+    if config.target is Target.c:
+        log.info(f"prove it: python -m real_robot.firmware.verify {output}")
+
+
+def describe() -> str:
+    """Options."""
+    return f"{__doc__}\n{OmegaConf.to_yaml(OmegaConf.structured(ExportConfig))}"
+
+
+if __name__ == "__main__":
+    sys.exit(program.main(run, describe, sys.argv[1:]))

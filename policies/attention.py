@@ -1,0 +1,108 @@
+"""Gaussian policy that attends from the own state to neighbours and obstacles, for swarms on small processors.
+
+After the attention policies of arXiv 2309.13285; differs from it: one attention over neighbours and obstacles together,
+with the own state among the tokens, so that nobody around is no special case.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.config import at_least
+from embodied.contract import Contract
+from embodied.network import PRESENT, TokenAttention, Tokens
+from policies.mlp import MLPConfig, MLPPolicy
+
+
+@dataclass
+class AttentionConfig(MLPConfig):
+    """Width of the attention and of the layers after it (`head`); `hidden` is the critic's."""
+
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    width: int = 32
+    head: list[int] = field(default_factory=lambda: [16])
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible sizes."""
+        at_least(self, 1, "width")
+
+    def build(self, contract: Contract) -> AttentionPolicy:
+        """Make the policy for `contract`; observations of shape [K, size] are tokens, the others the own state."""
+        return AttentionPolicy(contract, self)
+
+
+class AttentionPolicy(MLPPolicy):
+    """An MLPPolicy whose actor sees the tokens of an observation [K, size] as a set.
+
+    All tokens of one observation share their statistics. Rows whose element "present" is 0 are empty. The critic reads
+    everything in a row.
+
+    Raises:
+        ValueError: where the contract has no tokens or no own state, and for what MLPPolicy cannot serve.
+    """
+
+    layers = None  # no chain of dense layers, which is what a DeterministicPolicy describes
+    actor: nn.Sequential
+
+    def __init__(self, contract: Contract, config: AttentionConfig) -> None:
+        super().__init__(contract, config)
+        places = _places(contract, self.actor_keys)
+        self.tokens = [place for place in places if isinstance(place, Tokens)]
+        own = [place for place in places if isinstance(place, tuple)]
+        if not self.tokens or not own:
+            raise ValueError(
+                f"policy=attention reads tokens [K, size] and an own state [size], got {self.actor_keys} of shapes "
+                f"{[contract.observation[key].shape for key in self.actor_keys]}; use policy=mlp"
+            )
+        self.actor = nn.Sequential(TokenAttention(own, self.tokens, config.width))
+        for a, b in pairwise([config.width, *config.head]):
+            self.actor.extend([nn.Linear(a, b), nn.Tanh()])
+        last = nn.Linear([config.width, *config.head][-1], contract.horizon * contract.action.shape[-1])
+        nn.init.orthogonal_(last.weight, 0.01)
+        nn.init.zeros_(last.bias)
+        self.actor.extend([last, nn.Tanh()])
+
+    @torch.no_grad()
+    def fit(self, observation: TensorDict, actions: Tensor) -> None:
+        """Take normalisation statistics from observations [N]; those of tokens from all rows that are there."""
+        super().fit(observation, actions)
+        inputs = self._concatenated(observation, self.actor_keys)
+        for group in self.tokens:
+            columns = slice(group.start, group.start + group.count * group.size)
+            rows = inputs[:, columns].reshape(-1, group.size)
+            mean, std = _statistics(rows, group.present)
+            self.mean[columns], self.std[columns] = mean.repeat(group.count), std.repeat(group.count)
+
+
+def _statistics(rows: Tensor, present: int | None) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each element over the rows that are there; `present` itself stays 0 or 1."""
+    there = rows if present is None else rows[rows[:, present] >= 0.5]
+    mean, std = torch.zeros_like(rows[0]), torch.ones_like(rows[0])
+    if len(there) > 1:
+        mean, std = there.mean(0), there.std(0)
+        std = torch.where(std < 1e-3, 1.0, std)
+    if present is not None:
+        mean[present], std[present] = 0.0, 1.0
+    return mean, std
+
+
+def _places(contract: Contract, keys: list[str]) -> list[Tokens | tuple[int, int]]:
+    """Where each observation lies in the flat vector: tokens, or first and last column of a part of the own state."""
+    places: list[Tokens | tuple[int, int]] = []
+    start = 0
+    for key in keys:
+        spec = contract.observation[key]
+        stop = start + math.prod(spec.shape)
+        if len(spec.shape) == 2:
+            present = spec.names.index(PRESENT) if PRESENT in spec.names else None
+            places.append(Tokens(start, spec.shape[0], spec.shape[1], present))
+        else:
+            places.append((start, stop))
+        start = stop
+    return places

@@ -1,0 +1,131 @@
+"""Gaussian policy with a small GRU: one policy that finds out on the way which robot it flies.
+
+The actor has the shape of RAPTOR's (arXiv 2509.11481): 22 observations -> 16 -> GRU of 16 -> 4 actions are 2,084
+parameters, the learned initial memory included. The memory is explicit: the policy reads it as the observation "memory"
+[N, M] and returns the next one as `sample["memory"]`. It keeps none between calls, so nobody can forget to reset it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.config import at_least
+from embodied.contract import Contract
+from embodied.network import GRU, MEMORY, chain
+from embodied.policy import Decision
+from policies.mlp import MLPConfig, MLPPolicy
+
+STARTED = "started"
+"""Key of a sequence's observations [T, N]: True where an episode begins."""
+
+
+@dataclass
+class RecurrentConfig(MLPConfig):
+    """Widths of the encoder and of the memory; `hidden` is the critic's."""
+
+    hidden: list[int] = field(default_factory=lambda: [64, 64])
+    encoder: int = 16
+    memory: int = 16
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible sizes."""
+        at_least(self, 1, "encoder", "memory")
+
+    def build(self, contract: Contract) -> RecurrentPolicy:
+        """Make the policy for `contract`."""
+        return RecurrentPolicy(contract, self)
+
+
+class RecurrentPolicy(MLPPolicy):
+    """An MLPPolicy whose actor remembers; its critic does not.
+
+    Samples are scored with the memory they were drawn with, which the observation holds.
+    """
+
+    layers = None  # no chain of dense layers, which is what a DeterministicPolicy describes
+    actor: nn.ModuleList
+
+    def __init__(self, contract: Contract, config: RecurrentConfig) -> None:
+        super().__init__(contract, config)
+        last = nn.Linear(config.memory, contract.horizon * contract.action.shape[-1])
+        nn.init.orthogonal_(last.weight, 0.01)
+        nn.init.zeros_(last.bias)
+        encoder = nn.Linear(self.observed, config.encoder)
+        self.gru = GRU(config.encoder, config.memory)
+        self.actor = nn.ModuleList([encoder, nn.ReLU(), self.gru, last, nn.Tanh()])
+
+    def initial_memory(self, count: int) -> Tensor:
+        """Memory [count, M] with which episodes begin, learned."""
+        return self.gru.initial.expand(count, -1)
+
+    @torch.no_grad()
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Sample chunks [N, H, A]; `sample["memory"]` [N, M] is to be the observation "memory" of the next call."""
+        mean, memory = self._step(observation)
+        std = self.log_std.exp().expand_as(mean)
+        noise = torch.zeros_like(mean)
+        if not deterministic:
+            noise = torch.randn(noise.shape, generator=generator, device=noise.device)
+        raw = mean + std * noise
+        distribution = torch.distributions.Normal(mean, std, validate_args=False)
+        sample = TensorDict({"raw": raw, MEMORY: memory}, batch_size=[len(raw)])
+        return Decision(self._to_robot(raw.clamp(-1.0, 1.0)), sample, self._sum(distribution.log_prob(raw)))
+
+    def actions(self, observation: TensorDict) -> Tensor:
+        """Mean actions [N, H, A], differentiable."""
+        return self._to_robot(self._step(observation)[0])
+
+    def unroll(self, observation: TensorDict, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean actions [T, N, H, A] in robot units along sequences of observations [T, N], and the last memory [N, M].
+
+        Sequences begin with `memory` [N, M], or with the initial one; so does every episode in them, where
+        observation["started"] [T, N] says that one begins. Differentiable through time.
+        """
+        means, memory = self._unroll(observation, memory)
+        return self._to_robot(means.flatten(0, 1)).unflatten(0, means.shape[:2]), memory
+
+    def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
+        """Mean squared error of the mean action over valid steps, in half action ranges.
+
+        Of one step from the observation's memory for observations [N], `actions` [N, H, A] and `valid` [N, H]; through
+        time, as `unroll` from the initial memory, for sequences [T, N].
+        """
+        mean = (self._step(observation) if observation.batch_dims == 1 else self._unroll(observation, None))[0]
+        error = (mean.view_as(actions) - (actions - self.centre) / self.half_range).square().mean(-1)
+        return (error * valid).sum() / valid.sum().clamp_min(1)
+
+    def _distribution(self, observation: TensorDict) -> torch.distributions.Normal:
+        return torch.distributions.Normal(self._step(observation)[0], self.log_std.exp(), validate_args=False)
+
+    def _step(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
+        """Mean of the raw action [N, H * A] and next memory [N, M]."""
+        inputs = self._inputs(observation)
+        if MEMORY not in observation.keys():  # noqa: SIM118 - a TensorDict iterates over its batch
+            raise ValueError(
+                f'policy=recurrent reads its memory as observation "{MEMORY}" [N, {self.gru.size}]; begin episodes '
+                f'with initial_memory(N) and go on with sample["{MEMORY}"] of the decision before'
+            )
+        mean, memory = chain(self.actor, inputs, observation[MEMORY])
+        assert memory is not None
+        return mean, memory
+
+    def _unroll(self, observation: TensorDict, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+        encoder, activation, gru, *head = self.actor
+        steps, count = observation.batch_size
+        features = activation(encoder(self._inputs(observation.flatten(0, 1)))).unflatten(0, (steps, count))
+        started = observation[STARTED]
+        memory = self.initial_memory(count) if memory is None else memory
+        memories = []
+        for step in range(steps):
+            memory = gru(features[step], torch.where(started[step].unsqueeze(-1), self.gru.initial, memory))
+            memories.append(memory)
+        return chain(head, torch.stack(memories))[0], memory
+
+    def _to_robot(self, raw: Tensor) -> Tensor:
+        return raw.view(len(raw), self.contract.horizon, -1) * self.half_range + self.centre

@@ -1,0 +1,189 @@
+"""Export of policies: written beside its place, checked against the policy, and renamed into it whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.contract import Contract
+from embodied.network import DeployablePolicy, Network
+from embodied.policy import Policy
+from real_robot.firmware import examples, graphs
+from real_robot.firmware.quantization import quantized
+from real_robot.firmware.samples import Samples, draw
+from real_robot.firmware.source import write_source
+from real_robot.firmware.toolchain import KERNELS, run_on_host
+
+RECORD = "export.json"
+FORMAT = 1
+DEFAULT_OPSET = 17
+CHECK_STEP = (0, 0)
+"""Which input is the pair that the firmware checks at boot."""
+
+
+class Target(Enum):
+    """What to export to."""
+
+    c = "c"
+    onnx = "onnx"
+    torchscript = "torchscript"
+
+
+class Weights(Enum):
+    """How weights are stored."""
+
+    float32 = "float32"
+    int8 = "int8"
+
+
+TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 0.05}
+"""Largest difference from the policy with which an export is given out, in half action ranges."""
+CHECK_TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 1e-3}
+"""The same between the firmware and the network it was made from, on the pair that it checks at boot."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """What to write, and where it comes from; `opset` is ONNX's."""
+
+    target: Target
+    weights: Weights = Weights.float32
+    opset: int | None = None
+    checkpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for options that the target does not have."""
+        if self.weights is Weights.int8 and self.target is not Target.c:
+            raise ValueError(f"weights=int8 is for target=c, got target={self.target.value}")
+        if self.opset is not None:
+            if self.target is not Target.onnx:
+                raise ValueError(f"opset={self.opset} is for target=onnx, got target={self.target.value}")
+            graphs.check_opset(self.opset)
+
+    @property
+    def name(self) -> str:
+        """Of its folder, where none is given."""
+        return self.target.value if self.weights is Weights.float32 else f"{self.target.value}_{self.weights.value}"
+
+
+def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
+    """Write `policy` into `directory`, which takes the place of an earlier export; returns what export.json says.
+
+    Raises:
+        ValueError: on one line, where the policy, its contract or the directory do not allow it, or the check fails;
+            then nothing is left behind.
+    """
+    if not isinstance(policy, DeployablePolicy):
+        raise ValueError(f"{type(policy).__name__} cannot be exported; expected policy=mlp, recurrent or attention")
+    network = policy.deployable()
+    _check_units(network.contract)
+    samples = draw(policy, network)
+    with _whole_directory(directory) as temporary:
+        record = _description(network, options)
+        record |= _write_c(network, samples, options, temporary) if options.target is Target.c else {}
+        if options.target is not Target.c:
+            record |= graphs.write(network, samples, options.target.value, options.opset or DEFAULT_OPSET, temporary)
+        tolerance = TOLERANCE[options.weights] + network.limits.rounding
+        if not record["max_error"] <= tolerance:
+            raise ValueError(
+                f"the export differs from the policy by {record['max_error']:.2g} half action ranges, expected at most "
+                f"{tolerance:g}" + ("; use weights=float32" if options.weights is Weights.int8 else "")
+            )
+        samples.save(temporary)
+        (temporary / "contract.json").write_text(network.contract.to_json() + "\n")
+        (temporary / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+    return record
+
+
+def summary(record: dict[str, Any]) -> str:
+    """What to tell of `export`'s record: parameters, memory in bytes, error."""
+    told = {"parameters": record["parameters"]}
+    if record["target"] == "c":
+        told |= {
+            "bytes of constants": record["constant_bytes"],
+            "bytes of RAM": record["static_bytes"],
+            "bytes of arrays on the stack": record["scratch_bytes"],
+        }
+        told |= {f"({name} example: {said})": "" for name, said in record["examples"].items()}
+    largest = f"largest difference from the policy {record['max_error']:.2g} half action ranges"
+    return ", ".join([*(f"{value} {name}" for name, value in told.items()), largest])
+
+
+def _description(network: Network, options: Export) -> dict[str, Any]:
+    initial = network.initial_memory
+    return {
+        "format": FORMAT,
+        "target": options.target.value,
+        "weights": options.weights.value,
+        "checkpoint": options.checkpoint,
+        "layers": [type(layer).__name__ for layer in network.layers],
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "inputs": network.inputs,
+        "outputs": network.outputs,
+        "initial_memory": None if initial is None else initial.tolist(),
+        "torch": torch.__version__,
+    }
+
+
+def _write_c(network: Network, samples: Samples, options: Export, directory: Path) -> dict[str, Any]:
+    deployed = quantized(network) if options.weights is Weights.int8 else network
+    source = write_source(deployed, samples.inputs[CHECK_STEP], CHECK_TOLERANCE[options.weights])
+    (directory / "policy.h").write_text(source.header)
+    (directory / "policy.c").write_text(source.code)
+    shutil.copyfile(KERNELS, directory / KERNELS.name)
+    written = examples.write(network.contract, source.scratch_bytes, directory)
+    with tempfile.TemporaryDirectory() as work:
+        outputs, status = run_on_host(directory, samples.inputs, Path(work))
+    if status != 0:
+        raise ValueError(f"the exported policy_check() says {status} on this machine, expected 0; see policy.h")
+    return {
+        "examples": written,
+        "constant_bytes": source.constant_bytes,
+        "constants_crc32": f"{source.crc32:08x}",
+        "static_bytes": source.static_bytes,
+        "scratch_bytes": source.scratch_bytes,
+        "max_error": samples.error(outputs, network.limits.half_range),
+    }
+
+
+def _check_units(contract: Contract) -> None:
+    for name, spec in [*contract.observation.items(), ("action", contract.action)]:
+        if not spec.unit:
+            raise ValueError(
+                f'{name} has no unit in the contract, and firmware is written from it; set unit (such as "m", or '
+                '"1" for numbers without dimension)'
+            )
+
+
+@contextmanager
+def _whole_directory(directory: Path) -> Iterator[Path]:
+    """Give the body a temporary folder: it becomes `directory`, and goes where the body fails."""
+    if directory.exists() and not (directory / RECORD).exists():
+        raise ValueError(f"{directory} exists and holds no export; choose another output")
+    missing = [parent for parent in directory.parents if not parent.exists()]
+    temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        if directory.exists():
+            earlier = directory.with_name(f".{directory.name}.{os.getpid()}.old")
+            directory.rename(earlier)
+            temporary.rename(directory)
+            shutil.rmtree(earlier)
+        else:
+            temporary.rename(directory)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        for parent in missing:  # made for it, innermost first
+            parent.rmdir()
+        raise

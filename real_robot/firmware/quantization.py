@@ -1,0 +1,52 @@
+"""Weights of 8 bits: the same arithmetic in torch as in policy_kernels.h."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from embodied.network import Network
+
+LEVELS = 127
+"""Largest magnitude of a weight, in steps of its row."""
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with whole-numbered weights [O, I] in [-127, 127] and a scale per row.
+
+    Inputs are rounded to `limit` steps of their largest magnitude: 16 bits, fewer where a sum could pass 32 bits.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        weight = layer.weight.detach()
+        scale = weight.abs().amax(1) / LEVELS
+        self.register_buffer("weight", torch.round(weight / scale.clamp_min(1e-30).unsqueeze(1)).to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", layer.bias.detach().clone())
+        self.limit = float(min(2**15 - 1, (2**31 - 1) // (LEVELS * layer.in_features)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., I] to [..., O]."""
+        peak = x.abs().amax(-1, keepdim=True)
+        steps = torch.where(peak > 1e-30, self.limit / peak, 0.0)
+        total = torch.round(x * steps).double() @ self.weight.double().T  # exact
+        return self.bias + total.float() * (self.scale * (peak / self.limit))
+
+
+def quantized(network: Network) -> Network:
+    """`network` with weights of 8 bits in every linear layer; the normaliser and all else stay float32."""
+    network = copy.deepcopy(network)
+    _replace(network)
+    return network
+
+
+def _replace(module: nn.Module) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            setattr(module, name, QuantizedLinear(child))
+        else:
+            _replace(child)

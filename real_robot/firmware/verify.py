@@ -1,0 +1,124 @@
+"""Prove exported C on an emulated core: python -m real_robot.firmware.verify DIR [--core m4|m7] [--json].
+
+Compiles the export for this machine and for a Cortex-M, runs both on 1,000 stored inputs, the core's under QEMU, and
+compares them with the policy and with each other. Instructions are what the core executes, not cycles: QEMU knows no
+pipeline and no wait states.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from embodied.contract import Contract
+from embodied.network import ToRange
+from real_robot.firmware.exporting import RECORD
+from real_robot.firmware.samples import Samples
+from real_robot.firmware.toolchain import CORES, build_for_core, find, run_image, run_on_host
+
+TOLERANCE = {"float32": 1e-6, "int8": 0.05}
+"""Largest difference from the policy, in half action ranges; rounding comes on top where a range is far from zero."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One export on one core. Memory in bytes, `instructions` per inference, `max_error` in half action ranges.
+
+    `check` is what policy_check() says at boot: 0 where all is well. `stack_bytes` is the larger one of policy_act and
+    policy_check.
+    """
+
+    core: str
+    weights: str
+    inputs: int
+    check: int
+    flash_bytes: int
+    ram_bytes: int
+    stack_bytes: int
+    instructions: int
+    max_error: float
+    tolerance: float
+    host_equals_core: bool
+
+    @property
+    def good(self) -> bool:
+        """Whether it does what the policy does."""
+        return self.check == 0 and self.max_error <= self.tolerance and self.host_equals_core
+
+
+def verify(directory: Path, core: str = "m4", tolerance: float | None = None) -> Verification:
+    """Build and run the export in `directory` on `core`, "m4" or "m7"; `tolerance` in half action ranges.
+
+    Raises:
+        ValueError: on one line, where a tool is missing or `directory` holds no C export.
+    """
+    record = _read_record(directory)
+    contract = Contract.from_dict(json.loads((directory / "contract.json").read_text()))
+    samples = Samples.load(directory)
+    for tool in ("arm-none-eabi-gcc", "arm-none-eabi-size", "qemu-system-arm"):
+        find(tool)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        on_host, _ = run_on_host(directory.absolute(), samples.inputs, work)
+        image = build_for_core(directory.absolute(), CORES[core], work)
+        run = run_image(image, CORES[core], samples.inputs, work)
+    limits = ToRange(contract.action.low, contract.action.high)
+    allowed = (TOLERANCE[record["weights"]] if tolerance is None else tolerance) + limits.rounding
+    return Verification(
+        core=core,
+        weights=record["weights"],
+        inputs=samples.inputs.shape[0] * samples.inputs.shape[1],
+        check=run.check,
+        flash_bytes=run.flash_bytes,
+        ram_bytes=run.ram_bytes,
+        stack_bytes=run.stack_bytes,
+        instructions=run.instructions,
+        max_error=samples.error(run.outputs, limits.half_range.repeat(contract.executed)),
+        tolerance=allowed,
+        host_equals_core=torch.equal(on_host.view(torch.int32), run.outputs.view(torch.int32)),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line; the exit status is 0 only where the core does what the policy does."""
+    parser = argparse.ArgumentParser(
+        prog="python -m real_robot.firmware.verify", description=str(__doc__).split("\n\n")[1]
+    )
+    parser.add_argument("directory", type=Path, help="what export.py target=c has written")
+    parser.add_argument("--core", choices=CORES, default="m4", help="Cortex-M4 (default) or M7")
+    parser.add_argument("--tolerance", type=float, help="largest error, in half action ranges (1e-6; int8: 0.05)")
+    parser.add_argument("--json", action="store_true", help="print one object")
+    options = parser.parse_args(arguments)
+    try:
+        result = verify(options.directory, options.core, options.tolerance)
+    except (OSError, ValueError) as error:
+        sys.exit(f"error: {' '.join(str(error).split())}")
+    values = asdict(result)
+    text = json.dumps(values, indent=2) if options.json else "\n".join(f"{key}: {values[key]}" for key in values)
+    sys.stdout.write(text + "\n")
+    if not result.good:
+        sys.exit(
+            f"error: the core does not do what the policy does: expected check 0, max_error of at most "
+            f"{result.tolerance:g} and host_equals_core, got the above"
+        )
+
+
+def _read_record(directory: Path) -> dict[str, str]:
+    path = directory / RECORD
+    if not path.exists():
+        raise ValueError(f"{directory} holds no {RECORD}; expected what `python export.py target=c` has written")
+    record = json.loads(path.read_text())
+    if record["target"] != "c":
+        raise ValueError(f"{directory} holds an export to {record['target']}; expected target=c")
+    return record
+
+
+if __name__ == "__main__":
+    main()

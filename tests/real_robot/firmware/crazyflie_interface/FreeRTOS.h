@@ -1,0 +1,3 @@
+#pragma once
+#include <stdint.h>
+#define M2T(ms) ((uint32_t)(ms))

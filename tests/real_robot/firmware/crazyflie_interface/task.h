@@ -1,0 +1,3 @@
+#pragma once
+#include <stdint.h>
+void vTaskDelay(const uint32_t ticks);

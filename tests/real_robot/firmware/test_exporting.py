@@ -1,0 +1,311 @@
+"""Exported C against the policy it comes from, on this machine; what is refused, and that nothing is left of it."""
+
+import ctypes
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from embodied.contract import Contract, TensorSpec
+from embodied.network import Network, chain, rollout_outputs
+from policies.mlp import MLPConfig
+from real_robot.firmware import toolchain
+from real_robot.firmware.exporting import Export, Target, Weights, export
+from real_robot.firmware.quantization import QuantizedLinear, quantized
+from real_robot.firmware.samples import Samples
+from real_robot.firmware.toolchain import run_on_host
+from tests.real_robot.firmware.compiled import Compiled
+from tests.real_robot.firmware.policies import KINDS, ROTORS, make
+
+C = Export(Target.c)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """Exports by kind and weights, made once."""
+    done = {}
+
+    def get(kind: str, weights: Weights = Weights.float32) -> tuple[Path, dict]:
+        if (kind, weights) not in done:
+            directory = tmp_path_factory.mktemp("exports") / f"{kind}_{weights.value}"
+            done[kind, weights] = directory, export(make(kind), Export(Target.c, weights), directory)
+        return done[kind, weights]
+
+    return get
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_floats_do_what_the_policy_does(exported, kind: str):
+    directory, record = exported(kind)
+    assert record["max_error"] <= 1e-6  # of half the action range
+    samples = Samples.load(directory)
+    assert samples.inputs.shape[:2] == (20, 50)
+    assert samples.outputs.std((0, 1)).min() > 0.01 * make(kind).half_range.min()  # it is not one constant action
+    assert torch.equal(samples.outputs, rollout_outputs(make(kind), make(kind).deployable(), samples.inputs))
+    assert json.loads((directory / "export.json").read_text()) == record
+    contract = Contract.from_dict(json.loads((directory / "contract.json").read_text()))
+    assert contract == make(kind).deployable().contract
+    assert "force" not in contract.observation  # what only a simulator knows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_do_what_the_quantised_network_does(exported, kind: str, tmp_path: Path):
+    directory, record = exported(kind, Weights.int8)
+    floats = exported(kind)[1]
+    assert 1e-5 < record["max_error"] <= 0.05
+    assert record["constant_bytes"] < 0.65 * floats["constant_bytes"]
+    samples, network = Samples.load(directory), quantized(make(kind).deployable())
+    outputs, status = run_on_host(directory, samples.inputs, tmp_path)
+    assert status == 0
+    memory, expected = network.initial_memory, []
+    memory = None if memory is None else memory.expand(20, -1)
+    for step in samples.inputs.unbind(1):
+        action, memory = chain(network.layers, step, memory)
+        expected.append(action)
+    difference = (outputs - torch.stack(expected, 1)).abs() / network.limits.half_range
+    assert difference.max() < 2e-3
+    assert difference.mean() < 2e-5
+
+
+def test_products_and_sums_of_bytes_are_exact():
+    layer = nn.Linear(3, 2)
+    layer.weight.data = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0]])
+    layer.bias.data = torch.tensor([10.0, -1.0])
+    small = QuantizedLinear(layer)
+    assert small.weight.tolist() == [[64, -127, 32], [0, 0, 0]]  # 63.5 and 31.75, rounded half to even
+    assert small.limit == 32767
+    assert QuantizedLinear(nn.Linear(1000, 1)).limit == (2**31 - 1) // (127 * 1000)
+    x = torch.tensor([[4.0, 2.0, -1.0], [0.0, 0.0, 0.0]])
+    # inputs become 32767, 16384 (16383.5), -8192 (-8191.75); steps are 4 / 32767 and 2 / 127
+    total = 64 * 32767 - 127 * 16384 + 32 * -8192
+    torch.testing.assert_close(small(x), torch.tensor([[10 + total * (4 / 32767) * (2 / 127), -1.0], [10.0, -1.0]]))
+
+
+@pytest.mark.parametrize("weights", Weights)
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_needs_no_library_and_no_heap(exported, tmp_path: Path, kind: str, weights: Weights):
+    directory, _ = exported(kind, weights)
+    toolchain.call([toolchain.host_compiler(), *toolchain.COMMON, "-pedantic", "-fno-stack-protector", "-c",
+                    directory / "policy.c", "-o", tmp_path / "policy.o"], tmp_path)  # fmt: skip
+    lines = subprocess.run(["nm", "-u", tmp_path / "policy.o"], capture_output=True, text=True, check=True).stdout
+    undefined = {line.split()[-1] for line in lines.splitlines()}
+    assert undefined <= {"memcpy", "memset", "memmove", "_GLOBAL_OFFSET_TABLE_"}  # which compilers call on their own
+
+
+def test_the_header_says_what_goes_in_and_out(exported):
+    header = (exported("mlp")[0] / "policy.h").read_text()
+    assert "  13  velocity.y          m/s    world" in header
+    assert "  17  angular_velocity.z  rad/s  body" in header
+    assert "   3  action.m4  1            -1 to 1" in header
+    assert "#define POLICY_OBSERVATION_VELOCITY 12" in header
+    assert "#define POLICY_CONTROL_DT_S 0.01" in header
+    chunks = (exported("chunks")[0] / "policy.h").read_text()
+    assert "2 actions, one after the other, each for 0.02 s" in chunks
+    assert "action[4] 1" in chunks
+    assert "-50 to 10" in chunks
+
+
+@pytest.mark.parametrize("weights", Weights)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_damaged_constant_is_caught_at_boot(exported, tmp_path: Path, kind: str, weights: Weights):
+    directory, _ = exported(kind, weights)
+    good = Compiled(directory, tmp_path / "good.so")
+    assert good.check() == 0
+    image = (tmp_path / "good.so").read_bytes()
+    fields = (directory / "policy.c").read_text().split("} constants = {")[1].split("};")[0].split("  .")[1:]
+    network = make(kind).deployable()
+    normaliser, last = network.layers[0], network.layers[-1]
+    anchor = image.find(normaliser.mean.numpy().tobytes())  # the first field; the constants follow it
+    length = json.loads((directory / "export.json").read_text())["constant_bytes"]
+    assert anchor > 0
+    assert last.low.numpy().tobytes() in image[anchor : anchor + length]
+    assert len(fields) > 8
+    for place in range(anchor, anchor + length, length // 13):
+        for bit in (0, 7):
+            damaged = bytearray(image)
+            damaged[place] ^= 1 << bit
+            path = tmp_path / f"damaged_{place}_{bit}.so"
+            path.write_bytes(damaged)
+            library = ctypes.CDLL(str(path))
+            assert library.policy_check() == 1
+
+
+def test_a_compiler_that_calculates_otherwise_is_caught_at_boot(exported, tmp_path: Path):
+    directory, _ = exported("recurrent")
+    for name in ("policy.c", "policy.h"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes())
+    kernels = (directory / "policy_kernels.h").read_text()
+    assert kernels.count("0.5f + 0.5f * policy_tanh") == 1
+    (tmp_path / "policy_kernels.h").write_text(kernels.replace("0.5f * policy_tanh", "0.499f * policy_tanh"))
+    assert Compiled(tmp_path, tmp_path / "policy.so").check() == 2
+
+
+def test_what_is_not_a_number_is_refused_and_not_remembered(exported, tmp_path: Path):
+    for kind in ("recurrent", "chunks"):
+        directory, record = exported(kind)
+        policy, samples = Compiled(directory, tmp_path / f"{kind}.so"), Samples.load(directory)
+        sequence = samples.inputs[3].numpy()
+        policy.reset()
+        clean = [policy.act(row, record["outputs"])[1] for row in sequence[:5]]
+        policy.reset()
+        for row, expected in zip(sequence[:5], clean, strict=True):
+            for wrong in (np.nan, np.inf, -np.inf):
+                damaged = row.copy()
+                damaged[-1] = wrong
+                status, action = policy.act(damaged, record["outputs"])
+                assert status == 3
+                np.testing.assert_array_equal(action, make(kind).deployable().limits.centre)
+            status, action = policy.act(row, record["outputs"])
+            assert status == 0
+            np.testing.assert_array_equal(action, expected)
+
+
+def test_a_reset_forgets(exported, tmp_path: Path):
+    directory, record = exported("recurrent")
+    policy, row = Compiled(directory, tmp_path / "policy.so"), Samples.load(directory).inputs[0, 0].numpy()
+    policy.reset()
+    first, second = (policy.act(row, record["outputs"])[1] for _ in range(2))
+    assert not np.array_equal(first, second)
+    for forget in (policy.reset, policy.check):
+        forget()
+        np.testing.assert_array_equal(policy.act(row, record["outputs"])[1], first)
+
+
+def test_actions_never_leave_the_limits(exported, tmp_path: Path):
+    directory, record = exported("chunks")
+    policy = Compiled(directory, tmp_path / "policy.so")
+    limits = make("chunks").deployable().limits
+    for row in 1e6 * torch.randn(200, record["inputs"], generator=torch.Generator().manual_seed(0)):
+        action = torch.from_numpy(policy.act(row.numpy(), record["outputs"])[1])
+        assert (action >= limits.low).all()
+        assert (action <= limits.high).all()
+
+
+def test_the_crazyflie_example_compiles_against_the_interface_it_uses(exported):
+    interface = Path(__file__).with_name("crazyflie_interface")
+    for kind, fits in (("mlp", True), ("recurrent", True), ("attention", False), ("chunks", False)):
+        directory, record = exported(kind)
+        assert (record["examples"]["crazyflie"] == "written") == (directory / "crazyflie").exists() == fits
+        if fits:
+            source = directory / "crazyflie" / "src" / "controller_policy.c"
+            assert "@" not in source.read_text()
+            toolchain.call([toolchain.host_compiler(), *toolchain.COMMON, f"-I{interface}", "-c", source, "-o",
+                            directory / "controller.o"], directory)  # fmt: skip
+            (directory / "controller.o").unlink()
+
+
+class Stretched(nn.Module):
+    """A layer that firmware does not know."""
+
+    def forward(self, x):
+        return 2.0 * x
+
+
+def unknown_layer():
+    policy = MLPConfig(hidden=[8]).build(make("mlp").contract)
+    policy.load_state_dict(policy.state_dict() | {"fitted": torch.ones((), dtype=torch.bool)})
+    policy.actor[1] = Stretched()
+    return policy
+
+
+def without_unit():
+    bare = Contract({"x": TensorSpec((3,))}, ROTORS, 0.01)
+    policy = MLPConfig(hidden=[8]).build(bare)
+    policy.fitted.fill_(True)
+    return policy
+
+
+class Another(type(make("mlp"))):
+    """What it says it does is not what it does."""
+
+    def deployable(self) -> Network:
+        network = super().deployable()
+        network.layers[1].weight += 1e-3
+        return network
+
+
+def dishonest():
+    policy = make("mlp")
+    policy.__class__ = Another
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "told"),
+    [
+        (unknown_layer, C, "no kernel for layer 2, Stretched; expected Linear, Tanh"),
+        (without_unit, C, "x has no unit in the contract"),
+        (without_unit, Export(Target.torchscript), "x has no unit in the contract"),
+        (lambda: MLPConfig().build(make("mlp").contract), C, "no normalisation statistics"),
+        (dishonest, C, "the export differs from the policy by"),
+        (object, C, "object cannot be exported; expected policy=mlp"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(tmp_path: Path, policy, options: Export, told: str):
+    with pytest.raises(ValueError, match=told) as caught:
+        export(policy(), options, tmp_path / "deep" / "export")
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((Target.onnx, Weights.int8), "weights=int8 is for target=c, got target=onnx"),
+        ((Target.c, Weights.float32, 17), "opset=17 is for target=onnx, got target=c"),
+        ((Target.onnx, Weights.float32, 16), "expected opset from 17 to 20, got 16"),
+        ((Target.onnx, Weights.float32, 99), "expected opset from 17 to 20, got 99"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_line(options: tuple, told: str):
+    with pytest.raises(ValueError, match=told):
+        Export(*options)
+
+
+def test_a_machine_without_compiler_says_so(monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="apt-get install gcc"):
+        export(make("mlp"), C, tmp_path / "export")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_replaces_an_earlier_one_and_nothing_else(tmp_path: Path):
+    first = export(make("mlp"), C, tmp_path / "export")
+    second = export(make("mlp", seed=1), C, tmp_path / "export")
+    assert first["constants_crc32"] != second["constants_crc32"]
+    with pytest.raises(ValueError, match="no normalisation statistics"):
+        export(MLPConfig().build(make("mlp").contract), C, tmp_path / "export")
+    with pytest.raises(ValueError, match="differs from the policy"):
+        export(dishonest(), C, tmp_path / "export")
+    assert [path.name for path in tmp_path.iterdir()] == ["export"]
+    assert json.loads((tmp_path / "export" / "export.json").read_text()) == second
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ValueError, match="exists and holds no export"):
+        export(make("mlp"), C, tmp_path / "mine")
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchscript_does_what_the_policy_does(tmp_path: Path, kind: str):
+    record = export(make(kind), Export(Target.torchscript), tmp_path / "export")
+    assert record["max_error"] <= 1e-6
+    loaded, network = torch.jit.load(tmp_path / "export" / "policy.pt"), make(kind).deployable()
+    row = Samples.load(tmp_path / "export").inputs[0, :1]
+    memory = () if network.initial_memory is None else (torch.tensor([record["initial_memory"]]),)
+    torch.testing.assert_close(loaded(row, *memory), network(row, *memory))
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+@pytest.mark.parametrize("kind", KINDS)
+def test_onnx_does_what_the_policy_does(tmp_path: Path, kind: str, opset: int):
+    onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
+    record = export(make(kind), Export(Target.onnx, opset=opset), tmp_path / "export")
+    assert record["max_error"] <= 1e-6
+    model = onnx.load(tmp_path / "export" / "policy.onnx")
+    assert [entry.version for entry in model.opset_import if not entry.domain] == [opset]
+    names = ["observation", "memory"] if kind == "recurrent" else ["observation"]
+    assert [entry.name for entry in model.graph.input] == names
