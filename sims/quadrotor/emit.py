@@ -26,14 +26,19 @@ HOST = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n#define INL
 def c_source(traces: list[Trace]) -> str:
     """C of several programs. Each gets a block function, and one to be called: see `_entry`."""
     head = f"{HOST}#define LANES {LANES}\n{FUNCTIONS.read_text()}"
-    return "\n".join([head, *(f"{_block(trace)}\n{_entry(trace)}" for trace in traces)])
+    parts = [_block(trace) + _entry(trace) + (_repeated_entry(trace) if trace.repeat else "") for trace in traces]
+    return "\n".join([head, *parts])
 
 
 def cuda_source(trace: Trace) -> str:
-    """One CUDA kernel: lane i is thread i, `step` the row stride of all tensors, pointers in the program's order."""
+    """One CUDA kernel: lane i is thread i, `step` the row stride of all tensors, pointers in the program's order.
+
+    Where the program repeats, the kernel takes the number of repetitions last and holds what is carried in registers.
+    """
     arguments = ", ".join(kind + name for kind, name, _ in _tensors(trace))
-    lines = "\n".join(_body(trace, uniform=False, stride="step"))
-    head = "\n".join(_body(trace, uniform=True, stride="step"))
+    head, lines = ("\n".join(_body(trace, uniform=uniform, stride="step")) for uniform in (True, False))
+    if trace.repeat:
+        arguments, lines = f"{arguments}, int count", _registers(trace, lines)
     return f"""{DEVICE}typedef unsigned int uint32_t;
 typedef int int32_t;
 {FUNCTIONS.read_text()}
@@ -45,6 +50,30 @@ extern "C" __global__ void {trace.name}({arguments}, int lanes)
 {lines}
 }}
 """
+
+
+def _registers(trace: Trace, lines: str) -> str:
+    """The body in a loop over repetitions; what is carried is in an array whose indices are known: in registers."""
+    carried, sequence, rows, advance = _repetition(trace)
+    # One thread's copy of the carried rows: row r is at r, whatever the stride of the tensors is.
+    for row in range(rows):
+        for name in (f"out_{carried}", carried):
+            lines = lines.replace(f" {name}[{row} * step + i]", f" kept[{row}]")
+    return f"""    float kept[{rows}];
+#pragma unroll
+    for (int row = 0; row < {rows}; row++) kept[row] = {carried}[row * step + i];
+    for (int k = 0; k < count; k++, {sequence} += {advance} * step) {{
+{lines}
+    }}
+#pragma unroll
+    for (int row = 0; row < {rows}; row++) out_{carried}[row * step + i] = kept[row];"""
+
+
+def _repetition(trace: Trace) -> tuple[str, str, int, int]:
+    """Names of what is carried and of what advances, and their rows."""
+    assert trace.repeat is not None
+    rows = {group.name: group.rows for group in trace.inputs}
+    return *trace.repeat, *(rows[name] for name in trace.repeat)
 
 
 def _block(trace: Trace) -> str:
@@ -68,10 +97,38 @@ def _entry(trace: Trace) -> str:
     for index, (kind, _, group) in enumerate(_tensors(trace)):
         shift = "" if group.kind == UNIFORM else " + i"
         arguments.append(f"({kind})p[{index}]{shift}, steps[{index}]")
-    return f"""void {trace.name}(int64_t first, int64_t last, void *const *p, const int64_t *steps)
+    return f"""
+void {trace.name}(int64_t first, int64_t last, void *const *p, const int64_t *steps)
 {{
     for (int64_t i = first; i < last; i += LANES)
         {trace.name}_block({", ".join(arguments)});
+}}"""
+
+
+def _repeated_entry(trace: Trace) -> str:
+    """As `_entry`, `count` times in a row for each block, with what is carried in the cache."""
+    carried, sequence, rows, advance = _repetition(trace)
+    arguments, place = [], {}
+    for index, (kind, name, group) in enumerate(_tensors(trace)):
+        place[name] = index
+        shift = "" if group.kind == UNIFORM else " + i"
+        if name == sequence:
+            shift += f" + k * {advance} * steps[{index}]"
+        kept = name in (carried, f"out_{carried}")
+        arguments.append("kept, LANES" if kept else f"({kind})p[{index}]{shift}, steps[{index}]")
+    source, target = place[carried], place[f"out_{carried}"]
+    return f"""
+void {trace.name}_repeated(int64_t first, int64_t last, int64_t count, void *const *p, const int64_t *steps)
+{{
+    float kept[{rows} * LANES];
+    for (int64_t i = first; i < last; i += LANES) {{
+        for (int row = 0; row < {rows}; row++)
+            memcpy(kept + row * LANES, (const float *)p[{source}] + row * steps[{source}] + i, sizeof(float) * LANES);
+        for (int64_t k = 0; k < count; k++)
+            {trace.name}_block({", ".join(arguments)});
+        for (int row = 0; row < {rows}; row++)
+            memcpy((float *)p[{target}] + row * steps[{target}] + i, kept + row * LANES, sizeof(float) * LANES);
+    }}
 }}"""
 
 

@@ -58,35 +58,58 @@ class Kernels:
         found = _Differentiable.apply(self, name, *given) if wanted else self.launch(name, given)
         return {group.name: tensor for group, tensor in zip(program.outputs, found, strict=True)}
 
-    def launch(self, name: str, given: Sequence[Tensor]) -> list[Tensor]:
-        """Run kernel `name` (a program, or its `_vjp`) on tensors in its order, into new ones."""
+    def launch(self, name: str, given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """Run kernel `name` (a program, or its `_vjp`) on tensors in its order, into new ones, or `out`."""
         work = self.traces[name]
         like = next(tensor for tensor, group in zip(given, work.inputs, strict=True) if group.kind != UNIFORM)
         lanes = like.shape[1]
-        assert all(tensor.is_contiguous() for tensor in given)
-        results = [torch.empty(group.rows, lanes, device=like.device) for group in work.outputs]
-        tensors = [*given, *results]
-        if self.backend == "cuda":
-            self._launch_cuda(work, tensors, lanes)
-        else:
-            self._launch_c(work, tensors, lanes)
+        results = list(out or (torch.empty(group.rows, lanes, device=like.device) for group in work.outputs))
+        self._run(work, [*given, *results], lanes, None)
         return results
 
-    def _launch_c(self, work: Trace, tensors: list[Tensor], lanes: int) -> None:
-        count = len(tensors)
+    def repeat(self, name: str, given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> list[Tensor]:
+        """As `launch`, once for each of the values of the input that advances: [repetitions, rows, N]. No gradients."""
+        program = self.programs[name]
+        assert program.repeat is not None
+        order = [group.name for group in program.inputs]
+        carried, sequence = (order.index(part) for part in program.repeat)
+        if self.backend == "torch":
+            inputs = dict(zip(order, given, strict=True))
+            for value in given[sequence]:
+                inputs |= program.run({**inputs, program.repeat[1]: value})
+            return [inputs[group.name] for group in program.outputs]
+        results = list(out or [torch.empty_like(given[carried])])
+        self._run(self.traces[name], [*given, *results], given[carried].shape[1], len(given[sequence]))
+        return results
+
+    def _run(self, work: Trace, tensors: list[Tensor], lanes: int, count: int | None) -> None:
+        assert all(tensor.is_contiguous() for tensor in tensors)
+        if self.backend == "cuda":
+            self._run_cuda(work, tensors, lanes, 1 if count is None else count)
+        else:
+            self._run_c(work, tensors, lanes, count)
+
+    def _run_c(self, work: Trace, tensors: list[Tensor], lanes: int, count: int | None) -> None:
+        size = len(tensors)
         steps = self._steps.get((work.name, lanes))
         if steps is None:
-            steps = self._steps[work.name, lanes] = (ctypes.c_int64 * count)(*[lanes] * count)
-        pointers = (ctypes.c_void_p * count)(*[tensor.data_ptr() for tensor in tensors])
-        function = getattr(self.library, work.name)
-        split(lambda first, last: function(ctypes.c_int64(first), ctypes.c_int64(last), pointers, steps), lanes)
+            steps = self._steps[work.name, lanes] = (ctypes.c_int64 * size)(*[lanes] * size)
+        pointers = (ctypes.c_void_p * size)(*[tensor.data_ptr() for tensor in tensors])
+        function = getattr(self.library, work.name if count is None else f"{work.name}_repeated")
+        more = () if count is None else (ctypes.c_int64(count),)
 
-    def _launch_cuda(self, work: Trace, tensors: list[Tensor], lanes: int) -> None:
+        def part(first: int, last: int) -> None:
+            function(ctypes.c_int64(first), ctypes.c_int64(last), *more, pointers, steps)
+
+        split(part, lanes, SHARE // (count or 1))
+
+    def _run_cuda(self, work: Trace, tensors: list[Tensor], lanes: int, count: int) -> None:
         if work.name not in self._compiled:
             self._compiled[work.name] = torch.cuda._compile_kernel(cuda_source(work), work.name)
         grid = ((lanes + THREADS - 1) // THREADS, 1, 1)
+        arguments = [*tensors, *([count] if work.repeat else []), lanes]
         with torch.cuda.device(tensors[0].device):
-            self._compiled[work.name](grid=grid, block=(THREADS, 1, 1), args=[*tensors, lanes])
+            self._compiled[work.name](grid=grid, block=(THREADS, 1, 1), args=arguments)
 
 
 class _Differentiable(torch.autograd.Function):

@@ -37,12 +37,21 @@ class Group:
 
 @dataclass(frozen=True)
 class Program:
-    """A neutral function: groups of input rows by keyword, a dictionary of groups of output rows."""
+    """A neutral function: groups of input rows by keyword, a dictionary of groups of output rows.
+
+    Attributes:
+        name: of its kernels.
+        inputs, outputs: its groups.
+        function: takes rows, returns rows.
+        repeat: names of an input that the output of the same name replaces, and of one that every repetition has a new
+            value of: then there is a kernel, too, that runs many repetitions with the first in registers or cache.
+    """
 
     name: str
     inputs: tuple[Group, ...]
     outputs: tuple[Group, ...]
     function: Callable[..., Mapping[str, Rows]]
+    repeat: tuple[str, str] | None = None
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run in plain torch, one operation at a time: the oracle of the kernels, and what runs without a compiler.
@@ -70,6 +79,7 @@ class Trace:
     inputs: tuple[Group, ...]
     outputs: tuple[Group, ...]
     results: Mapping[str, list[Node]]
+    repeat: tuple[str, str] | None = None
 
 
 def trace(program: Program) -> Trace:
@@ -78,7 +88,7 @@ def trace(program: Program) -> Trace:
     rows = {group.name: _nodes(graph, group) for group in program.inputs}
     found = program.function(**rows)
     results = {group.name: [graph.wrap(value) for value in found[group.name]] for group in program.outputs}
-    return Trace(program.name, program.inputs, program.outputs, results)
+    return Trace(program.name, program.inputs, program.outputs, results, program.repeat)
 
 
 def trace_vjp(program: Program) -> Trace:
