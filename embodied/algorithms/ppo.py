@@ -7,7 +7,9 @@ Differs from the papers:
     - one discount per control step, gamma^k for a chunk that executed k actions; the time limit is bootstrapped from
       the value of the true final observation;
     - an iteration stops early once the approximate KL divergence passes `target_kl`;
-    - the critic's loss is a plain squared error, and the critic alone is trained during `critic_warmup` iterations.
+    - the critic's loss is a plain squared error, and the critic alone is trained during `critic_warmup` iterations;
+    - rewards are divided by the standard deviation of the first rollout's returns, and the gradients of actor and
+      critic are clipped apart: neither the reward's scale nor a critic that begins far off slows the actor down.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import nn
+from torch import Tensor, nn
 
 from embodied.advantage import explained_variance, gae, normalise, values
 from embodied.config import at_least
@@ -69,9 +71,10 @@ class PPO:
         actor, critic = policy.actor_parameters(), policy.critic_parameters()
         self.optimiser = torch.optim.AdamW(
             [{"params": actor, "lr": config.learning_rate}, {"params": critic, "lr": config.value_learning_rate}],
-            weight_decay=0.0,
-        )
-        self.parameters = actor + critic
+            weight_decay=0.0, fused=True,
+        )  # fmt: skip
+        self.parameters = actor, critic
+        self.reward_scale: float | None = None
         self.iterations = 0
         self.gradient_steps = 0
 
@@ -101,10 +104,7 @@ class PPO:
 
     def _prepare(self, rollout: Rollout) -> tuple[TensorDict, float, float]:
         value, next_value = (values(self.policy, seen) for seen in (rollout.observation, rollout.next_observation))
-        advantage, returns = gae(
-            rollout.reward, rollout.executed, rollout.terminated, rollout.truncated, value, next_value,
-            discount=self.config.discount, trace=self.config.trace,
-        )  # fmt: skip
+        advantage, returns = self._gae(rollout, value, next_value)
         batch = TensorDict(
             {
                 "observation": rollout.observation,
@@ -116,6 +116,14 @@ class PPO:
             batch_size=list(value.shape),
         )
         return batch.flatten(0, 1), float(advantage.std()), explained_variance(value, returns)
+
+    def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
+        settings = {"discount": self.config.discount, "trace": self.config.trace}
+        ending = rollout.executed, rollout.terminated, rollout.truncated
+        if self.reward_scale is None:
+            spread = float(gae(rollout.reward, *ending, value, next_value, **settings)[1].std())
+            self.reward_scale = 1.0 / spread if spread > 1e-3 else 1.0
+        return gae(self.reward_scale * rollout.reward, *ending, value, next_value, **settings)
 
     def _step(self, batch: TensorDict) -> dict[str, float]:
         evaluation = self.policy.evaluate(batch["observation"], batch["sample"])
@@ -131,7 +139,8 @@ class PPO:
         loss = value_loss if warm else value_loss + policy_loss - self.config.entropy_weight * entropy
         self.optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)
+        for parameters in self.parameters:
+            nn.utils.clip_grad_norm_(parameters, self.config.max_gradient_norm)
         self.optimiser.step()
         self.gradient_steps += 1
         with torch.no_grad():
@@ -149,6 +158,7 @@ class PPO:
         """Optimiser, counters and draws to come."""
         return {
             "optimiser": self.optimiser.state_dict(),
+            "reward_scale": self.reward_scale,
             "iterations": self.iterations,
             "gradient_steps": self.gradient_steps,
             "generator": self.generator.get_state(),
@@ -157,5 +167,6 @@ class PPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.optimiser.load_state_dict(state["optimiser"])
-        self.iterations, self.gradient_steps = state["iterations"], state["gradient_steps"]
+        self.reward_scale, self.iterations = state["reward_scale"], state["iterations"]
+        self.gradient_steps = state["gradient_steps"]
         self.generator.set_state(state["generator"])
