@@ -44,7 +44,9 @@ def run(arguments: list[str]) -> None:
     config, _ = compose(ExportConfig, "export", arguments, GROUPS)
     options = Export(config.target, config.weights, config.opset, config.checkpoint)
     saved = checkpoint.load(config.checkpoint)
-    part = {kind: {"policy": saved.config[kind]["policy"]} for kind in ("choices", "values")}
+    part = {kind: {"policy": saved.config.get(kind, {}).get("policy")} for kind in ("choices", "values")}
+    if None in (part["choices"]["policy"], part["values"]["policy"]):
+        raise ValueError(f"the configuration of {saved.path} says no policy; expected a checkpoint of train.py")
     rebuilt, _ = compose(ExportConfig, "export", arguments, GROUPS, part)
     policy = rebuilt.policy.build(saved.contract)
     saved.restore(policy)

@@ -114,9 +114,12 @@ def summary(record: dict[str, Any]) -> str:
             "bytes of RAM": record["static_bytes"],
             "bytes of arrays on the stack": record["scratch_bytes"],
         }
-        told |= {f"({name} example: {said})": "" for name, said in record["examples"].items()}
+    examples_written = [
+        f"{name} example" if said == examples.WRITTEN else f"no {name} example ({said})"
+        for name, said in record.get("examples", {}).items()
+    ]
     largest = f"largest difference from the policy {record['max_error']:.2g} half action ranges"
-    return ", ".join([*(f"{value} {name}" for name, value in told.items()), largest])
+    return ", ".join([*(f"{value} {name}" for name, value in told.items()), *examples_written, largest])
 
 
 def _description(network: Network, options: Export) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""The Crazyflie example, compiled against the interface that it uses and flown on this machine."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from real_robot.firmware.exporting import Export, Target, export
+from real_robot.firmware.toolchain import COMMON, call, host_compiler
+from tests.real_robot.firmware.policies import make
+
+INTERFACE = Path(__file__).with_name("crazyflie_interface")
+
+
+def fly(directory: Path, states: str) -> list[list[float]]:
+    """What the controller says for lines of states: whether it is healthy, then forces and control mode."""
+    source = directory / "crazyflie" / "src" / "controller_policy.c"
+    program = directory / "fly"
+    call([host_compiler(), *COMMON, f"-I{INTERFACE}", INTERFACE / "fly.c", source, "-o", program], directory)
+    (directory / "states").write_text(states)
+    lines = call(["sh", "-c", "./fly < states"], directory).splitlines()
+    return [[float(word) for word in line.split()] for line in lines]
+
+
+def rotate(quaternion: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+    """v + 2 q x (q x v + w v), for quaternions w, x, y, z."""
+    w, axis = quaternion[0], quaternion[1:]
+    return vector + 2 * torch.linalg.cross(axis, torch.linalg.cross(axis, vector) + w * vector)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "recurrent"])  # without and with previous_action
+def test_it_commands_what_the_policy_does_on_the_same_state(tmp_path: Path, kind: str):
+    export(make(kind), Export(Target.c), tmp_path / "export")
+    generator = torch.Generator().manual_seed(0)
+    goal, position, velocity, gyro = (torch.randn(3, generator=generator) for _ in range(4))
+    quaternion = torch.nn.functional.normalize(torch.randn(4, generator=generator), dim=0)
+    numbers = " ".join(f"{x:.9g}" for x in torch.cat((goal, position, quaternion, velocity, 57.2957795 * gyro)))
+    steps = [(0, 0), (1, 1), (2, 1), (10, 1), (11, 1), (20, 0), (23, 1)]  # of the stabilizer, and whether to fly
+    health, *said = fly(tmp_path / "export", "\n".join(f"{step} {mode} {numbers}" for step, mode in steps))
+    assert health == [1.0]
+    assert {row[-1] for row in said} == {2.0}  # controlModeForce
+    policy = make(kind)
+    columns = [rotate(quaternion, torch.eye(3)[axis]) for axis in range(3)]
+    observation = {
+        "position": position - goal, "rotation": torch.stack(columns, 1).flatten(), "velocity": velocity,
+        "angular_velocity": gyro, "previous_action": torch.full((4,), -1.0),
+    }  # fmt: skip
+    memory = {} if kind == "mlp" else {"memory": policy.initial_memory(1)}
+    forces = []
+    for _ in range(2):
+        rows = TensorDict({key: part.unsqueeze(0) for key, part in observation.items()} | memory, [1])
+        decision = policy.act(rows, deterministic=True)
+        observation["previous_action"] = decision.actions[0, 0]
+        memory = {} if kind == "mlp" else {"memory": decision.sample["memory"]}
+        forces.append((0.5 * (decision.actions[0, 0] + 1.0)).square())
+    off = torch.zeros(4)
+    expected = torch.stack([off, forces[0], forces[0], forces[1], forces[1], off, forces[0]])
+    torch.testing.assert_close(torch.tensor(said)[:, :4], expected, atol=2e-6, rtol=0.0)
+
+
+def test_a_damaged_policy_does_not_fly(tmp_path: Path):
+    export(make("mlp"), Export(Target.c), tmp_path / "export")
+    source = tmp_path / "export" / "policy.c"
+    text = source.read_text()
+    mark = "constants_crc32 = 0x"
+    digit = text[text.index(mark) + len(mark)]
+    source.write_text(text.replace(mark + digit, mark + ("0" if digit != "0" else "1")))
+    health, forces = fly(tmp_path / "export", "10 1" + " 0" * 16)
+    assert health == [0.0]
+    assert forces == [0.0, 0.0, 0.0, 0.0, 2.0]
+
+
+def test_where_it_does_not_fit_it_says_why(tmp_path: Path):
+    record = export(make("attention"), Export(Target.c), tmp_path / "attention")
+    assert record["examples"]["crazyflie"] == "the state estimate has no neighbours (6, 7) in m world"
+    assert not (tmp_path / "attention" / "crazyflie").exists()
+    record = export(make("chunks"), Export(Target.c), tmp_path / "chunks")
+    assert "expected 4 rotor set-points between -1 and 1, got (5,)" in record["examples"]["crazyflie"]

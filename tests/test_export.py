@@ -1,0 +1,130 @@
+"""export.py as a user runs it: from a checkpoint whose policy alone is rebuilt, to files or one line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import export
+from embodied import checkpoint, program
+from embodied.checkpoint import Checkpoint
+from embodied.contract import Contract
+from real_robot.firmware.exporting import Export, Target
+from tests.real_robot.firmware.policies import contract, make
+
+ROOT = Path(__file__).parent.parent
+CONFIG = {
+    # the task is of a kind that is not here: an export builds no task
+    "choices": {"task": "somewhere_else", "policy": "mlp", "algorithm": "another"},
+    "values": {"task": {"name": "somewhere_else"}, "policy": {"hidden": [64, 64], "initial_std": 0.3}, "seed": 3},
+}
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A run with one checkpoint of a policy for 18 observations."""
+    policy = make("mlp")
+    saved = Checkpoint(policy=policy.state_dict(), contract=contract("mlp"), config=CONFIG)
+    checkpoint.save(tmp_path / "run", saved)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def ask(capsys):
+    """Runs the program in this process; returns its status and its lines."""
+
+    def run(*arguments: str) -> tuple[int, list[str]]:
+        status = program.main(export.run, export.describe, list(arguments))
+        return status, capsys.readouterr().out.strip().splitlines()
+
+    return run
+
+
+def test_a_checkpoint_becomes_c_whatever_its_task(trained: Path):
+    completed = subprocess.run(
+        [sys.executable, "export.py", f"checkpoint={trained}", "target=c"], cwd=ROOT, capture_output=True, text=True,
+        check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert completed.stderr == ""
+    output = trained / "export" / "c"
+    first, second = completed.stdout.splitlines()
+    assert first.startswith(f"wrote {output}: 5636 parameters, 22856 bytes of constants, 0 bytes of RAM, 512 bytes of")
+    assert second == f"prove it: python -m real_robot.firmware.verify {output}"
+    kept = {"policy.c", "policy.h", "policy_kernels.h", "contract.json", "export.json", "samples.safetensors"}
+    assert kept | {"stm32f405", "crazyflie"} == {path.name for path in output.iterdir()}
+    written = Contract.from_dict(json.loads((output / "contract.json").read_text()))
+    assert written == make("mlp").deployable().contract
+    written.bind(contract("mlp"))  # what trained it can feed it
+
+
+@pytest.mark.parametrize(
+    ("options", "folder", "file"),
+    [
+        (["weights=int8"], "c_int8", "policy.c"),
+        (["target=torchscript"], "torchscript", "policy.pt"),
+        (["target=onnx", "opset=18"], "onnx", "policy.onnx"),
+    ],
+)
+def test_other_targets(trained: Path, ask, options: list[str], folder: str, file: str):
+    if folder == "onnx":
+        pytest.importorskip("onnx", reason="the onnx extra is not installed")
+    status, lines = ask(f"checkpoint={trained}", *options)
+    assert status == 0
+    assert lines[0].startswith(f"wrote {trained / 'export' / folder}: 5636 parameters")
+    assert (trained / "export" / folder / file).exists()
+    assert json.loads((trained / "export" / folder / "export.json").read_text())["checkpoint"] == str(trained)
+
+
+def test_one_checkpoint_of_a_run_and_an_output_elsewhere(trained: Path, ask, tmp_path: Path):
+    newest = max((trained / "checkpoint").iterdir())
+    status, _ = ask(f"checkpoint={newest}", "target=torchscript", f"output={tmp_path / 'there'}")
+    assert status == 0
+    assert (tmp_path / "there" / "policy.pt").exists()
+    assert not (trained / "export").exists()
+
+
+def test_without_onnx_it_says_which_extra(trained: Path, ask, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    status, lines = ask(f"checkpoint={trained}", "target=onnx")
+    assert (status, lines) == (1, ["error: onnx is not installed: pip install 'embodied-rl[onnx]'"])
+    assert not (trained / "export").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["target=onnx", "opset=5"], "expected opset from 17 to 20, got 5"),
+        (["target=c", "opset=17"], "opset=17 is for target=onnx, got target=c"),
+        (["target=torchscript", "weights=int8"], "weights=int8 is for target=c, got target=torchscript"),
+        (["target=rust"], "target: Invalid value 'rust', expected one of [c, onnx, torchscript]"),
+        (["policy=flow"], "the saved run has policy=mlp, got policy=flow"),
+        (["policy.hidden=[32]"], "are of another network"),
+        (["wieghts=int8"], "unknown option 'wieghts'"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_leaves_nothing(trained: Path, ask, options: list[str], told: str):
+    status, lines = ask(f"checkpoint={trained}", *options)
+    assert status == 1
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert told in lines[0]
+    assert not (trained / "export").exists()
+
+
+def test_it_needs_a_checkpoint_with_a_policy_that_can_be_exported(ask, tmp_path: Path):
+    assert "expected checkpoint=" in ask("target=c")[1][0]
+    assert "no checkpoint in" in ask(f"checkpoint={tmp_path}")[1][0]
+    saved = Checkpoint(policy=make("mlp").state_dict(), contract=contract("mlp"), config={"choices": {}, "values": {}})
+    checkpoint.save(tmp_path / "run", saved)
+    status, lines = ask(f"checkpoint={tmp_path / 'run'}")
+    assert (status, len(lines)) == (1, 1)
+    assert "says no policy" in lines[0]
+
+
+def test_folders_are_named_after_what_they_hold():
+    assert Export(Target.onnx).name == "onnx"
+    assert export.describe().count("target: c") == 1
