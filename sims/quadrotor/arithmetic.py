@@ -27,6 +27,8 @@ def where(condition: Value, first: Value, second: Value) -> Value:
     """`first` where `condition` holds, else `second`."""
     if isinstance(condition, Node):
         return condition.graph.where(condition, first, second)
+    if isinstance(condition, bool):  # of numbers that are no tensors
+        return first if condition else second
     return torch.where(condition, first, second)
 
 

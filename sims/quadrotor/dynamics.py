@@ -3,6 +3,10 @@
 Frames: world z up; body x forward, y left, z up. Quaternions (w, x, y, z) turn body vectors into the world. Model and
 integration as in Learning to Fly in Seconds (arXiv 2311.13081): rigid body, four rotors with first-order lag, yaw
 reaction torque, RK4. Drag, ground effect, wind and delay are options; what is off is not in the kernels at all.
+
+Rotor speeds are fractions of the highest, and the state holds them minus the one that hovers, as thrusts are computed
+minus a quarter of the weight: small numbers have small rounding errors, and a torque is a difference of thrusts, which
+for a crazyflie turns the seventh digit of a rotor's speed into the fourth of the angular velocity within a second.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
-from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe
+from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.arithmetic import Rows, Value, clip, sqrt, where
 
 DT_S = 0.01
@@ -64,7 +68,7 @@ class Options:
 
 @dataclass
 class Body:
-    """Position (m, world), quaternion, velocity (m/s, world), angular velocity (rad/s, body), rotor speeds (of 1)."""
+    """Position (m, world), quaternion, velocity (m/s, world), angular velocity (rad/s, body), rotors' excess speeds."""
 
     position: Rows
     quaternion: Rows
@@ -111,7 +115,8 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
     """
     action = [clip(a, -1.0, 1.0) for a in action]
     past = state[BODY_ROWS:]
-    command = [(a + 1.0) * 0.5 for a in _delayed(action, past, airframe, options)]
+    hover = 2.0 * hover_speed(airframe) - 1.0
+    command = [(a - hover) * 0.5 for a in _delayed(action, past, airframe, options)]
     body = Body.of(state)
     # A first-order lag approaches its command from one side, so its direction is known for the whole step.
     rate = [
@@ -159,7 +164,7 @@ def _derivative(body: Body, command: Rows, rate: Rows, disturbance: Rows, airfra
     """Time derivative of the body's rows."""
     w, x, y, z = body.quaternion
     p, q, r = body.angular_velocity
-    thrust = _thrust(body, airframe, options)
+    thrust = _excess_thrust(body, airframe, options)
     quaternion = [
         *(-0.5 * (x * p + y * q + z * r), 0.5 * (w * p + y * r - z * q)),
         *(0.5 * (w * q + z * p - x * r), 0.5 * (w * r + x * q - y * p)),
@@ -169,22 +174,25 @@ def _derivative(body: Body, command: Rows, rate: Rows, disturbance: Rows, airfra
     force = disturbance[:3]
     if options.drag:
         force = [f + d for f, d in zip(force, _drag(body, disturbance, airframe, options), strict=True)]
-    acceleration = [u * lift + f / airframe.mass_kg for u, f in zip(up, force, strict=True)]
-    acceleration[2] = acceleration[2] - GRAVITY
+    weightless = [up[0], up[1], -2.0 * (x * x + y * y)]  # up minus (0, 0, 1): what is left of hover's thrust and weight
+    acceleration = [
+        u * lift + v * GRAVITY + f / airframe.mass_kg for u, v, f in zip(up, weightless, force, strict=True)
+    ]
     rotors = [(c - u) * k for c, u, k in zip(command, body.rotor_speed, rate, strict=True)]
     return [*body.velocity, *quaternion, *acceleration, *_spin(body, thrust, disturbance, airframe), *rotors]
 
 
-def _thrust(body: Body, airframe: Airframe, options: Options) -> Rows:
-    """Thrust of each rotor in N."""
-    curve = airframe.thrust_0_n, airframe.thrust_1_n, airframe.thrust_2_n
-    thrust = [curve[0] + u * (curve[1] + u * curve[2]) for u in body.rotor_speed]
+def _excess_thrust(body: Body, airframe: Airframe, options: Options) -> Rows:
+    """Thrust of each rotor minus a quarter of the weight, N."""
+    slope = airframe.thrust_1_n + 2.0 * hover_speed(airframe) * airframe.thrust_2_n
+    thrust = [excess * (slope + excess * airframe.thrust_2_n) for excess in body.rotor_speed]
     if options.ground_effect:
         height = body.position[2] - options.ground_z_m
         height = where(height < 0.5 * airframe.rotor_radius_m, 0.5 * airframe.rotor_radius_m, height)
         ratio = airframe.rotor_radius_m / (4.0 * height)
         gain = 1.0 / (1.0 - ratio * ratio)
-        thrust = [t * gain for t in thrust]
+        quarter = airframe.mass_kg * (GRAVITY / 4.0)
+        thrust = [t * gain + quarter * (gain - 1.0) for t in thrust]
     return thrust
 
 

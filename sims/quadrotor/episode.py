@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from sims.quadrotor import dynamics
-from sims.quadrotor.airframes import PARAMETERS, Airframe
+from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.arithmetic import Rows, Value, where
 from sims.quadrotor.dynamics import Body, Options
 from sims.quadrotor.program import LANE, UNIFORM, WORD, Group, Program
@@ -82,19 +82,22 @@ class Episode:
     def _begin(self, key: Rows, airframe: Rows, settings: Rows) -> Mapping[str, Rows]:
         mdp, frame = self._task(settings), dynamics.parameters(airframe)
         body = mdp.initial(key, frame)
-        commands = [2.0 * speed - 1.0 for speed in body[-4:]]  # at which the rotors turn like that
+        hover = hover_speed(frame)
+        commands = [2.0 * (excess + hover) - 1.0 for excess in body[-4:]]  # at which the rotors turn like that
         return {"state": body + commands * self.options.past_actions, "disturbance": mdp.disturbance(key, frame)}
 
     def _observe(
         self, state: Rows, record: Rows, disturbance: Rows, key: Rows, airframe: Rows, settings: Rows
     ) -> Mapping[str, Rows]:
-        return {"observation": self._seen(self._task(settings), state, record[0], disturbance, key)}
+        frame = dynamics.parameters(airframe)
+        return {"observation": self._seen(self._task(settings), frame, state, record[0], disturbance, key)}
 
-    def _seen(self, mdp: Mdp, state: Rows, steps: Value, disturbance: Rows, key: Rows) -> Rows:
+    def _seen(self, mdp: Mdp, frame: Airframe, state: Rows, steps: Value, disturbance: Rows, key: Rows) -> Rows:
         body = Body.of(state)
         physical = mdp.observe(body, key if self.noise else None, steps)
         previous = state[dynamics.BODY_ROWS : dynamics.BODY_ROWS + 4]
-        return [*physical, *previous, *disturbance[:6], *body.rotor_speed]
+        speed = [excess + hover_speed(frame) for excess in body.rotor_speed]
+        return [*physical, *previous, *disturbance[:6], *speed]
 
     def _step(
         self, state: Rows, record: Rows, action: Rows, disturbance: Rows, key: Rows, airframe: Rows, settings: Rows
@@ -117,7 +120,7 @@ class Episode:
         return {
             "state": state,
             "record": record,
-            "observation": self._seen(mdp, state, record[0], disturbance, key),
+            "observation": self._seen(mdp, frame, state, record[0], disturbance, key),
             "reward": [where(frozen, 0.0, reward)],
             "executed": [where(frozen, 0.0, 1.0)],
         }

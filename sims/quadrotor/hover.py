@@ -65,7 +65,7 @@ class Hover:
             self._rotation(key),
             spread(12, self.initial_velocity_m_s),
             spread(15, self.initial_angular_velocity_rad_s),
-            [self.initial_rotor_speed] * 4,
+            [self.initial_rotor_speed - hover_speed(airframe)] * 4,
         ).rows()
         still = [0.0] * 3 + [1.0] + [0.0] * 9 + moving[13:]
         return [b if a is b else where(rest, a, b) for a, b in zip(still, moving, strict=True)]
