@@ -31,7 +31,7 @@ class EvaluateConfig:
     """`suite` and `assets` default to those of training, `distributions` to all of the task.
 
     `episodes` initial states of each task are run, or all where there are fewer; `seed` picks which of the wide
-    distribution. `video=true` films some of them.
+    distribution. `video=true`, or `render=true`, films some of them.
     """
 
     checkpoint: str = MISSING
@@ -44,6 +44,7 @@ class EvaluateConfig:
     device: str = "cpu"
     threads: int | None = None
     video: bool = False
+    render: bool = False
 
 
 def run(arguments: list[str]) -> None:
@@ -64,7 +65,7 @@ def run(arguments: list[str]) -> None:
             env, policy, starts_per_task=config.episodes, first_start=config.seed * config.episodes,
             device=config.device, progress=distribution,
         )  # fmt: skip
-    log.info(f"{evaluation_table(results)}\n{task.asset_kind} assets")
+    log.info(evaluation_table(results) + (f"\n{task.asset_kind} assets" if task.asset_kind else ""))
     directory = Path(saved.path or "").parent.parent
     record: dict[str, Any] = asdict(config) | {"checkpoint": str(saved.path), "assets": task.asset_kind}
     record |= {"task": composed["values"]["task"], "git_commit": git_commit(), "versions": versions()}
@@ -72,7 +73,7 @@ def run(arguments: list[str]) -> None:
     with complete_or_absent(directory / "evaluation.json") as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n")
     log.info(f"wrote {directory / 'evaluation.json'}")
-    if config.video:
+    if config.video or config.render:
         task.video(directory / "evaluation.mp4", {"policy": policy}, config.device)
         log.info(f"wrote {directory / 'evaluation.mp4'}")
 

@@ -6,7 +6,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -134,6 +134,8 @@ class Report:
         parts.append("![Learning curves](curves.png)")
         if (directory / "video.mp4").exists():
             parts.append("Video, before and after: [video.mp4](video.mp4)")
+        if (directory / "trajectories.png").exists():
+            parts.append("![Trajectories, before and after](trajectories.png)")
         parts += [self._tasks(), self._cost(), _provenance(self.seed)]
         parts.append("## Next\n\n```\n" + "\n".join(next_commands(directory)) + "\n```")
         return "\n\n".join(part for part in parts if part) + "\n"
@@ -175,12 +177,16 @@ class Report:
 
 
 def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
-    """Success rates with intervals by task, a column for each of `results`, all tasks together in the last row."""
+    """Success rates and metrics by task, a column for each of `results`, all tasks together in the last row."""
     summaries = {name: result.summary() for name, result in results.items()}
     tasks = next(iter(results.values())).tasks
-    rows = [[task, *(_rate(each["per_task"][i]) for each in summaries.values())] for i, task in enumerate(tasks)]
+
+    def cells(pick: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:
+        return [_rate(pick(summaries[name])) + _metrics(result, pick) for name, result in results.items()]
+
+    rows = [[task, *cells(lambda each, i=i: each["per_task"][i])] for i, task in enumerate(tasks)]
     episodes = " + ".join(str(each["episodes"]) for each in summaries.values())
-    total = [f"all ({episodes} episodes)", *(_rate(each) for each in summaries.values())]
+    total = [f"all ({episodes} episodes)", *cells(lambda each: each)]
     return _table(["task", *results], [*rows, total])
 
 
@@ -246,8 +252,8 @@ def _rate(row: Mapping[str, Any]) -> str:
     return f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
 
 
-def _metrics(result: EvaluationResult) -> str:
-    row = result.summary()
+def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> str:
+    row = pick(result.summary())
     return "".join(f", {name} {_number(row[name])}" for name in result.metrics)
 
 

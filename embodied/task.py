@@ -38,7 +38,7 @@ class Task(Protocol):
         ...
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
-        """Film each policy, by caption, from the same starts."""
+        """Film each policy, by caption, from the same starts; a trajectories.png may be drawn beside the film."""
         ...
 
 

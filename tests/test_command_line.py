@@ -70,6 +70,25 @@ def refused(capsys):
     torch.set_num_threads(threads)
 
 
+def test_a_quadrotor_learns_is_measured_and_filmed(tmp_path: Path):
+    directory = tmp_path / "hover"
+    small = ["env_steps=6000", "evaluation_starts=6", "evaluation_envs=3", "threads=1", "task.step_limit=60"]
+    completed = run("train.py", "task=quadrotor_hover", *small, f"output={directory}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    report = json.loads((directory / "report.json").read_text())
+    assert [(row["stage"], row["episodes"]) for row in report["evaluations"]] == [("rl", 6)]
+    assert {"survive", "position_error_m"} <= report["evaluations"][0].keys()
+    assert report["cpu_s"] > 0
+    assert "assets" not in (directory / "report.md").read_text()
+    assert "(trajectories.png)" in (directory / "report.md").read_text()
+    for name in ("trajectories.png", "video.mp4", "curves.png"):
+        assert (directory / name).stat().st_size > 1000
+    completed = run("evaluate.py", f"checkpoint={directory}", "episodes=8", "num_envs=5", "threads=1", "render=true")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "survive" in completed.stdout
+    assert (directory / "evaluation.mp4").stat().st_size > 1000
+
+
 def test_a_run_leaves_what_was_promised(finished: Path):
     promised = {"report.md", "report.json", "curves.png", "metrics.jsonl", "config.yaml", "demonstrations.safetensors"}
     assert promised | {"checkpoint", "tensorboard"} == {path.name for path in finished.iterdir()}
