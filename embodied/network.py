@@ -29,6 +29,9 @@ PRESENT = "present"
 class Normalise(nn.Module):
     """Physical units to (x - mean) / std."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, mean: Tensor, std: Tensor) -> None:
         super().__init__()
         self.register_buffer("mean", mean.detach().clone())
@@ -41,6 +44,11 @@ class Normalise(nn.Module):
 
 class ToRange(nn.Module):
     """[-1, 1] to robot units between `low` and `high`; what lies outside is clamped."""
+
+    low: Tensor
+    high: Tensor
+    centre: Tensor
+    half_range: Tensor
 
     def __init__(self, low: Sequence[float], high: Sequence[float]) -> None:
         super().__init__()

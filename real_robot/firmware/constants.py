@@ -58,7 +58,7 @@ class Constants:
         yield "} constants = {"
         for name, values in self.fields.items():
             yield f"  .{name} = {{"
-            yield from _wrapped([_float(value) if values.dtype.kind == "f" else f"0x{value:08x}u" for value in values])
+            yield from _wrapped([literal(value) if values.dtype.kind == "f" else f"0x{value:08x}u" for value in values])
             yield "  },"
         yield "};"
 
@@ -83,7 +83,7 @@ def _wrapped(words: Iterable[str]) -> Iterator[str]:
         yield "    " + ", ".join(words[start : start + PER_LINE]) + ","
 
 
-def _float(value: np.float32) -> str:
-    """Nine digits name every float32."""
+def literal(value: float) -> str:
+    """`value` as a float of C: nine digits name every float32."""
     text = f"{value:.9g}"
     return text + ("f" if set(text) & set(".e") else ".0f")

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -87,6 +87,9 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
         raise ValueError(f"{type(policy).__name__} cannot be exported; expected policy=mlp, recurrent or attention")
     network = policy.deployable()
     _check_units(network.contract)
+    broken = [name for name, values in network.state_dict().items() if not values.isfinite().all()]
+    if broken:
+        raise ValueError(f"the policy holds infinity or not a number in {', '.join(broken)}; train it anew")
     samples = draw(policy, network)
     with _whole_directory(directory) as temporary:
         record = _description(network, options)
@@ -187,6 +190,7 @@ def _whole_directory(directory: Path) -> Iterator[Path]:
             temporary.rename(directory)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
-        for parent in missing:  # made for it, innermost first
-            parent.rmdir()
+        with suppress(OSError):
+            for parent in missing:  # made for it, innermost first
+                parent.rmdir()
         raise

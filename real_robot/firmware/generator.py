@@ -7,7 +7,7 @@ import math
 from torch import nn
 
 from embodied.network import GRU, Network, Normalise, TokenAttention, ToRange
-from real_robot.firmware.constants import Constants, whole_blocks
+from real_robot.firmware.constants import Constants, literal, whole_blocks
 from real_robot.firmware.quantization import QuantizedLinear
 
 EXPRESSIBLE = "Linear, Tanh, ReLU, LayerNorm, GRU, TokenAttention"
@@ -74,7 +74,7 @@ class Generator:
             raise ValueError(f"target=c: expected LayerNorm({self.width}) with weight and bias, got {layer}")
         gain = self.constants.floats(f"{name}_gain", layer.weight)
         bias = self.constants.floats(f"{name}_bias", layer.bias)
-        self.lines.append(f"policy_layer_norm({self.x}, {gain}, {bias}, {layer.eps!r}f, {self.width});")
+        self.lines.append(f"policy_layer_norm({self.x}, {gain}, {bias}, {literal(layer.eps)}, {self.width});")
 
     def _gru(self, name: str, layer: GRU) -> None:
         self._call_linear(f"{name}_input", layer.input, self.x, "from_input")
@@ -95,7 +95,7 @@ class Generator:
         self._call_linear(f"{name}_query", layer.query, "own", "query")
         for array in ("token", "pooled"):
             self._need(array, width)
-        attend = f"policy_attend(&attention, query, {{}}, pooled, {1 / math.sqrt(width):.9g}f, {width});"
+        attend = f"policy_attend(&attention, query, {{}}, pooled, {literal(1 / math.sqrt(width))}, {width});"
         self._each(width, "pooled[i] = 0.0f;")
         self.lines += ["policy_attention attention = {0.0f, 0.0f};", attend.format("own")]
         for index, (group, encoder) in enumerate(zip(layer.groups, layer.encoders, strict=True)):
@@ -135,7 +135,7 @@ class Generator:
             scale = self.constants.rows(f"{name}_scale", layer.scale)
             call = (
                 f"policy_linear_int8({source}, packed, {weight}, {scale}, {bias}, {target}, {layer.in_features}, "
-                f"{rows}, {layer.limit:.1f}f);"
+                f"{rows}, {literal(layer.limit)});"
             )
         self.lines.append(call)
 

@@ -19,6 +19,10 @@ class QuantizedLinear(nn.Module):
     Inputs are rounded to `limit` steps of their largest magnitude: 16 bits, fewer where a sum could pass 32 bits.
     """
 
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor
+
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = layer.in_features, layer.out_features

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
 from embodied.network import Network, elements
+from real_robot.firmware.constants import literal
 from real_robot.firmware.generator import Generator
 
 STATUS = {
@@ -83,7 +84,7 @@ def _header(network: Network, memory: int) -> Iterator[str]:
     yield f"#define POLICY_INPUTS {network.inputs}"
     yield f"#define POLICY_OUTPUTS {network.outputs}"
     yield f"#define POLICY_MEMORY {memory} /* floats kept between calls */"
-    yield f"#define POLICY_CONTROL_DT_S {contract.control_dt_s:.9g}f /* time between actions */"
+    yield f"#define POLICY_CONTROL_DT_S {literal(contract.control_dt_s)} /* time between actions */"
     yield f"#define POLICY_ACTIONS {contract.executed} /* actions of one call */"
     yield "\n/* First element of each part of the observation. */"
     yield from _offsets(contract)
@@ -118,7 +119,8 @@ def _table(title: str, specs: dict[str, TensorSpec], repeats: int = 1) -> Iterat
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for index, row in enumerate((head, *rows)):
         number = "     " if index == 0 else f"{index - 1:5d}"
-        yield f"   {number}  {'  '.join(map(str.ljust, row, widths))}".rstrip()
+        line = "  ".join(map(str.ljust, row, widths)).rstrip()
+        yield f"   {number}  {line}".replace("*/", "* /")  # a unit must not end the comment
 
 
 def _limits(spec: TensorSpec, column: int) -> str:

@@ -207,6 +207,12 @@ class Another(type(make("mlp"))):
         return network
 
 
+def diverged():
+    policy = make("mlp")
+    policy.actor[2].weight.data[3, 4] = torch.nan
+    return policy
+
+
 def dishonest():
     policy = make("mlp")
     policy.__class__ = Another
@@ -220,6 +226,7 @@ def dishonest():
         (without_unit, C, "x has no unit in the contract"),
         (without_unit, Export(Target.torchscript), "x has no unit in the contract"),
         (lambda: MLPConfig().build(make("mlp").contract), C, "no normalisation statistics"),
+        (diverged, C, "not a number in layers.3.weight"),
         (dishonest, C, "the export differs from the policy by"),
         (object, C, "object cannot be exported; expected policy=mlp"),
     ],

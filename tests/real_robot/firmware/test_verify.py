@@ -94,6 +94,7 @@ def test_a_core_that_fuses_products_and_sums_is_told_apart(exported, monkeypatch
     assert not result.host_equals_core
     assert not result.good
     assert result.max_error <= 2e-6
+    assert result.check == 0  # as the Crazyflie's firmware is compiled: close enough to fly
 
 
 def status(*arguments: str | Path) -> int:
