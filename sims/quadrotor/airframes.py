@@ -232,8 +232,9 @@ def sample_platforms(draws: Tensor, lightest_kg: float = 0.032, heaviest_kg: flo
 def scatter(airframe: Airframe, draws: Tensor, width: float) -> Tensor:
     """Parameters [P, M] of `airframe` with each of them scaled by its own number in [1 - width, 1 + width].
 
-    `draws` [P, M] are in (0, 1). The thrust curve is scaled as a whole, and inertia_z is never above the sum of the
-    other two: no body has that.
+    `draws` [P, M] are in (0, 1). What could not be is left out: the thrust curve is scaled as a whole and with the
+    mass, so that thrust-to-weight lies in [1 - width / 2, 1 + width] of the airframe's, and inertia_z is never above
+    the sum of the other two.
 
     Raises:
         ValueError: for draws of another shape, or a `width` outside [0, 0.3], where some could not fly.
@@ -244,7 +245,7 @@ def scatter(airframe: Airframe, draws: Tensor, width: float) -> Tensor:
         )
     factors = _between(draws, 1.0 - width, 1.0 + width)
     thrust = [PARAMETERS.index(f"thrust_{power}_n") for power in range(3)]
-    factors[thrust] = factors[thrust[0]].clone()
+    factors[thrust] = factors[PARAMETERS.index("mass_kg")] * _between(draws[thrust[0]], 1.0 - width / 2.0, 1.0 + width)
     found = torch.tensor(airframe.values(), dtype=draws.dtype, device=draws.device).unsqueeze(1) * factors
     x, y, z = (PARAMETERS.index(f"inertia_{axis}") for axis in "xyz")
     found[z] = torch.minimum(found[z], found[x] + found[y])

@@ -1,0 +1,92 @@
+"""Physical parameters, and random platforms that could be built."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sims.quadrotor.airframes import (
+    AIRFRAMES,
+    CRAZYFLIE,
+    CRAZYFLIE_21,
+    DRAWS,
+    GRAVITY,
+    PARAMETERS,
+    hover_speed,
+    sample_platforms,
+    scatter,
+)
+from sims.quadrotor.dynamics import parameters
+
+
+def rows(tensor):
+    return dict(zip(PARAMETERS, tensor, strict=True))
+
+
+def plausible(found):
+    top = found["thrust_0_n"] + found["thrust_1_n"] + found["thrust_2_n"]
+    ratio = 4 * top / (found["mass_kg"] * GRAVITY)
+    assert ((ratio > 1.15) & (ratio < 8)).all()
+    x, y, z = (found[f"inertia_{axis}"] for axis in "xyz")
+    assert (z <= (x + y) * (1 + 1e-6)).all()
+    assert all((value >= 0).all() for value in found.values())
+
+
+@pytest.mark.parametrize("name", AIRFRAMES)
+def test_airframes_are_plausible(name):
+    plausible(rows(torch.tensor(AIRFRAMES[name].values())))
+
+
+def test_the_newer_crazyflie_is_another_set():
+    shared = [name for name in PARAMETERS if getattr(CRAZYFLIE, name) == getattr(CRAZYFLIE_21, name)]
+    assert not {"mass_kg", "thrust_2_n", "torque_per_thrust_m", "lag_rise_s", "inertia_x"} & set(shared)
+    lift = [4 * (0.00352526 + 0.01437313 * u + 0.09223048 * u * u) for u in [CRAZYFLIE_21.hover_speed]]
+    assert lift == pytest.approx([0.0319 * GRAVITY])
+
+
+def test_hover_speed_also_solves_a_curve_without_a_square():
+    linear = replace(CRAZYFLIE, thrust_1_n=0.2, thrust_2_n=0.0)
+    assert hover_speed(linear) == pytest.approx(0.027 * GRAVITY / 4 / 0.2)
+
+
+def test_random_platforms_cover_the_range_and_could_fly():
+    u = torch.rand(DRAWS, 4000, generator=torch.Generator().manual_seed(0))
+    sampled = sample_platforms(u)
+    found = rows(sampled)
+    plausible(found)
+    assert found["mass_kg"].min() == pytest.approx(0.032, rel=0.02)
+    assert found["mass_kg"].max() == pytest.approx(2.4, rel=0.02)
+    hover = hover_speed(parameters(list(sampled)))
+    assert ((hover > 0.2) & (hover < 0.9)).all()
+    # Neither all alike nor out of the world: as far from each other as the airframes we know are.
+    for name in ("inertia_x", "arm_x_m", "lag_rise_s", "torque_per_thrust_m"):
+        known = [getattr(frame, name) for frame in AIRFRAMES.values()]
+        assert found[name].min() <= 1.5 * min(known), name
+        assert found[name].max() >= 0.6 * max(known), name
+
+
+def test_scatter_stays_around_its_airframe():
+    draws = torch.rand(len(PARAMETERS), 1000, generator=torch.Generator().manual_seed(0))
+    found = scatter(CRAZYFLIE_21, draws, 0.3)
+    plausible(rows(found))
+    share = found / torch.tensor(CRAZYFLIE_21.values()).unsqueeze(1)
+    used = [i for i, name in enumerate(PARAMETERS) if getattr(CRAZYFLIE_21, name) > 0 and "thrust_" not in name]
+    assert ((share[used] > 0.69) & (share[used] < 1.31)).all()
+    thrust = [PARAMETERS.index(f"thrust_{power}_n") for power in range(3)]
+    assert torch.allclose(share[thrust[0]], share[thrust[2]])
+    assert torch.equal(scatter(CRAZYFLIE, draws, 0.0)[0], torch.full((1000,), 0.027))
+
+
+@pytest.mark.parametrize(("field", "value"), [("mass_kg", 0.0), ("inertia_z", -1.0), ("lag_rise_s", float("nan"))])
+def test_impossible_parameters_are_refused(field, value):
+    with pytest.raises(ValueError, match=f"expected {field} .* got {value}"):
+        replace(CRAZYFLIE, **{field: value})
+
+
+def test_what_cannot_fly_is_refused():
+    with pytest.raises(ValueError, match="thrust-to-weight ratio above 1"):
+        replace(CRAZYFLIE, mass_kg=0.1)
+    with pytest.raises(ValueError, match="lightest_kg <= heaviest_kg"):
+        sample_platforms(torch.rand(DRAWS, 2), 2.0, 1.0)
+    with pytest.raises(ValueError, match="width"):
+        scatter(CRAZYFLIE, torch.rand(len(PARAMETERS), 2), 0.6)
