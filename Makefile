@@ -41,7 +41,7 @@ $(VENV)/installed: pyproject.toml constraints.txt $(wildcard hatch_build.py sims
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --editable '.[libero,dev]'
+	$(PIP) --editable '.[libero,onnx,dev]'
 	@touch $@
 
 clean:
