@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from embodied.contract import Contract
 from embodied.network import DeployablePolicy, Network
 from embodied.policy import Policy
 from real_robot.firmware import examples, graphs
@@ -86,22 +85,16 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
     if not isinstance(policy, DeployablePolicy):
         raise ValueError(f"{type(policy).__name__} cannot be exported; expected policy=mlp, recurrent or attention")
     network = policy.deployable()
-    _check_units(network.contract)
-    broken = [name for name, values in network.state_dict().items() if not values.isfinite().all()]
-    if broken:
-        raise ValueError(f"the policy holds infinity or not a number in {', '.join(broken)}; train it anew")
+    _check_network(network)
     samples = draw(policy, network)
     with _whole_directory(directory) as temporary:
-        record = _description(network, options)
-        record |= _write_c(network, samples, options, temporary) if options.target is Target.c else {}
-        if options.target is not Target.c:
-            record |= graphs.write(network, samples, options.target.value, options.opset or DEFAULT_OPSET, temporary)
-        tolerance = TOLERANCE[options.weights] + network.limits.rounding
-        if not record["max_error"] <= tolerance:
-            raise ValueError(
-                f"the export differs from the policy by {record['max_error']:.2g} half action ranges, expected at most "
-                f"{tolerance:g}" + ("; use weights=float32" if options.weights is Weights.int8 else "")
-            )
+        if options.target is Target.c:
+            written = _write_c(network, samples, options, temporary)
+        else:
+            opset = options.opset or DEFAULT_OPSET
+            written = graphs.write(network, samples, options.target.value, opset, temporary)
+        _check_error(written["max_error"], network, options)
+        record = _description(network, options) | written
         samples.save(temporary)
         (temporary / "contract.json").write_text(network.contract.to_json() + "\n")
         (temporary / RECORD).write_text(json.dumps(record, indent=2) + "\n")
@@ -162,8 +155,21 @@ def _write_c(network: Network, samples: Samples, options: Export, directory: Pat
     }
 
 
-def _check_units(contract: Contract) -> None:
-    for name, spec in [*contract.observation.items(), ("action", contract.action)]:
+def _check_error(error: float, network: Network, options: Export) -> None:
+    tolerance = TOLERANCE[options.weights] + network.limits.rounding
+    if not error <= tolerance:
+        advice = "; use weights=float32" if options.weights is Weights.int8 else ""
+        raise ValueError(
+            f"the export differs from the policy by {error:.2g} half action ranges, expected at most {tolerance:g}"
+            f"{advice}"
+        )
+
+
+def _check_network(network: Network) -> None:
+    broken = [name for name, values in network.state_dict().items() if not values.isfinite().all()]
+    if broken:
+        raise ValueError(f"the policy holds infinity or not a number in {', '.join(broken)}; train it anew")
+    for name, spec in [*network.contract.observation.items(), ("action", network.contract.action)]:
         if not spec.unit:
             raise ValueError(
                 f'{name} has no unit in the contract, and firmware is written from it; set unit (such as "m", or '

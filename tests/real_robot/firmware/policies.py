@@ -36,6 +36,8 @@ CONFIGS = {
     "chunks": MLPConfig(hidden=[13, 30]),
 }
 KINDS = tuple(CONFIGS)
+SPECS["history"] = STATE | {"action_history": TensorSpec((12,), unit="1")}
+CONFIGS["history"] = MLPConfig(hidden=[16])
 
 
 def contract(kind: str) -> Contract:

@@ -29,33 +29,43 @@ def rotate(quaternion: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     return vector + 2 * torch.linalg.cross(axis, torch.linalg.cross(axis, vector) + w * vector)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "recurrent"])  # without and with previous_action
+@pytest.mark.parametrize("kind", ["mlp", "recurrent", "history"])  # which reads no action, the last one, the last three
 def test_it_commands_what_the_policy_does_on_the_same_state(tmp_path: Path, kind: str):
     export(make(kind), Export(Target.c), tmp_path / "export")
     generator = torch.Generator().manual_seed(0)
     goal, position, velocity, gyro = (torch.randn(3, generator=generator) for _ in range(4))
     quaternion = torch.nn.functional.normalize(torch.randn(4, generator=generator), dim=0)
     numbers = " ".join(f"{x:.9g}" for x in torch.cat((goal, position, quaternion, velocity, 57.2957795 * gyro)))
-    steps = [(0, 0), (1, 1), (2, 1), (10, 1), (11, 1), (20, 0), (23, 1)]  # of the stabilizer, and whether to fly
+    steps = [
+        (0, 0),
+        (1, 1),
+        (2, 1),
+        (10, 1),
+        (11, 1),
+        (20, 1),
+        (21, 0),
+        (23, 1),
+    ]  # when, and whether to fly
     health, *said = fly(tmp_path / "export", "\n".join(f"{step} {mode} {numbers}" for step, mode in steps))
     assert health == [1.0]
     assert {row[-1] for row in said} == {2.0}  # controlModeForce
     policy = make(kind)
     columns = [rotate(quaternion, torch.eye(3)[axis]) for axis in range(3)]
+    past = [torch.full((4,), -1.0)] * 3
     observation = {
         "position": position - goal, "rotation": torch.stack(columns, 1).flatten(), "velocity": velocity,
-        "angular_velocity": gyro, "previous_action": torch.full((4,), -1.0),
+        "angular_velocity": gyro,
     }  # fmt: skip
-    memory = {} if kind == "mlp" else {"memory": policy.initial_memory(1)}
-    forces = []
-    for _ in range(2):
+    memory = {"memory": policy.initial_memory(1)} if kind == "recurrent" else {}
+    forces = [torch.zeros(4)]
+    for _ in range(3):
+        observation |= {"previous_action": past[-1], "action_history": torch.cat(past[-3:])}
         rows = TensorDict({key: part.unsqueeze(0) for key, part in observation.items()} | memory, [1])
         decision = policy.act(rows, deterministic=True)
-        observation["previous_action"] = decision.actions[0, 0]
-        memory = {} if kind == "mlp" else {"memory": decision.sample["memory"]}
-        forces.append((0.5 * (decision.actions[0, 0] + 1.0)).square())
-    off = torch.zeros(4)
-    expected = torch.stack([off, forces[0], forces[0], forces[1], forces[1], off, forces[0]])
+        past.append(decision.actions[0, 0])
+        memory = {"memory": decision.sample["memory"]} if kind == "recurrent" else {}
+        forces.append((0.5 * (past[-1] + 1.0)).square())
+    expected = torch.stack([forces[index] for index in (0, 1, 1, 2, 2, 3, 0, 1)])
     torch.testing.assert_close(torch.tensor(said)[:, :4], expected, atol=2e-6, rtol=0.0)
 
 
