@@ -1,4 +1,4 @@
-"""What the dynamics and tasks are written in: arithmetic that torch tensors and traced values both understand.
+"""What the dynamics and tasks are written in: arithmetic that tensors, arrays and traced values understand.
 
 `+ - * /`, comparisons, `& | ~` come from the values themselves; what is not an operator is here. Nothing in this module
 branches on values, so that a function written with it is the same for every lane of a batch.
@@ -10,12 +10,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from sims.quadrotor.graph import Node
 
 Value = Any
-"""A torch tensor [N], a `Node` of a traced graph, or a Python number."""
+"""A torch tensor or NumPy array [N], a `Node` of a traced graph, or a Python number."""
 Rows = list[Value]
 
 GOLDEN = 0x9E3779B9
@@ -29,12 +30,22 @@ def where(condition: Value, first: Value, second: Value) -> Value:
         return condition.graph.where(condition, first, second)
     if isinstance(condition, bool):  # of numbers that are no tensors
         return first if condition else second
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, first, second)
     return torch.where(condition, first, second)
 
 
 def sqrt(x: Value) -> Value:
     """Square root."""
-    return x.sqrt()
+    return x**0.5
+
+
+def squares(values: Rows) -> Value:
+    """Sum of the squares of `values`."""
+    total = values[0] * values[0]
+    for value in values[1:]:
+        total = total + value * value
+    return total
 
 
 def clip(x: Value, low: Value, high: Value) -> Value:

@@ -18,8 +18,8 @@ from embodied.contract import Contract
 from embodied.environment import Transition
 from embodied.rollout import Rollout
 from sims.quadrotor.airframes import CRAZYFLIE, DRAWS, PARAMETERS, Airframe, sample_platforms, scatter
-from sims.quadrotor.dynamics import DT_S, Options
-from sims.quadrotor.episode import ERROR_STEPS, PREVIOUS, Episode
+from sims.quadrotor.dynamics import DT_S, Body, Options
+from sims.quadrotor.episode import COUNTERS, Episode, Mdp
 from sims.quadrotor.hover import Hover
 from sims.quadrotor.kernels import Kernels, pad
 from sims.quadrotor.observation import History, action_spec, observation_specs, split_rows
@@ -32,9 +32,10 @@ STEP_LIMIT = 500
 class QuadrotorEnvironment:
     """N quadrotors, each in an episode of its own; implements `embodied.environment.DifferentiableEnvironment`.
 
-    An episode ends, without success, where the task says so, and with success at the step limit: it survived. The
-    transition's metrics are "survive" (1 or 0; 0 while it runs) and "position_error_m", the mean distance from the goal
-    over the last second of an episode that reached its step limit (NaN elsewhere).
+    An episode is terminated where the task says so, and truncated at the step limit, or before where the task is done.
+    What success is, and the transition's metrics, are the task's. Hover's: it has survived to the step limit; "survive"
+    (1 or 0; 0 while it runs) and "position_error_m", the mean distance from the goal over the last second of an episode
+    that reached its step limit (NaN elsewhere).
 
     Args:
         num_envs: N.
@@ -56,7 +57,7 @@ class QuadrotorEnvironment:
         self,
         num_envs: int,
         *,
-        mdp: Hover | None = None,
+        mdp: Mdp | None = None,
         airframe: Airframe | None = CRAZYFLIE,
         scatter_width: float = 0.0,
         options: Options | None = None,
@@ -74,16 +75,17 @@ class QuadrotorEnvironment:
             raise ValueError(f"expected at least one of each, got {got}")
         self.num_envs, self.step_limit, self.split = num_envs, step_limit, split
         self.device, self.airframe, self.scatter_width = torch.device(device), airframe, scatter_width
-        self.mdp = mdp or Hover()
+        self.mdp: Mdp = mdp or Hover()
         self.options = options or Options()
-        self.contract = Contract(observation_specs(history), action_spec(), DT_S, horizon=executed, executed=executed)
+        specs = observation_specs(self.mdp.OBSERVED, history)
+        self.contract = Contract(specs, action_spec(), DT_S, horizon=executed, executed=executed)
         self.task_names: tuple[str, ...] = (type(self.mdp).__name__.lower(),)
         self.task_index = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self.start = torch.full((num_envs,), -1, device=self.device)
         self.num_starts = None
         self.episode = Episode(self.mdp, self.options, randomised=airframe is None or scatter_width > 0.0, noise=noise)
         programs = self.episode.programs()
-        self._kernels = Kernels(programs, self.device, backend=backend, appendix=unroll_source(programs))
+        self._kernels = Kernels(programs, self.device, backend=backend, appendix=unroll_source(self.episode))
         self._history = History(history, pad(num_envs), self.device)
         self._stream = Stream(seed)
         self._begun = False
@@ -98,6 +100,17 @@ class QuadrotorEnvironment:
     def steps(self) -> Tensor:
         """Control steps executed in the running episode, [N] int64."""
         return self._record[0, : self.num_envs].long()
+
+    @property
+    def pose(self) -> tuple[Tensor, Tensor]:
+        """True position [N, 3], m, and rotation matrix [N, 3, 3] from body to world."""
+        body = Body.of(self._state[:, : self.num_envs].detach())
+        return torch.stack(body.position, 1), torch.stack(body.rotation(), 1).view(-1, 3, 3)
+
+    @property
+    def plan(self) -> Tensor:
+        """What the running episodes began with, [P, N]; see the task."""
+        return self._disturbance[self.options.disturbance_rows :, : self.num_envs]
 
     @property
     def observation(self) -> TensorDict:
@@ -196,11 +209,11 @@ class QuadrotorEnvironment:
         lanes, device = pad(self.num_envs), self.device
         self._state = torch.zeros(self.options.state_rows, lanes, device=device)
         self._state[3] = 1.0  # lanes beyond N compute, too: a rotation keeps them finite
-        self._record = torch.zeros(4, lanes, device=device)
+        self._record = torch.zeros(self.episode.record_rows, lanes, device=device)
         self._record[1] = 1.0  # frozen until its first reset, as lanes beyond N always are
-        self._disturbance = torch.zeros(self.options.disturbance_rows, lanes, device=device)
+        self._disturbance = torch.zeros(self.episode.disturbance_rows, lanes, device=device)
         self._key = torch.zeros(2, lanes, dtype=torch.int32, device=device)
-        self._seen = torch.zeros(32, lanes, device=device)
+        self._seen = torch.zeros(self.episode.observation_rows, lanes, device=device)
         values = self.airframe.values() if self.airframe else [1.0] * len(PARAMETERS)
         shape = (len(PARAMETERS), lanes if self.episode.randomised else 1)
         self._airframe = torch.tensor(values, device=device).unsqueeze(1).expand(shape).contiguous()
@@ -220,14 +233,14 @@ class QuadrotorEnvironment:
         airframe = self._platforms(key) if self.episode.randomised else self._airframe
         common = {"key": key, "airframe": airframe, "settings": self._settings}
         fresh = self._kernels("begin", common)
-        fresh |= {"record": torch.zeros(4, key.shape[1], device=self.device), "key": key}
+        fresh |= {"record": torch.zeros(self.episode.record_rows, key.shape[1], device=self.device), "key": key}
         fresh |= self._kernels("observe", {**fresh, **common})
         for name in ("state", "record", "disturbance", "key"):
             self._put(f"_{name}", ids, fresh[name])
         self._put("_seen", ids, fresh["observation"])
         if self.episode.randomised:
             self._put("_airframe", ids, airframe)
-        self._history.restart(ids, fresh["observation"][PREVIOUS])
+        self._history.restart(ids, fresh["observation"][self.episode.previous])
         self.start = self.start.index_copy(0, ids, starts)
 
     def _put(self, name: str, ids: Tensor, rows: Tensor) -> None:
@@ -241,22 +254,20 @@ class QuadrotorEnvironment:
     def _transition(self, reward: Tensor, executed: Tensor) -> Transition:
         lanes = slice(self.num_envs)
         terminated, truncated = self._record[1:3, lanes] > 0.5
-        error = self._record[3, lanes] / min(ERROR_STEPS, self.step_limit)
+        memory = self._record[COUNTERS:, lanes]
         return Transition(
             observation=self._observed(),
             reward=reward,
             executed=executed,
             terminated=terminated,
             truncated=truncated,
-            success=truncated.clone(),
-            metrics={
-                "survive": truncated.float(),
-                "position_error_m": torch.where(truncated, error, torch.nan),
-            },
+            success=self.mdp.success(truncated, memory).clone(),
+            metrics=self.mdp.metrics(truncated, memory, self.step_limit),
         )
 
     def _observed(self) -> TensorDict:
-        parts = split_rows(self._seen[:, : self.num_envs], self._history.seen(self.num_envs))
+        seen, history = self._seen[:, : self.num_envs], self._history.seen(self.num_envs)
+        parts = split_rows(self.contract.observation, seen, history)
         return TensorDict(parts, batch_size=[self.num_envs])
 
     def _padded(self, actions: Tensor) -> list[Tensor]:

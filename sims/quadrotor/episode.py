@@ -1,39 +1,70 @@
 """Episodes of a task as programs: begin, observe, and one control step with everything that happens in it.
 
-Rows of the state: see `dynamics.step`. Rows of the bookkeeping: control steps, terminated, truncated (0 or 1), and the
-sum of the error over the last `ERROR_STEPS` steps before the step limit.
+Rows of the state: see `dynamics.step`. Rows of the record: control steps, terminated, truncated (0 or 1), and what the
+task remembers. Rows of the disturbance: force, torque, wind where that is on, and the task's plan of the episode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
+from torch import Tensor
+
+from embodied.contract import TensorSpec
 from sims.quadrotor import dynamics
 from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.arithmetic import Rows, Value, where
 from sims.quadrotor.dynamics import Body, Options
 from sims.quadrotor.program import LANE, UNIFORM, WORD, Group, Program
 
-ERROR_STEPS = 100
-"""The last second, over which the position error of an episode is averaged."""
-PHYSICAL_ROWS = 18
-"""Observed of the body: position 3, rotation 9, velocity 3, angular velocity 3."""
-PREVIOUS = slice(18, 22)
-OBSERVATION_ROWS = 32
-"""The above, the previous action 4, and privileged: force 3, torque 3, rotor speeds 4."""
+COUNTERS = 3
+"""Rows of the record before the task's: control steps, terminated, truncated."""
+PRIVILEGED_ROWS = 10
+"""Force 3, torque 3, rotor speeds 4."""
+
+
+@dataclass
+class Moment:
+    """An episode after a control step, as its task sees it.
+
+    Attributes:
+        body: the drone.
+        steps: control steps executed.
+        plan: rows that the episode began with (a reference to follow).
+        memory: rows that the task remembers.
+    """
+
+    body: Body
+    steps: Value
+    plan: Rows
+    memory: Rows
 
 
 class Mdp(Protocol):
-    """What makes a task of the dynamics: neutral functions in a dataclass of numbers (`hover.Hover` is one)."""
+    """What makes a task of the dynamics: neutral functions in a dataclass of numbers (`hover.Hover` is one).
 
-    def initial(self, key: Sequence[Value], airframe: Airframe) -> Rows: ...  # noqa: D102 - see Hover
+    `OBSERVED` is what `observe` returns, `PLAN` and `MEMORY` are numbers of rows; a memory is 0 when an episode begins.
+    `success` and `metrics` are of torch tensors [...], with a memory [MEMORY, ...]; the rest is of rows.
+    """
+
+    OBSERVED: ClassVar[Mapping[str, TensorSpec]]
+    PLAN: ClassVar[int]
+    MEMORY: ClassVar[int]
+
+    def plan(self, key: Sequence[Value]) -> Rows: ...  # noqa: D102 - see Hover
+    def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows: ...  # noqa: D102
     def disturbance(self, key: Sequence[Value], airframe: Airframe) -> Rows: ...  # noqa: D102
-    def observe(self, body: Body, key: Sequence[Value] | None, steps: Value) -> Rows: ...  # noqa: D102
-    def reward(self, body: Body, action: Rows, previous: Rows, airframe: Airframe) -> Value: ...  # noqa: D102
-    def terminated(self, body: Body) -> Value: ...  # noqa: D102
-    def error(self, body: Body) -> Value: ...  # noqa: D102
+    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows: ...  # noqa: D102
+    def remember(self, before: Moment, after: Moment, limit: Value) -> Rows: ...  # noqa: D102
+    def reward(  # noqa: D102
+        self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe
+    ) -> Value: ...
+    def terminated(self, now: Moment) -> Value: ...  # noqa: D102
+    def finished(self, now: Moment) -> Value | None: ...  # noqa: D102
+    def success(self, truncated: Tensor, memory: Tensor) -> Tensor: ...  # noqa: D102
+    def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -52,15 +83,40 @@ class Episode:
     randomised: bool = False
     noise: bool = True
 
+    @property
+    def physical_rows(self) -> int:
+        """Observed rows that every policy reads, but for its previous actions."""
+        return sum(spec.shape[0] for spec in self.mdp.OBSERVED.values())
+
+    @property
+    def previous(self) -> slice:
+        """Where the observation has the previous action."""
+        return slice(self.physical_rows, self.physical_rows + 4)
+
+    @property
+    def observation_rows(self) -> int:
+        """The physical ones, the previous action 4, and privileged: force 3, torque 3, rotor speeds 4."""
+        return self.physical_rows + 4 + PRIVILEGED_ROWS
+
+    @property
+    def record_rows(self) -> int:
+        """Control steps, terminated, truncated, the task's memory."""
+        return COUNTERS + self.mdp.MEMORY
+
+    @property
+    def disturbance_rows(self) -> int:
+        """Those of the dynamics, the task's plan."""
+        return self.options.disturbance_rows + self.mdp.PLAN
+
     def programs(self) -> tuple[Program, ...]:
         """`begin`, `observe` and `step`."""
         state = Group("state", self.options.state_rows, differentiable=True)
-        record, action = Group("record", 4), Group("action", 4, differentiable=True)
-        disturbance, key = Group("disturbance", self.options.disturbance_rows), Group("key", 2, WORD)
+        record, action = Group("record", self.record_rows), Group("action", 4, differentiable=True)
+        disturbance, key = Group("disturbance", self.disturbance_rows), Group("key", 2, WORD)
         airframe = Group("airframe", len(PARAMETERS), LANE if self.randomised else UNIFORM)
         settings = Group("settings", len(self.settings(0)), UNIFORM)
         constants = (disturbance, key, airframe, settings)
-        observation = Group("observation", OBSERVATION_ROWS, differentiable=True)
+        observation = Group("observation", self.observation_rows, differentiable=True)
         reward, executed = Group("reward", 1, differentiable=True), Group("executed", 1)
         return (
             Program("begin", (key, airframe, settings), (state, disturbance), self._begin),
@@ -81,46 +137,47 @@ class Episode:
 
     def _begin(self, key: Rows, airframe: Rows, settings: Rows) -> Mapping[str, Rows]:
         mdp, frame = self._task(settings), dynamics.parameters(airframe)
-        body = mdp.initial(key, frame)
+        plan = mdp.plan(key)
+        body = mdp.initial(key, frame, plan)
         hover = hover_speed(frame)
         commands = [2.0 * (excess + hover) - 1.0 for excess in body[-4:]]  # at which the rotors turn like that
-        return {"state": body + commands * self.options.past_actions, "disturbance": mdp.disturbance(key, frame)}
+        return {"state": body + commands * self.options.past_actions, "disturbance": mdp.disturbance(key, frame) + plan}
 
     def _observe(
         self, state: Rows, record: Rows, disturbance: Rows, key: Rows, airframe: Rows, settings: Rows
     ) -> Mapping[str, Rows]:
         frame = dynamics.parameters(airframe)
-        return {"observation": self._seen(self._task(settings), frame, state, record[0], disturbance, key)}
+        return {"observation": self._seen(self._task(settings), frame, state, record, disturbance, key)}
 
-    def _seen(self, mdp: Mdp, frame: Airframe, state: Rows, steps: Value, disturbance: Rows, key: Rows) -> Rows:
-        body = Body.of(state)
-        physical = mdp.observe(body, key if self.noise else None, steps)
+    def _seen(self, mdp: Mdp, frame: Airframe, state: Rows, record: Rows, disturbance: Rows, key: Rows) -> Rows:
+        now = self._moment(state, record[0], record, disturbance)
+        physical = mdp.observe(now, key if self.noise else None)
         previous = state[dynamics.BODY_ROWS : dynamics.BODY_ROWS + 4]
-        speed = [excess + hover_speed(frame) for excess in body.rotor_speed]
+        speed = [excess + hover_speed(frame) for excess in now.body.rotor_speed]
         return [*physical, *previous, *disturbance[:6], *speed]
+
+    def _moment(self, state: Rows, steps: Value, record: Rows, disturbance: Rows) -> Moment:
+        return Moment(Body.of(state), steps, disturbance[self.options.disturbance_rows :], record[COUNTERS:])
 
     def _step(
         self, state: Rows, record: Rows, action: Rows, disturbance: Rows, key: Rows, airframe: Rows, settings: Rows
     ) -> Mapping[str, Rows]:
         mdp, frame, limit = self._task(settings), dynamics.parameters(airframe), settings[0]
-        steps, terminated, truncated, error = record
-        frozen = terminated + truncated > 0.5
+        frozen = record[1] + record[2] > 0.5
         moved = dynamics.step(state, action, disturbance, frame, self.options)
-        body = Body.of(moved)
-        count = steps + 1.0
-        left, over = mdp.terminated(body), count >= limit
-        reward = mdp.reward(body, action, state[dynamics.BODY_ROWS : dynamics.BODY_ROWS + 4], frame)
-        recent = where(count > limit - float(ERROR_STEPS), mdp.error(body), 0.0)
-        after = [
-            *(count, where(left, 1.0, 0.0), where(left, 0.0, where(over, 1.0, 0.0))),
-            error + recent,
-        ]
+        before = self._moment(state, record[0], record, disturbance)
+        after = self._moment(moved, record[0] + 1.0, record, disturbance)
+        after.memory = mdp.remember(before, after, limit)
+        left, over, finished = mdp.terminated(after), after.steps >= limit, mdp.finished(after)
+        over = over if finished is None else over | finished
+        reward = mdp.reward(before, after, action, state[dynamics.BODY_ROWS : dynamics.BODY_ROWS + 4], frame)
+        ended = where(left, 1.0, 0.0), where(left, 0.0, where(over, 1.0, 0.0))
         state = [where(frozen, old, new) for old, new in zip(state, moved, strict=True)]
-        record = [where(frozen, old, new) for old, new in zip(record, after, strict=True)]
+        record = [where(frozen, *pair) for pair in zip(record, (after.steps, *ended, *after.memory), strict=True)]
         return {
             "state": state,
             "record": record,
-            "observation": self._seen(mdp, frame, state, record[0], disturbance, key),
+            "observation": self._seen(mdp, frame, state, record, disturbance, key),
             "reward": [where(frozen, 0.0, reward)],
             "executed": [where(frozen, 0.0, 1.0)],
         }

@@ -6,15 +6,24 @@ Initial states, disturbances, noise and termination are that paper's; the reward
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
+from torch import Tensor
+
+from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import GRAVITY, Airframe, hover_speed
-from sims.quadrotor.arithmetic import Rows, Value, gaussians, sqrt, uniform, where
+from sims.quadrotor.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 from sims.quadrotor.dynamics import Body
+from sims.quadrotor.episode import Moment
+from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
 
 INITIAL = -1
 """Counter of the draws that begin an episode; observation noise counts control steps from 0."""
+ERROR_STEPS = 100
+"""The last second, over which the position error of an episode is averaged."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,18 @@ class Hover:
     weight_action: Value = 0.01
     weight_action_change: Value = 0.0
 
-    def initial(self, key: Sequence[Value], airframe: Airframe) -> Rows:
+    OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
+        "position": TensorSpec((3,), unit="m", frame="world", names=AXES),
+        "rotation": ROTATION, "velocity": VELOCITY, "angular_velocity": ANGULAR_VELOCITY,
+    }  # fmt: skip
+    PLAN: ClassVar[int] = 0
+    MEMORY: ClassVar[int] = 1
+
+    def plan(self, key: Sequence[Value]) -> Rows:
+        """Nothing is planned: the goal is the origin."""
+        return []
+
+    def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
         """The body's rows at the beginning of the episode that `key` stands for."""
 
         def spread(first: int, bound: Value) -> Rows:
@@ -76,17 +96,23 @@ class Hover:
         force = [g * (weight * self.force_scale) for g in gaussians(key, INITIAL, 18, 3)]
         return force + [g * (weight * self.torque_scale) for g in gaussians(key, INITIAL, 22, 3)]
 
-    def observe(self, body: Body, key: Sequence[Value] | None, steps: Value) -> Rows:
+    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
         """Position, rotation, velocity, angular velocity; with noise where a `key` is given."""
+        body = now.body
         seen = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
         if key is None:
             return seen
         scale = [self.noise_position_m] * 3 + [self.noise_rotation] * 9
         scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
-        noise = gaussians(key, steps, 0, len(seen))
+        noise = gaussians(key, now.steps, 0, len(seen))
         return [value + g * std for value, g, std in zip(seen, noise, scale, strict=True)]
 
-    def reward(self, body: Body, action: Rows, previous: Rows, airframe: Airframe) -> Value:
+    def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
+        """The sum of the distance from the origin over the last `ERROR_STEPS` steps before the step limit, m."""
+        error = sqrt(squares(after.body.position))
+        return [before.memory[0] + where(after.steps > limit - float(ERROR_STEPS), error, 0.0)]
+
+    def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
         """A constant for being alive minus squares: position, rotation (1 - q_w^2), velocities, actions.
 
         The shape is that of Learning to Fly, without its clipping at zero: a gradient needs the slope far away, and
@@ -94,25 +120,35 @@ class Hover:
         measured from the one that hovers.
         """
         hover = 2.0 * hover_speed(airframe) - 1.0
+        body = after.body
         w = body.quaternion[0]
         cost = (
-            self.weight_position * _squares(body.position)
+            self.weight_position * squares(body.position)
             + self.weight_rotation * (1.0 - w * w)
-            + self.weight_velocity * _squares(body.velocity)
-            + self.weight_angular_velocity * _squares(body.angular_velocity)
-            + self.weight_action * _squares([a - hover for a in action])
-            + self.weight_action_change * _squares([a - b for a, b in zip(action, previous, strict=True)])
+            + self.weight_velocity * squares(body.velocity)
+            + self.weight_angular_velocity * squares(body.angular_velocity)
+            + self.weight_action * squares([a - hover for a in action])
+            + self.weight_action_change * squares([a - b for a, b in zip(action, previous, strict=True)])
         )
         return self.reward_alive - cost
 
-    def terminated(self, body: Body) -> Value:
+    def terminated(self, now: Moment) -> Value:
         """Whether a coordinate left the limits."""
-        x, y, z = (axis * axis > self.position_limit_m * self.position_limit_m for axis in body.position)
+        x, y, z = (axis * axis > self.position_limit_m * self.position_limit_m for axis in now.body.position)
         return x | y | z
 
-    def error(self, body: Body) -> Value:
-        """Distance from the origin, m."""
-        return sqrt(_squares(body.position))
+    def finished(self, now: Moment) -> None:
+        """Never before the step limit."""
+        return
+
+    def success(self, truncated: Tensor, memory: Tensor) -> Tensor:
+        """Whether the episode reached its step limit: it survived."""
+        return truncated
+
+    def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
+        """Whether it survived, and its mean distance from the origin over the last second."""
+        error = torch.where(truncated, memory[0] / min(ERROR_STEPS, step_limit), torch.nan)
+        return {"survive": truncated.float(), "position_error_m": error}
 
     def _rotation(self, key: Sequence[Value]) -> Rows:
         """A quaternion, uniform among rotations of at most 90 degrees.
@@ -128,12 +164,5 @@ class Hover:
         series = 1.0 + q * (1 / 60 + q * (1 / 1400 + q * (1 / 25200 + q * (43 / 17248000 + q * (1213 / 7207200000)))))
         half = 0.5 * s * series
         axis = gaussians(key, INITIAL, 8, 3)
-        sine = half.sin() / sqrt(_squares(axis))
+        sine = half.sin() / sqrt(squares(axis))
         return [half.cos(), *(sine * along for along in axis)]
-
-
-def _squares(values: Rows) -> Value:
-    total = values[0] * values[0]
-    for value in values[1:]:
-        total = total + value * value
-    return total

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from embodied.contract import TensorSpec
 from sims.quadrotor.dynamics import ROTOR_NAMES
-from sims.quadrotor.episode import PREVIOUS
 
 AXES = ("x", "y", "z")
-ROWS = {
-    "position": slice(0, 3), "rotation": slice(3, 12), "velocity": slice(12, 15), "angular_velocity": slice(15, 18),
-    "previous_action": PREVIOUS, "force": slice(22, 25), "torque": slice(25, 28), "rotor_speed": slice(28, 32),
-}  # fmt: skip
-"""Where the kernels' observation has each key."""
+ROTATION = TensorSpec((9,), unit="1", frame="world", names=tuple(a + b for a in AXES for b in AXES))
+VELOCITY = TensorSpec((3,), unit="m/s", frame="world", names=AXES)
+ANGULAR_VELOCITY = TensorSpec((3,), unit="rad/s", frame="body", names=AXES)
+Specs = Mapping[str, TensorSpec]
 
 
 def action_spec() -> TensorSpec:
@@ -22,14 +22,12 @@ def action_spec() -> TensorSpec:
     return TensorSpec((4,), unit="1", names=ROTOR_NAMES, low=(-1.0,) * 4, high=(1.0,) * 4)
 
 
-def observation_specs(history: int) -> dict[str, TensorSpec]:
-    """22 numbers with a `history` of 1 action, 146 with 32, and what only a critic may read."""
-    specs = {
-        "position": TensorSpec((3,), unit="m", frame="world", names=AXES),
-        "rotation": TensorSpec((9,), unit="1", frame="world", names=tuple(a + b for a in AXES for b in AXES)),
-        "velocity": TensorSpec((3,), unit="m/s", frame="world", names=AXES),
-        "angular_velocity": TensorSpec((3,), unit="rad/s", frame="body", names=AXES),
-    }
+def observation_specs(observed: Specs, history: int) -> dict[str, TensorSpec]:
+    """What a task has `observed`, the last `history` actions, and what only a critic may read.
+
+    Hover's are 22 numbers with 1 action, 146 with 32.
+    """
+    specs = dict(observed)
     if history == 1:
         specs["previous_action"] = TensorSpec((4,), unit="1", names=ROTOR_NAMES)
     else:
@@ -43,18 +41,21 @@ def observation_specs(history: int) -> dict[str, TensorSpec]:
     }
 
 
-def split_rows(rows: Tensor, history: Tensor | None) -> dict[str, Tensor]:
-    """Observations by key from the kernels' [32, ...] and, where more than one action is observed, [4 history, ...].
+def split_rows(specs: Specs, rows: Tensor, history: Tensor | None) -> dict[str, Tensor]:
+    """Observations by key of `specs` from the kernels' rows [O, ...].
 
-    The rows become the last axis; nothing is copied.
+    Where more than one action is observed, they are `history` [4 history, ...]. The rows become the last axis; nothing
+    is copied.
     """
-    moved = rows.movedim(0, -1)
+    moved, place = rows.movedim(0, -1), 0
     parts: dict[str, Tensor] = {}
-    for key, place in ROWS.items():
-        if key == "previous_action" and history is not None:
-            parts["action_history"] = history.movedim(0, -1)
+    for key, spec in specs.items():
+        size = 4 if key == "action_history" else spec.shape[0]
+        if key == "action_history" and history is not None:
+            parts[key] = history.movedim(0, -1)
         else:
-            parts[key] = moved[..., place]
+            parts[key] = moved[..., place : place + size]
+        place += size
     return parts
 
 

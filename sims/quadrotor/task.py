@@ -92,8 +92,7 @@ class _Flight:
 
     def render(self, ids: Array) -> Frames:
         """Pictures of environments `ids` as they are now."""
-        observation = self.env.observation.cpu()
-        position, rotation = observation["position"].numpy(), observation["rotation"].view(-1, 3, 3).numpy()
+        position, rotation = (part.cpu().numpy() for part in self.env.pose)
         pictures = []
         for row in ids:
             self.positions[row].append(position[row].copy())

@@ -2,8 +2,8 @@
 
    The policy is a multilayer perceptron with tanh after every layer. Inside it memory is lane by lane ([LANES][width],
    widths padded to PAD), so that its matrix products run over features; everything of the dynamics is row by row. The
-   generated code before this file defines step_block, step_vjp_block, STATE_ROWS, SEEN_ROWS, PHYSICAL_ROWS and
-   AIRFRAME_LANE (1 where every lane has an airframe of its own). */
+   generated code before this file defines step_block, step_vjp_block, STATE_ROWS, RECORD_ROWS, SEEN_ROWS, PHYSICAL_ROWS
+   and AIRFRAME_LANE (1 where every lane has an airframe of its own). */
 
 #define PAD 16
 #define MAX_LAYERS 8
@@ -29,7 +29,7 @@ typedef struct {
 /* Tensors, all float but for key; [rows, lanes] unless said otherwise. */
 typedef struct {
     float *state;      /* [decisions + 1, STATE_ROWS, lanes] */
-    float *record;     /* [decisions + 1, 4, lanes] */
+    float *record;     /* [decisions + 1, RECORD_ROWS, lanes] */
     float *seen;       /* [decisions + 1, SEEN_ROWS, lanes] */
     float *actions;    /* [history + decisions, 4, lanes]: those before the unroll come first */
     float *reward;     /* [decisions, lanes] */
@@ -145,9 +145,9 @@ void unroll(int64_t first, int64_t last, const Sizes *s, const Tensors *x)
             for (int row = 0; row < 4; row++)
                 for (int i = 0; i < LANES; i++)
                     action[row * L + i] = y[i * s->padded[s->layers] + row];
-            float *const state = x->state + t * STATE_ROWS * L + lane, *const record = x->record + t * 4 * L + lane;
+            float *const state = x->state + t * STATE_ROWS * L + lane, *const record = x->record + t * RECORD_ROWS * L + lane;
             step_block(state, L, record, L, action, L, x->disturbance + lane, L, x->key + lane, L,
-                       x->airframe + AIRFRAME_LANE * lane, L, x->settings, L, state + STATE_ROWS * L, L, record + 4 * L, L,
+                       x->airframe + AIRFRAME_LANE * lane, L, x->settings, L, state + STATE_ROWS * L, L, record + RECORD_ROWS * L, L,
                        x->seen + (t + 1) * SEEN_ROWS * L + lane, L, x->reward + t * L + lane, L,
                        x->executed + t * L + lane, L);
         }
@@ -218,7 +218,7 @@ void unroll_vjp(int64_t first, int64_t last, const Sizes *s, const Tensors *x)
             const float *const later = x->grad_actions + (s->history + t) * 4 * L + lane;
             for (int i = 0; i < LANES; i++)
                 reward[i] = x->grad_reward ? x->grad_reward[t * L + lane + i] : 0.0f;
-            step_vjp_block(x->state + t * STATE_ROWS * L + lane, L, x->record + t * 4 * L + lane, L,
+            step_vjp_block(x->state + t * STATE_ROWS * L + lane, L, x->record + t * RECORD_ROWS * L + lane, L,
                            x->actions + (s->history + t) * 4 * L + lane, L, x->disturbance + lane, L, x->key + lane, L,
                            x->airframe + AIRFRAME_LANE * lane, L, x->settings, L, state[0], LANES, seen, LANES, reward,
                            LANES, state[1], LANES, action, LANES);

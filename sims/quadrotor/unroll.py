@@ -18,10 +18,10 @@ from torch import Tensor
 
 from embodied.rollout import Rollout
 from sims.quadrotor.emit import LANES
-from sims.quadrotor.episode import OBSERVATION_ROWS, PHYSICAL_ROWS, PREVIOUS
+from sims.quadrotor.episode import COUNTERS, Episode
 from sims.quadrotor.kernels import split
 from sims.quadrotor.observation import split_rows
-from sims.quadrotor.program import UNIFORM, Program
+from sims.quadrotor.program import UNIFORM
 
 if TYPE_CHECKING:
     from sims.quadrotor.environment import QuadrotorEnvironment
@@ -55,13 +55,13 @@ def unroll(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Rollout
     return rollout
 
 
-def unroll_source(programs: Sequence[Program]) -> str:
-    """C that follows the programs' own."""
-    step = next(program for program in programs if program.name == "step")
+def unroll_source(episode: Episode) -> str:
+    """C that follows that of the episode's programs."""
+    step = next(program for program in episode.programs() if program.name == "step")
     rows = {group.name: group for group in step.inputs}
     constants = {
-        "STATE_ROWS": rows["state"].rows, "SEEN_ROWS": OBSERVATION_ROWS, "PHYSICAL_ROWS": PHYSICAL_ROWS,
-        "AIRFRAME_LANE": int(rows["airframe"].kind != UNIFORM),
+        "STATE_ROWS": rows["state"].rows, "RECORD_ROWS": rows["record"].rows, "SEEN_ROWS": episode.observation_rows,
+        "PHYSICAL_ROWS": episode.physical_rows, "AIRFRAME_LANE": int(rows["airframe"].kind != UNIFORM),
     }  # fmt: skip
     return "\n".join((*(f"#define {name} {value}" for name, value in constants.items()), SOURCE.read_text()))
 
@@ -74,7 +74,7 @@ def _check(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> None:
         raise ValueError(
             f"expected at least one decision and 1 to {MAX_LAYERS} layers, got {decisions} and {len(layers)}"
         )
-    widths = [PHYSICAL_ROWS + 4 * env._history.length, *(len(weight) for weight, _ in layers)]
+    widths = [env.episode.physical_rows + 4 * env._history.length, *(len(weight) for weight, _ in layers)]
     for (inputs, outputs), (weight, bias) in zip(pairwise(widths), layers, strict=True):
         if weight.shape != (outputs, inputs) or bias.shape != (outputs,):
             raise ValueError(
@@ -96,7 +96,7 @@ def _by_steps(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Roll
         actions.append(x.unsqueeze(1))
         made.append(env.step(actions[-1]))
         observations.append(made[-1].observation)
-    fields = ("reward", "executed", "terminated", "truncated")
+    fields = ("reward", "executed", "terminated", "truncated", "success")
     stacked = {name: torch.stack([getattr(transition, name) for transition in made]) for name in fields}
     return _rollout(env, torch.stack(observations), torch.stack(actions), **stacked)
 
@@ -110,12 +110,14 @@ def _compiled(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Roll
     env._state, env._seen, env._record = buffers.tensors["state"][-1], seen[-1], record[-1]
     if old is not None:
         env._history.rows = old[:, -1]
-    parts = split_rows(seen[..., :N].movedim(1, 0), None if old is None else old[..., :N])
-    ended = record[1:, 1:3, :N] > 0.5
+    parts = split_rows(env.contract.observation, seen[..., :N].movedim(1, 0), None if old is None else old[..., :N])
+    after = record[1:, :, :N].movedim(1, 0)
+    terminated, truncated = after[1:COUNTERS] > 0.5
     return _rollout(
         env, TensorDict(parts, batch_size=[decisions + 1, N]),
         actions[length:, :, :N].transpose(1, 2).unsqueeze(2), reward=reward[:, :N, None],
-        executed=executed[:, :N, None], terminated=ended[:, 0], truncated=ended[:, 1],
+        executed=executed[:, :N, None], terminated=terminated, truncated=truncated,
+        success=env.mdp.success(truncated, after[COUNTERS:]),
     )  # fmt: skip
 
 
@@ -128,7 +130,6 @@ def _rollout(env: QuadrotorEnvironment, observations: TensorDict, actions: Tenso
         actions=actions,
         sample=TensorDict({}, batch_size=[T, N]),
         log_prob=torch.zeros(T, N, 1, device=env.device),
-        success=fields["truncated"],
         task_index=env.task_index.expand(T, N),
         start=env.start.expand(T, N),
         simulation_s=0.0,
@@ -187,13 +188,13 @@ class _Buffers:
         self.sizes.activations, self.sizes.packed = sum(self.padded), packed
         T, S = decisions, env.options.state_rows
         self.tensors = {
-            "state": torch.empty(T + 1, S, L), "record": torch.empty(T + 1, 4, L),
-            "seen": torch.empty(T + 1, OBSERVATION_ROWS, L), "actions": torch.empty(history.length + T, 4, L),
+            "state": torch.empty(T + 1, S, L), "record": torch.empty(T + 1, len(env._record), L),
+            "seen": torch.empty(T + 1, len(env._seen), L), "actions": torch.empty(history.length + T, 4, L),
             "reward": torch.empty(T, L), "executed": torch.empty(T, L),
             "activations": torch.empty(T, L, sum(self.padded)), "disturbance": env._disturbance,
             "airframe": env._airframe, "settings": env._settings, "key": env._key,
         }  # fmt: skip
-        past = history.rows if history.length > 1 else env._seen[PREVIOUS]
+        past = history.rows if history.length > 1 else env._seen[env.episode.previous]
         for name, first in (("state", env._state), ("record", env._record), ("seen", env._seen)):
             self.tensors[name][0] = first
         self.tensors["actions"][: history.length] = past.view(history.length, 4, L)
@@ -255,7 +256,7 @@ class _Buffers:
 
 
 class _Fused(torch.autograd.Function):
-    """The compiled unroll; returns reward [T, L], what is seen [T + 1, 32, L] and actions [history + T, 4, L]."""
+    """The compiled unroll; returns reward [T, L], what is seen [T + 1, O, L] and actions [history + T, 4, L]."""
 
     @staticmethod
     def forward(ctx: Any, buffers: _Buffers, *flat: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
