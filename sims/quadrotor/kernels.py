@@ -20,7 +20,7 @@ from sims.quadrotor.emit import LANES, THREADS, c_source, cuda_source
 from sims.quadrotor.native import load
 from sims.quadrotor.program import UNIFORM, Program, Trace, trace, trace_vjp
 
-SHARE = 16384
+SHARE = 4096
 """Lanes that make a thread worth its start."""
 
 

@@ -43,5 +43,6 @@ def oracle(
     state: Tensor, action: Tensor, disturbance: Tensor, airframe: Airframe = CRAZYFLIE, options: Options = PLAIN
 ) -> Tensor:
     """One step in double precision."""
-    rows = dynamics.step(list(state), list(action), list(disturbance), airframe, options)
+    exact = dynamics.parameters(list(torch.tensor(airframe.values(), dtype=torch.float64)))
+    rows = dynamics.step(list(state), list(action), list(disturbance), exact, options)
     return torch.stack([row + torch.zeros_like(state[0]) for row in rows])
