@@ -10,6 +10,8 @@ from sims.quadrotor.program import UNIFORM, WORD, Group, Trace
 
 LANES = 64
 """Lanes of one block of the C kernels; tensors are padded to a multiple, so that every lane runs the same code."""
+KEPT = 2
+"""Blocks that repeat a step together: their states stay in the fastest cache."""
 THREADS = 128
 """Threads of a CUDA block."""
 FUNCTIONS = Path(__file__).with_name("functions.h")
@@ -77,15 +79,16 @@ def _repetition(trace: Trace) -> tuple[str, str, int, int]:
 
 
 def _block(trace: Trace) -> str:
-    """Runs LANES lanes; every tensor has a pointer to its first lane and a row stride."""
+    """Runs `blocks` times LANES lanes; every tensor has a pointer to its first lane and a row stride."""
     arguments = ", ".join(f"{kind}{name}, int64_t {name}_step" for kind, name, _ in _tensors(trace))
     head = "\n".join(_body(trace, uniform=True))
     body = "\n".join(f"    {line}" for line in _body(trace, uniform=False))
-    return f"""static __attribute__((noinline)) void {trace.name}_block({arguments})
+    return f"""static __attribute__((noinline)) void {trace.name}_block(int64_t blocks, {arguments})
 {{
 {head}
+    for (int64_t block = 0; block < blocks; block++)
 #pragma GCC ivdep
-    for (int i = 0; i < LANES; i++) {{
+    for (int64_t i = block * LANES; i < (block + 1) * LANES; i++) {{
 {body}
     }}
 }}"""
@@ -95,13 +98,12 @@ def _entry(trace: Trace) -> str:
     """Runs lanes [first, last), multiples of LANES; `p` and `steps` hold pointers and row strides of all tensors."""
     arguments = []
     for index, (kind, _, group) in enumerate(_tensors(trace)):
-        shift = "" if group.kind == UNIFORM else " + i"
+        shift = "" if group.kind == UNIFORM else " + first"
         arguments.append(f"({kind})p[{index}]{shift}, steps[{index}]")
     return f"""
 void {trace.name}(int64_t first, int64_t last, void *const *p, const int64_t *steps)
 {{
-    for (int64_t i = first; i < last; i += LANES)
-        {trace.name}_block({", ".join(arguments)});
+    {trace.name}_block((last - first) / LANES, {", ".join(arguments)});
 }}"""
 
 
@@ -115,19 +117,21 @@ def _repeated_entry(trace: Trace) -> str:
         if name == sequence:
             shift += f" + k * {advance} * steps[{index}]"
         kept = name in (carried, f"out_{carried}")
-        arguments.append("kept, LANES" if kept else f"({kind})p[{index}]{shift}, steps[{index}]")
+        arguments.append("kept, WIDE" if kept else f"({kind})p[{index}]{shift}, steps[{index}]")
     source, target = place[carried], place[f"out_{carried}"]
     return f"""
 void {trace.name}_repeated(int64_t first, int64_t last, int64_t count, void *const *p, const int64_t *steps)
 {{
-    float kept[{rows} * LANES];
-    for (int64_t i = first; i < last; i += LANES) {{
+    enum {{ WIDE = {KEPT} * LANES }};
+    float kept[{rows} * WIDE];
+    for (int64_t i = first; i < last; i += WIDE) {{
+        const int64_t blocks = (last - i < WIDE ? last - i : WIDE) / LANES, bytes = sizeof(float) * blocks * LANES;
         for (int row = 0; row < {rows}; row++)
-            memcpy(kept + row * LANES, (const float *)p[{source}] + row * steps[{source}] + i, sizeof(float) * LANES);
+            memcpy(kept + row * WIDE, (const float *)p[{source}] + row * steps[{source}] + i, bytes);
         for (int64_t k = 0; k < count; k++)
-            {trace.name}_block({", ".join(arguments)});
+            {trace.name}_block(blocks, {", ".join(arguments)});
         for (int row = 0; row < {rows}; row++)
-            memcpy((float *)p[{target}] + row * steps[{target}] + i, kept + row * LANES, sizeof(float) * LANES);
+            memcpy((float *)p[{target}] + row * steps[{target}] + i, kept + row * WIDE, bytes);
     }}
 }}"""
 

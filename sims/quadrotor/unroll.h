@@ -146,7 +146,7 @@ void unroll(int64_t first, int64_t last, const Sizes *s, const Tensors *x)
                 for (int i = 0; i < LANES; i++)
                     action[row * L + i] = y[i * s->padded[s->layers] + row];
             float *const state = x->state + t * STATE_ROWS * L + lane, *const record = x->record + t * RECORD_ROWS * L + lane;
-            step_block(state, L, record, L, action, L, x->disturbance + lane, L, x->key + lane, L,
+            step_block(1, state, L, record, L, action, L, x->disturbance + lane, L, x->key + lane, L,
                        x->airframe + AIRFRAME_LANE * lane, L, x->settings, L, state + STATE_ROWS * L, L, record + RECORD_ROWS * L, L,
                        x->seen + (t + 1) * SEEN_ROWS * L + lane, L, x->reward + t * L + lane, L,
                        x->executed + t * L + lane, L);
@@ -218,7 +218,7 @@ void unroll_vjp(int64_t first, int64_t last, const Sizes *s, const Tensors *x)
             const float *const later = x->grad_actions + (s->history + t) * 4 * L + lane;
             for (int i = 0; i < LANES; i++)
                 reward[i] = x->grad_reward ? x->grad_reward[t * L + lane + i] : 0.0f;
-            step_vjp_block(x->state + t * STATE_ROWS * L + lane, L, x->record + t * RECORD_ROWS * L + lane, L,
+            step_vjp_block(1, x->state + t * STATE_ROWS * L + lane, L, x->record + t * RECORD_ROWS * L + lane, L,
                            x->actions + (s->history + t) * 4 * L + lane, L, x->disturbance + lane, L, x->key + lane, L,
                            x->airframe + AIRFRAME_LANE * lane, L, x->settings, L, state[0], LANES, seen, LANES, reward,
                            LANES, state[1], LANES, action, LANES);
