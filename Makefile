@@ -1,4 +1,5 @@
 # make pick    install, then train the LIBERO pick policy; options follow in ARGS, e.g. make pick ARGS="device=cuda seed=1"
+# make hover   install, then train a quadrotor to hover
 # make test    install, then run the whole test suite
 # make check   lint and types
 # make clean   remove the virtual environment and build products (results in outputs/ stay)
@@ -10,10 +11,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
-.PHONY: pick test check install clean
+.PHONY: pick hover test check install clean
 
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
+
+hover: $(VENV)/installed
+	$(BIN)/python train.py task=quadrotor_hover $(ARGS)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(ARGS)
