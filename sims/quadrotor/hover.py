@@ -16,7 +16,6 @@ from torch import Tensor
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import GRAVITY, Airframe, hover_speed
 from sims.quadrotor.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
-from sims.quadrotor.dynamics import Body
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
 
@@ -32,8 +31,8 @@ class Hover:
 
     Attributes:
         position_limit_m: the episode ends where a coordinate leaves [-limit, limit].
-        origin_share: share of episodes that begin at rest at the origin.
-        initial_position_m, initial_velocity_m_s, initial_angular_velocity_rad_s: bounds of each coordinate elsewhere;
+        origin_share: share of episodes that begin at the origin and level; like the others they move.
+        initial_position_m, initial_velocity_m_s, initial_angular_velocity_rad_s: bounds of each coordinate; elsewhere
             the rotation is uniform among those of at most 90 degrees.
         initial_rotor_speed: as a fraction of the highest.
         force_scale, torque_scale: standard deviation of the episode's force and torque per axis, in weights (torque:
@@ -79,16 +78,14 @@ class Hover:
         def spread(first: int, bound: Value) -> Rows:
             return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
 
-        rest = uniform(key, INITIAL, 0) < self.origin_share
-        moving = Body(
-            spread(1, self.initial_position_m),
-            self._rotation(key),
-            spread(12, self.initial_velocity_m_s),
-            spread(15, self.initial_angular_velocity_rad_s),
-            [self.initial_rotor_speed - hover_speed(airframe)] * 4,
-        ).rows()
-        still = [0.0] * 3 + [1.0] + [0.0] * 9 + moving[13:]
-        return [b if a is b else where(rest, a, b) for a, b in zip(still, moving, strict=True)]
+        at_origin = uniform(key, INITIAL, 0) < self.origin_share
+        anywhere = [*spread(1, self.initial_position_m), *self._rotation(key)]
+        return [
+            *(where(at_origin, a, b) for a, b in zip([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], anywhere, strict=True)),
+            *spread(12, self.initial_velocity_m_s),
+            *spread(15, self.initial_angular_velocity_rad_s),
+            *[self.initial_rotor_speed - hover_speed(airframe)] * 4,
+        ]
 
     def disturbance(self, key: Sequence[Value], airframe: Airframe) -> Rows:
         """Force (N, world) and torque (N m, body) of the episode."""
