@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from embodied.environment import StartEnvironment
+from embodied.memory import Memory
 from embodied.policy import Policy
 
 Z95 = NormalDist().inv_cdf(0.975)
@@ -117,12 +118,14 @@ def evaluate(
     metrics: dict[str, Tensor] = {}
     free = torch.ones(env.num_envs, dtype=torch.bool)
     observation: TensorDict | None = None
+    memory = Memory(policy, env.num_envs, env.device)
     with tqdm(total=success.numel(), desc=progress, disable=progress is None, unit="episode") as bar:
         while schedule.assign(free) or schedule.running.any():
             if observation is None or schedule.fresh.any():
                 mask = None if observation is None else schedule.fresh
                 observation = env.reset(mask=mask, starts=first_start + schedule.start.clamp_min(0))
-            actions = act(policy, observation, schedule.running, device)
+                memory.restart(mask)
+            actions = act(policy, observation, schedule.running, device, memory)
             transition = env.step(actions[:, : env.contract.executed].to(env.device))
             observation = transition.observation
             free = transition.done.cpu() & schedule.running
@@ -170,12 +173,20 @@ class _Schedule:
         return bool(self.fresh.any())
 
 
-def act(policy: Policy, observation: TensorDict, running: Tensor, device: torch.device | str) -> Tensor:
-    """Deterministic action chunks [N, H, A], zero where not `running`, asked for in blocks of one size."""
+def act(
+    policy: Policy, observation: TensorDict, running: Tensor, device: torch.device | str, memory: Memory | None = None
+) -> Tensor:
+    """Deterministic action chunks [N, H, A], zero where not `running`, asked for in blocks of one size.
+
+    `memory` is the policy's, which is brought up to date; a policy that has one refuses to act without.
+    """
+    observation = observation if memory is None else memory.with_observation(observation)
     rows = running.nonzero().squeeze(1)
     padded = torch.cat((rows, rows[:1].expand(-len(rows) % BLOCK)))
-    blocks = [policy.act(observation[block].to(device), deterministic=True).actions for block in padded.split(BLOCK)]
-    chosen = torch.cat(blocks)[: len(rows)]
+    blocks = [policy.act(observation[block].to(device), deterministic=True) for block in padded.split(BLOCK)]
+    chosen = torch.cat([decision.actions for decision in blocks])[: len(rows)]
+    if memory is not None:
+        memory.keep(blocks, rows)
     actions = chosen.new_zeros(len(running), *chosen.shape[1:])
     actions[rows.to(device)] = chosen
     return actions

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environment import DifferentiableEnvironment, StartEnvironment, Transition
+from embodied.memory import Memory
 from embodied.policy import Decision, DeterministicPolicy, Policy
 
 Starts = Callable[[Tensor, Tensor], Tensor]
@@ -23,7 +24,10 @@ Starts = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass
 class Rollout:
-    """T decisions of N environments; `next_observation` is the true one, also where an episode ended."""
+    """T decisions of N environments; `next_observation` is the true one, also where an episode ended.
+
+    What a policy with a memory read of it, and where episodes begin, are in `observation` too; see `memory.Memory`.
+    """
 
     observation: TensorDict  # [T, N]
     next_observation: TensorDict  # [T, N]
@@ -51,8 +55,11 @@ class Rollout:
         return int(self.executed.sum())
 
 
-def random_play(env: StartEnvironment, decisions: int, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
-    """Observations [decisions * N] and uniformly random actions [decisions * N, K, A] inside the contract's limits.
+def initial_states(env: StartEnvironment, count: int, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
+    """At least `count` observations [B] at the beginning of episodes, and uniformly random actions [B, K, A].
+
+    What a policy without demonstrations takes its normalisation statistics from: the states of its first random actions
+    are far from those it will live in.
 
     Raises:
         ValueError: where actions have no limits.
@@ -61,14 +68,9 @@ def random_play(env: StartEnvironment, decisions: int, generator: torch.Generato
     if not spec.low:
         raise ValueError("expected action limits in the contract; a policy without demonstrations starts from them")
     low, high = torch.tensor(spec.low), torch.tensor(spec.high)
-    shape = (env.num_envs, env.contract.executed, *spec.shape)
-    observations, chunks = [env.reset()], []
-    for _ in range(decisions):
-        chunks.append(low + (high - low) * torch.rand(shape, generator=generator))
-        transition = env.step(chunks[-1].to(env.device))
-        restarted = transition.done.any()
-        observations.append(env.reset(mask=transition.done) if restarted else transition.observation)
-    return TensorDict.cat(observations[:-1]), torch.cat(chunks)
+    observation = TensorDict.cat([env.reset() for _ in range(-(-count // env.num_envs))])
+    share = torch.rand((len(observation), env.contract.executed, *spec.shape), generator=generator)
+    return observation, low + (high - low) * share
 
 
 class Collector:
@@ -84,6 +86,7 @@ class Collector:
         self.observation: TensorDict | None = None
         self.finished = torch.ones(env.num_envs, dtype=torch.bool)
         self.success = torch.zeros(env.num_envs, dtype=torch.bool)
+        self.memory = Memory(policy, env.num_envs, env.device)
 
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` chunks in every environment; finished ones restart before the next chunk."""
@@ -91,10 +94,11 @@ class Collector:
         simulation_s = policy_s = 0.0
         for _ in range(decisions):
             started = time.perf_counter()
-            observation = self._restart()
+            observation = self.memory.with_observation(self._restart())
             start = self.env.start.clone()
             acted = time.perf_counter()
             decision = self._act(observation)
+            self.memory.keep([decision])
             policy_s += time.perf_counter() - acted
             transition = self.env.step(decision.actions[:, : self.env.contract.executed])
             simulation_s += time.perf_counter() - started
@@ -114,16 +118,18 @@ class Collector:
         if self.observation is None or self.finished.any():
             starts = self.starts(self.finished, self.success) if self.starts else None
             self.observation = self.env.reset(mask=self.finished, starts=starts)
+            self.memory.restart(self.finished)
         return self.observation
 
     def state_dict(self) -> dict[str, Any]:
-        """Running episodes and the noise to come."""
+        """Running episodes, what is remembered of them, and the noise to come."""
         return {
             "env": self.env.state_dict(),
             "generator": self.generator.get_state(),
             "observation": self.observation,
             "finished": self.finished,
             "success": self.success,
+            **self.memory.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -131,6 +137,7 @@ class Collector:
         self.env.load_state_dict(state["env"])
         self.generator.set_state(state["generator"])
         self.observation, self.finished, self.success = state["observation"], state["finished"], state["success"]
+        self.memory.load_state_dict(state)
 
     def _stack(
         self, rows: list[tuple[TensorDict, Decision, Transition, Tensor]], simulation_s: float, policy_s: float

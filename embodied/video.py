@@ -17,6 +17,7 @@ from torch import Tensor
 from embodied.environment import StartEnvironment
 from embodied.evaluation import act
 from embodied.files import complete_or_absent
+from embodied.memory import Memory
 from embodied.policy import Policy
 
 Frames = NDArray[np.uint8]
@@ -54,12 +55,12 @@ def film(
     executed, every = policy.contract.executed, env.contract.executed
     if executed % every:
         raise ValueError(f"expected an environment whose chunks of {every} actions fill the policy's {executed}")
-    observation = env.reset(starts=starts)
+    observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs, env.device)
     running = torch.ones(env.num_envs, dtype=torch.bool)
     won = torch.zeros_like(running)
     frames, success, chunks, changed = [render(np.arange(env.num_envs))], [won.numpy()], 0, torch.zeros_like(running)
     while running.any():
-        actions = act(policy, observation, running, device)[:, :executed]
+        actions = act(policy, observation, running, device, memory)[:, :executed]
         for part in actions.to(env.device).split(every, 1):
             transition = env.step(part)
             chunks, changed, won = chunks + 1, changed | running, won | transition.success.cpu()

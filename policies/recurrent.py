@@ -2,7 +2,7 @@
 
 The actor has the shape of RAPTOR's (arXiv 2509.11481): 22 observations -> 16 -> GRU of 16 -> 4 actions are 2,084
 parameters, the learned initial memory included. The memory is explicit: the policy reads it as the observation "memory"
-[N, M] and returns the next one as `sample["memory"]`. It keeps none between calls, so nobody can forget to reset it.
+[N, M] and returns the next one as `sample["memory"]`. It keeps none between calls: `embodied.memory` carries it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from torch import Tensor, nn
 
 from embodied.config import at_least
 from embodied.contract import Contract
+from embodied.memory import STARTED
 from embodied.network import GRU, MEMORY, chain
 from embodied.policy import Decision
 from policies.mlp import MLPConfig, MLPPolicy
-
-STARTED = "started"
-"""Key of a sequence's observations [T, N]: True where an episode begins."""
 
 
 @dataclass

@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import export
 from embodied import checkpoint, program
 from embodied.checkpoint import Checkpoint
 from embodied.contract import Contract
+from embodied.network import rollout_outputs
 from real_robot.firmware.exporting import Export, Target
-from tests.real_robot.firmware.policies import contract, make
+from real_robot.firmware.samples import Samples
+from tests.real_robot.firmware.policies import CONFIGS, contract, make
 
 ROOT = Path(__file__).parent.parent
 CONFIG = {
@@ -59,6 +62,21 @@ def test_a_checkpoint_becomes_c_whatever_its_task(trained: Path):
     written = Contract.from_dict(json.loads((output / "contract.json").read_text()))
     assert written == make("mlp").deployable().contract
     written.bind(contract("mlp"))  # what trained it can feed it
+
+
+@pytest.mark.parametrize(("kind", "memory"), [("recurrent", 16), ("attention", 0)])
+def test_other_policies(tmp_path: Path, ask, kind: str, memory: int):
+    policy = make(kind)
+    values = {"policy": {name: getattr(CONFIGS[kind], name) for name in ("hidden", "initial_std")}}
+    config = {"choices": {"policy": kind}, "values": values}
+    checkpoint.save(tmp_path / "run", Checkpoint(policy=policy.state_dict(), contract=contract(kind), config=config))
+    status, lines = ask(f"checkpoint={tmp_path / 'run'}", "target=c")
+    assert status == 0, lines
+    written = tmp_path / "run" / "export" / "c"
+    assert Contract.from_dict(json.loads((written / "contract.json").read_text())) == policy.deployable().contract
+    samples, network = Samples.load(written), policy.deployable()
+    assert (network.initial_memory is not None) == bool(memory)
+    torch.testing.assert_close(samples.outputs, rollout_outputs(policy, network, samples.inputs))
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,24 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.evaluation import act
+from embodied.memory import Memory
+from embodied.network import MEMORY
 from embodied.policy import RankingPolicy
+from policies.attention import AttentionConfig
 from policies.flow import FlowConfig, Sampler
 from policies.mlp import MLPConfig
+from policies.recurrent import RecurrentConfig
 from sims.libero.observation import action_spec
-from tests.policies.observations import observations
+from tests.policies import observations as given
 
 LOW, HIGH = (-0.5, -1.0, -1.0, -1.0, -1.0, -1.0, 0.0), (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5)
-KEYS = ("joint_position", "end_effector_position", "gripper_position")
+KEYS = ("joint_position", "end_effector_position", "gripper_position", "object_position")
 CONTRACT = Contract(
-    {key: TensorSpec(tuple(observations(1)[key].shape[1:])) for key in KEYS},
+    {key: TensorSpec(tuple(given.observations(1)[key].shape[1:])) for key in KEYS},
     TensorSpec((7,), names=action_spec().names, low=LOW, high=HIGH),
     control_dt_s=0.05, horizon=4, executed=3,
 )  # fmt: skip
@@ -26,7 +31,15 @@ CONFIGS = {
     "flow, flow_noise": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE),
     "flow, ranking": FlowConfig(width=32, hidden=32, candidates=5, explored_candidates=3),
     "mlp": MLPConfig(hidden=[32]),
+    "attention": AttentionConfig(hidden=[32]),
+    "recurrent": RecurrentConfig(hidden=[32]),
 }
+
+
+def observations(count: int, seed: int = 0) -> TensorDict:
+    """What all policies read, with a memory for those that have one."""
+    memory = torch.randn(count, 16, generator=generator(seed))
+    return given.observations(count, seed).set(MEMORY, memory)
 
 
 @pytest.fixture(params=CONFIGS)
@@ -110,10 +123,13 @@ def test_deterministic_acting_repeats_whatever_was_drawn_before(make):
 
 
 def test_deterministic_acting_in_evaluation_does_not_depend_on_who_else_runs(make):
-    policy, observation = make(), observations(70)
-    every = act(policy, observation, torch.ones(70, dtype=torch.bool), "cpu")
+    policy = make()
+    memory, alone = Memory(policy, 70), Memory(policy, 70)
     some = torch.arange(70) % 3 == 0
-    assert torch.equal(act(policy, observation, some, "cpu")[some], every[some])
+    for step in range(3):
+        observation = given.observations(70, step)
+        every = act(policy, observation, torch.ones(70, dtype=torch.bool), "cpu", memory)
+        assert torch.equal(act(policy, observation, some, "cpu", alone)[some], every[some])
 
 
 def test_a_generator_makes_samples_repeat_and_noise_makes_them_differ(make):
