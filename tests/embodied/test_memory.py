@@ -7,7 +7,7 @@ from tensordict import TensorDict
 from embodied.evaluation import act, evaluate
 from embodied.memory import Memory
 from embodied.policy import Decision
-from embodied.rollout import Collector, random_play
+from embodied.rollout import Collector
 from embodied.video import film
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
@@ -34,7 +34,7 @@ def recurrent(env: Reach) -> RecurrentPolicy:
     policy = RecurrentConfig(encoder=4, memory=4, initial_std=0.3).build(env.contract)
     for parameter in policy.actor_parameters():
         parameter.data += 0.3 * torch.randn_like(parameter)
-    policy.fit(*random_play(Reach(8), 10, torch.Generator().manual_seed(0)))
+    policy.fit(TensorDict({"position": torch.randn(64, 1), "task": torch.rand(64, 1)}, [64]), torch.zeros(1, 1))
     return policy
 
 
