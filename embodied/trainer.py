@@ -27,15 +27,15 @@ from embodied.interrupt import GracefulStop, Stopped
 from embodied.logging import Logger
 from embodied.policy import TrainablePolicy
 from embodied.report import STAGES, Report, resume_command
-from embodied.rollout import Collector, random_play
+from embodied.rollout import Collector, initial_states
 from embodied.task import Learner, LearnerConfig, PolicyConfig, Task
 from embodied.timing import PhaseTimer
 
 log = logging.getLogger(__name__)
 SEGMENT = 500
 """Gradient steps of supervised training between two entries in the log."""
-RANDOM_DECISIONS = 32
-"""Random decisions from which a policy without demonstrations takes its normalisation statistics."""
+INITIAL_STATES = 2048
+"""Observations from which a policy without demonstrations takes its normalisation statistics."""
 CURVES = {
     "rollout/success": "environment steps",
     "rl/first_attempts_success": "environment steps",
@@ -149,7 +149,7 @@ class Trainer:
 
     def _reinforce(self) -> None:
         if not self.before:
-            observation, actions = random_play(self.env, RANDOM_DECISIONS, seeding.generator(self.seed, "random play"))
+            observation, actions = initial_states(self.env, INITIAL_STATES, seeding.generator(self.seed, "actions"))
             self.policy.fit(observation.to(self.device), actions.to(self.device))
             self.before = copy.deepcopy(self.policy.state_dict())
         learner = self.algorithm.build(

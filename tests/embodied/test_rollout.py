@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.policy import Decision
-from embodied.rollout import Collector, random_play
+from embodied.rollout import Collector, initial_states
 from embodied.starts import RetryStarts
 from tests.embodied.reach import Reach
 
@@ -90,11 +90,11 @@ def test_the_success_of_first_attempts_counts_no_retries() -> None:
     assert copy.first_attempts_success() == 0.5
 
 
-def test_random_play_covers_the_limits_and_restarts() -> None:
+def test_initial_states_are_of_many_episodes_and_actions_cover_the_limits() -> None:
     env = Reach(8)
-    observation, actions = random_play(env, 40, torch.Generator().manual_seed(0))
-    assert len(observation) == len(actions) == 320
-    assert actions.shape == (320, 2, 1)
+    observation, actions = initial_states(env, 300, torch.Generator().manual_seed(0))
+    assert len(observation) == len(actions) == 304
+    assert env.start.tolist() == [37] * 8  # 38 resets
+    assert observation["position"].abs().min() >= 0.3 - 1e-6  # where episodes begin
     assert actions.abs().max() <= 0.25
     assert actions.std() == pytest.approx(0.5 / 12**0.5, rel=0.1)
-    assert (env.start > 1).any()  # episodes ended and others began
