@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from embodied.policy import Policy
 from embodied.video import Frames, film, tile, write_video
 from sims.quadrotor.airframes import AIRFRAMES, Airframe
 from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
+from sims.quadrotor.hover import Hover
 from sims.quadrotor.pictures import Array, Camera, draw
 
 FILMED, STRIDE = 4, 4
@@ -27,7 +28,7 @@ class QuadrotorTask:
     """Hover at the origin of the world under constant random forces and torques (the MDP of arXiv 2311.13081).
 
     `airframe` flies; each episode's parameters differ from its own by up to the share `randomisation`. The policy
-    observes its last `history` actions.
+    observes its last `history` actions. `reward` holds weights that differ from the goal's own.
     """
 
     name: str = "quadrotor_hover"
@@ -35,12 +36,14 @@ class QuadrotorTask:
     randomisation: float = 0.0
     history: int = 1
     step_limit: int = STEP_LIMIT
+    reward: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown airframe or impossible sizes."""
         at_least(self, 1, "history", "step_limit")
         if self.airframe not in AIRFRAMES:
             raise ValueError(f"unknown airframe {self.airframe!r}; expected one of {', '.join(AIRFRAMES)}")
+        reweighted(Hover(), self.reward)
         if not 0.0 <= self.randomisation < 1.0:
             raise ValueError(f"expected randomisation in [0, 1), got {self.randomisation}")
 
@@ -57,8 +60,8 @@ class QuadrotorTask:
     def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> QuadrotorEnvironment:
         """Make environments that start from the `split` ("train" or "eval")."""
         return QuadrotorEnvironment(
-            num_envs, airframe=self._airframe, scatter_width=self.randomisation, split=split, history=self.history,
-            step_limit=self.step_limit, seed=seed,
+            num_envs, mdp=reweighted(Hover(), self.reward), airframe=self._airframe, scatter_width=self.randomisation,
+            split=split, history=self.history, step_limit=self.step_limit, seed=seed,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
@@ -80,6 +83,19 @@ class QuadrotorTask:
     @property
     def _airframe(self) -> Airframe:
         return AIRFRAMES[self.airframe]
+
+
+def reweighted(mdp: Hover, reward: Mapping[str, float]) -> Hover:
+    """`mdp` with other `reward` weights, by name.
+
+    Raises:
+        ValueError: where it has no such weight.
+    """
+    names = [entry.name for entry in fields(mdp) if entry.name.startswith(("reward_", "weight_"))]
+    for name in reward:
+        if name not in names:
+            raise ValueError(f"unknown weight {name!r} in task.reward; expected one of {', '.join(names)}")
+    return replace(mdp, **reward)
 
 
 class _Flight:
