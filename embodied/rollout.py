@@ -55,8 +55,11 @@ class Rollout:
         return int(self.executed.sum())
 
 
-def random_play(env: StartEnvironment, decisions: int, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
-    """Observations [decisions * N] and uniformly random actions [decisions * N, K, A] inside the contract's limits.
+def initial_states(env: StartEnvironment, count: int, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
+    """At least `count` observations [B] at the beginning of episodes, and uniformly random actions [B, K, A].
+
+    What a policy without demonstrations takes its normalisation statistics from: the states of its first random actions
+    are far from those it will live in.
 
     Raises:
         ValueError: where actions have no limits.
@@ -65,14 +68,9 @@ def random_play(env: StartEnvironment, decisions: int, generator: torch.Generato
     if not spec.low:
         raise ValueError("expected action limits in the contract; a policy without demonstrations starts from them")
     low, high = torch.tensor(spec.low), torch.tensor(spec.high)
-    shape = (env.num_envs, env.contract.executed, *spec.shape)
-    observations, chunks = [env.reset()], []
-    for _ in range(decisions):
-        chunks.append(low + (high - low) * torch.rand(shape, generator=generator))
-        transition = env.step(chunks[-1].to(env.device))
-        restarted = transition.done.any()
-        observations.append(env.reset(mask=transition.done) if restarted else transition.observation)
-    return TensorDict.cat(observations[:-1]), torch.cat(chunks)
+    observation = TensorDict.cat([env.reset() for _ in range(-(-count // env.num_envs))])
+    share = torch.rand((len(observation), env.contract.executed, *spec.shape), generator=generator)
+    return observation, low + (high - low) * share
 
 
 class Collector:
