@@ -100,7 +100,7 @@ class DifferentiableEnvironment(StartEnvironment, Protocol):
         """Run `decisions` single actions of a feed-forward policy from the present state.
 
         `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that are
-        not privileged to actions in half ranges around the middle. Reward, observations and actions carry gradients to
-        the layers. An environment whose episode ends on the way stays frozen.
+        not privileged, or that a teacher may be told, to actions in half ranges around the middle. Reward, observations
+        and actions carry gradients to the layers. An environment whose episode ends on the way stays frozen.
         """
         ...

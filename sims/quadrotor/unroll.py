@@ -36,12 +36,12 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 def unroll(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Rollout:
     """Fly `decisions` steps in every environment with the policy a = tanh(W_n ... tanh(W_1 x + b_1) ... + b_n).
 
-    x are the observations that are not privileged, concatenated in the order of the contract. Reward, observations and
-    actions of the rollout carry gradients to the layers; these begin at the present state, so that none flows into
-    earlier steps. An environment whose episode ends on the way freezes: from the next decision on `executed` is False,
-    `reward` 0, what it shows is its last observation, and its actions are nobody's. Afterwards `env` is where the
-    rollout ended, detached, and environments that are done wait for `env.reset(mask=...)`. On the CPU all of it is one
-    call of compiled C each way; elsewhere the same is done step by step.
+    x are the task's observations and the actions remembered, concatenated in the order of the contract. Reward,
+    observations and actions of the rollout carry gradients to the layers; these begin at the present state, so that
+    none flows into earlier steps. An environment whose episode ends on the way freezes: from the next decision on
+    `executed` is False, `reward` 0, what it shows is its last observation, and its actions are nobody's. Afterwards
+    `env` is where the rollout ended, detached, and environments that are done wait for `env.reset(mask=...)`. On the
+    CPU all of it is one call of compiled C each way; elsewhere the same is done step by step.
 
     Raises:
         ValueError: for layers that do not fit the contract, another chunk than K = 1, or before the first reset.
@@ -87,7 +87,8 @@ def _check(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> None:
 
 def _by_steps(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Rollout:
     """One step at a time: for devices without the compiled unroll, and to check it."""
-    keys = [key for key, spec in env.contract.observation.items() if not spec.privileged]
+    specs = env.contract.observation.items()
+    keys = [key for key, spec in specs if key in env.mdp.OBSERVED or not spec.privileged]
     observations, actions, made = [env._observed()], [], []
     for _ in range(decisions):
         x = torch.cat([observations[-1][key] for key in keys], dim=-1)

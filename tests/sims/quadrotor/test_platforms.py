@@ -1,0 +1,58 @@
+"""Random platforms that a teacher is told, and those that no training ever has."""
+
+import pytest
+import torch
+
+from embodied.seeding import generator
+from sims.quadrotor.airframes import DRAWS, PARAMETERS, sample_platforms
+from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.hover import Hover
+from sims.quadrotor.platforms import POSITION_LIMIT_M, UNSEEN, AnyHover
+
+
+@pytest.mark.parametrize("backend", ["c", "torch"])
+def test_what_a_teacher_is_told_makes_the_platform_that_flies(backend: str):
+    env = QuadrotorEnvironment(20, mdp=AnyHover(), airframe=None, backend=backend)
+    told = env.reset(starts=torch.arange(20))["platform"]
+    assert env.contract.observation["platform"].privileged
+    torch.testing.assert_close(sample_platforms(told.T), env._airframe[:, :20], rtol=1e-6, atol=0)
+    assert told.min() > 0
+    assert told.max() < 1
+    assert len(told.unique()) > 230
+    env.step(torch.zeros(20, 1, 4))
+    torch.testing.assert_close(env.observation["platform"], told)
+
+
+def test_compiled_and_stepwise_unrolls_of_a_teacher_agree():
+    weights = 0.1 * torch.randn(4, 22 + DRAWS, generator=generator(0, "weights"))
+    rollouts = []
+    for backend in ("c", "torch"):
+        env = QuadrotorEnvironment(5, mdp=AnyHover(), airframe=None, backend=backend)
+        env.reset(starts=torch.arange(5))
+        rollouts.append(env.unroll([(weights, torch.zeros(4))], 6))
+    torch.testing.assert_close(rollouts[0].actions, rollouts[1].actions, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rollouts[0].reward, rollouts[1].reward, rtol=1e-4, atol=1e-5)
+
+
+def test_the_unseen_are_ten_from_32_g_to_2400_g_which_no_training_can_draw():
+    masses = [airframe.mass_kg for airframe in UNSEEN.values()]
+    assert len(masses) == 10
+    assert masses == sorted(masses)
+    assert (masses[0], masses[-1]) == (0.032, 2.4)
+    drawn = sample_platforms(torch.rand(DRAWS, 4096, generator=generator(0, "draws")))
+    forward, sideways = (drawn[PARAMETERS.index(f"arm_{axis}_m")] for axis in "xy")
+    assert torch.equal(forward, sideways)
+    for airframe in UNSEEN.values():
+        assert abs(airframe.arm_x_m / airframe.arm_y_m - 1.0) > 0.05
+        assert airframe.inertia_z <= airframe.inertia_x + airframe.inertia_y
+        assert 1.8 <= airframe.thrust_to_weight <= 5.0
+
+
+def test_the_unseen_fly_as_themselves():
+    hover = Hover(position_limit_m=POSITION_LIMIT_M)
+    for airframe in UNSEEN.values():
+        env = QuadrotorEnvironment(1, mdp=hover, airframe=airframe, noise=False)
+        env.reset(starts=torch.zeros(1))
+        for _ in range(30):
+            moved = env.step(torch.full((1, 1, 4), airframe.hover_action))
+        assert not moved.terminated.any()
