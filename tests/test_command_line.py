@@ -150,7 +150,8 @@ def test_eval_only_becomes_evaluate_with_the_options_it_has(finished: Path, monk
 def test_an_unknown_task_is_one_line_that_lists_the_tasks():
     completed = run("train.py", "task=nope")
     assert completed.returncode == 1
-    assert completed.stdout == "error: unknown task 'nope'; expected one of libero_pick, quadrotor_hover\n"
+    tasks = "libero_pick, quadrotor_hover, quadrotor_race, quadrotor_recover, quadrotor_track"
+    assert completed.stdout == f"error: unknown task 'nope'; expected one of {tasks}\n"
     assert completed.stderr == ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -15,23 +15,59 @@ from embodied.files import complete_or_absent
 from embodied.policy import Policy
 from embodied.video import Frames, film, tile, write_video
 from sims.quadrotor.airframes import AIRFRAMES, Airframe
+from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
+from sims.quadrotor.episode import Mdp
 from sims.quadrotor.hover import Hover
-from sims.quadrotor.pictures import Array, Camera, draw
+from sims.quadrotor.pictures import Array, draw
+from sims.quadrotor.race import Race
+from sims.quadrotor.recover import Recover
+from sims.quadrotor.scenery import Scenery, scenery
+from sims.quadrotor.track import Track
 
 FILMED, STRIDE = 4, 4
 """Episodes in a video, and control steps between its frames."""
 
 
+def _eight(speed_m_s: float) -> Track:
+    return Track(eight_share=1.0, lissajous_share=0.0, speed_low_m_s=speed_m_s, speed_high_m_s=speed_m_s)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a drone is to do: MDPs by the name of their distribution, the first to train on; effects of the dynamics."""
+
+    distributions: Mapping[str, Mdp]
+    options: Options = field(default_factory=Options)
+
+
+GOALS = {
+    "hover": Goal({"disturbed": Hover()}),
+    "track": Goal(
+        {
+            "mixed": Track(),
+            "random": Track(eight_share=0.0, lissajous_share=0.0),
+            "lissajous": Track(eight_share=0.0, lissajous_share=1.0),
+            **{f"figure_eight_{speed}": _eight(speed) for speed in (1, 2, 3)},
+        }
+    ),
+    "recover": Goal({"thrown": Recover()}),
+    "race": Goal({"track": Race()}, Options(drag=True, delay_steps=1)),
+}
+
+
 @dataclass
 class QuadrotorTask:
-    """Hover at the origin of the world under constant random forces and torques (the MDP of arXiv 2311.13081).
+    """A goal, under constant random forces and torques, and who flies.
 
-    `airframe` flies; each episode's parameters differ from its own by up to the share `randomisation`. The policy
-    observes its last `history` actions. `reward` holds weights that differ from the goal's own.
+    `goal` is to "hover" at the origin of the world (the MDP of arXiv 2311.13081), to "track" moving references (numbers
+    of distributions are highest speeds in m/s), to "recover" from a throw or to "race" through gates. `airframe` flies;
+    each episode's parameters differ from its own by up to the share `randomisation`. The policy observes its last
+    `history` actions. `reward` holds weights that differ from the goal's own.
     """
 
     name: str = "quadrotor_hover"
+    goal: str = "hover"
     airframe: str = "crazyflie"
     randomisation: float = 0.0
     history: int = 1
@@ -41,16 +77,19 @@ class QuadrotorTask:
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown airframe or impossible sizes."""
         at_least(self, 1, "history", "step_limit")
+        if self.goal not in GOALS:
+            raise ValueError(f"unknown goal {self.goal!r}; expected one of {', '.join(GOALS)}")
         if self.airframe not in AIRFRAMES:
             raise ValueError(f"unknown airframe {self.airframe!r}; expected one of {', '.join(AIRFRAMES)}")
-        reweighted(Hover(), self.reward)
+        for mdp in GOALS[self.goal].distributions.values():
+            reweighted(mdp, self.reward)
         if not 0.0 <= self.randomisation < 1.0:
             raise ValueError(f"expected randomisation in [0, 1), got {self.randomisation}")
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """Random initial states, forces and torques."""
-        return ("disturbed",)
+        """Those of the goal, each with random initial states, forces and torques."""
+        return tuple(GOALS[self.goal].distributions)
 
     @property
     def asset_kind(self) -> None:
@@ -58,10 +97,18 @@ class QuadrotorTask:
         return None
 
     def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> QuadrotorEnvironment:
-        """Make environments that start from the `split` ("train" or "eval")."""
+        """Make environments that start from the `split` ("train" or "eval").
+
+        Raises:
+            ValueError: for an unknown distribution.
+        """
+        goal = GOALS[self.goal]
+        if distribution not in goal.distributions:
+            raise ValueError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
         return QuadrotorEnvironment(
-            num_envs, mdp=reweighted(Hover(), self.reward), airframe=self._airframe, scatter_width=self.randomisation,
-            split=split, history=self.history, step_limit=self.step_limit, seed=seed,
+            num_envs, mdp=reweighted(goal.distributions[distribution], self.reward), options=goal.options,
+            airframe=self._airframe, scatter_width=self.randomisation, split=split, history=self.history,
+            step_limit=self.step_limit, seed=seed,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
@@ -70,22 +117,23 @@ class QuadrotorTask:
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, from the same starts; trajectories.png beside it plots the ways flown."""
-        flights, films = {}, {}
+        flights, films, goals = {}, {}, []
         for caption, policy in policies.items():
             env = self.environment(FILMED, self.distributions[0], "eval")
             flight = _Flight(env, math.hypot(self._airframe.arm_x_m, self._airframe.arm_y_m))
             films[caption] = film(env, policy, torch.arange(FILMED), flight.render, device, stride=STRIDE)
             flights[caption] = flight.positions
+            goals = [around.goal for around in flight.surroundings]
         frames_per_s = round(1.0 / (env.contract.control_dt_s * STRIDE))
         write_video(path, tile(films), frames_per_s)
-        plot_trajectories(path.with_name("trajectories.png"), flights, env.contract.control_dt_s * STRIDE)
+        plot_trajectories(path.with_name("trajectories.png"), flights, env.contract.control_dt_s * STRIDE, goals)
 
     @property
     def _airframe(self) -> Airframe:
         return AIRFRAMES[self.airframe]
 
 
-def reweighted(mdp: Hover, reward: Mapping[str, float]) -> Hover:
+def reweighted(mdp: Mdp, reward: Mapping[str, float]) -> Mdp:
     """`mdp` with other `reward` weights, by name.
 
     Raises:
@@ -103,32 +151,43 @@ class _Flight:
 
     def __init__(self, env: QuadrotorEnvironment, arm_m: float) -> None:
         self.env, self.arm_m = env, arm_m
-        self.camera = Camera(np.zeros(3), 0.6)
+        self.surroundings: list[Scenery] = []
         self.positions: list[list[Array]] = [[] for _ in range(env.num_envs)]
 
     def render(self, ids: Array) -> Frames:
         """Pictures of environments `ids` as they are now."""
+        if not self.surroundings:  # they are those of the episodes that have begun by now
+            self.surroundings = [scenery(self.env, row) for row in range(self.env.num_envs)]
         position, rotation = (part.cpu().numpy() for part in self.env.pose)
         pictures = []
-        for row in ids:
+        for row, step in zip(ids, self.env.steps[ids].tolist(), strict=True):
             self.positions[row].append(position[row].copy())
-            trail = np.stack(self.positions[row])
+            trail, around = np.stack(self.positions[row]), self.surroundings[row]
+            markers = () if around.goal is None else (around.goal[step],)
             pose = [(position[row], rotation[row])]
-            pictures.append(draw(self.camera, [trail], pose, arm_m=self.arm_m, markers=(np.zeros(3),)))
+            pictures.append(draw(around.camera, [trail], pose, arm_m=self.arm_m, paths=around.paths, markers=markers))
         return np.stack(pictures)
 
 
-def plot_trajectories(path: Path, flights: Mapping[str, list[list[Array]]], dt_s: float) -> None:
-    """Plot positions [3] m over time, a row per caption and a column per axis, into the PNG file `path`."""
+def plot_trajectories(
+    path: Path, flights: Mapping[str, list[list[Array]]], dt_s: float, goals: Sequence[Array | None]
+) -> None:
+    """Plot positions [3] m over time, a row per caption and a column per axis, into the PNG file `path`.
+
+    `goals` are those of each episode after every control step, [T + 1, 3] m, dashed; None where there is none.
+    """
     from matplotlib.figure import Figure  # slow to import
 
     figure = Figure(figsize=(11.0, 2.6 * len(flights)), layout="constrained")
     rows = figure.subplots(len(flights), 3, squeeze=False, sharex=True)
     for axes, (caption, episodes) in zip(rows, flights.items(), strict=True):
         for axis, (column, name) in zip(axes, enumerate("xyz"), strict=True):
-            for episode in episodes:
+            for episode, goal in zip(episodes, goals, strict=True):
                 way = np.stack(episode)[:, column]
-                axis.plot(dt_s * np.arange(len(way)), way, linewidth=1.0)
+                (line,) = axis.plot(dt_s * np.arange(len(way)), way, linewidth=1.0)
+                if goal is not None:
+                    wanted = goal[::STRIDE, column][: len(way)]
+                    axis.plot(dt_s * np.arange(len(wanted)), wanted, "--", color=line.get_color(), linewidth=0.6)
             axis.axhline(0.0, color="black", linewidth=0.5)
             axis.set(title=f"{caption}: {name} (m)", xlabel="s")
             axis.grid(alpha=0.3)

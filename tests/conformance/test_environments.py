@@ -15,6 +15,7 @@ from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.task import GOALS
 from tests.embodied.reach import Reach
 
 LIMIT = 6
@@ -28,8 +29,15 @@ def reach(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: i
 ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
 
 
-def quadrotor(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> QuadrotorEnvironment:
-    return QuadrotorEnvironment(num_envs, executed=executed, step_limit=step_limit, seed=seed)
+def quadrotor(goal: str) -> Callable[..., QuadrotorEnvironment]:
+    def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> QuadrotorEnvironment:
+        wanted = GOALS[goal]
+        return QuadrotorEnvironment(
+            num_envs, mdp=next(iter(wanted.distributions.values())), options=wanted.options, executed=executed,
+            step_limit=step_limit, seed=seed,
+        )  # fmt: skip
+
+    return make
 
 
 def libero(distribution: str) -> Callable[..., LiberoEnvironment]:
@@ -46,7 +54,7 @@ ENVIRONMENTS = {
     "reach": reach,
     "libero wide": libero("wide"),
     "libero official": libero("official"),
-    "quadrotor": quadrotor,
+    **{f"quadrotor {goal}": quadrotor(goal) for goal in GOALS},
 }
 
 

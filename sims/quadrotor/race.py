@@ -1,0 +1,244 @@
+"""Race through gates: square openings passed in order and from the right side, three laps without a miss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from sims.quadrotor.airframes import Airframe, hover_speed
+from sims.quadrotor.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
+from sims.quadrotor.dynamics import DT_S, Body
+from sims.quadrotor.episode import Moment
+from sims.quadrotor.hover import INITIAL, Hover
+from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION
+
+
+class Gate(NamedTuple):
+    """Centre of an opening, m, world, and the heading in which it is passed, from the x axis, rad."""
+
+    x: float
+    y: float
+    z: float
+    heading: float
+
+    @property
+    def normal(self) -> tuple[float, float]:
+        """Unit vector of the heading, world x and y."""
+        return math.cos(self.heading), math.sin(self.heading)
+
+
+TRACK = tuple(
+    Gate(x, y, z, math.radians(degrees))
+    for x, y, z, degrees in (
+        *((4.0, -2.5, 1.2, 50.0), (5.0, 2.0, 2.2, 110.0), (1.0, 4.5, 1.5, 180.0)),
+        *((-4.0, 3.0, 2.8, 215.0), (-5.0, -1.5, 1.5, 280.0), (-0.5, -4.0, 2.0, 0.0)),
+    )
+)
+"""Around a field of 10 m by 9 m; a lap is about 30 m."""
+RADIUS_M = 0.15
+"""How far the drone reaches from its centre."""
+HALF_OPENING_M = 0.75 - RADIUS_M
+"""How far from the middle of an opening, 1.5 m wide, its centre may pass, sideways and up or down."""
+CENTRE_Z_M = 2.0
+"""Height of the middle of the flying space."""
+GATE = TensorSpec((6,), unit="m", frame="body", names=(*AXES, *(f"normal_{axis}" for axis in AXES)))
+
+
+@dataclass(frozen=True)
+class Race(Hover):
+    """Numbers of the task, in addition to `Hover`'s; an episode begins between any two gates.
+
+    Attributes:
+        position_limit_m: half the width of the flying space; `height_limit_m` is half its height.
+        laps: after which the race is won.
+        initial_speed_m_s: bound of the initial speed towards the next gate.
+        speed_m_s: where progress and the speed that it takes balance, see `reward`.
+    """
+
+    position_limit_m: Value = 8.0
+    height_limit_m: Value = 2.0
+    initial_position_m: Value = 0.3
+    initial_velocity_m_s: Value = 0.5
+    force_scale: Value = 1.0 / 50.0
+    laps: Value = 3.0
+    initial_speed_m_s: Value = 4.0
+    speed_m_s: Value = 9.0
+    weight_velocity: Value = 1.0
+    weight_angular_velocity: Value = 0.001
+    weight_action: Value = 0.0
+    weight_action_change: Value = 0.005
+
+    OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
+        "rotation": ROTATION,
+        "velocity": TensorSpec((3,), unit="m/s", frame="body", names=AXES),
+        "angular_velocity": ANGULAR_VELOCITY,
+        "gate": GATE,
+        "following_gate": GATE,
+    }
+    PLAN: ClassVar[int] = 1
+    MEMORY: ClassVar[int] = 4
+
+    def plan(self, key: Sequence[Value]) -> Rows:
+        """The number of the first gate."""
+        u = uniform(key, INITIAL, 0) * float(len(TRACK))
+        return [_count([u > float(number) for number in range(1, len(TRACK))])]
+
+    def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
+        """Between the gate before the first one and that, level, facing and approaching it."""
+
+        def spread(first: int, bound: Value) -> Rows:
+            return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
+
+        start = [_chosen(plan[0], values) for values in _rows(TRACK[-1:] + TRACK[:-1])]
+        goal = [_chosen(plan[0], values) for values in _rows(TRACK)]
+        share, speed = 0.1 + 0.6 * uniform(key, INITIAL, 4), self.initial_speed_m_s * uniform(key, INITIAL, 5)
+        path = [b - a for a, b in zip(start[:3], goal[:3], strict=True)]
+        pace = speed / sqrt(squares(path))
+        position = [a + share * d + e for a, d, e in zip(start, path, spread(1, self.initial_position_m), strict=False)]
+        velocity = [pace * d + e for d, e in zip(path, spread(12, self.initial_velocity_m_s), strict=True)]
+        half = sqrt(0.5 * (1.0 + start[3])), sqrt(0.5 * (1.0 - start[3]))
+        yaw = where(start[4] < 0.0, -half[1], half[1])
+        turning = spread(15, self.initial_angular_velocity_rad_s)
+        rotors = [self.initial_rotor_speed - hover_speed(airframe)] * 4
+        return Body(position, [half[0], 0.0, 0.0, yaw], velocity, turning, rotors).rows()
+
+    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
+        """Rotation, velocity and angular velocity, centre and heading of the next two gates, all but the first in the
+        body frame; with noise where a `key` is given.
+        """  # noqa: D205
+        body = now.body
+        seen = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
+        if key is not None:
+            scale = [self.noise_position_m] * 3 + [self.noise_rotation] * 9
+            scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
+            noise = gaussians(key, now.steps, 0, len(seen))
+            seen = [value + g * std for value, g, std in zip(seen, noise, scale, strict=True)]
+        at, rotation, moving, turning = seen[:3], seen[3:12], seen[12:15], seen[15:18]
+        gates: Rows = []
+        for further in (0, 1):
+            x, y, z, *normal = next_gate(now, further)
+            gates += _to_body(rotation, [x - at[0], y - at[1], z - at[2]]) + _to_body(rotation, [*normal, 0.0])
+        return [*rotation, *_to_body(rotation, moving), *turning, *gates]
+
+    def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
+        """Gates passed in this lap, laps, control steps until the last lap was complete, whether a gate was missed."""
+        gates, laps, lap_steps, _ = before.memory
+        crossed, offset = crossing(before, after)
+        inside = (offset[0] < HALF_OPENING_M**2) & (offset[1] < HALF_OPENING_M**2)
+        passed, missed = crossed & inside, crossed & ~inside
+        gates = gates + where(passed, 1.0, 0.0)
+        lap = gates > len(TRACK) - 0.5
+        return [
+            where(lap, 0.0, gates),
+            laps + where(lap, 1.0, 0.0),
+            where(lap, after.steps, lap_steps),
+            where(missed, 1.0, 0.0),
+        ]
+
+    def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
+        """Progress on the way to the next gate, less the square of the speed, turning and jerking.
+
+        For the way's direction d and the wanted speed V, 2 v d / V - v^2 / V^2 - 1 is -(v - V d)^2 / V^2.
+        """
+        wanted = [self.speed_m_s * d for d in way(before)]
+        excess = squares([v - w for v, w in zip(after.body.velocity, wanted, strict=True)])
+        cost = (
+            self.weight_velocity / (self.speed_m_s * self.speed_m_s) * excess
+            + self.weight_angular_velocity * squares(after.body.angular_velocity)
+            + self.weight_action_change * squares([a - b for a, b in zip(action, previous, strict=True)])
+        )
+        return self.reward_alive - cost
+
+    def terminated(self, now: Moment) -> Value:
+        """Whether a gate was missed, or the flying space left."""
+        x, y, z = now.body.position
+        height = z - CENTRE_Z_M
+        wide = (x * x > self.position_limit_m * self.position_limit_m) | (
+            y * y > self.position_limit_m * self.position_limit_m
+        )
+        return (now.memory[3] > 0.5) | wide | (height * height > self.height_limit_m * self.height_limit_m)
+
+    def finished(self, now: Moment) -> Value:
+        """Whether all laps are flown."""
+        return now.memory[1] >= self.laps
+
+    def success(self, truncated: Tensor, memory: Tensor) -> Tensor:
+        """Whether all laps are flown."""
+        return truncated & (memory[1] >= self.laps)
+
+    def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
+        """Laps flown, and the mean time of a lap, NaN before the first is complete."""
+        _, laps, steps, _ = memory
+        return {"laps": laps.clone(), "lap_time_s": torch.where(laps > 0, steps * DT_S / laps, torch.nan)}
+
+
+def next_gate(now: Moment, further: int = 0) -> Rows:
+    """Centre x, y, z and normal x, y of the gate that is to be passed next, or of the one `further` on."""
+    number = now.plan[0] + now.memory[0]
+    number = where(number > len(TRACK) - 0.5, number - float(len(TRACK)), number)
+    track = TRACK[further:] + TRACK[:further]
+    return [_chosen(number, values) for values in _rows(track)]
+
+
+def way(now: Moment) -> Rows:
+    """Unit vector of the way to the next gate, m, world: of a parabola that meets its opening in the middle, squarely.
+
+    Where s is the distance to the gate's plane and l the offset from its axis, dl/ds = 2 l / s.
+    """
+    x, y, z, nx, ny = next_gate(now)
+    px, py, pz = now.body.position
+    aside = [px - x, py - y, pz - z]
+    along = nx * aside[0] + ny * aside[1]
+    aside = [aside[0] - along * nx, aside[1] - along * ny, aside[2]]
+    reach = sqrt(along * along + 0.25)  # half a metre: close to the plane there is no time to steer
+    vector = [nx * reach - 2.0 * aside[0], ny * reach - 2.0 * aside[1], -2.0 * aside[2]]
+    scale = 1.0 / sqrt(squares(vector))
+    return [scale * component for component in vector]
+
+
+def crossing(before: Moment, after: Moment) -> tuple[Value, Rows]:
+    """Whether this step went through the plane of the next gate in its heading; squared offsets there from its centre.
+
+    The offsets, m^2, are sideways and upwards, where the straight line between the two positions meets the plane.
+    """
+    x, y, z, nx, ny = next_gate(before)
+    old, new = before.body.position, after.body.position
+    behind = nx * (old[0] - x) + ny * (old[1] - y)
+    ahead = nx * (new[0] - x) + ny * (new[1] - y)
+    crossed = (behind < 0.0) & (ahead >= 0.0)
+    share = behind / where(crossed, behind - ahead, 1.0)
+    meets = [a + share * (b - a) for a, b in zip(old, new, strict=True)]
+    aside, above = nx * (meets[1] - y) - ny * (meets[0] - x), meets[2] - z
+    return crossed, [aside * aside, above * above]
+
+
+def _rows(track: Sequence[Gate]) -> list[list[float]]:
+    """x, y, z, normal x, normal y of all gates, each in a list."""
+    return [list(values) for values in zip(*((g.x, g.y, g.z, *g.normal) for g in track), strict=True)]
+
+
+def _chosen(number: Value, values: Sequence[float]) -> Value:
+    """The element of `values` with this number."""
+    found: Value = values[-1]
+    for index in reversed(range(len(values) - 1)):
+        found = where(number < index + 0.5, values[index], found)
+    return found
+
+
+def _count(conditions: Sequence[Value]) -> Value:
+    total: Value = 0.0
+    for condition in conditions:
+        total = total + where(condition, 1.0, 0.0)
+    return total
+
+
+def _to_body(rotation: Rows, vector: Rows) -> Rows:
+    """R^T v for a rotation matrix R from body to world, row by row."""
+    x, y, z = vector
+    return [rotation[axis] * x + rotation[3 + axis] * y + rotation[6 + axis] * z for axis in range(3)]

@@ -1,0 +1,120 @@
+"""Recover from a throw: upside down, moving and spinning; upright and slow again as soon as possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from sims.quadrotor.airframes import Airframe, hover_speed
+from sims.quadrotor.arithmetic import Rows, Value, squares, uniform, where
+from sims.quadrotor.dynamics import DT_S, Body
+from sims.quadrotor.episode import Moment
+from sims.quadrotor.hover import INITIAL, Hover
+from sims.quadrotor.observation import ANGULAR_VELOCITY, ROTATION, VELOCITY
+
+CALM_TILT_RAD = math.radians(20.0)
+CALM_SPEED_M_S = 0.5
+CALM_ANGULAR_SPEED_RAD_S = 1.0
+"""Recovered: all three below, until the episode ends."""
+
+
+@dataclass(frozen=True)
+class Recover(Hover):
+    """Numbers of the task, in addition to `Hover`'s.
+
+    Where it recovers does not matter, so that its position is not observed; a coordinate beyond the limit is the
+    ground, a wall or a ceiling.
+
+    Attributes:
+        tilt_low_rad: least initial tilt; it is uniform from there to pi, about any horizontal axis, after any yaw.
+        within_s: an episode succeeds if it has recovered by then.
+    """
+
+    position_limit_m: Value = 5.0
+    initial_velocity_m_s: Value = 2.0
+    initial_angular_velocity_rad_s: Value = 6.0
+    weight_rotation: Value = 0.5
+    weight_velocity: Value = 0.2
+    weight_angular_velocity: Value = 0.01
+    tilt_low_rad: Value = 2.0 * math.pi / 3.0
+    within_s: Value = 2.0
+
+    OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
+        "rotation": ROTATION, "velocity": VELOCITY, "angular_velocity": ANGULAR_VELOCITY,
+    }  # fmt: skip
+    MEMORY: ClassVar[int] = 1
+
+    def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
+        """At the origin, upside down within `tilt_low_rad`, with any velocity and angular velocity in their bounds."""
+
+        def spread(first: int, bound: Value) -> Rows:
+            return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
+
+        tilt = self.tilt_low_rad + (math.pi - self.tilt_low_rad) * uniform(key, INITIAL, 4)
+        axis, yaw = (2.0 * math.pi * uniform(key, INITIAL, index) for index in (5, 6))
+        return Body(
+            [0.0, 0.0, 0.0],
+            _tilted(tilt, axis, yaw),
+            spread(12, self.initial_velocity_m_s),
+            spread(15, self.initial_angular_velocity_rad_s),
+            [self.initial_rotor_speed - hover_speed(airframe)] * 4,
+        ).rows()
+
+    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
+        """Rotation, velocity, angular velocity; with noise where a `key` is given."""
+        return super().observe(now, key)[3:]
+
+    def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
+        """The control step since which it has been calm, 0 where it is not."""
+        since = where(before.memory[0] > 0.5, before.memory[0], after.steps)
+        return [where(calm(after.body), since, 0.0)]
+
+    def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
+        """A constant for being alive minus tilt (1 - cos) and squares of velocities and actions; see `Hover.reward`."""
+        hover = 2.0 * hover_speed(airframe) - 1.0
+        body = after.body
+        cost = (
+            self.weight_rotation * (1.0 - _up(body))
+            + self.weight_velocity * squares(body.velocity)
+            + self.weight_angular_velocity * squares(body.angular_velocity)
+            + self.weight_action * squares([a - hover for a in action])
+            + self.weight_action_change * squares([a - b for a, b in zip(action, previous, strict=True)])
+        )
+        return self.reward_alive - cost
+
+    def success(self, truncated: Tensor, memory: Tensor) -> Tensor:
+        """Whether it had recovered by `within_s` and stayed so to the step limit."""
+        since = memory[0]
+        return truncated & (since > 0.5) & (since < self.within_s / DT_S + 0.5)
+
+    def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
+        """Whether it survived, and the time that recovery took; NaN where it has not recovered at the step limit."""
+        recovered = truncated & (memory[0] > 0.5)
+        return {"survive": truncated.float(), "recovery_s": torch.where(recovered, memory[0] * DT_S, torch.nan)}
+
+
+def calm(body: Body) -> Value:
+    """Whether it is upright, slow and hardly turning, see `CALM_TILT_RAD` and the following."""
+    upright = _up(body) > math.cos(CALM_TILT_RAD)
+    slow = squares(body.velocity) < CALM_SPEED_M_S**2
+    return upright & slow & (squares(body.angular_velocity) < CALM_ANGULAR_SPEED_RAD_S**2)
+
+
+def _up(body: Body) -> Value:
+    """Cosine of the tilt."""
+    _, x, y, _ = body.quaternion
+    return 1.0 - 2.0 * (x * x + y * y)
+
+
+def _tilted(tilt: Value, axis: Value, yaw: Value) -> Rows:
+    """The quaternion of a turn by `yaw` about z, then by `tilt` about the horizontal axis at angle `axis`."""
+    sine, cosine = (0.5 * tilt).sin(), (0.5 * tilt).cos()
+    spin, still = (0.5 * yaw).sin(), (0.5 * yaw).cos()
+    x, y = sine * axis.cos(), sine * axis.sin()
+    return [cosine * still, x * still + y * spin, y * still - x * spin, cosine * spin]

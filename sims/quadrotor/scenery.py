@@ -1,0 +1,59 @@
+"""What is drawn beside a drone: where to look from, the reference or the gates, and where it ought to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sims.quadrotor import race, track
+from sims.quadrotor.dynamics import DT_S
+from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.pictures import Array, Camera
+from sims.quadrotor.race import Gate, Race
+from sims.quadrotor.recover import Recover
+from sims.quadrotor.track import Track
+
+
+@dataclass(frozen=True, eq=False)
+class Scenery:
+    """Surroundings of one episode.
+
+    Attributes:
+        camera: shows all of it.
+        paths: lines, [P, 3] m.
+        goal: where the drone ought to be after each control step, [T + 1, 3] m; None where it may be anywhere.
+    """
+
+    camera: Camera
+    paths: tuple[Array, ...] = ()
+    goal: Array | None = None
+
+
+def scenery(env: QuadrotorEnvironment, row: int) -> Scenery:
+    """Surroundings of the episode that environment `row` runs."""
+    if isinstance(env.mdp, Track):
+        goal = reference(env, row)
+        low, high = goal.min(0), goal.max(0)
+        return Scenery(Camera((low + high) / 2.0, 0.6 * float((high - low).max()) + 0.2), (goal,), goal)
+    if isinstance(env.mdp, Race):
+        return Scenery(Camera(np.array([0.0, 0.5, race.CENTRE_Z_M]), 6.0), tuple(map(opening, race.TRACK)))
+    if isinstance(env.mdp, Recover):
+        return Scenery(Camera(np.array([0.0, 0.0, -1.0]), 2.5))
+    return Scenery(Camera(np.zeros(3), 0.6), goal=np.zeros((env.step_limit + 1, 3)))
+
+
+def reference(env: QuadrotorEnvironment, row: int) -> Array:
+    """The reference of a tracking episode after each control step, [T + 1, 3] m."""
+    t = DT_S * torch.arange(env.step_limit + 1)
+    plan = list(env.plan[:, row : row + 1].cpu())
+    return torch.stack(track.position(plan, t), 1).numpy()
+
+
+def opening(gate: Gate) -> Array:
+    """Corners of a gate's opening, closed, [5, 3] m."""
+    nx, ny = gate.normal
+    half = race.HALF_OPENING_M + race.RADIUS_M
+    corners = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]) * half
+    return np.array([gate.x, gate.y, gate.z]) + corners @ np.array([[-ny, nx, 0.0], [0.0, 0.0, 1.0]])

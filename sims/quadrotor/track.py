@@ -1,0 +1,223 @@
+"""Follow a moving reference: figure-eights, Lissajous curves and random smooth paths.
+
+Every reference is a sum of `HARMONICS` sines per axis, drawn once an episode; what differs is how they are drawn. The
+drone sees errors to the reference now and a little later, never which path it is or how long it has flown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from sims.quadrotor.airframes import Airframe, hover_speed
+from sims.quadrotor.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
+from sims.quadrotor.dynamics import DT_S, Body
+from sims.quadrotor.episode import Moment
+from sims.quadrotor.hover import INITIAL, Hover
+from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
+
+HARMONICS = 2
+SINES = 3 * HARMONICS
+REFERENCE = -3
+"""Counter of the draws that make a reference; see `hover.INITIAL`."""
+AHEAD_S = (0.1, 0.2, 0.4, 0.6)
+"""How far ahead the reference is seen."""
+SETTLING_STEPS = 100
+"""The first second, which the error of an episode leaves out: it begins off the reference."""
+
+
+@dataclass(frozen=True)
+class Track(Hover):
+    """Numbers of the task, in addition to `Hover`'s; limits, bounds and weights are relative to the reference.
+
+    Attributes:
+        eight_share, lissajous_share: shares of episodes whose reference is a figure-eight (Gerono's, `size_m` to either
+            side, half as wide) or a Lissajous curve (3 : 2 : 1, a quarter as high); of all others every sine's
+            amplitude, rate and phase is random.
+        speed_low_m_s, speed_high_m_s: the episode's highest speed on the reference is uniform between them; a random
+            reference may stay below.
+        size_m: amplitude of figure-eights and Lissajous curves.
+        rate_low_rad_s, rate_high_rad_s: angular rates of random sines.
+        acceleration_m_s2: bound of random references.
+        initial_tilt: bound of each element of the initial rotation's vector, rad.
+    """
+
+    position_limit_m: Value = 1.0
+    initial_velocity_m_s: Value = 0.5
+    weight_position: Value = 20.0
+    weight_rotation: Value = 0.2
+    eight_share: Value = 0.25
+    lissajous_share: Value = 0.25
+    speed_low_m_s: Value = 0.5
+    speed_high_m_s: Value = 3.0
+    size_m: Value = 1.0
+    rate_low_rad_s: Value = 0.5
+    rate_high_rad_s: Value = 6.0
+    acceleration_m_s2: Value = 12.0
+    initial_tilt: Value = 0.3
+
+    OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
+        "position_error": TensorSpec((3,), unit="m", frame="world", names=AXES),
+        "rotation": ROTATION,
+        "velocity_error": VELOCITY,
+        "angular_velocity": ANGULAR_VELOCITY,
+        "position_error_ahead": TensorSpec(
+            (3 * len(AHEAD_S),), unit="m", frame="world",
+            names=tuple(f"{axis}_{round(1000 * ahead)}_ms" for ahead in AHEAD_S for axis in AXES),
+        ),
+    }  # fmt: skip
+    PLAN: ClassVar[int] = 3 * SINES
+    MEMORY: ClassVar[int] = 1
+
+    def plan(self, key: Sequence[Value]) -> Rows:
+        """Amplitudes (m), rates (rad/s) and phases (rad) of the sines, those of x first."""
+        speed = uniform(key, REFERENCE, 0)
+        speed = self.speed_low_m_s + (self.speed_high_m_s - self.speed_low_m_s) * speed
+        phase = 2.0 * math.pi * uniform(key, REFERENCE, 1)
+        curves = [self._eight(speed, phase), self._lissajous(speed, phase), self._random(key, speed)]
+        kind = uniform(key, REFERENCE, 2)
+        eight, lissajous = kind < self.eight_share, kind < self.eight_share + self.lissajous_share
+        return [where(eight, a, where(lissajous, b, c)) for a, b, c in zip(*curves, strict=True)]
+
+    def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
+        """Near the reference, at about its velocity, nearly level."""
+
+        def spread(first: int, bound: Value) -> Rows:
+            return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
+
+        half = [0.5 * angle for angle in spread(4, self.initial_tilt)]
+        scale = 1.0 / sqrt(1.0 + squares(half))
+        return Body(
+            _sum(position(plan, 0.0), spread(1, self.initial_position_m)),
+            [scale, *(scale * component for component in half)],
+            _sum(velocity(plan, 0.0), spread(12, self.initial_velocity_m_s)),
+            spread(15, self.initial_angular_velocity_rad_s),
+            [self.initial_rotor_speed - hover_speed(airframe)] * 4,
+        ).rows()
+
+    def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
+        """Errors (reference minus drone), rotation, angular velocity; with noise where a `key` is given.
+
+        The errors ahead are those that there will be if the drone keeps its velocity.
+        """
+        body, t = now.body, now.steps * DT_S
+        seen = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
+        if key is not None:
+            scale = [self.noise_position_m] * 3 + [self.noise_rotation] * 9
+            scale += [self.noise_velocity_m_s] * 3 + [self.noise_angular_velocity_rad_s] * 3
+            noise = gaussians(key, now.steps, 0, len(seen))
+            seen = [value + g * std for value, g, std in zip(seen, noise, scale, strict=True)]
+        at, moving = seen[:3], seen[12:15]
+        errors = [_difference(position(now.plan, t), at)]
+        for ahead in AHEAD_S:
+            drifted = [p + ahead * v for p, v in zip(at, moving, strict=True)]
+            errors.append(_difference(position(now.plan, t + ahead), drifted))
+        velocity_error = _difference(velocity(now.plan, t), moving)
+        return [*errors[0], *seen[3:12], *velocity_error, *seen[15:18], *(e for error in errors[1:] for e in error)]
+
+    def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
+        """The sum of the squared distance from the reference after `SETTLING_STEPS`, m^2."""
+        settled = after.steps > float(SETTLING_STEPS)
+        return [before.memory[0] + where(settled, squares(_error(after)), 0.0)]
+
+    def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
+        """A constant for being alive minus squares of errors, yaw, angular velocity and actions; see `Hover.reward`."""
+        hover = 2.0 * hover_speed(airframe) - 1.0
+        body, t = after.body, after.steps * DT_S
+        yaw = body.quaternion[3]
+        cost = (
+            self.weight_position * squares(_error(after))
+            + self.weight_rotation * (yaw * yaw)  # it has to tilt
+            + self.weight_velocity * squares(_difference(velocity(after.plan, t), body.velocity))
+            + self.weight_angular_velocity * squares(body.angular_velocity)
+            + self.weight_action * squares([a - hover for a in action])
+            + self.weight_action_change * squares([a - b for a, b in zip(action, previous, strict=True)])
+        )
+        return self.reward_alive - cost
+
+    def terminated(self, now: Moment) -> Value:
+        """Whether a coordinate is further from the reference's than the limit."""
+        x, y, z = (axis * axis > self.position_limit_m * self.position_limit_m for axis in _error(now))
+        return x | y | z
+
+    def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
+        """Whether it survived, and the root mean square of its distance from the reference after the first second."""
+        mean = memory[0] / (step_limit - SETTLING_STEPS) if step_limit > SETTLING_STEPS else torch.nan
+        error = torch.where(truncated, mean, torch.nan) ** 0.5
+        return {"survive": truncated.float(), "position_error_m": error}
+
+    def _eight(self, speed: Value, phase: Value) -> Rows:
+        """X = A sin s, y = A/2 sin 2s: fastest in its middle, sqrt(2) A times the rate."""
+        rate = speed / (math.sqrt(2.0) * self.size_m)
+        sines = {0: (self.size_m, rate, phase), HARMONICS: (0.5 * self.size_m, 2.0 * rate, 2.0 * phase)}
+        return _rows(sines)
+
+    def _lissajous(self, speed: Value, phase: Value) -> Rows:
+        """X = A sin 3s, y = A sin(2s + pi/2), z = A/4 sin s, no faster than `speed`."""
+        rate = speed / (math.sqrt(9.0 + 4.0 + 1.0 / 16.0) * self.size_m)
+        x = self.size_m, 3.0 * rate, 3.0 * phase
+        y = self.size_m, 2.0 * rate, 2.0 * phase + 0.5 * math.pi
+        return _rows({0: x, HARMONICS: y, 2 * HARMONICS: (0.25 * self.size_m, rate, phase)})
+
+    def _random(self, key: Sequence[Value], speed: Value) -> Rows:
+        """Sines of random rates and phases and shares of the velocity, half as much of it upwards."""
+        draws = [uniform(key, REFERENCE, 3 + index) for index in range(3 * SINES)]
+        rate = [self.rate_low_rad_s + (self.rate_high_rad_s - self.rate_low_rad_s) * u for u in draws[:SINES]]
+        share = [(0.1 + 0.9 * u) * (0.5 if n >= 2 * HARMONICS else 1.0) for n, u in enumerate(draws[SINES:-SINES])]
+        fastest = _bound(share)
+        hardest = _bound([v * w for v, w in zip(share, rate, strict=True)])
+        by_speed, by_acceleration = speed / fastest, self.acceleration_m_s2 / hardest
+        scale = where(by_speed < by_acceleration, by_speed, by_acceleration)
+        amplitude = [scale * v / w for v, w in zip(share, rate, strict=True)]
+        return [*amplitude, *rate, *(2.0 * math.pi * u for u in draws[-SINES:])]
+
+
+def position(plan: Rows, t: Value) -> Rows:
+    """Where the reference of `plan` is at `t` s, m, world."""
+    sines = [a * (w * t + phase).sin() for a, w, phase in _sines(plan)]
+    return [_total(sines[axis * HARMONICS : (axis + 1) * HARMONICS]) for axis in range(3)]
+
+
+def velocity(plan: Rows, t: Value) -> Rows:
+    """How fast it moves there, m/s, world."""
+    slopes = [a * w * (w * t + phase).cos() for a, w, phase in _sines(plan)]
+    return [_total(slopes[axis * HARMONICS : (axis + 1) * HARMONICS]) for axis in range(3)]
+
+
+def _sines(plan: Rows) -> list[tuple[Value, ...]]:
+    return list(zip(plan[:SINES], plan[SINES : 2 * SINES], plan[2 * SINES : 3 * SINES], strict=True))
+
+
+def _rows(sines: Mapping[int, tuple[Value, ...]]) -> Rows:
+    """A plan whose sines are given by number, the others absent."""
+    return [sines.get(n, (0.0, 0.0, 0.0))[part] for part in range(3) for n in range(SINES)]
+
+
+def _bound(amplitudes: Rows) -> Value:
+    """Most that the length of a vector of sums of sines can be."""
+    return sqrt(squares([_total(amplitudes[axis * HARMONICS : (axis + 1) * HARMONICS]) for axis in range(3)]))
+
+
+def _error(now: Moment) -> Rows:
+    return _difference(position(now.plan, now.steps * DT_S), now.body.position)
+
+
+def _difference(first: Rows, second: Rows) -> Rows:
+    return [a - b for a, b in zip(first, second, strict=True)]
+
+
+def _sum(first: Rows, second: Rows) -> Rows:
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+def _total(values: Rows) -> Value:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
