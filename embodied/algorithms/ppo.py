@@ -15,7 +15,7 @@ Differs from the papers:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -30,7 +30,10 @@ from embodied.rollout import Collector, Rollout
 
 @dataclass
 class PPOConfig:
-    """Hyper-parameters of PPO; `decisions` (T) per environment and iteration."""
+    """Hyper-parameters of PPO; `decisions` (T) per environment and iteration.
+
+    Learning rates fall linearly to their `final` share.
+    """
 
     decisions: int = 35
     epochs: int = 5
@@ -44,6 +47,7 @@ class PPOConfig:
     target_kl: float = 0.05
     critic_warmup: int = 3
     max_gradient_norm: float = 1.0
+    final: float = 1.0
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible sizes."""
@@ -79,18 +83,19 @@ class PPO:
         self.gradient_steps = 0
 
     def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
-        """One iteration, whatever the `progress`; returns mean losses, clip fraction, KL and explained variance."""
+        """One iteration; returns mean losses, clip fraction, KL and explained variance."""
         if self.iterations == 0:
             self.policy.start_critic()
+        self._set_rates(progress)
         batch, advantage_std, explained = self._prepare(rollout)
         batch = batch.to(self.policy.device)
         sums: dict[str, float] = {}
         count = 0
         stop = False
         for _ in range(self.config.epochs):
-            order = torch.randperm(len(batch), generator=self.generator)
+            order = torch.randperm(len(batch), generator=self.generator).to(batch.device)
             for rows in order.split(self.config.minibatch):
-                metrics = self._step(batch[rows])
+                metrics = self._step(_select(batch, rows))
                 sums = {key: sums.get(key, 0.0) + value for key, value in metrics.items()}
                 count += 1
                 stop = metrics["kl"] > self.config.target_kl
@@ -102,9 +107,15 @@ class PPO:
         means = {key: value / count for key, value in sums.items()}
         return means | {"advantage_std": advantage_std, "explained_variance": explained, "minibatches": float(count)}
 
+    def _set_rates(self, progress: float) -> None:
+        share = 1.0 - (1.0 - self.config.final) * progress
+        rates = self.config.learning_rate, self.config.value_learning_rate
+        for group, rate in zip(self.optimiser.param_groups, rates, strict=True):
+            group["lr"] = share * rate
+
     def _prepare(self, rollout: Rollout) -> tuple[TensorDict, float, float]:
-        value, next_value = (values(self.policy, seen) for seen in (rollout.observation, rollout.next_observation))
-        advantage, returns = self._gae(rollout, value, next_value)
+        value = values(self.policy, rollout.observation)
+        advantage, returns = self._gae(rollout, value, self._next_value(rollout, value))
         batch = TensorDict(
             {
                 "observation": rollout.observation,
@@ -116,6 +127,14 @@ class PPO:
             batch_size=list(value.shape),
         )
         return batch.flatten(0, 1), float(advantage.std()), explained_variance(value, returns)
+
+    def _next_value(self, rollout: Rollout, value: Tensor) -> Tensor:
+        """V of the true next observations [T, N]: that of the next decision, unless an ending or nothing follows."""
+        asked = rollout.done.clone()
+        asked[-1] = True
+        following = value.roll(-1, 0)
+        following[asked] = values(self.policy, rollout.next_observation[asked].unsqueeze(0)).squeeze(0)
+        return following
 
     def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         settings = {"discount": self.config.discount, "trace": self.config.trace}
@@ -170,3 +189,8 @@ class PPO:
         self.reward_scale, self.iterations = state["reward_scale"], state["iterations"]
         self.gradient_steps = state["gradient_steps"]
         self.generator.set_state(state["generator"])
+
+
+def _select(batch: TensorDict, rows: Tensor) -> TensorDict:
+    # Copies rows, which is twice as fast as batch[rows]: that copies number by number.
+    return cast(TensorDict, batch.apply(lambda part: part.index_select(0, rows), batch_size=[len(rows)]))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.advantage import values
 from embodied.algorithms.ppo import PPO, PPOConfig
 from embodied.rollout import Collector, Rollout
 from policies.mlp import MLPConfig, MLPPolicy
@@ -35,6 +36,20 @@ def test_ratio_is_one_before_the_first_update() -> None:
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["clip_fraction"] == 0.0
     assert metrics["policy_loss"] == pytest.approx(0.0, abs=1e-5)  # normalised advantages average to nothing
+
+
+def test_values_of_next_observations_are_those_of_the_next_decision_or_of_the_ending() -> None:
+    _, policy, learner, collector = make()
+    rollout = collector.collect(16)
+    assert rollout.done[:-1].any()
+    found = learner._next_value(rollout, values(policy, rollout.observation))
+    assert torch.allclose(found, values(policy, rollout.next_observation), atol=1e-6)
+
+
+def test_rates_fall_to_their_final_share() -> None:
+    _, _, learner, collector = make(final=0.25)
+    learner.update(collector.collect(2), 1.0)
+    assert [group["lr"] for group in learner.optimiser.param_groups] == pytest.approx([0.25 * 3e-3, 0.25 * 1e-3])
 
 
 def test_learns_to_reach_from_sparse_reward() -> None:
