@@ -1,6 +1,6 @@
 """Hover learned with and without analytic gradients: `python benchmarks/quadrotor_training.py`.
 
-    [--algorithms bptt,ppo,td3] [--seeds 5] [--points 8] [--output FILE]
+    [--algorithms bptt,ppo,td3] [--seeds 0,1,2,3,4] [--points 8] [--include FILE ...] [--output FILE]
 
 Every run is that of `python train.py task=quadrotor_hover algorithm=NAME threads=1 seed=SEED`, with its configuration,
 its trainer and its evaluation (512 episodes of 5 s under random forces and torques). CPU seconds are those of
@@ -82,12 +82,13 @@ class Probed(Trainer):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the JSON."""
     options = _options(arguments)
-    load = os.getloadavg()
-    runs = [measure(name, seed, options.points) for seed in range(options.seeds) for name in options.algorithms]
+    runs = [run for path in options.include for run in json.loads(path.read_text())["runs"]]
+    runs += [measure(name, seed, options.points) for seed in options.seeds for name in options.algorithms]
+    found = [name for name in ALGORITHMS if any(run["algorithm"] == name for run in runs)]
     report = {
-        "machine": machine(), "load_before": load, "load_after": os.getloadavg(), "seeds": options.seeds,
+        "machine": machine(),
         "reached": {"position_error_m": ERROR_M, "survive": SURVIVE, "episodes": PROBED},
-        "rows": [summary(name, runs) for name in options.algorithms], "runs": runs, "elsewhere": ELSEWHERE,
+        "rows": [summary(name, runs) for name in found], "runs": runs, "elsewhere": ELSEWHERE,
     }  # fmt: skip
     sys.stdout.write(table(report))
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -108,12 +109,13 @@ def measure(algorithm: str, seed: int, points: int) -> dict[str, Any]:
         trainer.run()
         report = json.loads((Path(folder) / "report.json").read_text())
     last = report["evaluations"][-1]
+    load = os.getloadavg()[0]
     reached = (row["cpu_s"] for row in trainer.curve if _good(row))
     run = {
         "algorithm": algorithm, "seed": seed, "analytic_gradients": ALGORITHMS[algorithm], "cpu_s": report["cpu_s"],
         "wall_s": sum(trainer.timer.seconds[phase] for phase in TRAINING), "env_steps": report["env_steps"],
         "survive": last["survive"], "position_error_m": last["position_error_m"], "episodes": last["episodes"],
-        "cpu_s_to_0.1_m": next(reached, None), "curve": trainer.curve,
+        "cpu_s_to_0.1_m": next(reached, None), "load": load, "curve": trainer.curve,
     }  # fmt: skip
     sys.stderr.write(json.dumps({name: value for name, value in run.items() if name != "curve"}) + "\n")
     return run
@@ -123,7 +125,7 @@ def _good(row: dict[str, Any]) -> bool:
     return row["position_error_m"] is not None and row["position_error_m"] <= ERROR_M and row["survive"] >= SURVIVE
 
 
-MEASURED = ("cpu_s", "wall_s", "env_steps", "survive", "position_error_m", "cpu_s_to_0.1_m")
+MEASURED = ("cpu_s", "wall_s", "env_steps", "survive", "position_error_m", "cpu_s_to_0.1_m", "load")
 
 
 def summary(algorithm: str, runs: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -141,16 +143,18 @@ def summary(algorithm: str, runs: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def table(report: dict[str, Any]) -> str:
     """What was measured, and what others say of theirs."""
-    columns = "algorithm", "gradients", "CPU-s", "wall s", "env steps", "survive", "error (m)", "CPU-s to 0.1 m"
+    columns = "algorithm", "gradients", "CPU-s", "wall s", "env steps", "survive", "error (m)", "CPU-s to 0.1 m", "load"
     lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
-    formats = (".1f", ".1f", ",.0f", ".3f", ".3f", ".1f")
+    formats = (".1f", ".1f", ",.0f", ".3f", ".3f", ".1f", ".1f")
     for row in report["rows"]:
         cells = [_cell(row[name], form, row["seeds"]) for name, form in zip(MEASURED, formats, strict=True)]
         lines.append(
             f"| {row['algorithm']} | {'analytic' if row['analytic_gradients'] else 'none'} | {' | '.join(cells)} |"
         )
-    load = f"load {report['load_before'][0]:.1f} before, {report['load_after'][0]:.1f} after"
-    lines.append(f"{report['seeds']} seeds, mean and 95% interval; {report['machine']['cores']} cores, {load}")
+    seeds = ", ".join(f"{row['algorithm']} {row['seeds']}" for row in report["rows"])
+    lines.append(
+        f"mean and 95% interval over seeds ({seeds}); {report['machine']['cores']} cores, one thread of them used"
+    )
     for other in report["elsewhere"]:
         figures = ", ".join(f"{name} {value}" for name, value in other.items() if name not in ("what", "source"))
         lines.append(f"{other['source']}: {other['what']}: {figures}")
@@ -178,13 +182,14 @@ def machine() -> dict[str, Any]:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", type=_algorithms, default=list(ALGORITHMS), help="names, with commas")
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each, from seed 0 on")
+    parser.add_argument("--seeds", type=_seeds, default=list(range(5)), help="numbers, with commas: a run of each")
+    parser.add_argument("--include", type=Path, nargs="+", default=[], help="results of earlier calls to add runs from")
     parser.add_argument("--points", type=int, default=8, help="evaluations on the way of a run")
     results = ROOT / "benchmarks" / "results" / "quadrotor_training.json"
     parser.add_argument("--output", type=Path, default=results)
     options = parser.parse_args(arguments)
-    if min(options.seeds, options.points) < 1:
-        parser.error("--seeds and --points take numbers of at least 1")
+    if options.points < 1:
+        parser.error("--points takes numbers of at least 1")
     return options
 
 
@@ -193,6 +198,10 @@ def _algorithms(text: str) -> list[str]:
     if unknown := set(names) - set(ALGORITHMS):
         raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; expected some of {', '.join(ALGORITHMS)}")
     return names
+
+
+def _seeds(text: str) -> list[int]:
+    return [int(seed) for seed in text.split(",") if seed]
 
 
 if __name__ == "__main__":
