@@ -172,6 +172,7 @@ class DifferentiableCollector(Collector):
         self._restart()
         env, policy = cast(DifferentiableEnvironment, self.env), cast(DeterministicPolicy, self.policy)
         rollout = env.unroll(policy.layers(), decisions)
+        env.detach()
         self.finished, self.success = rollout.done[-1], rollout.success[-1]
         self.observation = rollout.next_observation[-1].detach()
         ran = rollout.executed.any(-1)  # an episode ends once

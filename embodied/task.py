@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,12 +51,12 @@ class PolicyConfig(Protocol):
 
 
 class Learner(Protocol):
-    """A reinforcement learner; `starts`, where given, chooses the initial states of episodes.
+    """A reinforcement learner; `starts`, where given, chooses the initial states of episodes."""
 
-    `collector` is how its rollouts are made.
-    """
-
-    collector: type[Collector]
+    @property
+    def collector(self) -> Callable[[StartEnvironment, Policy, torch.Generator, Starts | None], Collector]:
+        """Makes its rollouts, with the environment, the policy, the noise and `starts`."""
+        ...
 
     @property
     def starts(self) -> Starts | None:

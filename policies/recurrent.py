@@ -92,9 +92,14 @@ class RecurrentPolicy(MLPPolicy):
         """Mean squared error of the mean action over valid steps, in half action ranges.
 
         Of one step from the observation's memory for observations [N], `actions` [N, H, A] and `valid` [N, H]; through
-        time, as `unroll` from the initial memory, for sequences [T, N].
+        time, as `unroll` from the memory of the first observation (the initial one where it has none), for sequences
+        [T, N].
         """
-        mean = (self._step(observation) if observation.batch_dims == 1 else self._unroll(observation, None))[0]
+        if observation.batch_dims == 1:
+            mean, _ = self._step(observation)
+        else:
+            memory = observation.get(MEMORY)
+            mean, _ = self._unroll(observation, None if memory is None else memory[0])
         error = (mean.view_as(actions) - (actions - self.centre) / self.half_range).square().mean(-1)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 

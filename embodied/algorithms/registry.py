@@ -1,6 +1,7 @@
 """Learners by the name that `algorithm=` takes."""
 
 from embodied.algorithms.bptt import BPTTConfig
+from embodied.algorithms.distillation import DistillationConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
@@ -8,6 +9,7 @@ from embodied.algorithms.td3 import TD3Config
 
 ALGORITHMS: dict[str, type] = {
     "bptt": BPTTConfig,
+    "distillation": DistillationConfig,
     "ppo": PPOConfig,
     "ranking": RankingConfig,
     "self_imitation": SelfImitationConfig,

@@ -12,12 +12,15 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.bptt import BPTTConfig
+from embodied.algorithms.distillation import DistillationConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig, cut_chunks
 from embodied.algorithms.td3 import TD3Config
 from embodied.trainer import Stopped, Trainer, TrainerConfig
+from policies.mlp import MLPConfig
+from policies.recurrent import RecurrentConfig
 from tests.embodied.ranking_mlp import RankingMLPConfig
 from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
@@ -63,8 +66,12 @@ LEARNERS = {
 SCRATCH = {
     "bptt": BPTTConfig(decisions=5, critic=True, discount=0.9),
     "td3": TD3Config(decisions=10, warmup=100, gradient_steps=4, minibatch=32),
+    "distillation": DistillationConfig(
+        MLPConfig(hidden=[8]), BPTTConfig(decisions=5), teacher_steps=100, decisions=10, minibatch=4
+    ),
 }
 POLICY = RankingMLPConfig(hidden=[16])
+STUDENT = RecurrentConfig(hidden=[8], encoder=4, memory=4)
 ITERATIONS = 6
 
 
@@ -74,7 +81,8 @@ def trainer(directory: Path, algorithm: str, kind: type[Trainer] = Trainer) -> T
         sft=SFTConfig(steps=50, batch=16),
     )  # fmt: skip
     task = ScratchTask() if algorithm in SCRATCH else ReachTask()
-    return kind(config, task, POLICY, (LEARNERS | SCRATCH)[algorithm], directory, record={"made by": "test"})
+    policy = STUDENT if algorithm == "distillation" else POLICY
+    return kind(config, task, policy, (LEARNERS | SCRATCH)[algorithm], directory, record={"made by": "test"})
 
 
 def numbers(directory: Path) -> dict:

@@ -78,6 +78,17 @@ def test_the_loss_of_one_step_uses_the_memory_that_is_given():
     torch.testing.assert_close(policy.loss(observation, actions, torch.ones(5, 1)), expected)
 
 
+def test_the_loss_of_sequences_begins_with_the_memory_that_is_given():
+    policy = make()
+    seen, actions, valid = sequences(policy, 4, 5), torch.zeros(4, 5, 1, 4), torch.ones(4, 5, 1)
+    memory = torch.randn(4, 5, 16)
+    expected = policy.unroll(seen, memory[0])[0].square().mean()
+    fresh = policy.loss(seen, actions, valid)
+    torch.testing.assert_close(fresh, policy.unroll(seen)[0].square().mean())
+    torch.testing.assert_close(policy.loss(seen.set("memory", memory), actions, valid), expected)
+    assert (fresh - expected).abs() > 1e-4
+
+
 def test_it_learns_what_takes_a_memory():
     """Repeat the first observation of the episode: a policy without memory stays at the variance, 0.25."""
     contract = Contract({"x": TensorSpec((1,))}, TensorSpec((1,), low=(-1.0,), high=(1.0,)), 0.1)

@@ -1,0 +1,215 @@
+"""Distillation: a teacher that is told more learns first, then a student imitates it where the student itself goes.
+
+The student's states are labelled by the teacher (DAgger, arXiv 1011.0686), and what the teacher is told the student has
+to find out from what it sees, with its memory (RAPTOR, arXiv 2509.11481: one policy for robots it has never met).
+
+Differs from the papers:
+    - one teacher that reads privileged observations in place of 1,000 teachers of one robot each: with parameters of
+      the robot among these it is a continuous family of teachers, trained in one go (arXiv 2107.04034 calls that phase
+      one), and every episode can have a robot of its own;
+    - the student's rollouts are not aggregated: each is used for `epochs` and left, as the student that made it is;
+    - the student acts from the beginning, with the deviation of its own samples; actions of the teacher are never mixed
+      in;
+    - sequences are cut at the ends of rollouts: gradients stop there, the memory goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from omegaconf import MISSING
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.config import at_least
+from embodied.contract import Contract
+from embodied.environment import StartEnvironment
+from embodied.memory import RecurrentPolicy
+from embodied.policy import Policy, TrainablePolicy
+from embodied.rollout import Collector, Rollout, Starts, initial_states
+from embodied.task import Learner
+
+INITIAL_STATES = 2048
+"""Observations from which the teacher takes its normalisation statistics."""
+
+
+@dataclass
+class DistillationConfig:
+    """Hyper-parameters of both phases.
+
+    The teacher is a policy (`teacher`) that reads the privileged observations `told`, too; the learner `teaching`
+    trains it for `teacher_steps` control steps. Then the student imitates it, for `epochs` on each rollout of
+    `decisions`, in minibatches of `minibatch` environments; its learning rate falls linearly to its `final` share.
+    """
+
+    teacher: Any = MISSING
+    teaching: Any = MISSING
+    told: list[str] = field(default_factory=list)
+    teacher_steps: int = 3_700_000
+    decisions: int = 50
+    epochs: int = 4
+    minibatch: int = 128
+    learning_rate: float = 8e-3
+    final: float = 0.02
+    max_gradient_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for impossible sizes."""
+        at_least(self, 1, "decisions", "epochs", "minibatch", "teacher_steps")
+
+    def build(
+        self,
+        policy: TrainablePolicy,
+        demonstrations: TensorDict | None,
+        env: StartEnvironment,
+        generator: torch.Generator,
+    ) -> Distillation:
+        """Make the teacher and the learner of `policy`, the student; the demonstrations are not used.
+
+        Raises:
+            ValueError: for a teacher that cannot be told what it is to be told, or that its learner cannot train.
+        """
+        teacher = self.teacher.build(informed(env.contract, self.told)).to(policy.device)
+        observation, actions = initial_states(env, INITIAL_STATES, generator)
+        teacher.fit(observation.to(policy.device), actions.to(policy.device))
+        return Distillation(policy, teacher, self.teaching.build(teacher, None, env, generator), self, generator)
+
+
+def informed(contract: Contract, told: list[str]) -> Contract:
+    """`contract` with the privileged observations `told` in everybody's reach.
+
+    Raises:
+        ValueError: where one of them is not there, or is no secret.
+    """
+    secrets = [key for key, spec in contract.observation.items() if spec.privileged]
+    if unknown := [key for key in told if key not in secrets]:
+        raise ValueError(f"expected told to be among the privileged observations {secrets}, got {unknown}")
+    specs = contract.observation
+    return replace(contract, observation=specs | {key: replace(specs[key], privileged=False) for key in told})
+
+
+class Lessons(Collector):
+    """Rollouts of the teacher while it learns, of the student after that."""
+
+    def __init__(
+        self,
+        env: StartEnvironment,
+        policy: Policy,
+        generator: torch.Generator,
+        starts: Starts | None,
+        distillation: Distillation,
+    ) -> None:
+        super().__init__(env, policy, generator, starts)
+        self.distillation, learner = distillation, distillation.teaching
+        self.teacher = learner.collector(env, distillation.teacher, generator, learner.starts)
+
+    def collect(self, decisions: int) -> Rollout:
+        """`decisions` of the student, or as many of the teacher as its own learner wants."""
+        if self.distillation.taught:
+            return super().collect(decisions)
+        return self.teacher.collect(self.distillation.config.teaching.decisions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both collectors'."""
+        return super().state_dict() | {"teacher": self.teacher.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.teacher.load_state_dict(state["teacher"])
+        super().load_state_dict(state)
+
+
+class Distillation:
+    """Trains the teacher by another learner, then the student by the teacher."""
+
+    starts = None
+
+    def __init__(
+        self,
+        policy: TrainablePolicy,
+        teacher: TrainablePolicy,
+        teaching: Learner,
+        config: DistillationConfig,
+        generator: torch.Generator,
+    ) -> None:
+        self.policy, self.teacher, self.teaching = policy, teacher, teaching
+        self.config, self.generator = config, generator
+        self.parameters = policy.actor_parameters()
+        self.optimiser = torch.optim.Adam(self.parameters, config.learning_rate, fused=True)
+        self.steps_taught, self.began, self.student_gradient_steps = 0, 0.0, 0
+
+    @property
+    def taught(self) -> bool:
+        """The teacher has learned what it will."""
+        return self.steps_taught >= self.config.teacher_steps
+
+    @property
+    def gradient_steps(self) -> int:
+        """Of both."""
+        return self.teaching.gradient_steps + self.student_gradient_steps
+
+    @property
+    def collector(self) -> Callable[..., Collector]:
+        """Collects for the one that learns."""
+        return lambda env, policy, generator, starts: Lessons(env, policy, generator, starts, self)
+
+    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+        """Train the teacher, or the student on the teacher's labels; returns the teacher's metrics, or the loss."""
+        if not self.taught:
+            self.steps_taught += rollout.env_steps
+            self.began = progress
+            share = min(1.0, self.steps_taught / self.config.teacher_steps)
+            return {f"teacher_{name}": value for name, value in self.teaching.update(rollout, share).items()}
+        share = (progress - self.began) / max(1e-9, 1.0 - self.began)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.config.learning_rate * (1.0 - (1.0 - self.config.final) * share)
+        observation, labels = rollout.observation, self._labels(rollout.observation)
+        losses = []
+        for _ in range(self.config.epochs):
+            order = torch.randperm(labels.shape[1], generator=self.generator)
+            losses += [self._step(observation[:, rows], labels[:, rows]) for rows in order.split(self.config.minibatch)]
+        return {"loss": float(torch.stack(losses).mean())}
+
+    @torch.no_grad()
+    def _labels(self, observation: TensorDict) -> Tensor:
+        """What the teacher would do at observations [T, N], deterministically: actions [T, N, H, A]."""
+        flat = observation.flatten(0, 1).to(self.policy.device)
+        actions = self.teacher.act(flat, deterministic=True).actions
+        return actions.unflatten(0, observation.batch_size)
+
+    def _step(self, observation: TensorDict, labels: Tensor) -> Tensor:
+        """One gradient step on sequences [T, B], through time where the student remembers."""
+        if not isinstance(self.policy, RecurrentPolicy):
+            observation, labels = observation.flatten(0, 1), labels.flatten(0, 1)
+        valid = torch.ones(labels.shape[:-1], device=labels.device)
+        loss = self.policy.loss(observation.to(self.policy.device), labels, valid)
+        self.optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)
+        self.optimiser.step()
+        self.student_gradient_steps += 1
+        return loss.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The teacher, both optimisers, how far they are, and the draws to come."""
+        return {
+            "teacher": self.teacher.state_dict(),
+            "teaching": self.teaching.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "generator": self.generator.get_state(),
+            "steps_taught": self.steps_taught,
+            "began": self.began,
+            "student_gradient_steps": self.student_gradient_steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.teacher.load_state_dict(state["teacher"])
+        self.teaching.load_state_dict(state["teaching"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.generator.set_state(state["generator"])
+        for name in ("steps_taught", "began", "student_gradient_steps"):
+            setattr(self, name, state[name])

@@ -1,0 +1,122 @@
+"""Distillation: the phases follow each other, the student finds out what it is not told, and runs continue."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from embodied.algorithms.bptt import BPTTConfig
+from embodied.algorithms.distillation import Distillation, DistillationConfig, informed
+from embodied.algorithms.ppo import PPOConfig
+from embodied.evaluation import evaluate
+from embodied.rollout import Collector
+from policies.mlp import MLPConfig, MLPPolicy
+from policies.recurrent import RecurrentConfig
+from tests.embodied.windy_reach import WindyReach
+
+CONFIG = DistillationConfig(
+    MLPConfig(hidden=[32]), BPTTConfig(decisions=6, learning_rate=1e-2, terminal_weight=1.0), told=["wind"],
+    teacher_steps=30_000, decisions=24, epochs=4, minibatch=32, learning_rate=5e-3,
+)  # fmt: skip
+STUDENT = RecurrentConfig(hidden=[8], encoder=8, memory=8, initial_std=0.05)
+
+
+def make(policy=STUDENT, config=CONFIG, envs: int = 64) -> tuple[MLPPolicy, Distillation, Collector]:
+    torch.manual_seed(0)
+    env = WindyReach(envs)
+    student = policy.build(env.contract)
+    student.fit(env.reset(), torch.zeros(1, 1))
+    generator = torch.Generator().manual_seed(0)
+    learner = config.build(student, None, env, generator)
+    return student, learner, learner.collector(env, student, generator, learner.starts)
+
+
+def train(learner: Distillation, collector: Collector, iterations: int) -> list[float]:
+    """Both phases; returns the student's losses."""
+    while not learner.taught:
+        learner.update(collector.collect(24), 0.3 * learner.steps_taught / 30_000)
+    shares = (0.3 + 0.7 * iteration / iterations for iteration in range(iterations))
+    return [learner.update(collector.collect(24), share)["loss"] for share in shares]
+
+
+def test_a_student_with_memory_finds_out_what_the_teacher_was_told() -> None:
+    student, learner, collector = make()
+    losses = train(learner, collector, 40)
+    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+    blind, blind_learner, blind_collector = make(MLPConfig(hidden=[16], initial_std=0.05))
+    train(blind_learner, blind_collector, 40)
+    policies = learner.teacher, student, blind
+    told, found_out, unaware = (evaluate(WindyReach(32), policy, starts_per_task=64).summary() for policy in policies)
+    assert told["success"] > 0.95
+    assert found_out["success"] > 0.9
+    assert found_out["success"] > unaware["success"] + 0.1
+
+
+def test_the_teacher_learns_first_and_then_stays_as_it_is() -> None:
+    student, learner, collector = make(config=replace(CONFIG, teacher_steps=500))
+    before = student.state_dict()["actor.0.weight"].clone()
+    phases = []
+    for _ in range(4):
+        rollout = collector.collect(24)
+        phases.append(("memory" in rollout.observation.keys(), len(rollout.reward)))  # noqa: SIM118 - a TensorDict
+        learner.update(rollout, 0.0)
+        if not learner.taught:
+            assert torch.equal(student.state_dict()["actor.0.weight"], before)
+            taught = learner.teacher.state_dict()["actor.0.weight"].clone()
+    assert phases == [(False, 6), (False, 6), (True, 24), (True, 24)]
+    assert not torch.equal(student.state_dict()["actor.0.weight"], before)
+    frozen = learner.teacher.state_dict()["actor.0.weight"].clone()
+    assert not torch.equal(frozen, taught)  # by the update that ended its phase
+    learner.update(collector.collect(24), 0.0)
+    assert torch.equal(learner.teacher.state_dict()["actor.0.weight"], frozen)
+    assert learner.gradient_steps == 2 + 3 * 4 * 2
+
+
+def test_labels_are_what_the_teacher_does_with_what_it_is_told() -> None:
+    _, learner, collector = make(config=replace(CONFIG, teacher_steps=1))
+    learner.update(collector.collect(24), 0.0)
+    rollout = collector.collect(24)
+    labels = learner._labels(rollout.observation)
+    assert labels.shape == (24, 64, 1, 1)
+    expected = learner.teacher.actions(rollout.observation[3])
+    torch.testing.assert_close(labels[3], expected)
+    changed = rollout.observation.clone()
+    changed["wind"] += 0.1
+    assert (learner._labels(changed) != labels).all()
+
+
+@pytest.mark.parametrize("taught", [False, True])
+def test_a_resumed_run_takes_the_same_steps(taught: bool) -> None:
+    config = replace(CONFIG, teacher_steps=300 if taught else 2000)
+    student, learner, collector = make(config=config)
+    other, resumed, again = make(config=config)
+    for iteration in range(3):
+        learner.update(collector.collect(24), iteration / 10)
+    assert learner.taught == taught
+    other.load_state_dict(student.state_dict())
+    resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
+    again.load_state_dict(copy.deepcopy(collector.state_dict()))
+    for iteration in range(3, 6):
+        for one, lessons in ((learner, collector), (resumed, again)):
+            one.update(lessons.collect(24), iteration / 10)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in student.state_dict().items())
+    mine, theirs = learner.teacher.state_dict(), resumed.teacher.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
+
+
+def test_any_learner_teaches() -> None:
+    _, learner, collector = make(config=replace(CONFIG, teaching=PPOConfig(decisions=8), teacher_steps=600))
+    metrics = [learner.update(collector.collect(24), 0.1 * iteration) for iteration in range(3)]
+    assert "teacher_policy_loss" in metrics[0]
+    assert list(metrics[-1]) == ["loss"]
+
+
+def test_only_secrets_are_told() -> None:
+    contract = WindyReach(1).contract
+    assert not informed(contract, ["wind"]).observation["wind"].privileged
+    assert contract.observation["wind"].privileged
+    for wrong in ("weather", "position"):
+        with pytest.raises(ValueError, match="told to be among the privileged") as caught:
+            informed(contract, [wrong])
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,29 @@
+"""A small task that takes a memory: SmoothReach in a wind that only a simulator knows."""
+
+from dataclasses import replace
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from embodied.environment import Transition
+from tests.embodied.smooth_reach import SmoothReach
+
+
+class WindyReach(SmoothReach):
+    """Every step moves the point by the wind of its episode, too: one of five from -0.12 to 0.12, by the start."""
+
+    def __init__(self, num_envs: int, step_limit: int = 12) -> None:
+        super().__init__(num_envs, step_limit)
+        wind = {"wind": TensorSpec((1,), unit="m", privileged=True)}
+        self.contract = replace(self.contract, observation=self.contract.observation | wind)
+
+    @property
+    def wind(self) -> Tensor:
+        return 0.06 * ((self.start * 7 + self.start // 5) % 5 - 2).unsqueeze(1)
+
+    def step(self, actions: Tensor) -> Transition:
+        return super().step(actions + self.wind.unsqueeze(1))
+
+    def _observation(self) -> TensorDict:
+        return super()._observation().set("wind", self.wind)
