@@ -15,6 +15,10 @@ from embodied.network import Network
 from embodied.policy import Decision, Evaluation
 
 
+STILL = 1e-2
+"""What varies less than this, about a sensor's noise, stood still where statistics were taken, and may move later."""
+
+
 @dataclass
 class MLPConfig:
     """Layer widths and the initial standard deviation in units of half the action range."""
@@ -88,7 +92,7 @@ class MLPPolicy(nn.Module):
         inputs = self._concatenated(observation, self.keys)
         std = inputs.std(0)
         self.mean.copy_(inputs.mean(0))
-        self.std.copy_(torch.where(std < 1e-3, 1.0, std))  # what stood still here may move later
+        self.std.copy_(torch.where(std < STILL, 1.0, std))
         self.fitted.fill_(True)
 
     @torch.no_grad()
