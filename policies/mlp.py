@@ -14,7 +14,6 @@ from embodied.contract import Contract
 from embodied.network import Network
 from embodied.policy import Decision, Evaluation
 
-
 STILL = 1e-2
 """What varies less than this, about a sensor's noise, stood still where statistics were taken, and may move later."""
 

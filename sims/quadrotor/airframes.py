@@ -229,6 +229,9 @@ def sample_platforms(draws: Tensor, lightest_kg: float = 0.032, heaviest_kg: flo
     return torch.stack([rows[name] for name in PARAMETERS])
 
 
+SCATTER_MAX = 0.3
+
+
 def scatter(airframe: Airframe, draws: Tensor, width: float) -> Tensor:
     """Parameters [P, M] of `airframe` with each of them scaled by its own number in [1 - width, 1 + width].
 
@@ -237,11 +240,12 @@ def scatter(airframe: Airframe, draws: Tensor, width: float) -> Tensor:
     the sum of the other two.
 
     Raises:
-        ValueError: for draws of another shape, or a `width` outside [0, 0.3], where some could not fly.
+        ValueError: for draws of another shape, or a `width` outside [0, SCATTER_MAX], beyond which some could not fly.
     """
-    if draws.ndim != 2 or len(draws) != len(PARAMETERS) or not 0.0 <= width <= 0.3:
+    if draws.ndim != 2 or len(draws) != len(PARAMETERS) or not 0.0 <= width <= SCATTER_MAX:
         raise ValueError(
-            f"expected draws of shape ({len(PARAMETERS)}, M) and 0 <= width <= 0.3, got {tuple(draws.shape)}, {width}"
+            f"expected draws of shape ({len(PARAMETERS)}, M) and 0 <= width <= {SCATTER_MAX}, "
+            f"got {tuple(draws.shape)}, {width}"
         )
     factors = _between(draws, 1.0 - width, 1.0 + width)
     thrust = [PARAMETERS.index(f"thrust_{power}_n") for power in range(3)]
