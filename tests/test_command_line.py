@@ -89,6 +89,33 @@ def test_a_quadrotor_learns_is_measured_and_filmed(tmp_path: Path):
     assert (directory / "evaluation.mp4").stat().st_size > 1000
 
 
+def test_a_policy_for_any_quadrotor_is_distilled_measured_and_exported(tmp_path: Path):
+    directory = tmp_path / "any"
+    small = [
+        *("num_envs=16", "env_steps=2500", "algorithm.teacher_steps=1000", "algorithm.teaching.decisions=10"),
+        *("algorithm.decisions=10", "evaluation_starts=3", "evaluation_envs=2", "task.step_limit=40", "threads=1"),
+    ]
+    completed = run("train.py", "task=quadrotor_any", *small, f"output={directory}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    rows = json.loads((directory / "report.json").read_text())["evaluations"]
+    masses = ("0032", "0045", "0080", "0150", "0250", "0400", "0650", "1000", "1600", "2400")
+    assert [row["distribution"] for row in rows] == ["random", *(f"unseen_{mass}_g" for mass in masses)]
+    assert all({"survive", "position_error_m"} <= row.keys() for row in rows)
+    assert (directory / "video.mp4").stat().st_size > 1000
+    logged = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    taught = ["rl/teacher_objective" in row for row in logged]
+    assert taught == sorted(taught, reverse=True)  # the teacher first
+    assert sum(taught) >= 6
+    assert all("rl/loss" in row for row, teacher in zip(logged, taught, strict=True) if not teacher)
+    options = ["distributions=[unseen_2400_g]", "episodes=4", "num_envs=3", "threads=1"]
+    completed = run("evaluate.py", f"checkpoint={directory}", *options)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    completed = run("export.py", f"checkpoint={directory}", "target=c")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    header = (directory / "export" / "c" / "contract.json").read_text()
+    assert "platform" not in header  # nobody tells it
+
+
 def test_a_run_leaves_what_was_promised(finished: Path):
     promised = {"report.md", "report.json", "curves.png", "metrics.jsonl", "config.yaml", "demonstrations.safetensors"}
     assert promised | {"checkpoint", "tensorboard"} == {path.name for path in finished.iterdir()}
@@ -150,7 +177,7 @@ def test_eval_only_becomes_evaluate_with_the_options_it_has(finished: Path, monk
 def test_an_unknown_task_is_one_line_that_lists_the_tasks():
     completed = run("train.py", "task=nope")
     assert completed.returncode == 1
-    tasks = "libero_pick, quadrotor_hover, quadrotor_race, quadrotor_recover, quadrotor_track"
+    tasks = "libero_pick, quadrotor_any, quadrotor_hover, quadrotor_race, quadrotor_recover, quadrotor_track"
     assert completed.stdout == f"error: unknown task 'nope'; expected one of {tasks}\n"
     assert completed.stderr == ""
 
@@ -159,7 +186,7 @@ def test_help_lists_tasks_and_options():
     completed = run("train.py", "--help")
     assert completed.returncode == 0
     assert "task: libero_pick" in completed.stdout
-    assert "algorithm: ppo, ranking, self_imitation" in completed.stdout
+    assert "algorithm: bptt, distillation, ppo, ranking" in completed.stdout
     assert "num_envs: " in completed.stdout
 
 

@@ -14,12 +14,13 @@ from embodied.config import at_least
 from embodied.files import complete_or_absent
 from embodied.policy import Policy
 from embodied.video import Frames, film, tile, write_video
-from sims.quadrotor.airframes import AIRFRAMES, Airframe
+from sims.quadrotor.airframes import AIRFRAMES, SCATTER_MAX, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
 from sims.quadrotor.episode import Mdp
 from sims.quadrotor.hover import Hover
 from sims.quadrotor.pictures import Array, draw
+from sims.quadrotor.platforms import POSITION_LIMIT_M, UNSEEN, AnyHover
 from sims.quadrotor.race import Race
 from sims.quadrotor.recover import Recover
 from sims.quadrotor.scenery import Scenery, scenery
@@ -35,10 +36,14 @@ def _eight(speed_m_s: float) -> Track:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a drone is to do: MDPs by the name of their distribution, the first to train on; effects of the dynamics."""
+    """What a drone is to do: MDPs by the name of their distribution, the first to train on; effects of the dynamics.
+
+    `platforms` fly in place of the task's airframe, by distribution; None: a random one in every episode.
+    """
 
     distributions: Mapping[str, Mdp]
     options: Options = field(default_factory=Options)
+    platforms: Mapping[str, Airframe | None] = field(default_factory=dict)
 
 
 GOALS = {
@@ -53,6 +58,10 @@ GOALS = {
     ),
     "recover": Goal({"thrown": Recover()}),
     "race": Goal({"track": Race()}, Options(drag=True, delay_steps=1)),
+    "any": Goal(
+        {"random": AnyHover(), **dict.fromkeys(UNSEEN, Hover(position_limit_m=POSITION_LIMIT_M))},
+        platforms={"random": None, **UNSEEN},
+    ),
 }
 
 
@@ -61,9 +70,10 @@ class QuadrotorTask:
     """A goal, under constant random forces and torques, and who flies.
 
     `goal` is to "hover" at the origin of the world (the MDP of arXiv 2311.13081), to "track" moving references (numbers
-    of distributions are highest speeds in m/s), to "recover" from a throw or to "race" through gates. `airframe` flies;
-    each episode's parameters differ from its own by up to the share `randomisation`. The policy observes its last
-    `history` actions. `reward` holds weights that differ from the goal's own.
+    of distributions are highest speeds in m/s), to "recover" from a throw, to "race" through gates or to hover with
+    "any" platform. `airframe` flies; each episode's parameters differ from its own by up to the share `randomisation`;
+    goal "any" has platforms of its own, random ones to train on. The policy observes its last `history` actions.
+    `reward` holds weights that differ from the goal's own.
     """
 
     name: str = "quadrotor_hover"
@@ -83,8 +93,10 @@ class QuadrotorTask:
             raise ValueError(f"unknown airframe {self.airframe!r}; expected one of {', '.join(AIRFRAMES)}")
         for mdp in GOALS[self.goal].distributions.values():
             reweighted(mdp, self.reward)
-        if not 0.0 <= self.randomisation < 1.0:
-            raise ValueError(f"expected randomisation in [0, 1), got {self.randomisation}")
+        if not 0.0 <= self.randomisation <= SCATTER_MAX:
+            raise ValueError(f"expected randomisation from 0 to {SCATTER_MAX}, got {self.randomisation}")
+        if GOALS[self.goal].platforms and (self.randomisation or self.airframe != "crazyflie"):
+            raise ValueError(f"goal={self.goal} flies platforms of its own; leave out airframe and randomisation")
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -105,9 +117,10 @@ class QuadrotorTask:
         goal = GOALS[self.goal]
         if distribution not in goal.distributions:
             raise ValueError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+        airframe = goal.platforms.get(distribution, self._airframe)
         return QuadrotorEnvironment(
             num_envs, mdp=reweighted(goal.distributions[distribution], self.reward), options=goal.options,
-            airframe=self._airframe, scatter_width=self.randomisation, split=split, history=self.history,
+            airframe=airframe, scatter_width=self.randomisation, split=split, history=self.history,
             step_limit=self.step_limit, seed=seed,
         )  # fmt: skip
 
