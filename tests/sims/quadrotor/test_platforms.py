@@ -8,6 +8,7 @@ from sims.quadrotor.airframes import DRAWS, PARAMETERS, sample_platforms
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.hover import Hover
 from sims.quadrotor.platforms import POSITION_LIMIT_M, UNSEEN, AnyHover
+from sims.quadrotor.task import QuadrotorTask
 
 
 @pytest.mark.parametrize("backend", ["c", "torch"])
@@ -56,3 +57,19 @@ def test_the_unseen_fly_as_themselves():
         for _ in range(30):
             moved = env.step(torch.full((1, 1, 4), airframe.hover_action))
         assert not moved.terminated.any()
+
+
+def test_the_task_trains_on_random_platforms_alone():
+    task = QuadrotorTask(goal="any")
+    assert task.distributions == ("random", *UNSEEN)
+    assert task.environment(2, "random", "train").airframe is None
+    for name, airframe in UNSEEN.items():
+        env = task.environment(2, name, "eval")
+        assert env.airframe == airframe
+        assert "platform" not in env.contract.observation
+
+
+@pytest.mark.parametrize("given", [{"airframe": "racer_5_inch"}, {"randomisation": 0.1}])
+def test_platforms_of_its_own_leave_no_choice(given: dict):
+    with pytest.raises(ValueError, match="flies platforms of its own"):
+        QuadrotorTask(goal="any", **given)
