@@ -55,11 +55,15 @@ class Rollout:
         return int(self.executed.sum())
 
 
-def initial_states(env: StartEnvironment, count: int, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
-    """At least `count` observations [B] at the beginning of episodes, and uniformly random actions [B, K, A].
+RANDOM_DECISIONS = 8
 
-    What a policy without demonstrations takes its normalisation statistics from: the states of its first random actions
-    are far from those it will live in.
+
+def first_decisions(env: StartEnvironment, count: int, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
+    """At least `count` observations [B] from the beginnings of episodes, and uniformly random actions [B, K, A].
+
+    What a policy without demonstrations takes its normalisation statistics from. Each episode runs for
+    `RANDOM_DECISIONS`: initial states alone may not vary where it matters, and longer random play leads far from the
+    states that a policy will live in.
 
     Raises:
         ValueError: where actions have no limits.
@@ -68,9 +72,16 @@ def initial_states(env: StartEnvironment, count: int, generator: torch.Generator
     if not spec.low:
         raise ValueError("expected action limits in the contract; a policy without demonstrations starts from them")
     low, high = torch.tensor(spec.low), torch.tensor(spec.high)
-    observation = TensorDict.cat([env.reset() for _ in range(-(-count // env.num_envs))])
-    share = torch.rand((len(observation), env.contract.executed, *spec.shape), generator=generator)
-    return observation, low + (high - low) * share
+    shape = (env.num_envs, env.contract.executed, *spec.shape)
+    observations: list[TensorDict] = []
+    chunks: list[Tensor] = []
+    while sum(map(len, observations)) < count:
+        observation = env.reset()
+        for _ in range(RANDOM_DECISIONS):
+            observations.append(observation)
+            chunks.append(low + (high - low) * torch.rand(shape, generator=generator))
+            observation = env.step(chunks[-1].to(env.device)).observation
+    return TensorDict.cat(observations), torch.cat(chunks)
 
 
 class Collector:

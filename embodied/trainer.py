@@ -27,14 +27,14 @@ from embodied.interrupt import GracefulStop, Stopped
 from embodied.logging import Logger
 from embodied.policy import TrainablePolicy
 from embodied.report import STAGES, Report, resume_command
-from embodied.rollout import Collector, initial_states
+from embodied.rollout import Collector, first_decisions
 from embodied.task import Learner, LearnerConfig, PolicyConfig, Task
 from embodied.timing import PhaseTimer
 
 log = logging.getLogger(__name__)
 SEGMENT = 500
 """Gradient steps of supervised training between two entries in the log."""
-INITIAL_STATES = 2048
+STATISTICS = 2048
 """Observations from which a policy without demonstrations takes its normalisation statistics."""
 CURVES = {
     "rollout/success": "environment steps",
@@ -150,7 +150,7 @@ class Trainer:
 
     def _reinforce(self) -> None:
         if not self.before:
-            observation, actions = initial_states(self.env, INITIAL_STATES, seeding.generator(self.seed, "actions"))
+            observation, actions = first_decisions(self.env, STATISTICS, seeding.generator(self.seed, "random play"))
             self.policy.fit(observation.to(self.device), actions.to(self.device))
             self.before = copy.deepcopy(self.policy.state_dict())
         learner = self.algorithm.build(

@@ -29,10 +29,10 @@ from embodied.contract import Contract
 from embodied.environment import StartEnvironment
 from embodied.memory import RecurrentPolicy
 from embodied.policy import Policy, TrainablePolicy
-from embodied.rollout import Collector, Rollout, Starts, initial_states
+from embodied.rollout import Collector, Rollout, Starts, first_decisions
 from embodied.task import Learner
 
-INITIAL_STATES = 2048
+STATISTICS = 2048
 """Observations from which the teacher takes its normalisation statistics."""
 
 
@@ -73,7 +73,7 @@ class DistillationConfig:
             ValueError: for a teacher that cannot be told what it is to be told, or that its learner cannot train.
         """
         teacher = self.teacher.build(informed(env.contract, self.told)).to(policy.device)
-        observation, actions = initial_states(env, INITIAL_STATES, generator)
+        observation, actions = first_decisions(env, STATISTICS, generator)
         teacher.fit(observation.to(policy.device), actions.to(policy.device))
         return Distillation(policy, teacher, self.teaching.build(teacher, None, env, generator), self, generator)
 

@@ -5,7 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.policy import Decision
-from embodied.rollout import Collector, initial_states
+from embodied.rollout import Collector, first_decisions
 from embodied.starts import RetryStarts
 from tests.embodied.reach import Reach
 
@@ -90,11 +90,12 @@ def test_the_success_of_first_attempts_counts_no_retries() -> None:
     assert copy.first_attempts_success() == 0.5
 
 
-def test_initial_states_are_of_many_episodes_and_actions_cover_the_limits() -> None:
+def test_first_decisions_are_of_many_episodes_and_actions_cover_the_limits() -> None:
     env = Reach(8)
-    observation, actions = initial_states(env, 300, torch.Generator().manual_seed(0))
-    assert len(observation) == len(actions) == 304
-    assert env.start.tolist() == [37] * 8  # 38 resets
-    assert observation["position"].abs().min() >= 0.3 - 1e-6  # where episodes begin
+    observation, actions = first_decisions(env, 300, torch.Generator().manual_seed(0))
+    assert len(observation) == len(actions) == 5 * 8 * 8  # episodes, decisions, environments
+    assert env.start.tolist() == [4] * 8
+    assert observation["position"][:8].abs().min() >= 0.3 - 1e-6  # where episodes begin
+    assert observation["position"].abs().min() < 0.3  # and where they lead
     assert actions.abs().max() <= 0.25
     assert actions.std() == pytest.approx(0.5 / 12**0.5, rel=0.1)
