@@ -103,7 +103,7 @@ class BPTT:
         if self.config.critic:
             last = rollout.next_observation[-1]
             decay = self.config.discount ** rollout.executed.sum((0, -1)).to(reward.dtype)
-            rest = decay * self.policy.value(last) * ~rollout.terminated[-1]
+            rest = decay * self.policy.value(last) * ~rollout.terminated.any(0)  # nothing follows, whenever it ended
         else:
             rest = (self.config.terminal_weight - 1.0) * reward[-1]
         return (total + rest).mean() / len(reward)

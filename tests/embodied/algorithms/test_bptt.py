@@ -1,5 +1,7 @@
 """Analytic gradients: the objective and its gradient by hand, learning, resuming, and what has no gradients."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -38,6 +40,16 @@ def test_with_a_critic_the_value_stands_for_the_rest() -> None:
     rest = 0.5**4 * policy.value(rollout.next_observation[-1])
     expected = (rest - (weights * x.square()).sum(0)).mean() / 4
     torch.testing.assert_close(learner._objective(rollout), expected)
+
+
+def test_nothing_follows_an_episode_that_terminated_within_the_horizon() -> None:
+    policy, learner, collector = make(envs=2, critic=True, discount=0.5)
+    rollout = collector.collect(4)
+    ended = replace(rollout, terminated=torch.tensor([[False, False], [True, False], [False, False], [False, False]]))
+    value = policy.value(rollout.next_observation[-1])
+    difference = learner._objective(rollout) - learner._objective(ended)
+    torch.testing.assert_close(difference, 0.5**4 * value[0] / 2 / 4)
+    assert abs(float(value[0].detach())) > 1e-4
 
 
 def test_the_gradient_is_that_of_finite_differences() -> None:
