@@ -58,7 +58,7 @@ class Rollout:
 RANDOM_DECISIONS = 8
 
 
-def first_decisions(env: StartEnvironment, count: int, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
+def first_decisions(env: StartEnvironment, generator: torch.Generator, count: int = 2048) -> tuple[TensorDict, Tensor]:
     """At least `count` observations [B] from the beginnings of episodes, and uniformly random actions [B, K, A].
 
     What a policy without demonstrations takes its normalisation statistics from. Each episode runs for

@@ -34,8 +34,6 @@ from embodied.timing import PhaseTimer
 log = logging.getLogger(__name__)
 SEGMENT = 500
 """Gradient steps of supervised training between two entries in the log."""
-STATISTICS = 2048
-"""Observations from which a policy without demonstrations takes its normalisation statistics."""
 CURVES = {
     "rollout/success": "environment steps",
     "rl/first_attempts_success": "environment steps",
@@ -150,7 +148,7 @@ class Trainer:
 
     def _reinforce(self) -> None:
         if not self.before:
-            observation, actions = first_decisions(self.env, STATISTICS, seeding.generator(self.seed, "random play"))
+            observation, actions = first_decisions(self.env, seeding.generator(self.seed, "random play"))
             self.policy.fit(observation.to(self.device), actions.to(self.device))
             self.before = copy.deepcopy(self.policy.state_dict())
         learner = self.algorithm.build(

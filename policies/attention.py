@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from embodied.config import at_least
 from embodied.contract import Contract
 from embodied.network import PRESENT, TokenAttention, Tokens
-from policies.mlp import MLPConfig, MLPPolicy
+from policies.mlp import STILL, MLPConfig, MLPPolicy
 
 
 @dataclass
@@ -86,7 +86,7 @@ def _statistics(rows: Tensor, present: int | None) -> tuple[Tensor, Tensor]:
     mean, std = torch.zeros_like(rows[0]), torch.ones_like(rows[0])
     if len(there) > 1:
         mean, std = there.mean(0), there.std(0)
-        std = torch.where(std < 1e-3, 1.0, std)
+        std = torch.where(std < STILL, 1.0, std)
     if present is not None:
         mean[present], std[present] = 0.0, 1.0
     return mean, std

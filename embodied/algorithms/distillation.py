@@ -32,9 +32,6 @@ from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout import Collector, Rollout, Starts, first_decisions
 from embodied.task import Learner
 
-STATISTICS = 2048
-"""Observations from which the teacher takes its normalisation statistics."""
-
 
 @dataclass
 class DistillationConfig:
@@ -73,7 +70,7 @@ class DistillationConfig:
             ValueError: for a teacher that cannot be told what it is to be told, or that its learner cannot train.
         """
         teacher = self.teacher.build(informed(env.contract, self.told)).to(policy.device)
-        observation, actions = first_decisions(env, STATISTICS, generator)
+        observation, actions = first_decisions(env, generator)
         teacher.fit(observation.to(policy.device), actions.to(policy.device))
         return Distillation(policy, teacher, self.teaching.build(teacher, None, env, generator), self, generator)
 

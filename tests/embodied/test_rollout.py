@@ -92,7 +92,7 @@ def test_the_success_of_first_attempts_counts_no_retries() -> None:
 
 def test_first_decisions_are_of_many_episodes_and_actions_cover_the_limits() -> None:
     env = Reach(8)
-    observation, actions = first_decisions(env, 300, torch.Generator().manual_seed(0))
+    observation, actions = first_decisions(env, torch.Generator().manual_seed(0), 300)
     assert len(observation) == len(actions) == 5 * 8 * 8  # episodes, decisions, environments
     assert env.start.tolist() == [4] * 8
     assert observation["position"][:8].abs().min() >= 0.3 - 1e-6  # where episodes begin
