@@ -104,7 +104,7 @@ class MLPPolicy(nn.Module):
         if not deterministic:
             noise = torch.randn(noise.shape, generator=generator, device=noise.device)
         raw = distribution.mean + distribution.stddev * noise
-        actions = raw.view(len(raw), self.contract.horizon, -1).clamp(-1.0, 1.0) * self.half_range + self.centre
+        actions = self._to_robot(raw.clamp(-1.0, 1.0))
         log_prob = self._sum(distribution.log_prob(raw))
         return Decision(actions, TensorDict({"raw": raw}, batch_size=[len(raw)]), log_prob)
 
@@ -127,8 +127,7 @@ class MLPPolicy(nn.Module):
 
     def actions(self, observation: TensorDict) -> Tensor:
         """Mean actions [N, H, A], differentiable."""
-        mean = self.actor(self._inputs(observation))
-        return mean.view(len(mean), self.contract.horizon, -1) * self.half_range + self.centre
+        return self._to_robot(self.actor(self._inputs(observation)))
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """The actor as (weight [out, in], bias [out]) with tanh after each, the normaliser inside the first one.
@@ -171,6 +170,9 @@ class MLPPolicy(nn.Module):
 
     def _concatenated(self, observation: TensorDict, keys: list[str]) -> Tensor:
         return torch.cat([observation[key].flatten(1) for key in keys], dim=-1)
+
+    def _to_robot(self, raw: Tensor) -> Tensor:
+        return raw.view(len(raw), self.contract.horizon, -1) * self.half_range + self.centre
 
     def _sum(self, elementwise: Tensor) -> Tensor:
         executed = self.contract.executed * self.contract.action.shape[-1]

@@ -129,6 +129,3 @@ class RecurrentPolicy(MLPPolicy):
             memory = gru(features[step], torch.where(started[step].unsqueeze(-1), self.gru.initial, memory))
             memories.append(memory)
         return chain(head, torch.stack(memories))[0], memory
-
-    def _to_robot(self, raw: Tensor) -> Tensor:
-        return raw.view(len(raw), self.contract.horizon, -1) * self.half_range + self.centre

@@ -112,11 +112,6 @@ class QuadrotorEnvironment:
         """What the running episodes began with, [P, N]; see the task."""
         return self._disturbance[self.options.disturbance_rows :, : self.num_envs]
 
-    @property
-    def observation(self) -> TensorDict:
-        """What is observed now, [N]."""
-        return self._observed()
-
     def reset(self, mask: Tensor | None = None, seed: int | None = None, starts: Tensor | None = None) -> TensorDict:
         """Start new episodes where `mask` [N] is True (everywhere if None); returns the observations of all.
 
