@@ -30,10 +30,10 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
+from sims.native import compiler  # noqa: E402
 from sims.quadrotor import dynamics  # noqa: E402
 from sims.quadrotor.airframes import CRAZYFLIE  # noqa: E402
 from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402
-from sims.quadrotor.native import compiler  # noqa: E402
 from sims.quadrotor.simulator import Simulator  # noqa: E402
 
 LANES = 8192

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sims.native import load
 from sims.quadrotor.emit import LANES, THREADS, c_source, cuda_source
-from sims.quadrotor.native import load
 from sims.quadrotor.program import UNIFORM, Program, Trace, trace, trace_vjp
 
 SHARE = 4096

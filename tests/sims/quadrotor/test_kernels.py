@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 
-from sims.quadrotor import native
+from sims import native
 from sims.quadrotor.airframes import AIRFRAMES, CRAZYFLIE
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.emit import cuda_source

@@ -28,7 +28,7 @@ def compiler() -> str | None:
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
         warnings.warn(
-            "no C compiler found (cc, gcc, clang or $CC): quadrotors fly in plain torch, hundreds of times slower",
+            "no C compiler found (cc, gcc, clang or $CC): simulators run in plain torch, hundreds of times slower",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -48,7 +48,7 @@ def load(source: str) -> ctypes.CDLL | None:
     version = _version(program)
     flags = FLAGS if "clang" in version else FLAGS + GCC_FLAGS
     text = "\0".join((source, version, *flags, _cpu()))
-    name = f"quadrotor_{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
+    name = f"sims_{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
     path = cache_folder() / name
     if not path.exists():
         with complete_or_absent(path) as temporary:
@@ -77,7 +77,7 @@ def _compile(command: list[str], source: str, path: Path) -> None:
     result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     if result.returncode:
         reason = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip()[-200:])
-        raise ValueError(f"{command[0]} could not compile the quadrotor kernels ({reason}); set CC to another compiler")
+        raise ValueError(f"{command[0]} could not compile a simulator ({reason}); set CC to another compiler")
 
 
 def _version(program: str) -> str:
