@@ -1,0 +1,115 @@
+"""What a robot is to everything above it, and a simulator that is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from embodied.contract import Contract
+from embodied.environment import Environment, Transition
+
+Array = np.ndarray
+Clock = Callable[[], float]
+"""Seconds: time.monotonic, a robot's own clock, ROS time, or a simulator's."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The newest complete measurement of a robot.
+
+    `observation` holds arrays without a batch axis by the keys of the contract, never privileged ones. `sequence`
+    counts up with every measurement. `frames` are the frames that messages declared, by key, where they did.
+    """
+
+    observation: dict[str, Array]
+    stamp_s: float
+    sequence: int
+    frames: Mapping[str, str] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Robot(Protocol):
+    """Something that measures and takes commands; nothing but `safety.Safety` calls `write`."""
+
+    contract: Contract
+
+    def read(self) -> Reading | None:
+        """The newest complete measurement, at once; None before there is one."""
+        ...
+
+    def write(self, action: Array) -> None:
+        """Command `action` [A], in the order and units of the contract."""
+        ...
+
+    def hold(self) -> None:
+        """The robot's own safe behaviour: an arm keeps its position, a quadrotor hovers or lands, a vehicle brakes."""
+        ...
+
+    def close(self) -> None:
+        """Release the hardware; the robot holds."""
+        ...
+
+
+class SimulatedRobot:
+    """An Environment with N = 1 as a Robot, in simulated time: `write` and `hold` each last one control period.
+
+    Args:
+        environment: executes single actions (K = 1).
+        holding: the action [A] that holds still, given an observation; what the robot's own controller would do.
+    """
+
+    def __init__(self, environment: Environment, holding: Callable[[dict[str, Array]], Array]) -> None:
+        if environment.num_envs != 1 or environment.contract.executed != 1:
+            got = f"{environment.num_envs} environments and K={environment.contract.executed}"
+            raise ValueError(f"expected one environment that executes single actions, got {got}")
+        self.contract, self.environment, self._holding = environment.contract, environment, holding
+        self.transition: Transition | None = None
+        self._keys = [key for key, spec in self.contract.observation.items() if not spec.privileged]
+        self._reading: Reading | None = None
+        self._periods = 0
+
+    def clock(self) -> float:
+        """Simulated time, s: since the robot was made, also across resets."""
+        return self._periods * self.contract.control_dt_s
+
+    def reset(self, **how: Any) -> Reading:  # noqa: ANN401 - the environment's own
+        """Begin an episode as `Environment.reset` does; returns its first measurement."""
+        self.transition = None
+        return self._measure(self.environment.reset(**how))
+
+    def read(self) -> Reading | None:
+        """The measurement at the end of the last period; None before the first reset."""
+        return self._reading
+
+    def write(self, action: Array) -> None:
+        """Execute `action` [A] for one period.
+
+        Raises:
+            ValueError: before the first reset, or for another shape.
+        """
+        if self._reading is None:
+            raise ValueError("expected reset() before the first command to a simulated robot")
+        if np.shape(action) != self.contract.action.shape:
+            raise ValueError(f"expected an action {self.contract.action.shape}, got {np.shape(action)}")
+        chunk = torch.from_numpy(np.array(action, np.float32)).view(1, 1, -1).to(self.environment.device)
+        self.transition = self.environment.step(chunk)
+        self._periods += 1
+        self._measure(self.transition.observation)
+
+    def hold(self) -> None:
+        """One period of the robot's own safe behaviour; nothing before the first reset."""
+        if self._reading is not None:
+            self.write(self._holding(self._reading.observation))
+
+    def close(self) -> None:
+        """Nothing to release: a simulator stands still between calls."""
+
+    def _measure(self, observation: Any) -> Reading:  # noqa: ANN401 - a TensorDict
+        arrays = {key: observation[key][0].detach().cpu().numpy() for key in self._keys}
+        sequence = 0 if self._reading is None else self._reading.sequence + 1
+        self._reading = Reading(arrays, self.clock(), sequence)
+        return self._reading
