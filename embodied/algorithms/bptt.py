@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.advantage import chunk_reward, gae, values
+from embodied.algorithms.schedule import fall
 from embodied.config import at_least
 from embodied.environment import DifferentiableEnvironment, StartEnvironment
 from embodied.policy import DeterministicPolicy, TrainablePolicy
@@ -82,8 +83,7 @@ class BPTT:
 
     def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
         """One gradient step of the actor, `value_epochs` of the critic; returns the mean reward and losses."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.config.learning_rate * (1.0 - (1.0 - self.config.final) * progress)
+        fall(self.optimiser, progress, self.config.final, self.config.learning_rate)
         objective = self._objective(rollout)
         self.optimiser.zero_grad()
         (-objective).backward()

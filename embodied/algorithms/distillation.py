@@ -24,6 +24,7 @@ from omegaconf import MISSING
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from embodied.algorithms.schedule import fall
 from embodied.config import at_least
 from embodied.contract import Contract
 from embodied.environment import StartEnvironment
@@ -161,8 +162,7 @@ class Distillation:
             share = min(1.0, self.steps_taught / self.config.teacher_steps)
             return {f"teacher_{name}": value for name, value in self.teaching.update(rollout, share).items()}
         share = (progress - self.began) / max(1e-9, 1.0 - self.began)
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.config.learning_rate * (1.0 - (1.0 - self.config.final) * share)
+        fall(self.optimiser, share, self.config.final, self.config.learning_rate)
         observation, labels = rollout.observation, self._labels(rollout.observation)
         losses = []
         for _ in range(self.config.epochs):

@@ -22,6 +22,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.advantage import explained_variance, gae, normalise, values
+from embodied.algorithms.schedule import fall
 from embodied.config import at_least
 from embodied.environment import StartEnvironment
 from embodied.policy import TrainablePolicy
@@ -86,7 +87,7 @@ class PPO:
         """One iteration; returns mean losses, clip fraction, KL and explained variance."""
         if self.iterations == 0:
             self.policy.start_critic()
-        self._set_rates(progress)
+        fall(self.optimiser, progress, self.config.final, self.config.learning_rate, self.config.value_learning_rate)
         batch, advantage_std, explained = self._prepare(rollout)
         batch = batch.to(self.policy.device)
         sums: dict[str, float] = {}
@@ -106,12 +107,6 @@ class PPO:
         self.iterations += 1
         means = {key: value / count for key, value in sums.items()}
         return means | {"advantage_std": advantage_std, "explained_variance": explained, "minibatches": float(count)}
-
-    def _set_rates(self, progress: float) -> None:
-        share = 1.0 - (1.0 - self.config.final) * progress
-        rates = self.config.learning_rate, self.config.value_learning_rate
-        for group, rate in zip(self.optimiser.param_groups, rates, strict=True):
-            group["lr"] = share * rate
 
     def _prepare(self, rollout: Rollout) -> tuple[TensorDict, float, float]:
         value = values(self.policy, rollout.observation)

@@ -1,0 +1,11 @@
+"""Learning rates over a run."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+
+def fall(optimiser: Optimizer, progress: float, final: float, *rates: float) -> None:
+    """Set the learning rate of each parameter group: linear from its one of `rates` to the share `final` of that."""
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        group["lr"] = rate * (1.0 - (1.0 - final) * progress)
