@@ -32,12 +32,13 @@ class Report:
     """Evaluations of one run by stage ("sft", "sft_control", "rl") and distribution, and what they cost.
 
     `assets` is "official" or "stand-in", None for tasks that need none; `wall_s` holds seconds per phase, `cpu_s` those
-    of all cores together that reinforcement learning took.
+    of all cores together that reinforcement learning took. `exportable`: the policy can leave for other machines.
     """
 
     task: str
     assets: str | None
     seed: int
+    exportable: bool = False
     env_steps: int = 0
     episodes: int = 0
     wall_s: dict[str, float] = field(default_factory=dict)
@@ -105,7 +106,7 @@ class Report:
             for (stage, distribution), gain in self.gains().items()
         ]
         assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
-        following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory)))]
+        following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory), self.exportable))]
         where = f"Report: {_from_here(Path(directory) / 'report.md')}"
         return "\n".join([f"{self.task}, success [95% interval]:", *rows, *gains, *assets, where, *following])
 
@@ -137,7 +138,7 @@ class Report:
         if (directory / "trajectories.png").exists():
             parts.append("![Trajectories, before and after](trajectories.png)")
         parts += [self._tasks(), self._cost(), _provenance(self.seed)]
-        parts.append("## Next\n\n```\n" + "\n".join(next_commands(directory)) + "\n```")
+        parts.append("## Next\n\n```\n" + "\n".join(next_commands(directory, self.exportable)) + "\n```")
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _rates(self) -> str:
@@ -216,10 +217,11 @@ def versions() -> dict[str, str]:
     return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
 
 
-def next_commands(directory: Path) -> list[str]:
-    """What to run after a finished run in `directory`."""
+def next_commands(directory: Path, exportable: bool) -> list[str]:
+    """What to run after a finished run in `directory`, whose policy may be `exportable`."""
     return [
         f"{_python()} evaluate.py checkpoint={_from_here(directory)}",
+        *([f"{_python()} export.py checkpoint={_from_here(directory)} target=c"] if exportable else []),
         f"{_python()} -m tensorboard.main --logdir {_from_here(directory)}",
     ]
 

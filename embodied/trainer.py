@@ -25,6 +25,7 @@ from embodied.config import at_least
 from embodied.evaluation import evaluate
 from embodied.interrupt import GracefulStop, Stopped
 from embodied.logging import Logger
+from embodied.network import DeployablePolicy
 from embodied.policy import TrainablePolicy
 from embodied.report import STAGES, Report, resume_command
 from embodied.rollout import Collector, first_decisions
@@ -109,7 +110,8 @@ class Trainer:
         self.policy = policy.build(self.env.contract).to(device)
         self.stage = Stage.SFT
         self.counters = {"iteration": 0, "env_steps": 0, "episodes": 0, "rl_gradient_steps": 0, "cpu_s": 0.0}
-        self.report, self.timer = Report(task.name, task.asset_kind, seed), PhaseTimer()
+        exportable = isinstance(self.policy, DeployablePolicy)
+        self.report, self.timer = Report(task.name, task.asset_kind, seed, exportable), PhaseTimer()
         self.before: dict[str, Any] = {}  # where RL and its control start: what SFT converged to
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
         with self.timer("demonstrations"):

@@ -71,7 +71,13 @@ def test_summary_names_results_files_and_the_next_command(tmp_path):
     assert "stand-in" in text
     assert f"{tmp_path}/report.md" in text
     assert f"evaluate.py checkpoint={tmp_path}" in text
+    assert "export.py" not in text
     assert resume_command(tmp_path).endswith(f"train.py resume={tmp_path}")
+
+
+def test_a_policy_that_can_be_exported_is_told_to_be(tmp_path):
+    made = Report("quadrotor_hover", None, seed=0, exportable=True)
+    assert f"export.py checkpoint={tmp_path} target=c" in made.summary(tmp_path)
 
 
 def test_curves_are_drawn_from_the_metrics(tmp_path):
