@@ -1,0 +1,1 @@
+"""ROS 2: robot tables, codecs and nodes."""

@@ -1,0 +1,294 @@
+"""Codecs for what moves and looks: odometry, poses, inertial units, laser scanners, cameras, velocity commands."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from embodied.contract import TensorSpec
+from real_robot.ros2 import frames
+from real_robot.ros2.codecs import MATRIX, XYZ, Arrays, Message, Types, as_spec, set_stamp, set_vector, vector
+
+
+@dataclass
+class Motion:
+    """Pose and velocity of a rigid body: ENU world, FLU body."""
+
+    position: np.ndarray  # [3] m, world
+    rotation: np.ndarray  # [3, 3] body -> world
+    velocity: np.ndarray  # [3] m/s, world
+    angular_velocity: np.ndarray  # [3] rad/s, body
+
+
+Quantity = tuple[TensorSpec, Callable[[Motion], np.ndarray]]
+
+
+def _spec(size: int, unit: str, frame: str, names: tuple[str, ...]) -> TensorSpec:
+    return TensorSpec((size,), unit=unit, frame=frame, names=names)
+
+
+TWO_COLUMNS = ("r11", "r21", "r31", "r12", "r22", "r32")
+QUANTITIES: dict[str, Quantity] = {
+    "position": (_spec(3, "m", "world", XYZ), lambda m: m.position),
+    "rotation": (_spec(9, "1", "world", MATRIX), lambda m: m.rotation.reshape(9)),
+    "two_columns": (_spec(6, "", "world", TWO_COLUMNS), lambda m: frames.two_columns(m.rotation)),
+    "quaternion": (_spec(4, "1", "world", ("w", "x", "y", "z")), lambda m: frames.quaternion(m.rotation)),
+    "velocity": (_spec(3, "m/s", "world", XYZ), lambda m: m.velocity),
+    "body_velocity": (_spec(3, "m/s", "body", XYZ), lambda m: frames.to_body(m.rotation, m.velocity)),
+    "angular_velocity": (_spec(3, "rad/s", "body", XYZ), lambda m: m.angular_velocity),
+}
+"""What can be observed of a motion, by name: its spec, and how to compute it."""
+
+
+def motion_specs(quantities: Mapping[str, str]) -> dict[str, TensorSpec]:
+    """Specs of observations by key, where `quantities` says which quantity each is.
+
+    Raises:
+        ValueError: for an unknown quantity.
+    """
+    if unknown := [name for name in quantities.values() if name not in QUANTITIES]:
+        raise ValueError(f"unknown quantities {unknown}; expected some of {', '.join(QUANTITIES)}")
+    return {key: QUANTITIES[name][0] for key, name in quantities.items()}
+
+
+def observed(motion: Motion, quantities: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Observations by key."""
+    specs = motion_specs(quantities)
+    return {key: as_spec(key, specs[key], QUANTITIES[name][1](motion)) for key, name in quantities.items()}
+
+
+def motion_of(arrays: Arrays, quantities: Mapping[str, str]) -> Motion:
+    """The motion that was observed as `arrays`: `observed`'s inverse.
+
+    Raises:
+        ValueError: where position or attitude is not among them; a velocity that is not is zero.
+    """
+    by_name = {name: np.asarray(arrays[key], np.float64) for key, name in quantities.items()}
+    turns: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "rotation": lambda values: values.reshape(3, 3),
+        "two_columns": frames.from_two_columns,
+        "quaternion": frames.matrix,
+    }
+    known = [turn(by_name[name]) for name, turn in turns.items() if name in by_name]
+    if not known or "position" not in by_name:
+        raise ValueError(f"expected a position and an attitude to send, got {list(by_name)}")
+    velocity = by_name.get("velocity")
+    if velocity is None:
+        velocity = frames.to_world(known[0], by_name.get("body_velocity", np.zeros(3)))
+    return Motion(by_name["position"], known[0], velocity, by_name.get("angular_velocity", np.zeros(3)))
+
+
+def read_pose(pose: Message) -> tuple[np.ndarray, np.ndarray]:
+    """Position [3] and rotation matrix [3, 3] of a geometry_msgs/Pose."""
+    q = pose.orientation
+    return vector(pose.position), frames.matrix(frames.wxyz((q.x, q.y, q.z, q.w)))
+
+
+def write_pose(pose: Message, position: np.ndarray, rotation: np.ndarray) -> None:
+    """Fill in a geometry_msgs/Pose."""
+    set_vector(pose.position, position)
+    w, x, y, z = (float(value) for value in frames.quaternion(rotation))
+    pose.orientation.w, pose.orientation.x, pose.orientation.y, pose.orientation.z = w, x, y, z
+
+
+@dataclass
+class Odometry:
+    """nav_msgs/Odometry: pose in the world; the twist, which ROS gives in the body's axes, as velocity in either."""
+
+    quantities: Mapping[str, str]
+    message: str = "nav_msgs/msg/Odometry"
+    specs: Mapping[str, TensorSpec] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for an unknown quantity."""
+        self.specs = motion_specs(self.quantities)
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """Observations by key."""
+        position, rotation = read_pose(message.pose.pose)
+        twist = message.twist.twist
+        velocity = frames.to_world(rotation, vector(twist.linear))
+        return observed(Motion(position, rotation, velocity, vector(twist.angular)), self.quantities)
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The robot's side of it."""
+        motion = motion_of(arrays, self.quantities)
+        message = types(self.message)()
+        set_stamp(message, stamp_s, "odom")
+        message.child_frame_id = "base_link"
+        write_pose(message.pose.pose, motion.position, motion.rotation)
+        set_vector(message.twist.twist.linear, frames.to_body(motion.rotation, motion.velocity))
+        set_vector(message.twist.twist.angular, motion.angular_velocity)
+        return message
+
+
+@dataclass
+class Pose:
+    """geometry_msgs/PoseStamped: position and attitude, of an end effector or of a body seen by motion capture."""
+
+    quantities: Mapping[str, str]
+    message: str = "geometry_msgs/msg/PoseStamped"
+    specs: Mapping[str, TensorSpec] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a quantity that a pose does not have."""
+        if moving := [name for name in self.quantities.values() if name.endswith("velocity")]:
+            raise ValueError(f"a pose has no {', '.join(moving)}; take them from odometry")
+        self.specs = motion_specs(self.quantities)
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """Observations by key."""
+        position, rotation = read_pose(message.pose)
+        return observed(Motion(position, rotation, np.zeros(3), np.zeros(3)), self.quantities)
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The robot's side of it."""
+        motion = motion_of(arrays, self.quantities)
+        message = types(self.message)()
+        set_stamp(message, stamp_s, "world")
+        write_pose(message.pose, motion.position, motion.rotation)
+        return message
+
+
+@dataclass
+class Imu:
+    """sensor_msgs/Imu: body rate and specific force in the body's axes."""
+
+    specs: Mapping[str, TensorSpec] = field(
+        default_factory=lambda: {
+            "angular_velocity": _spec(3, "rad/s", "body", XYZ),
+            "linear_acceleration": _spec(3, "m/s^2", "body", XYZ),
+        }
+    )
+    message: str = "sensor_msgs/msg/Imu"
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """Observations by key."""
+        return {key: as_spec(key, spec, vector(getattr(message, key))) for key, spec in self.specs.items()}
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The robot's side of it; the orientation is marked as not known (REP 145)."""
+        message = types(self.message)()
+        set_stamp(message, stamp_s, "base_link")
+        message.orientation_covariance[0] = -1.0
+        for key in self.specs:
+            set_vector(getattr(message, key), arrays[key])
+        return message
+
+
+@dataclass
+class LaserScan:
+    """sensor_msgs/LaserScan: ranges at `angles_rad` (anticlockwise from forward), each the nearest ray's.
+
+    No return (infinite, or above the highest range of the spec) reads as the highest, too near as the lowest (REP 117).
+    """
+
+    specs: Mapping[str, TensorSpec]
+    angles_rad: np.ndarray
+    message: str = "sensor_msgs/msg/LaserScan"
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """Ranges [beams], m.
+
+        Raises:
+            ValueError: where the scan does not see an angle, or holds NaN.
+        """
+        ((key, spec),) = self.specs.items()
+        ranges = np.asarray(message.ranges, np.float64)
+        step = message.angle_increment
+        if not len(ranges) or not step:
+            raise ValueError(f"LaserScan of {len(ranges)} rays, {step} rad apart; expected some")
+        # whole turns apart is the same ray: drivers count from 0 to 2 pi or from -pi to pi
+        turns = (self.angles_rad - message.angle_min) * np.sign(step) % (2 * np.pi)
+        index = np.rint(turns / abs(step)).astype(int)
+        full = round(2 * np.pi / abs(step))
+        index = np.where(index >= len(ranges), index - full, index)
+        if ((index < 0) | (index >= len(ranges))).any():
+            raise ValueError(
+                f"LaserScan from {message.angle_min} rad, {len(ranges)} rays, misses some of {key}'s angles"
+            )
+        if np.isnan(ranges[index]).any():
+            raise ValueError("LaserScan holds NaN; filter broken rays out in the driver")
+        return {key: as_spec(key, spec, ranges[index].clip(spec.low[0], spec.high[0]))}
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The robot's side of it: evenly spaced angles alone."""
+        ((key, spec),) = self.specs.items()
+        message = types(self.message)()
+        set_stamp(message, stamp_s, "base_link")
+        message.angle_min, message.angle_max = float(self.angles_rad[0]), float(self.angles_rad[-1])
+        message.angle_increment = float(np.diff(self.angles_rad).mean())
+        message.range_min, message.range_max = float(spec.low[0]), float(spec.high[0])
+        message.ranges = array.array("f", as_spec(key, spec, arrays[key]).astype(np.float32).tobytes())
+        return message
+
+
+@dataclass
+class Image:
+    """sensor_msgs/Image of 8-bit colours: [height, width, 3], red first; the first row is the top."""
+
+    specs: Mapping[str, TensorSpec]
+    message: str = "sensor_msgs/msg/Image"
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """The picture.
+
+        Raises:
+            ValueError: for another size or encoding.
+        """
+        ((key, spec),) = self.specs.items()
+        if message.encoding not in ("rgb8", "bgr8"):
+            raise ValueError(f"{key}: expected an image in rgb8 or bgr8, got {message.encoding!r}")
+        rows = np.frombuffer(message.data, np.uint8).reshape(message.height, message.step)
+        picture = rows[:, : 3 * message.width].reshape(message.height, message.width, 3)
+        return {key: as_spec(key, spec, picture[..., ::-1] if message.encoding == "bgr8" else picture)}
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The robot's side of it."""
+        ((key, spec),) = self.specs.items()
+        picture = as_spec(key, spec, arrays[key])
+        message = types(self.message)()
+        set_stamp(message, stamp_s, key)
+        message.height, message.width, message.step = len(picture), picture.shape[1], 3 * picture.shape[1]
+        message.encoding = "rgb8"
+        message.data = array.array("B", picture.tobytes())
+        return message
+
+
+@dataclass
+class Fields:
+    """An action whose elements are fields of one message, in SI units: Twist, TwistStamped, AckermannDriveStamped.
+
+    `paths` are the fields by element name ("linear.x"); all others stay zero.
+    """
+
+    specs: Mapping[str, TensorSpec]
+    message: str
+    paths: Mapping[str, str]
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """The action."""
+        ((key, spec),) = self.specs.items()
+        return {key: as_spec(key, spec, [_read(message, self.paths[name]) for name in spec.names])}
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The command."""
+        ((key, spec),) = self.specs.items()
+        message = types(self.message)()
+        set_stamp(message, stamp_s, "base_link")
+        for name, value in zip(spec.names, as_spec(key, spec, arrays[key]).tolist(), strict=True):
+            *parents, last = self.paths[name].split(".")
+            owner = message
+            for parent in parents:
+                owner = getattr(owner, parent)
+            setattr(owner, last, value)
+        return message
+
+
+def _read(message: Message, path: str) -> float:
+    for name in path.split("."):
+        message = getattr(message, name)
+    return message

@@ -1,0 +1,283 @@
+"""ROS messages <-> arrays with names, order, units and frames; one codec for each meaning of a message type.
+
+A codec says in `specs` which arrays a message carries. `decode` reads them out of a message and `encode` makes the
+message of them, so that every codec also speaks for the other side: a simulator's. Nothing of ROS is imported here:
+messages are read by their attributes, and made of the classes that `Types` gives for names such as
+"sensor_msgs/msg/JointState". All raise ValueError on one line for a message that is not what was agreed on.
+"""
+
+from __future__ import annotations
+
+import array
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from embodied.contract import TensorSpec
+
+Message = Any
+"""A ROS message of any type: read and written by attribute."""
+Arrays = Mapping[str, np.ndarray]
+Types = Callable[[str], Callable[[], Message]]
+"""The class of a message by the name of its type."""
+XYZ = ("x", "y", "z")
+MATRIX = tuple(a + b for a in XYZ for b in XYZ)
+"""Names of a rotation matrix, row by row."""
+
+
+class Codec(Protocol):
+    """Carries the arrays of `specs` on messages of type `message`."""
+
+    message: str
+    specs: Mapping[str, TensorSpec]
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """Arrays of `specs`, by key."""
+        ...
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The message that carries `arrays`, measured or due at `stamp_s`."""
+        ...
+
+
+def installed(name: str) -> Callable[[], Message]:
+    """The class of messages (or services) `name`, such as "sensor_msgs/msg/JointState", of the ROS that is sourced.
+
+    Raises:
+        ValueError: where its package is not installed.
+    """
+    package, kind, message = name.split("/")
+    try:
+        return getattr(importlib.import_module(f"{package}.{kind}"), message)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"{name} not found ({error}); install {package}, or build it and source its workspace"
+        ) from error
+
+
+def stamp_s(message: Message) -> float | None:
+    """When the message was measured, s: its header's stamp, PX4's timestamp, or None where it carries none."""
+    if hasattr(message, "header"):
+        stamp = message.header.stamp
+        return stamp.sec + 1e-9 * stamp.nanosec
+    if hasattr(message, "timestamp"):
+        return 1e-6 * (getattr(message, "timestamp_sample", 0) or message.timestamp)
+    if hasattr(message, "layout") and message.layout.dim and message.layout.dim[0].label == STAMP:
+        return float(message.data[0])
+    return None
+
+
+def set_stamp(message: Message, seconds: float, frame: str = "") -> None:
+    """Fill in the header's stamp and frame, or PX4's timestamp, of a message that has one."""
+    if hasattr(message, "header"):
+        fill_time(message.header.stamp, seconds)
+        message.header.frame_id = frame
+    elif hasattr(message, "timestamp"):
+        message.timestamp = round(1e6 * seconds)
+
+
+def fill_time(time: Message, seconds: float) -> None:
+    """Write `seconds` into a builtin_interfaces Time or Duration."""
+    nanoseconds = round(1e9 * seconds)
+    time.sec, time.nanosec = nanoseconds // 10**9, nanoseconds % 10**9
+
+
+def fill(message: Message, fields: Mapping[str, Any]) -> Message:
+    """Set the named fields of a message; dots lead into nested ones ("twist.linear.x")."""
+    for path, value in fields.items():
+        *parents, name = path.split(".")
+        owner = message
+        for parent in parents:
+            owner = getattr(owner, parent)
+        assert hasattr(owner, name), f"{type(message).__name__} has no {path}"
+        setattr(owner, name, value)
+    return message
+
+
+def vector(point: Message) -> np.ndarray:
+    """[3] of a message with x, y, z."""
+    return np.array([point.x, point.y, point.z])
+
+
+def set_vector(point: Message, values: Sequence[float] | np.ndarray) -> None:
+    """Write [3] into a message with x, y, z."""
+    point.x, point.y, point.z = (float(value) for value in values)
+
+
+def as_spec(key: str, spec: TensorSpec, values: Any) -> np.ndarray:  # noqa: ANN401 - whatever numpy takes
+    """`values` as an array of the spec's type, where they have its shape.
+
+    Raises:
+        ValueError: for another number of elements.
+    """
+    given = np.asarray(values)
+    if given.ndim != len(spec.shape) or any(
+        want not in (-1, got) for want, got in zip(spec.shape, given.shape, strict=True)
+    ):
+        raise ValueError(f"{key}: expected shape {spec.shape}, got {given.shape}")
+    return given.astype(spec.dtype)
+
+
+STAMP = "stamp s"
+
+
+@dataclass
+class LabelledArrays:
+    """Any arrays of a contract on one std_msgs/Float64MultiArray: what no ROS type carries, and whole simulations.
+
+    Arrays lie in `data` one after the other; each has one entry of `layout.dim`: its label says key, element names,
+    unit and frame, `size` the length of its first axis, `stride` its number of elements. The first entry is the stamp,
+    in seconds. Doubles hold float32, bool, uint8 and word ids exactly. A label that differs is refused, so a sender
+    with another order, unit or frame is never misread.
+    """
+
+    specs: Mapping[str, TensorSpec]
+    message: str = "std_msgs/msg/Float64MultiArray"
+    labels: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a shape with more than one open axis."""
+        self.labels = [STAMP, *(label(key, spec) for key, spec in self.specs.items())]
+        for key, spec in self.specs.items():
+            if -1 in spec.shape[1:]:
+                raise ValueError(f"{key}: expected at most the first axis of shape {spec.shape} to vary")
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """Arrays by key.
+
+        Raises:
+            ValueError: for other labels or lengths.
+        """
+        dims = message.layout.dim
+        if [dim.label for dim in dims] != self.labels:
+            raise ValueError(f"expected arrays {self.labels}, got {[dim.label for dim in dims]}")
+        data = np.asarray(message.data, np.float64)
+        if sum(dim.stride for dim in dims) != len(data):
+            raise ValueError(f"expected {sum(dim.stride for dim in dims)} numbers, got {len(data)}")
+        arrays, place = {}, dims[0].stride
+        for (key, spec), dim in zip(self.specs.items(), dims[1:], strict=True):
+            part = data[place : place + dim.stride]
+            place += dim.stride
+            shape = (dim.size, *spec.shape[1:])
+            if len(part) != np.prod(shape):
+                raise ValueError(f"{key}: expected {shape}, got {len(part)} numbers")
+            arrays[key] = as_spec(key, spec, part.reshape(shape))
+        return arrays
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The message of `arrays`, which must have every key."""
+        message = types(self.message)()
+        parts = [np.array([stamp_s]), *(as_spec(key, spec, arrays[key]) for key, spec in self.specs.items())]
+        make = types("std_msgs/msg/MultiArrayDimension")
+        message.layout.dim = [
+            fill(make(), {"label": name, "size": len(part), "stride": part.size})
+            for name, part in zip(self.labels, parts, strict=True)
+        ]
+        flat = np.concatenate([part.reshape(-1).astype(np.float64) for part in parts])
+        message.data = array.array("d", flat.tobytes())
+        return message
+
+
+def label(key: str, spec: TensorSpec) -> str:
+    """What an array means, as text to compare: key, names, unit, frame and type."""
+    return " | ".join((key, ",".join(spec.names), spec.unit, spec.frame, spec.dtype))
+
+
+@dataclass
+class Values:
+    """The action of a forward_command_controller: std_msgs/Float64MultiArray, elements in the controller's order."""
+
+    specs: Mapping[str, TensorSpec]
+    message: str = "std_msgs/msg/Float64MultiArray"
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """The one array."""
+        ((key, spec),) = self.specs.items()
+        return {key: as_spec(key, spec, message.data)}
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The command; it carries no stamp."""
+        ((key, spec),) = self.specs.items()
+        message = types(self.message)()
+        message.data = array.array("d", as_spec(key, spec, arrays[key]).astype(np.float64).tobytes())
+        return message
+
+
+@dataclass
+class JointState:
+    """sensor_msgs/JointState: joints by name, in any order, among others.
+
+    Args:
+        joints: names in the contract's order; `ros_joints` are their names in the message.
+        fields: observation key -> field of the message ("position", "velocity" or "effort").
+        specs: of those keys.
+    """
+
+    specs: Mapping[str, TensorSpec]
+    ros_joints: tuple[str, ...]
+    fields: Mapping[str, str]
+    message: str = "sensor_msgs/msg/JointState"
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """Arrays by key, in the contract's order.
+
+        Raises:
+            ValueError: where a joint or a field of it is missing.
+        """
+        index = {name: place for place, name in enumerate(message.name)}
+        if missing := [name for name in self.ros_joints if name not in index]:
+            raise ValueError(f"JointState without joints {missing}; it has {list(message.name)}")
+        order = [index[name] for name in self.ros_joints]
+        arrays = {}
+        for key, name in self.fields.items():
+            values = np.asarray(getattr(message, name), np.float64)
+            if len(values) != len(message.name):
+                raise ValueError(f"JointState: expected {len(message.name)} elements of {name}, got {len(values)}")
+            arrays[key] = as_spec(key, self.specs[key], values[order])
+        return arrays
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The robot's side of it."""
+        message = types(self.message)()
+        set_stamp(message, stamp_s)
+        message.name = list(self.ros_joints)
+        for key, name in self.fields.items():
+            values = as_spec(key, self.specs[key], arrays[key]).astype(np.float64)
+            setattr(message, name, array.array("d", values.tobytes()))
+        return message
+
+
+@dataclass
+class JointTrajectory:
+    """trajectory_msgs/JointTrajectory of one point: joint positions to be reached `time_from_start_s` after receipt.
+
+    The stamp is left zero, which joint_trajectory_controller reads as now: a stamp of another machine's clock in the
+    past would drop the point.
+    """
+
+    specs: Mapping[str, TensorSpec]
+    ros_joints: tuple[str, ...]
+    time_from_start_s: float
+    message: str = "trajectory_msgs/msg/JointTrajectory"
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """The last point's positions, in the contract's order."""
+        ((key, spec),) = self.specs.items()
+        if sorted(message.joint_names) != sorted(self.ros_joints) or not message.points:
+            raise ValueError(f"expected a point for {list(self.ros_joints)}, got {list(message.joint_names)}")
+        order = [list(message.joint_names).index(name) for name in self.ros_joints]
+        return {key: as_spec(key, spec, np.asarray(message.points[-1].positions, np.float64)[order])}
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The trajectory."""
+        ((key, spec),) = self.specs.items()
+        point = types("trajectory_msgs/msg/JointTrajectoryPoint")()
+        point.positions = array.array("d", as_spec(key, spec, arrays[key]).astype(np.float64).tobytes())
+        fill_time(point.time_from_start, self.time_from_start_s)
+        message = types(self.message)()
+        message.joint_names = list(self.ros_joints)
+        message.points = [point]
+        return message

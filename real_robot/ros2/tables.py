@@ -1,0 +1,185 @@
+"""What a robot speaks: which arrays of a contract travel on which topic, as which message, with which QoS.
+
+`robots.py` has one function for each robot; `robot_table` makes its table and binds it to a policy's contract. Names of
+topics and services are relative, so that a node's namespace and remappings apply.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from embodied.contract import Contract, TensorSpec
+from real_robot.ros2.codecs import Arrays, Codec, Message, Types, fill, set_stamp
+
+ACTION = "action"
+"""The key under which a command's codec carries the action."""
+REMEMBERED = ("previous_action", "action_history")
+"""Observations that no topic carries: the last actions, oldest first, which whoever writes them remembers."""
+
+
+@dataclass(frozen=True)
+class Qos:
+    """Quality of service of a topic; the names are those of rclpy's policies."""
+
+    depth: int = 1
+    reliability: str = "reliable"
+    durability: str = "volatile"
+
+
+STATE = Qos(depth=1, reliability="best_effort")
+"""Newest value alone; matches publishers that are reliable and such that are not."""
+COMMAND = Qos(depth=1)
+IMAGES = Qos(depth=2)
+"""Reliable: a picture is many packets, and with best effort one lost packet loses the picture."""
+PX4 = Qos(depth=1, reliability="best_effort", durability="transient_local")
+"""What the uXRCE-DDS agent offers and asks for."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic and how its messages are read and written."""
+
+    name: str
+    codec: Codec
+    qos: Qos
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A message that is always the same but for its stamp: `fields` by path, all others zero."""
+
+    name: str
+    type: str
+    fields: Mapping[str, Any]
+    qos: Qos = COMMAND
+
+    def message(self, types: Types, stamp_s: float) -> Message:
+        """The message, stamped."""
+        message = fill(types(self.type)(), self.fields)
+        set_stamp(message, stamp_s)
+        return message
+
+
+@dataclass(frozen=True)
+class Call:
+    """A service to call, and the fields of its request."""
+
+    name: str
+    type: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What to do when the robot starts, holds or stops, beside the policy's commands.
+
+    `messages` are published and `calls` made once, when it begins. `action` gives, from the observations at that
+    moment, the action [A] that is then written every period: None where no action makes this robot safe.
+    """
+
+    action: Callable[[Arrays], np.ndarray] | None = None
+    messages: tuple[Fixed, ...] = ()
+    calls: tuple[Call, ...] = ()
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A message without which the robot takes no commands: streamed at `rate_hz`, from `before_s` before the first."""
+
+    message: Fixed
+    rate_hz: float
+    before_s: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """A topic on which the robot says whether it obeys: `fault` gives the reason why not, or None."""
+
+    name: str
+    type: str
+    qos: Qos
+    fault: Callable[[Message], str | None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One robot: its topics, and what it does when it starts, holds and stops.
+
+    Attributes:
+        name: of the row.
+        states: topics that together make an observation.
+        command: the topic that carries the action, under the key `ACTION`.
+        control_dt_s: time between actions.
+        hold: the robot's own safe behaviour, from which it recovers.
+        emergency: stops the robot for good.
+        engage: makes the robot listen.
+        heartbeat, status: see there.
+        remembered: observations that are the last actions; see `REMEMBERED`.
+        initial: action [A] that those begin with.
+    """
+
+    name: str
+    states: tuple[Topic, ...]
+    command: Topic
+    control_dt_s: float
+    hold: Behaviour
+    emergency: Behaviour
+    engage: Behaviour = Behaviour()
+    heartbeat: Heartbeat | None = None
+    status: Status | None = None
+    remembered: Mapping[str, TensorSpec] = field(default_factory=dict)
+    initial: tuple[float, ...] = ()
+
+    @property
+    def contract(self) -> Contract:
+        """What the robot observes and takes, for `Contract.bind`."""
+        observation = {key: spec for topic in self.states for key, spec in topic.codec.specs.items()}
+        action = self.command.codec.specs[ACTION]
+        return Contract(observation | dict(self.remembered), action, self.control_dt_s)
+
+    def messages(self) -> set[str]:
+        """Types of all topics."""
+        fixed = [*self.engage.messages, *self.hold.messages, *self.emergency.messages]
+        types = {topic.codec.message for topic in (*self.states, self.command)} | {entry.type for entry in fixed}
+        types |= {self.heartbeat.message.type} if self.heartbeat else set()
+        return types | ({self.status.type} if self.status else set())
+
+
+def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
+    """Observations of `wanted` that are the last actions of a robot that takes `action`."""
+    specs = {}
+    for key in set(REMEMBERED) & set(wanted.observation):
+        steps, left = divmod(wanted.observation[key].shape[0], action.shape[0])
+        if left or not steps:
+            raise ValueError(
+                f"{key} of shape {wanted.observation[key].shape} is no history of {action.shape[0]} numbers"
+            )
+        ages = [f"_{age}" for age in range(steps, 0, -1)] if key == "action_history" else [""]
+        names = tuple(f"{name}{age}" for age in ages for name in action.names)
+        specs[key] = TensorSpec((steps * action.shape[0],), unit=action.unit, frame=action.frame, names=names)
+    return specs
+
+
+def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Table:
+    """The table of `robot` with its `options`, for a policy of contract `wanted`.
+
+    Raises:
+        ValueError: for an unknown robot or option, and where the robot cannot serve the policy: with a table of the
+            differences.
+    """
+    from real_robot.ros2.robots import ROBOTS
+
+    if robot not in ROBOTS:
+        raise ValueError(f"unknown robot {robot!r}; expected one of {', '.join(sorted(ROBOTS))}")
+    known = list(inspect.signature(ROBOTS[robot]).parameters)[1:]
+    if unknown := set(options) - set(known):
+        raise ValueError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(known) or 'none'}")
+    table = ROBOTS[robot](wanted, **options)
+    if rows := wanted.differences(table.contract):
+        raise ValueError(f"the policy does not fit {robot}:\n  " + "\n  ".join(rows))
+    return table
