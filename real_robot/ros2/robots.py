@@ -243,10 +243,13 @@ ROBOTS: dict[str, Callable[..., Table]] = {
 
 
 def _action(wanted: Contract, names: Sequence[str], unit: str, frame: str = "") -> TensorSpec:
-    """An action of the elements `names`, with the policy's limits where it has the same elements."""
+    """An action of the elements `names` in this order, with the policy's limits where it commands the same ones."""
     spec = TensorSpec((len(names),), unit=unit, frame=frame, names=tuple(names))
-    same = set(names) == set(wanted.action.names)
-    return replace(wanted.action, unit=unit, frame=frame) if same else spec
+    if not wanted.action.low or set(names) != set(wanted.action.names):
+        return spec
+    order = [wanted.action.names.index(name) for name in names]
+    low, high = ([values[place] for place in order] for values in (wanted.action.low, wanted.action.high))
+    return replace(spec, low=tuple(low), high=tuple(high))
 
 
 def _stay(arrays: Arrays) -> np.ndarray:

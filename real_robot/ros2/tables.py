@@ -152,16 +152,12 @@ class Table:
 
 def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
     """Observations of `wanted` that are the last actions of a robot that takes `action`."""
-    specs = {}
-    for key in set(REMEMBERED) & set(wanted.observation):
-        steps, left = divmod(wanted.observation[key].shape[0], action.shape[0])
-        if left or not steps:
-            raise ValueError(
-                f"{key} of shape {wanted.observation[key].shape} is no history of {action.shape[0]} numbers"
-            )
+    size, specs = action.shape[0], {}
+    for key in (key for key in REMEMBERED if key in wanted.observation):
+        steps = max(1, wanted.observation[key].shape[0] // size) if key == "action_history" else 1
         ages = [f"_{age}" for age in range(steps, 0, -1)] if key == "action_history" else [""]
         names = tuple(f"{name}{age}" for age in ages for name in action.names)
-        specs[key] = TensorSpec((steps * action.shape[0],), unit=action.unit, frame=action.frame, names=names)
+        specs[key] = TensorSpec((steps * size,), unit=action.unit, frame=action.frame, names=names)
     return specs
 
 
