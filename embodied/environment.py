@@ -89,12 +89,27 @@ class StartEnvironment(Environment, Protocol):
 
 
 @runtime_checkable
+class SharedEnvironment(Protocol):
+    """Also a StartEnvironment: `group` consecutive environments share a world, in which they begin and end together.
+
+    The initial state of a world is that of the number that its first environment is given.
+    """
+
+    group: int
+
+
+@runtime_checkable
 class DifferentiableEnvironment(StartEnvironment, Protocol):
     """A StartEnvironment whose `step` carries gradients from actions and state to reward and observation."""
 
     def detach(self) -> None:
         """Cut the graph: what follows carries gradients from the present state on alone."""
         ...
+
+
+@runtime_checkable
+class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
+    """A DifferentiableEnvironment that runs a feed-forward policy by itself, faster than step by step."""
 
     def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
         """Run `decisions` single actions of a feed-forward policy from the present state.

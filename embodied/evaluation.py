@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from tqdm import tqdm
 
-from embodied.environment import StartEnvironment
+from embodied.environment import SharedEnvironment, StartEnvironment
 from embodied.memory import Memory
 from embodied.policy import Policy
 
@@ -103,13 +103,16 @@ def evaluate(
 ) -> EvaluationResult:
     """Run `starts_per_task` initial states from `first_start` on of every task of `env`, with the deterministic policy.
 
-    Where a task has fewer, each of them runs once. The outcome depends neither on the number of environments nor on the
-    order of episodes. `device` is the policy's; `progress` labels a bar (None: no bar).
+    Where a task has fewer, each of them runs once; where environments share worlds, the last one is filled. The outcome
+    depends neither on the number of environments nor on the order of episodes. `device` is the policy's; `progress`
+    labels a bar (None: no bar).
 
     Raises:
         ValueError: where a task has no environment, or nothing is to run.
     """
-    starts_per_task = min(starts_per_task, env.num_starts or starts_per_task)
+    group = env.group if isinstance(env, SharedEnvironment) else 1
+    wanted = -(-starts_per_task // group) * group
+    starts_per_task = min(wanted, env.num_starts or wanted)
     if starts_per_task < 1:
         raise ValueError(f"expected at least one episode of each task, got {starts_per_task}")
     schedule = _Schedule(env, starts_per_task)

@@ -113,7 +113,7 @@ class RankingPolicy(TrainablePolicy, Protocol):
 
 @runtime_checkable
 class DeterministicPolicy(TrainablePolicy, Protocol):
-    """A policy whose deterministic actions are differentiable."""
+    """A policy whose deterministic actions are a differentiable function of the observation alone."""
 
     feature_size: int
 
@@ -128,6 +128,11 @@ class DeterministicPolicy(TrainablePolicy, Protocol):
     def mean_parameters(self) -> list[nn.Parameter]:
         """Parameters that `actions` depends on."""
         ...
+
+
+@runtime_checkable
+class DensePolicy(DeterministicPolicy, Protocol):
+    """A DeterministicPolicy that is a chain of dense layers."""
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """The map to normalised actions as (weight [out, in], bias [out]), tanh after each, differentiable."""

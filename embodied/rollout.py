@@ -14,9 +14,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.environment import DifferentiableEnvironment, StartEnvironment, Transition
+from embodied.environment import DifferentiableEnvironment, StartEnvironment, Transition, UnrolledEnvironment
 from embodied.memory import Memory
-from embodied.policy import Decision, DeterministicPolicy, Policy
+from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
 
 Starts = Callable[[Tensor, Tensor], Tensor]
 """Called with who finished [N] and who succeeded [N]; returns the initial states [N] that the finished restart from."""
@@ -147,7 +147,8 @@ class Collector:
         """Continue from `state_dict`."""
         self.env.load_state_dict(state["env"])
         self.generator.set_state(state["generator"])
-        self.observation, self.finished, self.success = state["observation"], state["finished"], state["success"]
+        self.observation = None if state["observation"] is None else state["observation"].to(self.env.device)
+        self.finished, self.success = (state[name].to(self.env.device) for name in ("finished", "success"))
         self.memory.load_state_dict(state)
 
     def _stack(
@@ -181,11 +182,28 @@ class DifferentiableCollector(Collector):
         """Run `decisions` single actions in every environment, from where the last rollout ended."""
         started = time.perf_counter()
         self._restart()
-        env, policy = cast(DifferentiableEnvironment, self.env), cast(DeterministicPolicy, self.policy)
-        rollout = env.unroll(policy.layers(), decisions)
+        env = cast(DifferentiableEnvironment, self.env)
+        if isinstance(env, UnrolledEnvironment) and isinstance(self.policy, DensePolicy):
+            rollout = env.unroll(self.policy.layers(), decisions)
+        else:
+            rollout = self._by_steps(decisions)
         env.detach()
         self.finished, self.success = rollout.done[-1], rollout.success[-1]
         self.observation = rollout.next_observation[-1].detach()
         ran = rollout.executed.any(-1)  # an episode ends once
         ended = {name: getattr(rollout, name) & ran for name in ("terminated", "truncated", "success")}
         return replace(rollout, simulation_s=time.perf_counter() - started, **ended)
+
+    def _by_steps(self, decisions: int) -> Rollout:
+        """As `unroll` of an environment that has it, for policies of any kind."""
+        policy = cast(DeterministicPolicy, self.policy)
+        rows: list[tuple[TensorDict, Decision, Transition, Tensor]] = []
+        empty = TensorDict({}, batch_size=[self.env.num_envs])
+        observation = cast(TensorDict, self.observation)
+        for _ in range(decisions):
+            actions = policy.actions(observation.to(policy.device)).to(self.env.device)
+            decision = Decision(actions, empty, torch.zeros(len(actions), 1))
+            transition = self.env.step(actions[:, : self.env.contract.executed])
+            rows.append((observation, decision, transition, self.env.start.clone()))
+            observation = transition.observation
+        return self._stack(rows, 0.0, 0.0)

@@ -47,7 +47,7 @@ class AttentionPolicy(MLPPolicy):
         ValueError: where the contract has no tokens or no own state, and for what MLPPolicy cannot serve.
     """
 
-    layers = None  # no chain of dense layers, which is what a DeterministicPolicy describes
+    layers = None  # no chain of dense layers, which is what a DensePolicy describes
     actor: nn.Sequential
 
     def __init__(self, contract: Contract, config: AttentionConfig) -> None:

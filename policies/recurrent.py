@@ -44,7 +44,7 @@ class RecurrentPolicy(MLPPolicy):
     Samples are scored with the memory they were drawn with, which the observation holds.
     """
 
-    layers = None  # no chain of dense layers, which is what a DeterministicPolicy describes
+    layers = mean_parameters = None  # its actions depend on a memory, too: no DeterministicPolicy
     actor: nn.ModuleList
 
     def __init__(self, contract: Contract, config: RecurrentConfig) -> None:

@@ -53,9 +53,10 @@ def clip(x: Value, low: Value, high: Value) -> Value:
     return where(x < low, low, where(x > high, high, x))
 
 
-def uniform(key: Sequence[Value], counter: Value, index: int) -> Value:
+def uniform(key: Sequence[Value], counter: Value, index: Value) -> Value:
     """Number `index` of draw `counter` from the stream `key` (two 32-bit words), uniform in (0, 1).
 
+    `index` is an int, for tensors also an int64 tensor.
     A function of its arguments alone (a counter-based generator), so that a draw does not depend on which environments
     run beside, nor on what was drawn before. Its derivative is zero.
     """

@@ -39,7 +39,7 @@ def _salt(split: str) -> int:
 def draws(key: Tensor, count: int) -> Tensor:
     """`count` uniform numbers of each key [2, M], as [count, M], for what is made once an episode."""
     words: Rows = list((key.long() & 0xFFFFFFFF).unbind(0))
-    return torch.stack([uniform(words, PLATFORM, index) for index in range(count)]).float()
+    return uniform(words, PLATFORM, torch.arange(count, device=key.device).unsqueeze(1)).float()
 
 
 class Stream:

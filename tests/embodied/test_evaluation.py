@@ -98,6 +98,13 @@ def test_no_initial_state_runs_twice():
     assert sorted(env.episodes) == [(task, start) for task in range(3) for start in range(5)]
 
 
+def test_worlds_that_environments_share_are_filled():
+    env = ChaoticEnvironment(6, tasks=1)
+    env.group = 3
+    assert evaluate(env, NetworkPolicy(), starts_per_task=7).success.shape == (1, 9)
+    assert sorted(start for _, start in env.episodes) == list(range(9))
+
+
 def test_nothing_to_run_is_an_error():
     with pytest.raises(ValueError, match="at least one episode of each task, got 0"):
         evaluate(ChaoticEnvironment(4), NetworkPolicy(), starts_per_task=0)

@@ -29,8 +29,8 @@ def sequences(policy: RecurrentPolicy, steps: int, count: int) -> TensorDict:
 
 def test_it_has_the_size_of_raptors():
     policy = RecurrentConfig().build(QUADROTOR)
-    assert sum(parameter.numel() for parameter in policy.mean_parameters()) == 2084
-    assert not isinstance(policy, DeterministicPolicy)  # which is a chain of dense layers
+    assert sum(parameter.numel() for parameter in policy.actor.parameters()) == 2084
+    assert not isinstance(policy, DeterministicPolicy)  # which has no memory
 
 
 def test_acting_step_by_step_is_unrolling():

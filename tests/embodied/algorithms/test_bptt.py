@@ -89,6 +89,25 @@ def test_learns_to_reach(critic: bool) -> None:
     assert success / done > 0.95
 
 
+def test_step_by_step_a_rollout_is_the_same() -> None:
+    _, learner, fused = make()
+    _, _, stepped = make()
+    stepped.env.unroll = None
+    for _ in range(3):  # some episodes end on the way
+        one, other = fused.collect(4), stepped.collect(4)
+        for field in ("reward", "executed", "terminated", "truncated", "success", "actions", "start", "task_index"):
+            torch.testing.assert_close(getattr(one, field), getattr(other, field))
+        for observed in ("observation", "next_observation"):
+            for key in one.observation.keys():  # noqa: SIM118 - a TensorDict iterates over its batch
+                torch.testing.assert_close(getattr(one, observed)[key], getattr(other, observed)[key])
+    slopes = [
+        torch.autograd.grad(learner._objective(rollout), collector.policy.mean_parameters())
+        for rollout, collector in ((one, fused), (other, stepped))
+    ]
+    torch.testing.assert_close(*slopes)
+    assert all(slope.abs().max() > 0 for slope in slopes[0])
+
+
 def test_frozen_environments_contribute_nothing() -> None:
     _, _, collector = make()
     env = collector.env
