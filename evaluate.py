@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> None:
     saved.restore(policy)
     results = {}
     for distribution in distributions:
-        env = task.environment(config.num_envs, distribution, "eval")
+        env = task.environment(config.num_envs, distribution, "eval", device=config.device)
         saved.bind(env.contract)
         results[distribution] = evaluate(
             env, policy, starts_per_task=config.episodes, first_start=config.seed * config.episodes,

@@ -63,9 +63,10 @@ def normalise(advantage: Tensor) -> Tensor:
 
 @torch.no_grad()
 def values(policy: TrainablePolicy, observation: TensorDict) -> Tensor:
-    """The policy's value of observations [T, N], [T, N] on the CPU, computed in pieces."""
+    """The policy's value of observations [T, N], [T, N] where these are, computed in pieces."""
+    where = next(iter(observation.values(include_nested=True, leaves_only=True))).device
     pieces = observation.flatten(0, 1).split(4096)
-    return torch.cat([policy.value(piece.to(policy.device)).cpu() for piece in pieces]).view(observation.batch_size)
+    return torch.cat([policy.value(piece.to(policy.device)).to(where) for piece in pieces]).view(observation.batch_size)
 
 
 def explained_variance(value: Tensor, returns: Tensor) -> float:

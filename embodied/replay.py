@@ -27,7 +27,7 @@ class ChunkReplay:
         rows = rows[-self.capacity :]
         if self._storage is None:
             self._storage = TensorDict(
-                {key: torch.zeros(self.capacity, *value.shape[1:], dtype=value.dtype) for key, value in _leaves(rows)},
+                {key: value.new_zeros(self.capacity, *value.shape[1:]) for key, value in _leaves(rows)},
                 batch_size=[self.capacity],
             )
         place = (self.written + torch.arange(len(rows))) % self.capacity

@@ -26,8 +26,13 @@ class Task(Protocol):
         """What objects are made of: "official" or "stand-in"; None where there are none."""
         ...
 
-    def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> StartEnvironment:
-        """Make environments that start from the `split` ("train" or "eval") of `distribution`."""
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> StartEnvironment:
+        """Make environments that start from the `split` ("train" or "eval") of `distribution`.
+
+        They run on `device`, the policy's, where their simulator can, else on the CPU.
+        """
         ...
 
     def demonstrations(self, directory: Path, seed: int) -> TensorDict | None:

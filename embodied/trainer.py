@@ -103,7 +103,7 @@ class Trainer:
         self.config, self.task, self.algorithm, self.directory = config, task, algorithm, directory
         self.record, self.seed, self.device = record, seed, device
         seeding.seed_everything(seed)
-        self.env = task.environment(config.num_envs, task.distributions[0], "train", seed)
+        self.env = task.environment(config.num_envs, task.distributions[0], "train", seed, device)
         tasks, fewest = len(self.env.task_names), min(config.num_envs, config.evaluation_envs)
         if fewest < tasks:
             raise ValueError(f"expected num_envs and evaluation_envs of at least {tasks}, one per task; got {fewest}")
@@ -214,7 +214,7 @@ class Trainer:
     def _evaluate(self, policy: TrainablePolicy) -> None:
         for distribution in self.task.distributions:
             with self.timer("evaluation"):
-                env = self.task.environment(self.config.evaluation_envs, distribution, "eval")
+                env = self.task.environment(self.config.evaluation_envs, distribution, "eval", device=self.device)
                 label = f"{self._label}, evaluation on {distribution}"
                 starts = self.config.evaluation_starts
                 result = evaluate(env, policy, starts_per_task=starts, device=self.device, progress=label)

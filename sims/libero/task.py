@@ -57,8 +57,10 @@ class LiberoTask:
         """What objects are made of: "official" or "stand-in"."""
         return self._assets().kind
 
-    def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> LiberoEnvironment:
-        """Make environments that start from the `split` ("train" or "eval") of `distribution`.
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> LiberoEnvironment:
+        """Make environments that start from the `split` ("train" or "eval") of `distribution`; always on the CPU.
 
         Raises:
             ValueError: where the simulator is not installed.

@@ -108,7 +108,9 @@ class QuadrotorTask:
         """There is nothing that could be a stand-in."""
         return None
 
-    def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> QuadrotorEnvironment:
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> QuadrotorEnvironment:
         """Make environments that start from the `split` ("train" or "eval").
 
         Raises:
@@ -121,7 +123,7 @@ class QuadrotorTask:
         return QuadrotorEnvironment(
             num_envs, mdp=reweighted(goal.distributions[distribution], self.reward), options=goal.options,
             airframe=airframe, scatter_width=self.randomisation, split=split, history=self.history,
-            step_limit=self.step_limit, seed=seed,
+            step_limit=self.step_limit, seed=seed, device=device,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
@@ -132,7 +134,7 @@ class QuadrotorTask:
         """Film each policy, by caption, from the same starts; trajectories.png beside it plots the ways flown."""
         flights, films, goals = {}, {}, []
         for caption, policy in policies.items():
-            env = self.environment(FILMED, self.distributions[0], "eval")
+            env = self.environment(FILMED, self.distributions[0], "eval", device=device)
             flight = _Flight(env, math.hypot(self._airframe.arm_x_m, self._airframe.arm_y_m))
             films[caption] = film(env, policy, torch.arange(FILMED), flight.render, device, stride=STRIDE)
             flights[caption] = flight.positions

@@ -31,7 +31,7 @@ class ReachTask:
 
     name, distributions, asset_kind = "reach", ("wide",), "official"
 
-    def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> Reach:
+    def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu") -> Reach:
         return Reach(num_envs)
 
     def demonstrations(self, directory: Path, seed: int) -> TensorDict:
@@ -49,7 +49,9 @@ class ReachTask:
 class ScratchTask(ReachTask):
     """Without demonstrations."""
 
-    def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0) -> SmoothReach:
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> SmoothReach:
         return SmoothReach(num_envs)
 
     def demonstrations(self, directory: Path, seed: int) -> None:
@@ -121,6 +123,19 @@ def test_without_demonstrations_a_run_is_reinforcement_learning_alone(tmp_path: 
     assert "| stage | distribution | success [95% interval] | distance_m |" in page
 
 
+def test_every_environment_is_asked_to_be_where_the_policy_is(tmp_path: Path) -> None:
+    asked = []
+
+    class Placed(ScratchTask):
+        def environment(self, num_envs, distribution, split, seed=0, device="cpu"):
+            asked.append((split, device))
+            return super().environment(num_envs, distribution, split)
+
+    config = TrainerConfig(num_envs=8, env_steps=80, evaluation_starts=2, evaluation_envs=2, video=False)
+    Trainer(config, Placed(), POLICY, SCRATCH["td3"], tmp_path, record={}, device="cpu:0").run()
+    assert asked == [("train", "cpu:0"), ("eval", "cpu:0")]
+
+
 def test_a_learner_that_imitates_needs_demonstrations(tmp_path: Path) -> None:
     run = Trainer(TrainerConfig(num_envs=8), ScratchTask(), POLICY, IMITATION, tmp_path, record={})
     with pytest.raises(ValueError, match="imitation needs demonstrations, which this task has not"):
@@ -182,7 +197,7 @@ def test_a_policy_of_another_contract_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, "ppo").run()
 
     class OtherTask(ReachTask):
-        def environment(self, num_envs, distribution, split, seed=0):
+        def environment(self, num_envs, distribution, split, seed=0, device="cpu"):
             env = Reach(num_envs, executed=1, horizon=1)
             env.contract = type(env.contract)(
                 env.contract.observation, env.contract.action, control_dt_s=0.2, horizon=1, executed=1

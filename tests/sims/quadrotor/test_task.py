@@ -20,3 +20,7 @@ def test_reward_weights_are_those_of_the_task() -> None:
 def test_unknown_reward_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown weight 'position'"):
         QuadrotorTask(reward={"position": 1.0})
+
+
+def test_environments_run_where_they_are_asked_to() -> None:
+    assert QuadrotorTask().environment(2, "disturbed", "train", device="cpu:0").device == torch.device("cpu:0")
