@@ -1,0 +1,278 @@
+"""Writes recordings while a robot runs, in a thread of its own; see `recording.py` for what is in them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from embodied.contract import Contract, TensorSpec
+from embodied.extras import needs_extra
+from embodied.policy import Decision, Policy
+from real_robot import cdr
+from real_robot.recording import END, FORMAT, METADATA, ROOT, Decided, Episode, Gap, Item, Message, Tick
+from real_robot.robot import Array, Clock, Reading
+from real_robot.safety import Verdict
+
+if TYPE_CHECKING:
+    from embodied.chunking import Running
+
+log = logging.getLogger(__name__)
+P = TypeVar("P", bound=Policy)
+CHUNK_BYTES = 4096, 8 << 20
+"""Least and largest chunk; between them a chunk holds about a second, which is what a killed process loses."""
+
+
+class Recorder:
+    """Writes a recording in a thread of its own, so that the loop never waits for a disk.
+
+    The file is at `path` from the start: of a process that was killed, everything up to the last second is readable.
+    At most `capacity` items wait to be written; what comes while they do is dropped, counted and told.
+
+    Args:
+        path: a new file.
+        contract: of the robot that is recorded.
+        origin: what else to keep, JSON-ready: the checkpoint, the robot, who recorded.
+        clock: the loop's.
+        capacity: items.
+
+    Raises:
+        ValueError: where `path` exists, or the contract holds what cannot be recorded.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        contract: Contract,
+        *,
+        origin: Mapping[str, Any] | None = None,
+        clock: Clock = time.monotonic,
+        capacity: int = 2048,
+    ) -> None:
+        self.path, self.contract, self.clock = Path(path), contract, clock
+        self.dropped = 0
+        self._unwritten_gap = 0
+        self._generator_due = True
+        self._failure: OSError | None = None
+        self._waiting: queue.Queue[Item | None] = queue.Queue(capacity)
+        self._lock = threading.Lock()
+        self._file = _File(self.path, contract, dict(origin or {}))
+        self._thread = threading.Thread(target=self._write_all, name="recorder", daemon=True)
+        self._thread.start()
+
+    def begin_episode(self, task: str = "") -> None:
+        """Say that an episode of `task` begins: memories restart here."""
+        self._generator_due = True
+        self._put(Episode(self.clock(), task))
+
+    def write(
+        self, now_s: float, reading: Reading | None, asked: Array | None, verdict: Verdict, intervention: bool = False
+    ) -> None:
+        """Record one period: the action asked for at `now_s`, and the verdict of safety on it.
+
+        `intervention` says that a human chose the action.
+        """
+        if reading is not None:
+            observation = {key: np.array(value) for key, value in reading.observation.items()}
+            reading = Reading(observation, reading.stamp_s, reading.sequence, reading.frames)
+        asked = None if asked is None else np.array(asked)
+        self._put(Tick(now_s, reading, asked, verdict, intervention))
+
+    def message(self, topic: str, message_type: str, definition: str, data: bytes, stamp_s: float) -> None:
+        """Record a serialised ROS message (CDR) of `message_type`, such as "sensor_msgs/msg/Imu"."""
+        self._put(Message(stamp_s, topic, message_type, definition, data))
+
+    def watch(self, policy: P) -> P:
+        """`policy` itself, save that its decisions are recorded (N = 1)."""
+        watched = copy.copy(policy)
+        for name in ("act", "inpaint"):
+            if ask := getattr(policy, name, None):
+                setattr(watched, name, partial(self._ask, ask))
+        return watched
+
+    def close(self) -> None:
+        """Write what waits and the index.
+
+        Raises:
+            OSError: where the file could not be written.
+        """
+        if self._thread.is_alive():
+            self._waiting.put(None)
+            self._thread.join()
+        if self.dropped:
+            log.warning(f"{self.path}: {self.dropped} items were dropped, the disk could not follow")
+        if self._failure:
+            raise self._failure
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(
+        self,
+        ask: Callable[..., Decision],
+        observation: TensorDict,
+        *running: Running,
+        deterministic: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Decision:
+        if len(observation) != 1:
+            raise ValueError(f"expected decisions of one robot to record, got a batch of {len(observation)}")
+        state, stamp_s = None, self.clock()
+        if generator is not None and not deterministic and self._generator_due:
+            state, self._generator_due = generator.get_state().numpy(), False
+        decision = ask(observation, *running, deterministic=deterministic, generator=generator)
+        known = {name: _row(value) for one in running for name, value in vars(one).items()}
+        read = {key: _row(value) for key, value in observation.items()}
+        self._put(Decided(stamp_s, read, _row(decision.actions), deterministic, known, state))
+        return decision
+
+    def _put(self, item: Item) -> None:
+        with self._lock:  # a gap stands in front of what comes after it
+            try:
+                if self._failure:
+                    raise queue.Full
+                if self._unwritten_gap:
+                    self._waiting.put_nowait(Gap(self._unwritten_gap))
+                    self._unwritten_gap = 0
+                self._waiting.put_nowait(item)
+            except queue.Full:
+                if not self.dropped:
+                    log.warning(f"{self.path}: recording drops items, {self._failure or 'the disk cannot follow'}")
+                self.dropped += 1
+                self._unwritten_gap += 1
+                self._generator_due = True
+
+    def _write_all(self) -> None:
+        try:
+            while (item := self._waiting.get()) is not None:
+                self._file.write(item)
+                if self._waiting.empty():
+                    self._file.stream.flush()
+            self._file.finish(self.dropped)
+        except OSError as error:
+            self._failure = error
+
+
+class _File:
+    """The MCAP side of a recorder."""
+
+    def __init__(self, path: Path, contract: Contract, origin: dict[str, Any]) -> None:
+        with needs_extra("robot"):
+            from mcap.writer import Writer
+        for key, spec in [*contract.observation.items(), ("action", contract.action)]:
+            if not spec.privileged:
+                _check_recordable(key, spec)
+        try:
+            self.stream = path.open("xb")
+        except FileExistsError as error:
+            raise ValueError(f"{path} exists; recordings are never overwritten, choose another path") from error
+        self._contract, self._channels, self._schemas = contract, {}, {}
+        self._writer = Writer(self.stream, chunk_size=_chunk_bytes(contract))
+        self._writer.start(profile="ros2", library="embodied-rl")
+        told = {"format": FORMAT, "contract": contract.to_json(), "origin": json.dumps(origin)}
+        self._writer.add_metadata(METADATA, told)
+        self.stream.flush()
+
+    def write(self, item: Item) -> None:
+        if isinstance(item, Tick):
+            self._tick(item)
+        elif isinstance(item, Decided):
+            self._decided(item)
+        elif isinstance(item, Episode):
+            self._json("episode", item.stamp_s, {"stamp_s": item.stamp_s, "task": item.task})
+        elif isinstance(item, Gap):
+            self._json("gap", 0.0, {"dropped": item.dropped})
+        else:
+            self._add(item.topic, item.type, item.definition, item.data, item.stamp_s, {})
+
+    def finish(self, dropped: int) -> None:
+        self._writer.add_metadata(END, {"dropped": str(dropped)})
+        self._writer.finish()
+        self.stream.close()
+
+    def _tick(self, tick: Tick) -> None:
+        verdict, reading = tick.verdict, tick.reading
+        told: dict[str, Any] = {"now_s": tick.now_s, "intervention": tick.intervention, "state": verdict.state.value}
+        told |= {"reason": verdict.reason, "limited": verdict.limited}
+        if reading is not None:
+            told |= {"stamp_s": reading.stamp_s, "sequence": reading.sequence, "frames": dict(reading.frames)}
+            for key, value in reading.observation.items():
+                self._array(f"observation/{key}", value, reading.stamp_s, self._contract.observation.get(key))
+        for name, action in (("asked", tick.asked), ("written", verdict.action)):
+            if action is not None:
+                self._array(f"action/{name}", np.asarray(action), tick.now_s, self._contract.action)
+        self._json("tick", tick.now_s, told)
+
+    def _decided(self, item: Decided) -> None:
+        for key, value in item.observation.items():
+            self._array(f"decision/observation/{key}", value, item.stamp_s, self._contract.observation.get(key))
+        for name, value in item.running.items():
+            self._array(f"decision/running/{name}", value, item.stamp_s, None)
+        self._array("decision/actions", item.actions, item.stamp_s, self._contract.action)
+        if item.generator is not None:
+            self._array("decision/generator", item.generator, item.stamp_s, None)
+        self._json("decision", item.stamp_s, {"stamp_s": item.stamp_s, "deterministic": item.deterministic})
+
+    def _array(self, name: str, array: Array, stamp_s: float, spec: TensorSpec | None) -> None:
+        dtype = str(array.dtype)
+        message_type = cdr.array_type(dtype, array.shape)
+        about = {"dtype": dtype}
+        if spec is not None:
+            about |= {"unit": spec.unit, "frame": spec.frame, "names": ",".join(spec.names)}
+        data = cdr.encode_array(array, _nanoseconds(stamp_s), spec.frame if spec else "")
+        self._add(f"{ROOT}/{name}", message_type, cdr.definition(message_type), data, stamp_s, about)
+
+    def _json(self, name: str, stamp_s: float, told: dict[str, Any]) -> None:
+        data = cdr.encode_string(json.dumps(told))
+        self._add(f"{ROOT}/{name}", cdr.STRING, cdr.definition(cdr.STRING), data, stamp_s, {})
+
+    def _add(
+        self, topic: str, message_type: str, definition: str, data: bytes, stamp_s: float, about: dict[str, str]
+    ) -> None:
+        key = topic, message_type, about.get("dtype")
+        if key not in self._channels:
+            if message_type not in self._schemas:
+                schema = self._writer.register_schema(message_type, "ros2msg", definition.encode())
+                self._schemas[message_type] = schema
+            self._channels[key] = self._writer.register_channel(topic, "cdr", self._schemas[message_type], about)
+        stamp = _nanoseconds(stamp_s)
+        self._writer.add_message(self._channels[key], log_time=stamp, publish_time=stamp, data=data)
+
+
+def _row(batch: Any) -> Array:  # noqa: ANN401 - a Tensor, which TensorDict does not promise
+    """The only one of a batch, as an array of its own."""
+    return batch[0].detach().cpu().numpy().copy()
+
+
+def _check_recordable(key: str, spec: TensorSpec) -> None:
+    try:
+        cdr.array_type(spec.dtype, spec.shape)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+def _chunk_bytes(contract: Contract) -> int:
+    """About a second of recording."""
+    specs = [spec for spec in contract.observation.values() if not spec.privileged]
+    tick = sum(math.prod(abs(size) for size in spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs)
+    least, most = CHUNK_BYTES
+    return int(min(most, max(least, 2 * tick / contract.control_dt_s)))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))
