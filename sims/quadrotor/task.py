@@ -65,6 +65,17 @@ GOALS = {
 }
 
 
+def weights(mdp: Mdp) -> list[str]:
+    """Names of the weights of its reward."""
+    return [entry.name for entry in fields(mdp) if entry.name.startswith(("reward_", "weight_"))]
+
+
+WEIGHTS = tuple(
+    dict.fromkeys(w for goal in GOALS.values() for mdp in goal.distributions.values() for w in weights(mdp))
+)
+"""Those of all goals."""
+
+
 @dataclass
 class QuadrotorTask:
     """A goal, under constant random forces and torques, and who flies.
@@ -73,7 +84,7 @@ class QuadrotorTask:
     of distributions are highest speeds in m/s), to "recover" from a throw, to "race" through gates or to hover with
     "any" platform. `airframe` flies; each episode's parameters differ from its own by up to the share `randomisation`;
     goal "any" has platforms of its own, random ones to train on. The policy observes its last `history` actions.
-    `reward` holds weights that differ from the goal's own.
+    `reward` holds weights that differ from the goal's own; null: they do not.
     """
 
     name: str = "quadrotor_hover"
@@ -82,7 +93,7 @@ class QuadrotorTask:
     randomisation: float = 0.0
     history: int = 1
     step_limit: int = STEP_LIMIT
-    reward: dict[str, float] = field(default_factory=dict)
+    reward: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(WEIGHTS))
 
     def __post_init__(self) -> None:
         """Raise ValueError for an unknown airframe or impossible sizes."""
@@ -148,17 +159,18 @@ class QuadrotorTask:
         return AIRFRAMES[self.airframe]
 
 
-def reweighted(mdp: Mdp, reward: Mapping[str, float]) -> Mdp:
-    """`mdp` with other `reward` weights, by name.
+def reweighted(mdp: Mdp, reward: Mapping[str, float | None]) -> Mdp:
+    """`mdp` with other `reward` weights, by name; those that are None stay.
 
     Raises:
         ValueError: where it has no such weight.
     """
-    names = [entry.name for entry in fields(mdp) if entry.name.startswith(("reward_", "weight_"))]
-    for name in reward:
+    changed = {name: weight for name, weight in reward.items() if weight is not None}
+    names = weights(mdp)
+    for name in changed:
         if name not in names:
             raise ValueError(f"unknown weight {name!r} in task.reward; expected one of {', '.join(names)}")
-    return replace(mdp, **reward)
+    return replace(mdp, **changed)
 
 
 class _Flight:

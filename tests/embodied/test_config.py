@@ -55,6 +55,13 @@ def test_a_wrong_option_is_one_line_that_says_what_is_expected(override, message
     assert "\n" not in str(caught.value)
 
 
+def test_every_reward_weight_is_an_option():
+    config, _ = composed("task=quadrotor_hover", "task.reward.weight_action_change=3")
+    assert config.task.reward["weight_action_change"] == 3.0
+    with pytest.raises(ValueError, match=r"^unknown option 'task\.reward\.weight'; expected one of reward_alive"):
+        composed("task=quadrotor_hover", "task.reward.weight=3")
+
+
 def test_saved_values_win_over_defaults_and_the_command_line_over_both():
     _, saved = composed("num_envs=12", "task.episodes=3", "policy.width=32", "algorithm=ppo", "algorithm.epochs=2")
     saved = json.loads(json.dumps(saved))
