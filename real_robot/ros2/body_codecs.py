@@ -90,8 +90,8 @@ def read_pose(pose: Message) -> tuple[np.ndarray, np.ndarray]:
 def write_pose(pose: Message, position: np.ndarray, rotation: np.ndarray) -> None:
     """Fill in a geometry_msgs/Pose."""
     set_vector(pose.position, position)
-    w, x, y, z = (float(value) for value in frames.quaternion(rotation))
-    pose.orientation.w, pose.orientation.x, pose.orientation.y, pose.orientation.z = w, x, y, z
+    x, y, z, w = frames.xyzw(frames.quaternion(rotation)).tolist()
+    pose.orientation.x, pose.orientation.y, pose.orientation.z, pose.orientation.w = x, y, z, w
 
 
 @dataclass

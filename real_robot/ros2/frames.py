@@ -35,16 +35,6 @@ def attitude_ned_enu(quaternion: ArrayLike) -> Array:
     return HALF * np.stack((w + z, x + y, x - y, w - z), -1)
 
 
-def yaw_ned_enu(yaw_rad: ArrayLike) -> Array:
-    """Heading clockwise from north to heading anticlockwise from east, in [-pi, pi); the way back is the same."""
-    return wrapped(np.pi / 2 - np.asarray(yaw_rad, np.float64))
-
-
-def wrapped(angle_rad: ArrayLike) -> Array:
-    """The angle in [-pi, pi)."""
-    return (np.asarray(angle_rad, np.float64) + np.pi) % (2 * np.pi) - np.pi
-
-
 def wxyz(xyzw: ArrayLike) -> Array:
     """ROS's order of a quaternion [..., 4] to ours."""
     x, y, z, w = _parts(xyzw, 4)

@@ -142,13 +142,6 @@ class Table:
         action = self.command.codec.specs[ACTION]
         return Contract(observation | dict(self.remembered), action, self.control_dt_s)
 
-    def messages(self) -> set[str]:
-        """Types of all topics."""
-        fixed = [*self.engage.messages, *self.hold.messages, *self.emergency.messages]
-        types = {topic.codec.message for topic in (*self.states, self.command)} | {entry.type for entry in fixed}
-        types |= {self.heartbeat.message.type} if self.heartbeat else set()
-        return types | ({self.status.type} if self.status else set())
-
 
 def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
     """Observations of `wanted` that are the last actions of a robot that takes `action`."""
