@@ -34,7 +34,7 @@ def plot_curves(directory: Path, curves: Mapping[str, str], marks: Mapping[str, 
     figure = Figure(figsize=(4.2 * min(panels, COLUMNS), 3.0 * lines), layout="constrained")
     axes = list(figure.subplots(lines, min(panels, COLUMNS), squeeze=False).flat)
     if marks:
-        _draw_marks(axes.pop(0), marks)
+        draw_marks(axes.pop(0), marks)
     for axis, (name, points) in zip(axes, series.items(), strict=False):
         axis.plot(*zip(*points, strict=True), color="tab:blue", linewidth=1.2)
         axis.set(title=name, xlabel=curves[name])
@@ -47,7 +47,8 @@ def plot_curves(directory: Path, curves: Mapping[str, str], marks: Mapping[str, 
         figure.savefig(temporary, format="png", dpi=120)
 
 
-def _draw_marks(axis: Axes, marks: Mapping[str, tuple[float, float, float]]) -> None:
+def draw_marks(axis: Axes, marks: Mapping[str, tuple[float, float, float]]) -> None:
+    """Draw rates with their intervals (rate, low, high), by label."""
     labels = list(reversed(list(marks)))
     for height, label in enumerate(labels):
         rate, low, high = marks[label]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
@@ -12,7 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from tqdm import tqdm
 
-from embodied.environment import SharedEnvironment, StartEnvironment
+from embodied.environment import SharedEnvironment, StartEnvironment, Transition
 from embodied.memory import Memory
 from embodied.policy import Policy
 
@@ -100,12 +101,14 @@ def evaluate(
     first_start: int = 0,
     device: torch.device | str = "cpu",
     progress: str | None = None,
+    watch: Callable[[StartEnvironment, Tensor, Transition], None] | None = None,
 ) -> EvaluationResult:
     """Run `starts_per_task` initial states from `first_start` on of every task of `env`, with the deterministic policy.
 
     Where a task has fewer, each of them runs once; where environments share worlds, the last one is filled. The outcome
     depends neither on the number of environments nor on the order of episodes. `device` is the policy's; `progress`
-    labels a bar (None: no bar).
+    labels a bar (None: no bar); `watch` is called after every chunk with the environment, the chunk [N, K, A] and what
+    it did.
 
     Raises:
         ValueError: where a task has no environment, or nothing is to run.
@@ -129,7 +132,10 @@ def evaluate(
                 observation = env.reset(mask=mask, starts=first_start + schedule.start.clamp_min(0))
                 memory.restart(mask)
             actions = act(policy, observation, schedule.running, device, memory)
-            transition = env.step(actions[:, : env.contract.executed].to(env.device))
+            chunk = actions[:, : env.contract.executed].to(env.device)
+            transition = env.step(chunk)
+            if watch:
+                watch(env, chunk, transition)
             observation = transition.observation
             free = transition.done.cpu() & schedule.running
             rows = free.nonzero().squeeze(1)

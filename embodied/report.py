@@ -151,7 +151,7 @@ class Report:
             rows.append(
                 [STAGES[stage], distribution, _rate(row), *shown, str(result.success.numel()), str(result.step_limit)]
             )
-        return _table(header, rows)
+        return table(header, rows)
 
     def _gains(self) -> str:
         return "\n".join(
@@ -167,14 +167,14 @@ class Report:
         tasks = list(dict.fromkeys(row["task"] for rows in columns.values() for row in rows))
         cells = {key: {row["task"]: _rate(row) for row in rows} for key, rows in columns.items()}
         rows = [[task, *(cells[key].get(task, "") for key in columns)] for task in tasks]
-        return "## Tasks\n\n" + _table(header, rows)
+        return "## Tasks\n\n" + table(header, rows)
 
     def _cost(self) -> str:
         rows = [[phase, f"{seconds:.0f}"] for phase, seconds in self.wall_s.items()]
         total = [["total", f"{sum(self.wall_s.values()):.0f}"]]
         count = f"{self.env_steps:,} environment steps in {self.episodes:,} episodes of training"
         count += f", {self.cpu_s:.1f} CPU seconds."
-        return f"## Cost\n\n{count}\n\n" + _table(["phase", "wall s"], rows + total)
+        return f"## Cost\n\n{count}\n\n" + table(["phase", "wall s"], rows + total)
 
 
 def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
@@ -188,7 +188,7 @@ def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
     rows = [[task, *cells(lambda each, i=i: each["per_task"][i])] for i, task in enumerate(tasks)]
     episodes = " + ".join(str(each["episodes"]) for each in summaries.values())
     total = [f"all ({episodes} episodes)", *cells(lambda each: each)]
-    return _table(["task", *results], [*rows, total])
+    return table(["task", *results], [*rows, total])
 
 
 def git_commit() -> str:
@@ -245,7 +245,8 @@ def _provenance(seed: int) -> str:
     return f"Seed {seed}, commit {git_commit()}, {listed}."
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Markdown, which also reads well on a console."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
