@@ -1,0 +1,180 @@
+"""Keeping distance: the commanded velocity changed as little as possible so that the robot can still stop.
+
+A control barrier function h, the distance less a margin, with h' >= -alpha(h) (Ames et al., arXiv:1903.11199). alpha is
+the speed from which braking stops within h, so the filter asks for no more braking than there is. Each obstacle gives
+one half-space of velocities, and standing still is in all of them: there is always a solution, and it is found exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from real_robot.robot import Array
+
+TOLERANCE = 1e-12
+ROUNDING = 1e-9
+"""Speed toward an obstacle, m/s, that arithmetic may leave."""
+
+
+class Motion(Enum):
+    """What the action elements of a `Distance` are, besides scale.
+
+    POINT: the velocity of a point, along the elements of its observed position. TURNING: a vehicle's speed and turn
+    rate. STEERED: a vehicle's speed and steering angle; the speed alone is changed.
+    """
+
+    POINT = "point"
+    TURNING = "turning"
+    STEERED = "steered"
+
+
+@dataclass
+class Distance:
+    """Which obstacles to stay away from, and how hard the robot can brake.
+
+    A POINT keeps `margin_m` from `planes` [normal..., offset], the half-spaces normal x >= offset, and from `spheres`
+    [centre..., radius], in the frame of the observation `position`. A vehicle keeps it from the obstacles that the
+    observation `ranges` shows, m, seen from the origin of its body frame at `first_angle_rad` and every
+    `angle_step_rad` further; it is watched at the point `ahead_m` in front of the origin.
+
+    `acceleration` and `jerk` are the least with which the robot can brake in any direction; `delay_s` passes until a
+    command takes effect.
+    """
+
+    elements: list[str] = field(default_factory=list)
+    motion: Motion = Motion.POINT
+    position: str = ""
+    planes: list[list[float]] = field(default_factory=list)
+    spheres: list[list[float]] = field(default_factory=list)
+    ranges: str = ""
+    first_angle_rad: float = 0.0
+    angle_step_rad: float = 0.0
+    ahead_m: float = 0.0
+    wheelbase_m: float = 0.0
+    margin_m: float = 0.0
+    acceleration: float = math.inf
+    jerk: float = math.inf
+    delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where the parts do not belong together."""
+        point = self.motion is Motion.POINT
+        if point != bool(self.position) or point == bool(self.ranges):
+            raise ValueError("expected `position` for motion=point, and `ranges` for a vehicle")
+        if not point and (len(self.elements) != 2 or self.ahead_m <= 0):
+            raise ValueError(
+                "expected a vehicle's two elements and ahead_m > 0, the point in front that keeps distance"
+            )
+        if self.motion is Motion.STEERED and self.wheelbase_m <= 0:
+            raise ValueError("expected wheelbase_m > 0 of a steered vehicle")
+        wrong = [row for row in self.planes + self.spheres if len(row) != len(self.elements) + 1]
+        if wrong:
+            raise ValueError(f"expected rows of {len(self.elements) + 1} numbers, got {wrong[0]}")
+        if not (self.acceleration > 0 and self.jerk > 0 and self.margin_m >= 0 and self.delay_s >= 0):
+            raise ValueError("expected positive acceleration and jerk, margin_m and delay_s >= 0")
+
+
+class Barrier:
+    """`Distance` made ready for one control period `dt_s`.
+
+    Raises ValueError for a plane without a normal.
+    """
+
+    def __init__(self, distance: Distance, dt_s: float) -> None:
+        self._distance = distance
+        size = len(distance.elements)
+        planes = np.array(distance.planes, np.float64).reshape(-1, size + 1)
+        lengths = np.linalg.norm(planes[:, :-1], axis=1, keepdims=True)
+        if (lengths == 0).any():
+            raise ValueError("expected a plane's normal to have a length, got zeros")
+        self._planes = planes / lengths
+        self._spheres = np.array(distance.spheres, np.float64).reshape(-1, size + 1)
+        self._lag = dt_s + distance.delay_s + 0.5 * distance.acceleration / distance.jerk
+
+    def filter(self, velocity: Array, observation: dict[str, Array]) -> Array:
+        """The nearest command to `velocity`, the elements in m/s, rad/s and rad, that keeps distance."""
+        distance = self._distance
+        if distance.motion is Motion.POINT:
+            normals, room = self._from_shapes(np.asarray(observation[distance.position], np.float64))
+            return nearest(velocity, normals, self._speed(room))
+        normals, room = self._from_ranges(np.asarray(observation[distance.ranges], np.float64))
+        speed = self._speed(room)
+        if distance.motion is Motion.TURNING:
+            arm = np.array([1.0, distance.ahead_m])  # the point's velocity in the body frame: v, ahead * turn rate
+            return nearest(velocity * arm, normals, speed) / arm
+        sideways = distance.ahead_m * math.tan(velocity[1]) / distance.wheelbase_m
+        return np.array([velocity[0] * share(velocity[0] * np.array([1.0, sideways]), normals, speed), velocity[1]])
+
+    def _speed(self, room: Array) -> Array:
+        """The speed toward an obstacle from which braking stops within `room`: v lag + v^2 / 2a = room."""
+        room = np.maximum(room, 0.0)
+        if math.isinf(self._distance.acceleration):
+            return room / self._lag
+        a = self._distance.acceleration
+        return a * (np.sqrt(self._lag * self._lag + 2.0 * room / a) - self._lag)
+
+    def _from_shapes(self, position: Array) -> tuple[Array, Array]:
+        """Directions away from obstacles [M, D] and the room left [M]."""
+        away = position - self._spheres[:, :-1]
+        lengths = np.linalg.norm(away, axis=1)
+        spheres = away / np.maximum(lengths, TOLERANCE)[:, None]
+        normals = np.concatenate([self._planes[:, :-1], spheres])
+        room = np.concatenate([self._planes[:, :-1] @ position - self._planes[:, -1], lengths - self._spheres[:, -1]])
+        return normals, room - self._distance.margin_m
+
+    def _from_ranges(self, ranges: Array) -> tuple[Array, Array]:
+        angles = self._distance.first_angle_rad + self._distance.angle_step_rad * np.arange(len(ranges))
+        away = np.stack([self._distance.ahead_m - ranges * np.cos(angles), -ranges * np.sin(angles)], 1)
+        lengths = np.linalg.norm(away, axis=1)
+        return away / np.maximum(lengths, TOLERANCE)[:, None], lengths - self._distance.margin_m
+
+
+def share(velocity: Array, normals: Array, speed: Array) -> float:
+    """The largest share in [0, 1] of `velocity` [D] with normals [M, D] velocity >= -speed [M] >= 0."""
+    toward = -(normals @ velocity)
+    over = toward > speed
+    return float((speed[over] / toward[over]).min()) if over.any() else 1.0
+
+
+def nearest(velocity: Array, normals: Array, speed: Array) -> Array:
+    """The nearest point to `velocity` [D] with normals [M, D] x >= -speed [M] >= 0; exact.
+
+    Non-negative least squares for the multipliers (Lawson and Hanson 1974, chapter 23): the most violated half-space
+    joins the active ones, and those whose multiplier falls to zero on the way leave. With one half-space that is the
+    closed form. What rounding leaves is taken away by a share.
+    """
+    found, active, multipliers = velocity, [], np.zeros(0)
+    for _ in range(8 * len(velocity)):
+        violated = normals @ found + speed
+        worst = int(violated.argmin()) if len(violated) else 0
+        if not len(violated) or violated[worst] >= -TOLERANCE:
+            break
+        active, multipliers = _join(velocity, normals, speed, [*active, worst], np.append(multipliers, 0.0))
+        found = velocity + multipliers @ normals[active]
+    return found * share(found, normals, speed + ROUNDING)
+
+
+def _join(
+    velocity: Array, normals: Array, speed: Array, active: list[int], multipliers: Array
+) -> tuple[list[int], Array]:
+    """Multipliers >= 0 that make the `active` half-spaces tight, without those that need none."""
+    while active:
+        rows = normals[active]
+        gram, missing = rows @ rows.T, -(rows @ velocity + speed[active])
+        tight = np.linalg.lstsq(gram, missing, rcond=None)[0]
+        direction, loose = tight - multipliers, missing - gram @ tight
+        if np.abs(loose).max() > 1e-9:  # dependent ones that can't all be tight: one of them has to go
+            direction = loose
+        elif (tight >= 0).all():
+            return active, tight
+        falling = direction < 0
+        ratio = np.full(len(active), np.inf)
+        ratio[falling] = multipliers[falling] / -direction[falling]
+        first = int(ratio.argmin())
+        multipliers = np.maximum(multipliers + ratio[first] * direction, 0.0)
+        active, multipliers = active[:first] + active[first + 1 :], np.delete(multipliers, first)
+    return active, multipliers
