@@ -15,7 +15,13 @@ from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.swarm import Swarm
+from sims.quadrotor.swarm_environment import SwarmEnvironment
 from sims.quadrotor.task import GOALS
+from sims.vehicle.environment import VehicleEnvironment
+from sims.vehicle.navigate import Navigate
+from sims.vehicle.race import Race
+from sims.vehicle.vehicles import F1TENTH, JACKAL
 from tests.embodied.reach import Reach
 
 LIMIT = 6
@@ -27,6 +33,12 @@ def reach(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: i
 
 
 ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
+
+
+def swarm(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> SwarmEnvironment:
+    # One drone a world: those of a world share their episodes, which tests/sims/quadrotor holds them to.
+    mdp = Swarm(drones=1)
+    return SwarmEnvironment(num_envs, mdp=mdp, executed=executed, step_limit=step_limit, seed=seed)
 
 
 def quadrotor(goal: str) -> Callable[..., QuadrotorEnvironment]:
@@ -50,11 +62,23 @@ def libero(distribution: str) -> Callable[..., LiberoEnvironment]:
     return make
 
 
+def vehicle(goal: str) -> Callable[..., VehicleEnvironment]:
+    def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> VehicleEnvironment:
+        mdp, who = (Navigate(), JACKAL) if goal == "navigate" else (Race(), F1TENTH)
+        return VehicleEnvironment(
+            num_envs, mdp=mdp, vehicle=who, executed=executed, step_limit=step_limit, seed=seed, randomisation=0.1
+        )
+
+    return make
+
+
 ENVIRONMENTS = {
     "reach": reach,
     "libero wide": libero("wide"),
     "libero official": libero("official"),
-    **{f"quadrotor {goal}": quadrotor(goal) for goal in GOALS},
+    **{f"quadrotor {goal}": quadrotor(goal) for goal in GOALS if goal != "swarm"},
+    "quadrotor swarm": swarm,
+    **{f"vehicle {goal}": vehicle(goal) for goal in ("navigate", "race")},
 }
 
 

@@ -1,0 +1,71 @@
+"""What a task of a vehicle is: worlds, what is observed beside the lidar, reward, when an episode ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from sims.vehicle.geometry import Lidar
+from sims.vehicle.vehicles import Model
+from sims.vehicle.worlds import Maker
+
+X, Y, YAW, FORWARD, LEFTWARD, YAW_RATE, STEERING = range(7)
+"""Columns of the state, see `dynamics`."""
+
+
+@dataclass
+class Moment:
+    """N vehicles at one moment; `memory` [N, R] is what the task remembers of the episode."""
+
+    state: Tensor  # [N, 7]
+    ranges: Tensor  # [N, B] m, of the lidar
+    steps: Tensor  # [N] int32, control steps so far
+    memory: Tensor  # [N, R]
+    world: TensorDict  # [N], see `worlds.Maker`
+
+
+@dataclass
+class Outcome:
+    """What a control step came to, all [N]: `done` ends an episode as a success, `memory` [N, R] goes on."""
+
+    reward: Tensor
+    done: Tensor
+    memory: Tensor
+
+
+class Mdp(Maker, Protocol):
+    """A frozen dataclass of numbers, a Markov decision process of one vehicle in numbered worlds."""
+
+    MODEL: ClassVar[Model]
+    DT_S: ClassVar[float]
+    SUBSTEPS: ClassVar[int]
+    LIDAR: ClassVar[Lidar]
+    ACTION: ClassVar[tuple[str, str]]
+    OBSERVED: ClassVar[Mapping[str, TensorSpec]]
+    STEP_LIMIT: ClassVar[int]
+    ENDLESS: ClassVar[bool]
+    """Whether what follows a success is worth as much as before: it is truncated then, else terminated."""
+
+    def begin(self, state: Tensor, world: TensorDict) -> Tensor:
+        """Memory [M, R] of episodes that begin with `state` [M, 7]."""
+        ...
+
+    def observe(self, now: Moment) -> dict[str, Tensor]:
+        """Observations of the names in `OBSERVED`."""
+        ...
+
+    def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:
+        """Reward and memory of the step between two moments, in which `hit` [N] touched something.
+
+        The memory of `after` is not set yet. `action` and `previous` [N, 2] are in half ranges around the middle.
+        """
+        ...
+
+    def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
+        """Quantities of the episodes, [N] each."""
+        ...

@@ -1,0 +1,111 @@
+"""Circles and segments seen and touched by vehicles, in torch: the oracle of the compiled code, and what runs on CUDA.
+
+Circles are [N, C, 3] (centre x, y, radius), segments [N, S, 4] (x, y of both ends), m, world.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FAR_M = 1e6
+"""Where shapes lie that fill up a world with fewer than others."""
+GOLDEN, COUNTER = 0x9E3779B9, 0x85EBCA6B
+MIX = ((16, 0x7FEB352D), (15, 0x846CA68B))
+"""Shifts and odd factors of a 32-bit mixing function of low bias (github.com/skeeto/hash-prospector)."""
+BYTES_MEAN, BYTES_STD = 510.0, 147.8  # of the sum of four uniform bytes
+
+
+@dataclass(frozen=True)
+class Lidar:
+    """A planar lidar: `beams` over the `field_rad` around its front, from right to left; `noise_m` is a deviation.
+
+    Over a full turn the last beam is one spacing before the first, else both ends of the field have one.
+    """
+
+    beams: int = 64
+    field_rad: float = 2.0 * math.pi
+    range_m: float = 10.0
+    noise_m: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a lidar that can not be."""
+        if self.beams < 2 or not 0.0 < self.field_rad <= 2.0 * math.pi + 1e-6 or self.range_m <= 0 or self.noise_m < 0:
+            raise ValueError(f"expected 2 beams or more in (0, 2 pi] rad, a positive range and noise >= 0, got {self}")
+
+    @property
+    def spacing_rad(self) -> float:
+        """Angle between neighbouring beams."""
+        return self.field_rad / (self.beams if self.field_rad > 6.28 else self.beams - 1)
+
+    def angles(self) -> Tensor:
+        """Of the beams from the front, rad, [beams]."""
+        return -0.5 * self.field_rad + self.spacing_rad * torch.arange(self.beams)
+
+
+def cast(origin: Tensor, angles: Tensor, circles: Tensor, segments: Tensor, range_m: float) -> Tensor:
+    """Distance [N, B] from `origin` [N, 2] to the first shape in the directions `angles` [N, B] (rad, world).
+
+    `range_m` where there is none. Who is inside a circle does not see it.
+    """
+    direction = torch.stack((angles.cos(), angles.sin()), -1).unsqueeze(2)  # [N, B, 1, 2]
+    far = torch.full((), range_m, device=origin.device)
+    centre = (circles[..., :2] - origin.unsqueeze(1)).unsqueeze(1)  # [N, 1, C, 2]
+    aside, along = _cross(direction, centre), (direction * centre).sum(-1)
+    room = circles[..., 2].square().unsqueeze(1) - aside.square()
+    near = along - room.clamp_min(0.0).sqrt()
+    hits = torch.where((room >= 0.0) & (near > 0.0), near, far).amin(-1) if circles.shape[1] else far
+    first = (segments[..., :2] - origin.unsqueeze(1)).unsqueeze(1)  # [N, 1, S, 2]
+    edge = (segments[..., 2:] - segments[..., :2]).unsqueeze(1)
+    crossing = _cross(direction, edge)
+    crossing = torch.where(crossing.abs() < 1e-12, 1e-12, crossing)
+    distance, share = _cross(first, edge) / crossing, _cross(first, direction) / crossing
+    met = (distance > 0.0) & (share >= 0.0) & (share <= 1.0)
+    walls = torch.where(met, distance, far).amin(-1)
+    return torch.minimum(torch.minimum(hits, walls), far)
+
+
+def noisy(ranges: Tensor, key: Tensor, steps: Tensor, lidar: Lidar) -> Tensor:
+    """Ranges [N, B] with noise, where something was hit; a function of `key` [N] and control `steps` [N] alone.
+
+    The noise is a sum of four uniform bytes of a counter-based generator: nearly normal, within 3.5 deviations.
+    """
+    draw = mix(key.long() + steps.long() * COUNTER).unsqueeze(1)
+    words = mix(draw ^ ((torch.arange(ranges.shape[1], device=ranges.device) + 1) * GOLDEN & 0xFFFFFFFF))
+    total = sum((words >> shift) & 0xFF for shift in (0, 8, 16, 24))
+    found = ranges + (total.float() - BYTES_MEAN) * (lidar.noise_m / BYTES_STD)
+    return torch.where(ranges < lidar.range_m, found.clamp(0.0, lidar.range_m), ranges)
+
+
+def mix(words: Tensor) -> Tensor:
+    """Mix the lower 32 bits of int64 `words`; the result is in [0, 2^32)."""
+    words = words & 0xFFFFFFFF
+    for shift, factor in MIX:
+        words = ((words ^ (words >> shift)) * factor) & 0xFFFFFFFF
+    return words ^ (words >> 16)
+
+
+def touching(pose: Tensor, half: Tensor, circles: Tensor, segments: Tensor) -> Tensor:
+    """Whether rectangles at `pose` [N, 3] of half length and width `half` [N, 2] meet a shape, [N] bool."""
+    cos, sin = pose[:, 2].cos().unsqueeze(1), pose[:, 2].sin().unsqueeze(1)
+
+    def to_base(points: Tensor) -> Tensor:
+        dx, dy = points[..., 0] - pose[:, :1], points[..., 1] - pose[:, 1:2]
+        return torch.stack((cos * dx + sin * dy, cos * dy - sin * dx), -1)
+
+    size = half.unsqueeze(1)
+    outside = (to_base(circles[..., :2]).abs() - size).clamp_min(0.0)
+    round_hit = (outside.square().sum(-1) < circles[..., 2].square()).any(1)
+    first, last = to_base(segments[..., :2]), to_base(segments[..., 2:])
+    edge = last - first
+    edge = torch.where(edge.abs() < 1e-9, 1e-9, edge)  # the part of each segment inside both pairs of sides
+    one, two = (-size - first) / edge, (size - first) / edge
+    enter, leave = torch.minimum(one, two).amax(-1).clamp_min(0.0), torch.maximum(one, two).amin(-1).clamp_max(1.0)
+    return round_hit | (enter <= leave).any(1)
+
+
+def _cross(first: Tensor, second: Tensor) -> Tensor:
+    return first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]

@@ -1,0 +1,101 @@
+"""Drive to a goal among obstacles that nobody has mapped: local planning with a differential drive and a lidar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from sims.vehicle.episode import FORWARD, YAW, YAW_RATE, Moment, Outcome
+from sims.vehicle.geometry import Lidar
+from sims.vehicle.rooms import rooms
+from sims.vehicle.vehicles import Model
+from sims.vehicle.worlds import Array
+
+
+@dataclass(frozen=True)
+class Navigate:
+    """Numbers of the task.
+
+    Attributes:
+        goal_m: an episode succeeds this close to the goal.
+        half_m, obstacles_low, obstacles_high, gap_m, way_m: of the rooms, see `rooms.rooms`.
+        reward_goal, reward_collision: at the end; reward_progress: per m towards the goal.
+        weight_time: per second; weight_turn: of the squared change of the yaw rate's command, in half its range.
+    """
+
+    goal_m: float = 0.3
+    half_m: float = 5.0
+    obstacles_low: int = 10
+    obstacles_high: int = 18
+    gap_m: float = 0.8
+    way_m: float = 6.0
+    reward_goal: float = 5.0
+    reward_collision: float = -5.0
+    reward_progress: float = 1.0
+    weight_time: float = 0.2
+    weight_turn: float = 0.005
+
+    MODEL: ClassVar[Model] = Model.DIFFERENTIAL_DRIVE
+    DT_S: ClassVar[float] = 0.1
+    SUBSTEPS: ClassVar[int] = 5
+    STEP_LIMIT: ClassVar[int] = 300
+    ENDLESS: ClassVar[bool] = False
+    LIDAR: ClassVar[Lidar] = Lidar(beams=72, range_m=6.0, noise_m=0.01)
+    ACTION: ClassVar[tuple[str, str]] = ("speed", "yaw_rate")
+    OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
+        "goal_distance": TensorSpec((1,), unit="m"),
+        "goal_direction": TensorSpec((2,), frame="base", names=("x", "y")),
+        "velocity": TensorSpec((2,), unit="m/s, rad/s", frame="base", names=("speed", "yaw_rate")),
+        "time": TensorSpec((1,), unit="s", privileged=True),
+    }
+
+    def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
+        """Rooms with obstacles."""
+        return rooms(
+            rng, count, half_m=self.half_m, obstacles=(self.obstacles_low, self.obstacles_high), gap_m=self.gap_m,
+            way_m=self.way_m,
+        )  # fmt: skip
+
+    def begin(self, state: Tensor, world: TensorDict) -> Tensor:
+        """The way driven, m."""
+        return torch.zeros(len(state), 1, device=state.device)
+
+    def observe(self, now: Moment) -> dict[str, Tensor]:
+        """Where the goal is from the vehicle, its velocity, and for the critic the time since the beginning."""
+        way, yaw = _to_goal(now), now.state[:, YAW]
+        distance, angle = way.norm(dim=1, keepdim=True), torch.atan2(way[:, 1], way[:, 0]) - yaw
+        return {
+            "goal_distance": distance,
+            "goal_direction": torch.stack((angle.cos(), angle.sin()), 1),
+            "velocity": now.state[:, [FORWARD, YAW_RATE]],
+            "time": self.DT_S * now.steps.float().unsqueeze(1),
+        }
+
+    def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:
+        """Progress less time and turning; more for arriving, less for touching something."""
+        near, far = _to_goal(after).norm(dim=1), _to_goal(before).norm(dim=1)
+        done = near < self.goal_m
+        turn = (action[:, 1] - previous[:, 1]).square()
+        reward = self.reward_progress * (far - near) - self.weight_time * self.DT_S - self.weight_turn * turn
+        reward = reward + torch.where(hit, self.reward_collision, torch.where(done, self.reward_goal, 0.0))
+        driven = (after.state[:, :2] - before.state[:, :2]).norm(dim=1, keepdim=True)
+        return Outcome(reward, done, before.memory + driven)
+
+    def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
+        """Collisions; time and way of episodes that arrived, and the way over the straight line."""
+        way = now.memory[:, 0]
+        arrived = {"time_s": self.DT_S * now.steps, "path_m": way, "path_over_straight": way / now.world["length_m"]}
+        return {"collision": hit.float()} | {
+            name: torch.where(success, value, torch.nan) for name, value in arrived.items()
+        }
+
+
+def _to_goal(now: Moment) -> Tensor:
+    return now.world["route"][:, 0] - now.state[:, :2]

@@ -1,0 +1,72 @@
+"""Pure pursuit (Coulter 1992, CMU-RI-TR-92-01) of a track's middle line as a policy.
+
+It is told the middle line ahead, which a learned policy is not, and drives curves at a fixed sideways acceleration,
+braking in time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.policy import Decision
+from sims.vehicle.vehicles import Vehicle
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Numbers of the controller; tuned on training worlds, see README.md.
+
+    Attributes:
+        ahead_m, ahead_s: it aims at the point that is so far ahead along the line, more by speed.
+        sideways_m_s2, braking_m_s2: accelerations in curves and before them.
+    """
+
+    ahead_m: float = 0.6
+    ahead_s: float = 0.15
+    sideways_m_s2: float = 6.0
+    braking_m_s2: float = 4.0
+
+
+class PurePursuit:
+    """Steers on a circle through a point of the line ahead."""
+
+    def __init__(self, contract: Contract, vehicle: Vehicle, numbers: Numbers | None = None) -> None:
+        self.contract, self.vehicle, self.numbers = contract, vehicle, numbers or Numbers()
+
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Steering angle and speed [N, H, 2] for the N observations; nothing is random."""
+        numbers, route = self.numbers, observation["route"]
+        edge = route[:, 1:] - route[:, :-1]
+        length = edge.norm(dim=-1)
+        way = torch.cat((torch.zeros_like(length[:, :1]), length.cumsum(1)), 1)  # [N, points]
+        wanted = numbers.ahead_m + numbers.ahead_s * observation["velocity"][:, :1]
+        index = torch.searchsorted(way, wanted.clamp_max(way.amax(1, keepdim=True))).clamp(1, way.shape[1] - 1)
+        share = (wanted - way.gather(1, index - 1)) / length.gather(1, index - 1)
+        first, last = (route.gather(1, i.unsqueeze(2).expand(-1, -1, 2))[:, 0] for i in (index - 1, index))
+        target = first + share.clamp(0.0, 1.0) * (last - first)
+        back = self.vehicle.rear_axle_m  # circles are those of the rear axle
+        curvature = 2.0 * target[:, 1] / ((target[:, 0] + back).square() + target[:, 1].square())
+        base = self.vehicle.front_axle_m + back
+        steering = (base * curvature).atan().clamp(-self.vehicle.steering_rad, self.vehicle.steering_rad)
+        actions = torch.stack((steering, self._speed(edge, length, way)), 1)
+        actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)
+        empty = TensorDict({}, batch_size=[len(actions)])
+        return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
+
+    def _speed(self, edge: Tensor, length: Tensor, way: Tensor) -> Tensor:
+        """The highest speed [N] from which every curve ahead is reached slowly enough, m/s."""
+        before, after = edge[:, :-1], edge[:, 1:]
+        turn = torch.atan2(before[..., 0] * after[..., 1] - before[..., 1] * after[..., 0], (before * after).sum(-1))
+        bend = torch.nn.functional.avg_pool1d(turn.abs().unsqueeze(1), 3, 1, 1, count_include_pad=False)[:, 0]
+        curvature = bend / (0.5 * (length[:, :-1] + length[:, 1:]))
+        squared = (
+            self.numbers.sideways_m_s2 / curvature.clamp_min(1e-3) + 2.0 * self.numbers.braking_m_s2 * way[:, 1:-1]
+        )
+        return squared.amin(1).sqrt().clamp(self.vehicle.speed_min_m_s, self.vehicle.speed_max_m_s)

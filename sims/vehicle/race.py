@@ -1,0 +1,115 @@
+"""Race alone on a closed track that nobody has seen, by the lidar: laps without touching a wall."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from sims.vehicle.episode import FORWARD, LEFTWARD, STEERING, YAW, YAW_RATE, Moment, Outcome
+from sims.vehicle.geometry import Lidar
+from sims.vehicle.tracks import POINTS, tracks
+from sims.vehicle.vehicles import Model
+from sims.vehicle.worlds import Array
+
+AHEAD, SPACING = 20, 1
+"""Points of the middle line that the critic is told, and how many of them are left out between two, plus one."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """Numbers of the task.
+
+    Attributes:
+        laps: after which a race is won.
+        radius_low_m, radius_high_m, half_width_low_m, half_width_high_m: of the tracks, see `tracks.tracks`.
+        reward_progress: per m along the middle line; reward_collision: at a wall.
+        weight_steering: of the squared change of the steering command, in half its range.
+    """
+
+    laps: int = 3
+    radius_low_m: float = 6.0
+    radius_high_m: float = 9.0
+    half_width_low_m: float = 0.9
+    half_width_high_m: float = 1.4
+    reward_progress: float = 1.0
+    reward_collision: float = -10.0
+    weight_steering: float = 0.05
+
+    MODEL: ClassVar[Model] = Model.DYNAMIC_BICYCLE
+    DT_S: ClassVar[float] = 0.05
+    SUBSTEPS: ClassVar[int] = 10
+    STEP_LIMIT: ClassVar[int] = 1500
+    ENDLESS: ClassVar[bool] = True
+    LIDAR: ClassVar[Lidar] = Lidar(beams=55, field_rad=np.radians(270.0), range_m=10.0, noise_m=0.02)
+    ACTION: ClassVar[tuple[str, str]] = ("steering_angle", "speed")
+    OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
+        "velocity": TensorSpec((2,), unit="m/s", frame="base", names=("x", "y")),
+        "yaw_rate": TensorSpec((1,), unit="rad/s", frame="base"),
+        "steering": TensorSpec((1,), unit="rad"),
+        "route": TensorSpec((AHEAD, 2), unit="m", frame="base", names=("x", "y"), privileged=True),
+    }
+
+    def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
+        """Closed tracks."""
+        return tracks(
+            rng, count, radius_m=(self.radius_low_m, self.radius_high_m),
+            half_width_m=(self.half_width_low_m, self.half_width_high_m),
+        )  # fmt: skip
+
+    def begin(self, state: Tensor, world: TensorDict) -> Tensor:
+        """Progress along the middle line since the first point and place on it, m; laps, steps when the last ended."""
+        return torch.zeros(len(state), 4, device=state.device)
+
+    def observe(self, now: Moment) -> dict[str, Tensor]:
+        """Velocity, yaw rate and steering angle, and for the critic the middle line ahead."""
+        line, state = now.world["route"], now.state
+        nearest = (line - state[:, None, :2]).square().sum(-1).argmin(1, keepdim=True)
+        ahead = (nearest + SPACING * torch.arange(AHEAD, device=line.device)) % POINTS
+        points = line.gather(1, ahead.unsqueeze(2).expand(-1, -1, 2)) - state[:, None, :2]
+        cos, sin = state[:, YAW].cos().unsqueeze(1), state[:, YAW].sin().unsqueeze(1)
+        x, y = points.unbind(2)
+        return {
+            "velocity": state[:, [FORWARD, LEFTWARD]],
+            "yaw_rate": state[:, YAW_RATE, None],
+            "steering": state[:, STEERING, None],
+            "route": torch.stack((cos * x + sin * y, cos * y - sin * x), 2),
+        }
+
+    def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:
+        """Progress less changes of steering, and less for touching a wall."""
+        length = after.world["length_m"]
+        gone, place, laps, lap_steps = before.memory.unbind(1)
+        now = _place(after)
+        step = (now - place + 0.5 * length) % length - 0.5 * length  # the shorter way around
+        gone = gone + step
+        lap = gone >= (laps + 1.0) * length
+        laps = laps + lap.float()
+        lap_steps = torch.where(lap, after.steps.float(), lap_steps)
+        change = (action[:, 0] - previous[:, 0]).square()
+        reward = self.reward_progress * step - self.weight_steering * change
+        reward = reward + torch.where(hit, self.reward_collision, 0.0)
+        return Outcome(reward, laps >= self.laps, torch.stack((gone, now, laps, lap_steps), 1))
+
+    def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
+        """Laps, their mean time (NaN before the first is complete, which begins at rest), collisions."""
+        _, _, laps, steps = now.memory.unbind(1)
+        lap_time = torch.where(laps > 0, self.DT_S * steps / laps, torch.nan)
+        return {"laps": laps.clone(), "lap_time_s": lap_time, "collision": hit.float()}
+
+
+def _place(now: Moment) -> Tensor:
+    """Place on the middle line, m from its first point, [N]: at the foot of the perpendicular on its nearest edges."""
+    line, at = now.world["route"], now.state[:, None, :2]
+    nearest = (line - at).square().sum(-1).argmin(1, keepdim=True)
+    ends = torch.cat((nearest - 1, nearest + 1), 1) % POINTS
+    first, last = line.gather(1, ends.unsqueeze(2).expand(-1, -1, 2)).unbind(1)
+    chord = last - first
+    share = ((at[:, 0] - first) * chord).sum(1) / chord.square().sum(1)
+    return (nearest[:, 0] - 1.0 + 2.0 * share) * now.world["length_m"] / POINTS

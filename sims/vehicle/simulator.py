@@ -1,0 +1,120 @@
+"""Vehicles in their worlds without a task: compiled C on the CPU, torch elsewhere.
+
+Letters in shape comments: N vehicles, C circles, S segments, B beams of the lidar.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sims import native
+from sims.vehicle import dynamics
+from sims.vehicle.geometry import Lidar, cast, noisy, touching
+from sims.vehicle.vehicles import PARAMETERS, Model
+
+BACKENDS = ("c", "torch")
+
+
+class Simulator:
+    """Moves vehicles and scans around them.
+
+    Args:
+        model: the equations of motion.
+        lidar: what scans.
+        dt_s: time between commands.
+        substeps: steps of the dynamics in that time, each with a test for contact.
+        device: "cpu" or a CUDA device.
+        backend: "c" or "torch" in place of the device's own.
+    """
+
+    def __init__(
+        self, model: Model, lidar: Lidar, *, dt_s: float, substeps: int, device: torch.device | str = "cpu",
+        backend: str | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.lidar, self.dt_s, self.substeps = model, lidar, dt_s, substeps
+        self.device = torch.device(device)
+        usual = "c" if self.device.type == "cpu" and native.compiler() else "torch"
+        self.backend = backend or usual
+        if self.backend not in BACKENDS or (self.backend == "c" and usual != "c"):
+            raise ValueError(f"expected a backend of {BACKENDS}, c with a compiler on the CPU; got {backend}")
+        self.angles = lidar.angles().to(self.device)
+        self._directions = self.angles.cos(), self.angles.sin()
+
+    def advance(
+        self, state: Tensor, command: Tensor, parameters: Tensor, circles: Tensor, segments: Tensor, frozen: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """State [N, 7] after one control step with `command` [N, 2], and who touched a shape, [N] bool.
+
+        Who does stands still from that substep on; who is `frozen` [N] does not move at all.
+        """
+        if self.backend == "c":
+            return self._advance(state, command, parameters, circles, segments, frozen)
+        half = 0.5 * parameters[:, :2]
+        stopped, hit = frozen.clone(), torch.zeros_like(frozen)
+        for _ in range(self.substeps):
+            moved = dynamics.step(self.model, state, command, parameters, self.dt_s / self.substeps)
+            state = torch.where(stopped.unsqueeze(1), state, moved)
+            hit = hit | (touching(state[:, :3], half, circles, segments) & ~frozen)
+            stopped = frozen | hit
+        return state, hit
+
+    def scan(
+        self, state: Tensor, parameters: Tensor, circles: Tensor, segments: Tensor, key: Tensor, steps: Tensor
+    ) -> Tensor:
+        """Ranges [N, B], m, of the lidar; its noise is a function of `key` [N] and `steps` [N] int32."""
+        lidar = self.lidar
+        if self.backend == "c":
+            out = torch.empty(len(state), lidar.beams)
+            _library().scan(
+                len(state), lidar.beams, *map(ctypes.c_float, (float(self.angles[0]), lidar.spacing_rad, lidar.range_m, lidar.noise_m)),
+                *_given(*self._directions, state, parameters, key, steps),
+                circles.shape[1], *_given(circles), segments.shape[1], *_given(segments, out),
+            )  # fmt: skip
+            return out
+        yaw, mounted = state[:, 2:3], parameters[:, PARAMETERS.index("lidar_x_m"), None]
+        origin = state[:, :2] + mounted * torch.cat((yaw.cos(), yaw.sin()), 1)
+        ranges = cast(origin, yaw + self.angles, circles, segments, lidar.range_m)
+        return noisy(ranges, key, steps, lidar) if lidar.noise_m > 0 else ranges
+
+    def _advance(
+        self, state: Tensor, command: Tensor, parameters: Tensor, circles: Tensor, segments: Tensor, frozen: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        state, hit = state.clone(memory_format=torch.contiguous_format), torch.empty_like(frozen)
+        _library().advance(
+            len(state), self.substeps, ctypes.c_float(self.dt_s / self.substeps), int(self.model),
+            *_given(frozen, command, parameters), circles.shape[1], *_given(circles), segments.shape[1],
+            *_given(segments, state, hit),
+        )  # fmt: skip
+        return state, hit
+
+
+def _given(*tensors: Tensor) -> list[ctypes.c_void_p]:
+    """Where the numbers of contiguous tensors of one to four bytes a number are."""
+    for tensor in tensors:
+        assert tensor.is_contiguous()
+        assert tensor.dtype in (torch.float32, torch.int32, torch.bool)
+    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+
+
+@cache
+def _library() -> Any:  # noqa: ANN401 - a library has the functions it has
+    indices = ", ".join((*map(str.upper, PARAMETERS), "PARAMETERS"))
+    library = native.load(f"enum {{ {indices} }};\n" + Path(__file__).with_name("native.c").read_text())
+    assert library is not None
+    functions: tuple[Callable[..., None], ...] = (library.advance, library.scan)
+    long, number, pointer = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
+    shapes = [long, pointer, long, pointer]
+    types = (
+        [long, long, number, long, *[pointer] * 3, *shapes, *[pointer] * 2],
+        [long, long, *[number] * 4, *[pointer] * 6, *shapes, pointer],
+    )
+    for function, arguments in zip(functions, types, strict=True):
+        function.argtypes, function.restype = arguments, None  # type: ignore[attr-defined]
+    return library

@@ -1,0 +1,149 @@
+"""Vehicle tasks as something a run can train on: environments, evaluation, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from embodied.config import at_least
+from embodied.files import complete_or_absent
+from embodied.policy import Policy
+from embodied.video import Frames, film, tile, write_video
+from sims.vehicle.dwa import DynamicWindow
+from sims.vehicle.environment import VehicleEnvironment
+from sims.vehicle.episode import Mdp
+from sims.vehicle.navigate import Navigate
+from sims.vehicle.pictures import Array, Map, draw
+from sims.vehicle.pursuit import PurePursuit
+from sims.vehicle.race import Race
+from sims.vehicle.vehicles import VEHICLES
+
+FILMED, STRIDE = 4, 2
+"""Episodes in a video, and control steps between its frames."""
+GOALS: dict[str, tuple[Mdp, str]] = {"navigate": (Navigate(), "jackal"), "race": (Race(), "f1tenth")}
+"""Tasks, and who drives."""
+
+
+@dataclass
+class VehicleTask:
+    """A goal, and who drives to it.
+
+    `goal` is to "navigate" a Jackal among unknown obstacles, or to "race" an F1TENTH car on unknown tracks. `vehicle`
+    changes numbers of the vehicle by name (mass_kg, friction, lag_s and so on, see `vehicles.Vehicle`), `numbers` those
+    of the task, `lidar` those of the lidar (beams, field_rad, range_m, noise_m). Each episode's dynamics differ by up
+    to the share `randomisation`.
+    """
+
+    name: str = "vehicle_navigate"
+    goal: str = "navigate"
+    vehicle: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    lidar: dict[str, float] = field(default_factory=dict)
+    randomisation: float = 0.0
+    step_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what there is not."""
+        if self.goal not in GOALS:
+            raise ValueError(f"unknown goal {self.goal!r}; expected one of {', '.join(GOALS)}")
+        if not 0.0 <= self.randomisation < 1.0:
+            raise ValueError(f"expected task.randomisation in [0, 1), got {self.randomisation}")
+        mdp, vehicle = GOALS[self.goal]
+        self._mdp = _changed(mdp, self.numbers, "task.numbers")
+        self._vehicle = _changed(VEHICLES[vehicle], self.vehicle, "task.vehicle")
+        self._lidar = _changed(mdp.LIDAR, self.lidar, "task.lidar")
+        if self.step_limit is not None:
+            at_least(self, 1, "step_limit")
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """Random rooms or random tracks."""
+        return ("rooms",) if self.goal == "navigate" else ("tracks",)
+
+    @property
+    def asset_kind(self) -> None:
+        """There are no objects."""
+        return
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> VehicleEnvironment:
+        """Make environments; `split` "eval" has worlds that training has not.
+
+        Raises:
+            ValueError: for an unknown distribution or split.
+        """
+        if distribution not in self.distributions:
+            raise ValueError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+        return VehicleEnvironment(
+            num_envs, mdp=self._mdp, vehicle=self._vehicle, lidar=self._lidar, randomisation=self.randomisation,
+            split=split, step_limit=self.step_limit, seed=seed, device=device,
+        )  # fmt: skip
+
+    def demonstrations(self, directory: Path, seed: int) -> None:
+        """There are none: policies begin from nothing."""
+        return
+
+    def baselines(self) -> dict[str, Policy]:
+        """The usual planner of the goal, by name, on what this task drives: DWA, or pure pursuit of the middle line."""
+        contract = self.environment(1, self.distributions[0], "eval").contract
+        if self.goal == "navigate":
+            return {"DWA": DynamicWindow(contract, self._vehicle, self._lidar)}
+        return {"pure pursuit": PurePursuit(contract, self._vehicle)}
+
+    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+        """Film each policy, by caption, from the same starts; trajectories.png beside it shows the ways driven."""
+        films, last = {}, []
+        for caption, policy in policies.items():
+            env = self.environment(FILMED, self.distributions[0], "eval")
+            films[caption] = film(env, policy, torch.arange(FILMED), _Drive(env).render, device, stride=STRIDE)
+            last.append(np.concatenate(list(films[caption].frames[-1]), 1))
+        write_video(path, tile(films), round(1.0 / (self._mdp.DT_S * STRIDE)))
+        with complete_or_absent(path.with_name("trajectories.png")) as temporary:
+            Image.fromarray(np.concatenate(last)).save(temporary, format="png")
+
+
+class _Drive:
+    """Draws episodes and remembers where they went."""
+
+    def __init__(self, env: VehicleEnvironment) -> None:
+        self.env = env
+        self.trails: list[list[Array]] = [[] for _ in range(env.num_envs)]
+
+    def render(self, ids: NDArray[np.int64]) -> Frames:
+        """Pictures of environments `ids` as they are now."""
+        now, lidar = self.env.now, self.env.simulator.lidar
+        pictures = []
+        for row in ids.tolist():
+            pose = now.state[row, :3].cpu().numpy()
+            self.trails[row].append(pose)
+            world = Map(*(now.world[name][row].cpu().numpy() for name in ("circles", "segments", "route")))
+            angles = pose[2] + lidar.angles().numpy()
+            mounted = self.env.vehicle.lidar_x_m * np.array([np.cos(pose[2]), np.sin(pose[2])])
+            rays = now.ranges[row].cpu().numpy()[:, None] * np.stack((np.cos(angles), np.sin(angles)), 1)
+            outline = self.env.vehicle.length_m, self.env.vehicle.width_m
+            origin = pose[:2] + mounted
+            pictures.append(draw(world, np.stack(self.trails[row]), outline, origin, origin + rays))
+        return np.stack(pictures)
+
+
+T = TypeVar("T", bound=Any)
+
+
+def _changed(given: T, numbers: Mapping[str, float], option: str) -> T:
+    """The dataclass `given` with other `numbers`, by name; what was a whole number stays one.
+
+    Raises:
+        ValueError: for a number that it does not have.
+    """
+    names = [entry.name for entry in fields(given)]
+    if unknown := [name for name in numbers if name not in names]:
+        raise ValueError(f"unknown number {unknown[0]!r} in {option}; expected one of {', '.join(names)}")
+    return replace(given, **{name: type(getattr(given, name))(value) for name, value in numbers.items()})

@@ -1,0 +1,56 @@
+"""Numbered worlds: the rooms, obstacles and tracks that episodes happen in, made in blocks and the same every time.
+
+Letters: M worlds, C circles, S segments, P points of the route.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.seeding import derive
+from sims.vehicle.vehicles import SCATTERED
+
+Array = NDArray[Any]
+BLOCK = 256
+"""Worlds that are made together: a draw of all of them costs little more than a draw of one."""
+SPLITS = ("train", "eval")
+
+
+class Maker(Protocol):
+    """Makes worlds; hashable, and equal to others that make the same."""
+
+    def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
+        """`count` worlds, each drawn from `rng`.
+
+        They are circles [M, C, 3] (centre, radius), segments [M, S, 4] (both ends), the pose [M, 3] in which a vehicle
+        begins, the route [M, P, 2] that it is to take, all in m and rad, world, and the route's length_m [M].
+        """
+        ...
+
+
+def worlds(maker: Maker, split: str, starts: Tensor) -> TensorDict:
+    """The worlds of initial states `starts` [M] int64: what `maker` makes, and `draws` [M, D] in [-1, 1].
+
+    Raises:
+        ValueError: for an unknown split.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
+    blocks, place = torch.unique(starts // BLOCK, return_inverse=True)
+    parts = [_block(maker, split, number) for number in blocks.tolist()]
+    return TensorDict.cat(parts)[BLOCK * place + starts % BLOCK]
+
+
+@lru_cache(maxsize=16)
+def _block(maker: Maker, split: str, number: int) -> TensorDict:
+    seed = derive(0, "vehicle", type(maker).__name__, split, number)
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    made = maker.worlds(rng, BLOCK) | {"draws": rng.uniform(-1.0, 1.0, (BLOCK, len(SCATTERED)))}
+    return TensorDict({name: torch.from_numpy(part).float() for name, part in made.items()}, batch_size=[BLOCK])
