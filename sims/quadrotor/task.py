@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from embodied.config import at_least
 from embodied.files import complete_or_absent
 from embodied.policy import Policy
 from embodied.video import Frames, film, tile, write_video
+from sims.quadrotor import swarm_pictures
 from sims.quadrotor.airframes import AIRFRAMES, SCATTER_MAX, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
@@ -24,10 +26,14 @@ from sims.quadrotor.platforms import POSITION_LIMIT_M, UNSEEN, AnyHover
 from sims.quadrotor.race import Race
 from sims.quadrotor.recover import Recover
 from sims.quadrotor.scenery import Scenery, scenery
+from sims.quadrotor.swarm import Swarm
+from sims.quadrotor.swarm_environment import SwarmEnvironment
 from sims.quadrotor.track import Track
 
 FILMED, STRIDE = 4, 4
 """Episodes in a video, and control steps between its frames."""
+FILMED_WORLDS, WORLD_STRIDE = 2, 6
+"""The same for swarms."""
 
 
 def _eight(speed_m_s: float) -> Track:
@@ -41,7 +47,7 @@ class Goal:
     `platforms` fly in place of the task's airframe, by distribution; None: a random one in every episode.
     """
 
-    distributions: Mapping[str, Mdp]
+    distributions: Mapping[str, Mdp | Swarm]
     options: Options = field(default_factory=Options)
     platforms: Mapping[str, Airframe | None] = field(default_factory=dict)
 
@@ -62,10 +68,11 @@ GOALS = {
         {"random": AnyHover(), **dict.fromkeys(UNSEEN, Hover(position_limit_m=POSITION_LIMIT_M))},
         platforms={"random": None, **UNSEEN},
     ),
+    "swarm": Goal({"density_20": Swarm()}),
 }
 
 
-def weights(mdp: Mdp) -> list[str]:
+def weights(mdp: Any) -> list[str]:  # noqa: ANN401 - an Mdp or Swarm
     """Names of the weights of its reward."""
     return [entry.name for entry in fields(mdp) if entry.name.startswith(("reward_", "weight_"))]
 
@@ -106,6 +113,8 @@ class QuadrotorTask:
             reweighted(mdp, self.reward)
         if not 0.0 <= self.randomisation <= SCATTER_MAX:
             raise ValueError(f"expected randomisation from 0 to {SCATTER_MAX}, got {self.randomisation}")
+        if self.goal == "swarm" and (self.randomisation or self.history != 1):
+            raise ValueError("goal=swarm has no randomisation and no history; leave them out")
         if GOALS[self.goal].platforms and (self.randomisation or self.airframe != "crazyflie"):
             raise ValueError(f"goal={self.goal} flies platforms of its own; leave out airframe and randomisation")
 
@@ -121,7 +130,7 @@ class QuadrotorTask:
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
-    ) -> QuadrotorEnvironment:
+    ) -> QuadrotorEnvironment | SwarmEnvironment:
         """Make environments that start from the `split` ("train" or "eval").
 
         Raises:
@@ -130,11 +139,16 @@ class QuadrotorTask:
         goal = GOALS[self.goal]
         if distribution not in goal.distributions:
             raise ValueError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+        mdp = reweighted(goal.distributions[distribution], self.reward)
+        common: dict[str, Any] = {
+            "options": goal.options, "split": split, "step_limit": self.step_limit, "seed": seed,
+        }  # fmt: skip
+        if isinstance(mdp, Swarm):
+            return SwarmEnvironment(num_envs, mdp=mdp, airframe=self._airframe, **common)
         airframe = goal.platforms.get(distribution, self._airframe)
         return QuadrotorEnvironment(
-            num_envs, mdp=reweighted(goal.distributions[distribution], self.reward), options=goal.options,
-            airframe=airframe, scatter_width=self.randomisation, split=split, history=self.history,
-            step_limit=self.step_limit, seed=seed, device=device,
+            num_envs, mdp=mdp, airframe=airframe, scatter_width=self.randomisation, history=self.history,
+            device=device, **common,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
@@ -143,6 +157,9 @@ class QuadrotorTask:
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, from the same starts; trajectories.png beside it plots the ways flown."""
+        if self.goal == "swarm":
+            self._swarm_video(path, policies, device)
+            return
         flights, films, goals = {}, {}, []
         for caption, policy in policies.items():
             env = self.environment(FILMED, self.distributions[0], "eval", device=device)
@@ -154,12 +171,22 @@ class QuadrotorTask:
         write_video(path, tile(films), frames_per_s)
         plot_trajectories(path.with_name("trajectories.png"), flights, env.contract.control_dt_s * STRIDE, goals)
 
+    def _swarm_video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+        flights, films = {}, {}
+        for caption, policy in policies.items():
+            env = self.environment(FILMED_WORLDS * Swarm.drones, self.distributions[0], "eval")
+            flights[caption] = swarm_pictures.fly(env, policy, device, WORLD_STRIDE)
+            films[caption] = swarm_pictures.film(flights[caption])
+        frames_per_s = round(1.0 / (env.contract.control_dt_s * WORLD_STRIDE))
+        write_video(path, tile(films), frames_per_s)
+        swarm_pictures.plot(path.with_name("trajectories.png"), flights)
+
     @property
     def _airframe(self) -> Airframe:
         return AIRFRAMES[self.airframe]
 
 
-def reweighted(mdp: Mdp, reward: Mapping[str, float | None]) -> Mdp:
+def reweighted(mdp: Any, reward: Mapping[str, float | None]) -> Any:  # noqa: ANN401 - an Mdp or Swarm, as it is given
     """`mdp` with other `reward` weights, by name; those that are None stay.
 
     Raises:

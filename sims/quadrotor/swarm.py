@@ -1,0 +1,241 @@
+"""A swarm among obstacles: drones of a world fly to goals that they exchange (after arXiv 2309.13285).
+
+The room, the grid of obstacles, the episode's length and exchanged goals are that paper's. Differs from it: the nearest
+obstacles are seen, not a distance field; any collision ends a drone's flight; the reward has slopes, which analytic
+gradients need. Letters in shape comments: W worlds, M drones of a world, C cells of the grid, K tokens seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from embodied.network import PRESENT
+from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
+
+GRID = 8
+"""Cells of 1 m along each side of the square in the middle of the room where obstacles stand and drones fly."""
+CELLS = GRID * GRID
+OBSTACLE_RADIUS_M = 0.3
+"""Of the cylinders from floor to ceiling."""
+HALF_ROOM_M = 5.0
+"""To the walls; the ceiling is twice as high."""
+RADIUS_M = 0.063
+"""From the middle of a Crazyflie to the tips of its rotors: two collide at twice this distance."""
+LOW_M, HIGH_M = 1.0, 3.0
+"""Heights between which episodes begin and goals are."""
+AWAY_M = 100.0
+"""Where what is not there is put."""
+WASH_RADIUS_M = 0.1
+"""Of the column of air below a drone."""
+WASH_AT_ROTOR, WASH_PER_M = 14.0 / 34.0, 20.0 / 34.0
+"""Downwash on a drone d m below, in its weights: 14/34 - 20/34 d. Neural-Swarm (arXiv 2003.02992, figure 3)
+measured 10 g at 0.2 m and 4 g at 0.5 m with drones of 34 g."""
+CLOSE_M = 0.2
+"""The gap at which closeness is a half."""
+FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM = range(4)
+"""How a drone fares."""
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """Numbers of the task.
+
+    Attributes:
+        drones: M, of a world.
+        density: share of the cells with an obstacle.
+        neighbours, obstacles: how many of the nearest are seen.
+        neighbour_range_m, obstacle_range_m: how far they are seen.
+        carrot_m: a goal farther away is seen at this distance.
+        exchange_low_s, exchange_high_s: goals are exchanged twice, after a time between these and after twice that.
+        success_error_m: an episode succeeds at this mean distance from the goal over its last second, or less.
+        initial_velocity_m_s, initial_angular_velocity_rad_s, initial_tilt: bounds of each coordinate; of the rotation's
+            vector, rad.
+        force_scale, torque_scale: standard deviation of the episode's force and torque per axis, in weights.
+        speed_m_s: of the wanted velocity far from the goal.
+        slow_m: distance from the goal at which it has fallen to 0.7 of that.
+        neighbour_margin_m, obstacle_margin_m, room_margin_m: gaps that cost nothing.
+        foresight_s: gaps are those after this time, where they are closing.
+        reward_alive, weight_*: see `reward`.
+    """
+
+    drones: int = 8
+    density: float = 0.2
+    neighbours: int = 3
+    obstacles: int = 4
+    neighbour_range_m: float = 3.0
+    obstacle_range_m: float = 2.0
+    carrot_m: float = 2.0
+    exchange_low_s: float = 4.0
+    exchange_high_s: float = 5.0
+    success_error_m: float = 0.5
+    initial_velocity_m_s: float = 0.5
+    initial_angular_velocity_rad_s: float = 1.0
+    initial_tilt: float = 0.3
+    force_scale: float = 1.0 / 50.0
+    torque_scale: float = 1.0 / 10000.0
+    speed_m_s: float = 1.5
+    slow_m: float = 1.0
+    neighbour_margin_m: float = 0.5
+    obstacle_margin_m: float = 0.3
+    room_margin_m: float = 0.5
+    foresight_s: float = 0.4
+    reward_alive: float = 1.0
+    weight_velocity: float = 1.0
+    weight_angular_velocity: float = 0.01
+    weight_rotation: float = 0.2
+    weight_action_change: float = 0.05
+    weight_neighbour: float = 6.0
+    weight_obstacle: float = 6.0
+    weight_room: float = 6.0
+
+    def specs(self) -> dict[str, TensorSpec]:
+        """What a drone observes."""
+        seen = ("x", "y", "z", "velocity_x", "velocity_y", "velocity_z", "closeness", PRESENT)
+        return {
+            "goal": TensorSpec((3,), unit="m", frame="world", names=AXES),
+            "rotation": ROTATION,
+            "velocity": VELOCITY,
+            "angular_velocity": ANGULAR_VELOCITY,
+            "height": TensorSpec((1,), unit="m", frame="world", names=("z",)),
+            "neighbours": TensorSpec((self.neighbours, 8), unit="m, m/s, 1", frame="world", names=seen),
+            "obstacles": TensorSpec(
+                (self.obstacles, 4), unit="m, 1", frame="world", names=("x", "y", "closeness", PRESENT)
+            ),
+        }
+
+
+class Around(NamedTuple):
+    """What is near each drone, nearest first, with the gaps between surfaces, m.
+
+    Attributes:
+        neighbour, neighbour_gap: index in the world and gap [W, M, K]; of what is not there the gap is large.
+        obstacle, obstacle_gap: cell and gap [W, M, K].
+    """
+
+    neighbour: Tensor
+    neighbour_gap: Tensor
+    obstacle: Tensor
+    obstacle_gap: Tensor
+
+
+def around(mdp: Swarm, position: Tensor, flying: Tensor, cylinders: Tensor) -> Around:
+    """Nearest drones that are `flying` [W, M] and nearest `cylinders` [W, C, 2] of `position` [W, M, 3].
+
+    There is always room for K: worlds of few drones are filled up with none.
+    """
+    apart = torch.cdist(position, position, compute_mode="donot_use_mm_for_euclid_dist") - 2.0 * RADIUS_M
+    others = flying.unsqueeze(1) & ~torch.eye(mdp.drones, dtype=torch.bool, device=position.device)
+    apart = torch.where(others, apart, AWAY_M)
+    if mdp.neighbours > mdp.drones:
+        apart = torch.nn.functional.pad(apart, (0, mdp.neighbours - mdp.drones), value=AWAY_M)
+    gap, neighbour = apart.topk(mdp.neighbours, largest=False)
+    beside = torch.cdist(position[..., :2], cylinders, compute_mode="donot_use_mm_for_euclid_dist")
+    obstacle_gap, obstacle = (beside - (OBSTACLE_RADIUS_M + RADIUS_M)).topk(mdp.obstacles, largest=False)
+    return Around(neighbour.clamp(max=mdp.drones - 1), gap, obstacle, obstacle_gap)
+
+
+def collisions(position: Tensor, near: Around) -> Tensor:
+    """How the drones at `position` [W, M, 3] fare, [W, M] int64: `FLYING` or what they hit."""
+    x, y, z = position.unbind(-1)
+    inside = HALF_ROOM_M - RADIUS_M
+    room = (x.abs() > inside) | (y.abs() > inside) | ((z - HALF_ROOM_M).abs() > inside)
+    fate = torch.where(room, HIT_ROOM, FLYING)
+    fate = torch.where(near.obstacle_gap[..., 0] < 0.0, HIT_OBSTACLE, fate)
+    return torch.where(near.neighbour_gap[..., 0] < 0.0, HIT_DRONE, fate)
+
+
+def downwash(position: Tensor, flying: Tensor) -> Tensor:
+    """Force downwards on each drone from those above it, in weights, [W, M]."""
+    above = position.unsqueeze(1) - position.unsqueeze(2)  # [W, below, above, 3]
+    height, aside = above[..., 2], above[..., :2].square().sum(-1)
+    share = (WASH_AT_ROTOR - WASH_PER_M * height).clamp_min(0.0)
+    hit = (height > 0.0) & (aside < WASH_RADIUS_M**2) & flying.unsqueeze(1) & flying.unsqueeze(2)
+    return torch.where(hit, share, 0.0).sum(-1)
+
+
+def tokens(mdp: Swarm, position: Tensor, velocity: Tensor, cylinders: Tensor, near: Around) -> tuple[Tensor, Tensor]:
+    """Neighbours [W, M, K, 8] and obstacles [W, M, K, 4] as observed from `position` and `velocity` [W, M, 3]."""
+    moving = torch.cat((position, velocity), -1)
+    world = torch.arange(len(position), device=position.device).view(-1, 1, 1)
+    relative = moving[world, near.neighbour] - moving.unsqueeze(2)
+    there = near.neighbour_gap < mdp.neighbour_range_m
+    gap = length(relative[..., :3]) - 2.0 * RADIUS_M
+    neighbours = torch.cat((relative, closeness(gap), there.unsqueeze(-1)), -1) * there.unsqueeze(-1)
+    beside = cylinders[world, near.obstacle] - position[..., :2].unsqueeze(2)
+    there = near.obstacle_gap < mdp.obstacle_range_m
+    gap = length(beside) - (OBSTACLE_RADIUS_M + RADIUS_M)
+    return neighbours, torch.cat((beside, closeness(gap), there.unsqueeze(-1)), -1) * there.unsqueeze(-1)
+
+
+def carrot(mdp: Swarm, to_goal: Tensor) -> Tensor:
+    """The way to the goal [..., 3], of `carrot_m` at most."""
+    return to_goal * (mdp.carrot_m / length(to_goal)).clamp(max=1.0).unsqueeze(-1)
+
+
+def closeness(gap: Tensor) -> Tensor:
+    """1 where surfaces touch, falling to 0 with the gap [...], m; [..., 1]."""
+    return (CLOSE_M / (CLOSE_M + gap.clamp_min(0.0))).unsqueeze(-1)
+
+
+def length(vector: Tensor) -> Tensor:
+    """Euclidean length over the last axis, with a derivative at zero."""
+    return (vector.square().sum(-1) + 1e-8).sqrt()
+
+
+class Flight(NamedTuple):
+    """What is rewarded, each [W, M, ...]: true states after a step, the way to the goal, actions of two steps."""
+
+    position: Tensor
+    rotation: Tensor
+    velocity: Tensor
+    angular_velocity: Tensor
+    to_goal: Tensor
+    change: Tensor
+
+
+def reward(mdp: Swarm, flight: Flight, cylinders: Tensor, near: Around) -> Tensor:
+    """A constant for being alive, less squares, [W, M]: of the velocity's distance from the wanted one, turning,
+    yawing, jerking, and of how far margins to drones, obstacles and the room are entered.
+
+    The wanted velocity points at the goal and falls as it comes near.
+    """  # noqa: D205
+    wanted = flight.to_goal * (mdp.speed_m_s / (length(flight.to_goal).square() + mdp.slow_m**2).sqrt()).unsqueeze(-1)
+    position = flight.position
+    world = torch.arange(len(position), device=position.device).view(-1, 1, 1)
+    relative = position[world, near.neighbour] - position.unsqueeze(2)
+    apart = foreseen(mdp, relative, flight.velocity[world, near.neighbour] - flight.velocity.unsqueeze(2))
+    apart = torch.where(near.neighbour_gap < AWAY_M - 1.0, apart - 2.0 * RADIUS_M, AWAY_M)
+    relative = cylinders[world, near.obstacle] - position[..., :2].unsqueeze(2)
+    beside = foreseen(mdp, relative, -flight.velocity[..., :2].unsqueeze(2)) - (OBSTACLE_RADIUS_M + RADIUS_M)
+    aside = position - position.new_tensor([0.0, 0.0, HALF_ROOM_M])
+    closing = (flight.velocity * aside.sign()).clamp_min(0.0)
+    inside = HALF_ROOM_M - RADIUS_M - aside.abs() - mdp.foresight_s * closing
+    upright = flight.rotation[..., 0] + flight.rotation[..., 4] + flight.rotation[..., 8]
+    cost = (
+        mdp.weight_velocity / mdp.speed_m_s**2 * (flight.velocity - wanted).square().sum(-1)
+        + mdp.weight_angular_velocity * flight.angular_velocity.square().sum(-1)
+        + mdp.weight_rotation * (3.0 - upright)
+        + mdp.weight_action_change * flight.change.square().sum(-1)
+        + mdp.weight_neighbour * entered(apart, mdp.neighbour_margin_m)
+        + mdp.weight_obstacle * entered(beside, mdp.obstacle_margin_m)
+        + mdp.weight_room * entered(inside, mdp.room_margin_m)
+    )
+    return mdp.reward_alive - cost
+
+
+def foreseen(mdp: Swarm, relative: Tensor, moving: Tensor) -> Tensor:
+    """Distance of what is at `relative` [..., D], m, and `moving` relatively, m/s, after `foresight_s`; as it is where
+    it grows.
+    """  # noqa: D205
+    apart = length(relative)
+    return apart - mdp.foresight_s * (-(relative * moving).sum(-1) / apart).clamp_min(0.0)
+
+
+def entered(gap: Tensor, margin_m: float) -> Tensor:
+    """Sum over the last axis of squared shares of the margin that a `gap` [..., K] has left."""
+    return (1.0 - gap / margin_m).clamp_min(0.0).square().sum(-1)

@@ -1,0 +1,392 @@
+"""Swarms as a vectorised, differentiable Environment: a row is a drone, M consecutive rows are a world.
+
+Letters in shape comments: N drones in all, W = N / M worlds of M drones, K executed actions, L lanes, O observations.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.environment import Transition
+from sims.quadrotor import dynamics
+from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY, PARAMETERS, Airframe
+from sims.quadrotor.arithmetic import Rows
+from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Body, Options
+from sims.quadrotor.episode import Moment
+from sims.quadrotor.hover import ERROR_STEPS, Hover
+from sims.quadrotor.kernels import Kernels, pad
+from sims.quadrotor.observation import action_spec, observation_specs
+from sims.quadrotor.program import UNIFORM, WORD, Group, Program
+from sims.quadrotor.starts import Stream, draws, keys
+from sims.quadrotor.swarm import (
+    FLYING,
+    HIT_DRONE,
+    HIT_OBSTACLE,
+    HIT_ROOM,
+    Flight,
+    Swarm,
+    around,
+    carrot,
+    collisions,
+    downwash,
+    length,
+    reward,
+    tokens,
+)  # fmt: skip
+from sims.quadrotor.swarm_practice import Curriculum, Replay
+from sims.quadrotor.swarm_worlds import Worlds, build
+
+STEP_LIMIT = 1500
+REPLAYED = 0.3
+"""Share of the worlds in training that begin shortly before an earlier collision."""
+
+
+class SwarmEnvironment:
+    """N drones in worlds of M; implements `embodied.environment.DifferentiableEnvironment`.
+
+    The drones of a world begin together and end together, so that `reset` takes whole worlds. The initial state of a
+    world is that of the number that its first drone is given. The split decides what a collision does:
+
+    - "train": it ends the world's episode. Who collided has terminated, the others are truncated. Obstacles become more
+      as worlds end without (`Curriculum`), and some of the resets that name no initial state go back to a moment before
+      an earlier collision (`Replay`).
+    - "eval": who collided is gone, the others fly on. It waits, not executing, and has terminated when the world's
+      episode ends: at the step limit, or when nobody is left.
+
+    Success is to have flown without a collision to the end, with a mean distance from the goal of
+    `Swarm.success_error_m` at most over the last second. Metrics: whether there was none ("collision_free"), and in the
+    whole world ("world_collision_free"), what was hit, that mean distance (of those that flew to the end).
+
+    Args:
+        num_envs: N, rounded up to whole worlds.
+        mdp: the task.
+        airframe: what flies.
+        options: effects of the dynamics.
+        split: "train" or "eval".
+        executed: K, actions of a chunk, all of which are executed.
+        step_limit: control steps after which an episode ends.
+        seed: which initial states an unnamed reset takes.
+        noise: whether observations are noisy.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        mdp: Swarm | None = None,
+        airframe: Airframe = CRAZYFLIE,
+        options: Options | None = None,
+        split: str = "train",
+        executed: int = 1,
+        step_limit: int = STEP_LIMIT,
+        seed: int = 0,
+        noise: bool = True,
+    ) -> None:
+        if min(num_envs, step_limit, executed) < 1:
+            raise ValueError(
+                f"expected at least one of each, got num_envs={num_envs}, step_limit={step_limit}, executed={executed}"
+            )
+        self.mdp, self.airframe, self.options = mdp or Swarm(), airframe, options or Options()
+        self.group = self.mdp.drones
+        self.num_worlds = -(-num_envs // self.group)
+        self.num_envs, self.step_limit, self.split, self.noise = self.num_worlds * self.group, step_limit, split, noise
+        self.device = torch.device("cpu")
+        specs = observation_specs(self.mdp.specs(), 1)
+        self.contract = Contract(specs, action_spec(), DT_S, horizon=executed, executed=executed)
+        self.task_names: tuple[str, ...] = ("swarm",)
+        self.task_index = torch.zeros(self.num_envs, dtype=torch.int64)
+        self.start = torch.full((self.num_envs,), -1)
+        self.num_starts = None
+        self.curriculum = Curriculum() if split == "train" else None
+        self._kernels = Kernels(self._programs(), self.device)
+        self._parameters = torch.tensor(airframe.values()).unsqueeze(1)
+        self._stream = Stream(seed)
+        self._worlds = self._build(keys(split, torch.zeros(self.num_worlds, dtype=torch.int64)))
+        self._replay = Replay(self._worlds) if split == "train" else None
+        self._over = torch.ones(self.num_worlds, dtype=torch.bool)
+        self._seen = torch.zeros(self.num_envs, sum(math.prod(spec.shape) for spec in specs.values()))
+
+    @property
+    def steps(self) -> Tensor:
+        """Control steps executed in the running episode, [N] int64."""
+        return self._worlds.steps.flatten()
+
+    @property
+    def pose(self) -> tuple[Tensor, Tensor]:
+        """True position [N, 3], m, and rotation matrix [N, 3, 3] from body to world."""
+        body = Body.of(self._worlds.state.detach().flatten(0, 1).t())
+        return torch.stack(body.position, 1), torch.stack(body.rotation(), 1).view(-1, 3, 3)
+
+    @property
+    def worlds(self) -> Worlds:
+        """The worlds as they are."""
+        return self._worlds
+
+    def reset(self, mask: Tensor | None = None, seed: int | None = None, starts: Tensor | None = None) -> TensorDict:
+        """Begin anew the worlds whose drones `mask` [N] has (all if None); returns the observations of all.
+
+        Args:
+            mask: which drones; of a world all or none.
+            seed: begin the stream of initial states anew from this seed.
+            starts: [N] initial states by number; the next ones of the stream, or a collision's, if None.
+
+        Raises:
+            ValueError: for other shapes, parts of worlds or negative initial states.
+        """
+        if seed is not None:
+            self._stream = Stream(seed)
+        chosen = self._chosen(mask)
+        ids = chosen.nonzero().squeeze(1)
+        if len(ids):
+            numbers = self._stream.take(len(ids) * self.group)
+            if starts is not None:
+                self._stream.taken -= len(numbers)
+                numbers = self._vector("starts", starts).view(self.num_worlds, -1)[ids].flatten().long()
+            if bool((numbers < 0).any()):
+                raise ValueError(f"expected initial states >= 0, got {int(numbers.min())}")
+            self._begin(ids, numbers.view(len(ids), -1), named=starts is not None)
+        return self._observed()
+
+    def step(self, actions: Tensor) -> Transition:
+        """Execute the chunk `actions` [N, K, 4], clipped to [-1, 1]; who has ended or collided stays frozen.
+
+        In grad mode the reward and the observation carry gradients from the actions of all drones of a world, of this
+        step and of earlier ones since `detach` or the episode's beginning; but none through downwash.
+
+        Raises:
+            ValueError: for another shape, an action that is not finite, or before the first reset.
+        """
+        self._check(actions)
+        rewards, executed = [], []
+        for action in actions.float().unbind(1):
+            flying = (self._worlds.fate == FLYING) & ~self._over.unsqueeze(1)
+            rewards.append(self._fly(action.view(self.num_worlds, self.group, 4), flying))
+            executed.append(flying.flatten())
+        terminated, truncated = self._ended()
+        return Transition(
+            observation=self._observed(),
+            reward=torch.stack(rewards, 1),
+            executed=torch.stack(executed, 1),
+            terminated=terminated,
+            truncated=truncated,
+            success=truncated & (self._error().flatten() <= self.mdp.success_error_m),
+            metrics=self._metrics(),
+        )
+
+    def detach(self) -> None:
+        """Forget how the present state came about: gradients of later steps end here."""
+        self._worlds.state, self._seen = self._worlds.state.detach(), self._seen.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue bit for bit, as a tree of tensors and numbers."""
+        state = {name: tensor.detach().clone() for name, tensor in self._worlds.tensors().items()}
+        found = {
+            "worlds": state, "over": self._over.clone(), "seen": self._seen.detach().clone(),
+            "start": self.start.clone(), "seed": self._stream.seed, "taken": self._stream.taken,
+        }  # fmt: skip
+        if self.curriculum and self._replay:
+            found |= {"curriculum": dict(vars(self.curriculum)), "replay": self._replay.state_dict()}
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
+        """Continue from `state_dict`; returns the observations of all drones.
+
+        Raises:
+            ValueError: where the state is of other environments.
+        """
+        for name, mine in self._worlds.tensors().items():
+            if state["worlds"][name].shape != mine.shape:
+                raise ValueError(
+                    f"the saved {name} has shape {tuple(state['worlds'][name].shape)}, expected {tuple(mine.shape)}; "
+                    "use the num_envs, drones and options that it was saved with"
+                )
+        self._worlds = Worlds(**{field.name: state["worlds"][field.name].clone() for field in fields(Worlds)})
+        self._over, self._seen, self.start = (state[name].clone() for name in ("over", "seen", "start"))
+        self._stream = Stream(state["seed"])
+        self._stream.taken = state["taken"]
+        if self.curriculum and self._replay:
+            vars(self.curriculum).update(state["curriculum"])
+            self._replay.load_state_dict(state["replay"])
+        return self._observed()
+
+    def _programs(self) -> tuple[Program, Program]:
+        state = Group("state", self.options.state_rows, differentiable=True)
+        action, force = Group("action", 4, differentiable=True), Group("force", self.options.disturbance_rows)
+        airframe, steps, key = Group("airframe", len(PARAMETERS), UNIFORM), Group("steps", 1), Group("key", 2, WORD)
+        sensed, true = Group("sensed", 18, differentiable=True), Group("true", 18, differentiable=True)
+        return (
+            Program("fly", (state, action, force, airframe), (state,), self._dynamics),
+            Program("sense", (state, steps, key), (sensed, true), self._sense),
+        )
+
+    def _dynamics(self, state: Rows, action: Rows, force: Rows, airframe: Rows) -> dict[str, Rows]:
+        return {"state": dynamics.step(state, action, force, dynamics.parameters(airframe), self.options)}
+
+    def _sense(self, state: Rows, steps: Rows, key: Rows) -> dict[str, Rows]:
+        """Position, rotation, velocity and angular velocity: as hover's sensors see them, and as they are."""
+        sensors, now = Hover(), Moment(Body.of(state), steps[0], [], [])
+        return {"sensed": sensors.observe(now, key if self.noise else None), "true": sensors.observe(now, None)}
+
+    def _build(self, key: Tensor) -> Worlds:
+        level = self.curriculum.level if self.curriculum else 1.0
+        return build(self.mdp, self.airframe, self.options, key, level * self.mdp.density)
+
+    def _begin(self, ids: Tensor, numbers: Tensor, named: bool) -> None:
+        """Begin episodes `numbers` [V, M] in worlds `ids` [V]."""
+        key = keys(self.split, numbers[:, 0])
+        self._worlds.put(ids, self._build(key))
+        if self._replay:
+            if self._replay.count and not named:
+                u = draws(key ^ 0x5BD1E995, 2)  # numbers that the world itself was not made of
+                again = u[0] < REPLAYED
+                self._worlds.put(ids[again], self._replay.take(u[1, again]))
+            self._replay.begin(self._worlds, ids)
+        self._over = self._over.index_fill(0, ids, False)
+        rows = (ids.unsqueeze(1) * self.group + torch.arange(self.group)).flatten()
+        self.start = self.start.index_copy(0, rows, numbers.flatten())
+        fresh, _, _ = self._look(self._worlds.fate == FLYING)
+        self._seen = self._seen.index_copy(0, rows, fresh[rows])
+
+    def _fly(self, action: Tensor, flying: Tensor) -> Tensor:
+        """One control step of who is `flying` [W, M] with `action` [W, M, 4]; returns the reward [N]."""
+        worlds = self._worlds
+        before = worlds.state
+        moved = self._moved(action, flying)
+        worlds.state = torch.where(flying.unsqueeze(-1), moved, before)
+        worlds.steps = worlds.steps + flying
+        seen, flight, near = self._look(flying, action.clamp(-1.0, 1.0) - before[..., BODY_ROWS : BODY_ROWS + 4])
+        self._seen = torch.where(flying.view(-1, 1), seen, self._seen)
+        found = torch.where(flying, reward(self.mdp, flight, worlds.cylinders, near), 0.0)
+        with torch.no_grad():
+            late = flying & (worlds.steps > self.step_limit - ERROR_STEPS)
+            worlds.error = worlds.error + torch.where(late, length(flight.to_goal), 0.0)
+            worlds.fate = torch.where(flying, collisions(flight.position, near), worlds.fate)
+            self._end(flying)
+        return found.flatten()
+
+    def _moved(self, action: Tensor, flying: Tensor) -> Tensor:
+        """States [W, M, S] after a control step."""
+        worlds = self._worlds
+        with torch.no_grad():
+            force = worlds.disturbance.clone()
+            weight = self.airframe.mass_kg * GRAVITY
+            force[..., 2] -= weight * downwash(worlds.state[..., :3], flying)
+        inputs = {"state": self._rows(worlds.state), "action": self._rows(action), "force": self._rows(force)}
+        found = self._kernels("fly", inputs | {"airframe": self._parameters})["state"]
+        return found.t()[: self.num_envs].view_as(worlds.state)
+
+    def _look(self, flying: Tensor, change: Tensor | None = None) -> tuple[Tensor, Flight, Any]:
+        """What drones observe [N, O] of themselves and of who is `flying`, their flights, and what is around them."""
+        worlds, shape = self._worlds, (self.num_worlds, self.group, -1)
+        rows = {"state": self._rows(worlds.state), "key": self._rows(worlds.key)}
+        rows["steps"] = self._rows(worlds.steps.unsqueeze(-1).float())
+        found = self._kernels("sense", rows)
+        sensed, true = (found[name].t()[: self.num_envs].view(shape) for name in ("sensed", "true"))
+        goal, place = worlds.goal(), true[..., :3]
+        with torch.no_grad():
+            near = around(self.mdp, place, flying, worlds.cylinders)
+        neighbours, obstacles = tokens(self.mdp, sensed[..., :3], sensed[..., 12:15], worlds.cylinders, near)
+        seen = torch.cat(
+            (
+                carrot(self.mdp, goal - sensed[..., :3]), sensed[..., 3:], sensed[..., 2:3],
+                neighbours.flatten(2), obstacles.flatten(2), worlds.state[..., BODY_ROWS : BODY_ROWS + 4],
+                worlds.disturbance, worlds.state[..., BODY_ROWS - 4 : BODY_ROWS] + self.airframe.hover_speed,
+            ), -1,
+        )  # fmt: skip
+        change = torch.zeros_like(place) if change is None else change
+        flight = Flight(place, true[..., 3:12], true[..., 12:15], true[..., 15:], goal - place, change)
+        return seen.flatten(0, 1), flight, near
+
+    def _rows(self, values: Tensor) -> Tensor:
+        """[W, M, R] as the kernels take it, [R, L]."""
+        flat = values.flatten(0, 1)
+        filled = torch.nn.functional.pad(flat, (0, 0, 0, pad(self.num_envs) - self.num_envs))
+        if filled.shape[1] == self.options.state_rows and len(filled) > self.num_envs:
+            quaternion = torch.zeros_like(filled)
+            quaternion[self.num_envs :, 3] = 1.0  # lanes beyond N compute, too: a rotation keeps them finite
+            filled = filled + quaternion
+        return filled.t().contiguous()
+
+    def _end(self, flying: Tensor) -> None:
+        """End the episodes of worlds in which that is due after a step of who was `flying` [W, M]."""
+        worlds = self._worlds
+        crashed = flying & (worlds.fate != FLYING)
+        late = (worlds.steps >= self.step_limit).any(1)
+        left = (worlds.fate == FLYING).any(1)
+        before = self._over
+        if self.curriculum and self._replay:
+            self._over = before | late | crashed.any(1)
+            ended = self._over & ~before
+            free = ended & ~crashed.any(1)
+            self.curriculum.add(int(ended.sum()), int(free.sum()))
+            if bool(crashed.any()):
+                self._replay.keep(crashed.any(1).nonzero().squeeze(1))
+            self._replay.remember(worlds)
+        else:
+            self._over = before | late | ~left
+
+    def _ended(self) -> tuple[Tensor, Tensor]:
+        """Terminated and truncated, [N] each."""
+        flying = self._worlds.fate == FLYING
+        over = self._over.unsqueeze(1)
+        return (over & ~flying).flatten(), (over & flying).flatten()
+
+    def _error(self) -> Tensor:
+        """Mean distance from the goal over the last second, m, [W, M]; NaN for who did not fly to the end."""
+        worlds = self._worlds
+        whole = (worlds.fate == FLYING) & (worlds.steps >= self.step_limit)
+        return torch.where(whole, worlds.error / min(ERROR_STEPS, self.step_limit), torch.nan)
+
+    def _metrics(self) -> dict[str, Tensor]:
+        worlds = self._worlds
+        whole = (worlds.fate == FLYING) & (worlds.steps >= self.step_limit)
+        hits = {"hit_drone": HIT_DRONE, "hit_obstacle": HIT_OBSTACLE, "hit_room": HIT_ROOM}
+        found = {
+            "collision_free": whole.float(),
+            "world_collision_free": whole.all(1, keepdim=True).expand_as(whole).float(),
+            **{name: (worlds.fate == fate).float() for name, fate in hits.items()},
+            "position_error_m": self._error(),
+        }
+        return {name: values.flatten() for name, values in found.items()}
+
+    def _observed(self) -> TensorDict:
+        parts, place = {}, 0
+        for key, spec in self.contract.observation.items():
+            size = math.prod(spec.shape)
+            parts[key] = self._seen[:, place : place + size].unflatten(1, spec.shape)
+            place += size
+        return TensorDict(parts, batch_size=[self.num_envs])
+
+    def _chosen(self, mask: Tensor | None) -> Tensor:
+        """Worlds [W] that the drones of `mask` make up."""
+        if mask is None:
+            return torch.ones(self.num_worlds, dtype=torch.bool)
+        members = self._vector("mask", mask).bool().view(self.num_worlds, self.group)
+        if bool((members.any(1) != members.all(1)).any()):
+            raise ValueError(
+                f"the {self.group} drones of a world begin together; expected a mask of whole worlds, got parts of "
+                f"{(members.any(1) & ~members.all(1)).nonzero().flatten().tolist()}"
+            )
+        return members[:, 0]
+
+    def _check(self, actions: Tensor) -> None:
+        expected = (self.num_envs, self.contract.executed, 4)
+        if actions.shape != expected:
+            raise ValueError(f"expected actions of shape {expected}, got {tuple(actions.shape)}")
+        if bool((self.start < 0).any()):
+            raise ValueError("an environment has no episode yet; call reset() first")
+        if not bool(actions.detach().isfinite().all()):
+            broken = (~actions.isfinite().all(-1).all(-1)).nonzero().flatten().tolist()
+            raise ValueError(f"actions of environments {broken} are not finite; check the policy's output")
+
+    def _vector(self, name: str, values: Tensor) -> Tensor:
+        if values.shape != (self.num_envs,):
+            raise ValueError(f"expected {name} of shape ({self.num_envs},), got {tuple(values.shape)}")
+        return values

@@ -1,0 +1,86 @@
+"""What helps a swarm to learn: obstacles that become more as fewer worlds end early, and collisions flown again.
+
+Both are those of arXiv 2309.13285. Letters: W worlds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sims.quadrotor.swarm_worlds import Worlds
+
+FIRST_LEVEL, RISE, RISES_AT, WINDOW = 0.5, 0.1, 0.25, 64
+"""The curriculum begins with this share of the obstacles, and adds so much, once at least this share of so many worlds
+has ended without a collision."""
+EVERY, SLOTS = 50, 3
+"""Worlds are remembered every so many control steps, this often: a collision is flown again from 1 to 1.5 s before."""
+CAPACITY = 256
+"""Collisions kept; the oldest give way."""
+
+
+class Curriculum:
+    """Share of the obstacles that worlds have, `level`, from `FIRST_LEVEL` to 1."""
+
+    def __init__(self) -> None:
+        self.level, self.ended, self.free = FIRST_LEVEL, 0, 0
+
+    def add(self, ended: int, free: int) -> None:
+        """Count worlds that `ended`, of which so many are `free` of collisions."""
+        self.ended, self.free = self.ended + ended, self.free + free
+        if self.ended >= WINDOW:
+            if self.free >= RISES_AT * self.ended:
+                self.level = min(1.0, self.level + RISE)
+            self.ended = self.free = 0
+
+
+class Replay:
+    """Worlds as they were a moment before a collision."""
+
+    def __init__(self, worlds: Worlds) -> None:
+        self.recent = [worlds.at(torch.arange(len(worlds.leg_s))) for _ in range(SLOTS)]
+        self.kept = worlds.at(torch.arange(1).expand(CAPACITY))
+        self.count = self.clock = 0
+
+    def begin(self, worlds: Worlds, ids: Tensor) -> None:
+        """Worlds `ids` [V] have begun anew: forget what was before."""
+        for slot in self.recent:
+            slot.put(ids, worlds.at(ids))
+
+    def remember(self, worlds: Worlds) -> None:
+        """Count a control step; take a picture of all `worlds` when it is time to."""
+        self.clock = (self.clock + 1) % EVERY
+        if self.clock == 0:
+            self.recent = [*self.recent[1:], worlds.at(torch.arange(len(worlds.leg_s)))]
+
+    def keep(self, ids: Tensor) -> None:
+        """Worlds `ids` [V] had a collision: keep the oldest picture of each."""
+        ids = ids[:CAPACITY]
+        place = (self.count + torch.arange(len(ids))) % CAPACITY
+        self.kept.put(place, self.recent[0].at(ids))
+        self.count += len(ids)
+
+    def take(self, u: Tensor) -> Worlds:
+        """Kept worlds by uniform numbers [V]."""
+        return self.kept.at((u * min(self.count, CAPACITY)).long())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as a tree."""
+        return {
+            "recent": {str(number): slot.tensors() for number, slot in enumerate(self.recent)},
+            "kept": self.kept.tensors(),
+            "count": self.count,
+            "clock": self.clock,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.recent = [_worlds(state["recent"][str(number)]) for number in range(SLOTS)]
+        self.kept, self.count, self.clock = _worlds(state["kept"]), state["count"], state["clock"]
+
+
+def _worlds(tensors: dict[str, Tensor]) -> Worlds:
+    return Worlds(**{field.name: tensors[field.name].clone() for field in fields(Worlds)})

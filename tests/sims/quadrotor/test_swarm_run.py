@@ -1,0 +1,40 @@
+"""A swarm as a user trains, films, measures and exports it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from embodied.network import PRESENT
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(program: str, *options: str) -> str:
+    completed = subprocess.run(
+        [sys.executable, program, *options], cwd=ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
+
+
+def test_a_swarm_learns_is_filmed_measured_and_exported(tmp_path: Path):
+    directory = tmp_path / "swarm"
+    small = ["num_envs=16", "env_steps=1500", "evaluation_starts=10", "evaluation_envs=8", "task.step_limit=40"]
+    run("train.py", "task=quadrotor_swarm", *small, "algorithm.decisions=20", f"output={directory}")
+    (row,) = json.loads((directory / "report.json").read_text())["evaluations"]
+    assert row["episodes"] == 16  # two whole worlds
+    assert {"collision_free", "world_collision_free", "hit_drone", "hit_obstacle", "hit_room"} <= row.keys()
+    hit = row["hit_drone"] + row["hit_obstacle"] + row["hit_room"]
+    assert abs(row["collision_free"] + hit - 1.0) < 1e-6
+    for name in ("trajectories.png", "video.mp4"):
+        assert (directory / name).stat().st_size > 1000
+    shown = run("evaluate.py", f"checkpoint={directory}", "episodes=8", "num_envs=5", "threads=1", "render=true")
+    assert "collision_free" in shown
+    assert (directory / "evaluation.mp4").stat().st_size > 1000
+    run("export.py", f"checkpoint={directory}", "target=c")
+    contract = json.loads((directory / "export" / "c" / "contract.json").read_text())
+    assert contract["observation"]["neighbours"]["names"][-1] == PRESENT
+    assert "force" not in contract["observation"]
