@@ -34,13 +34,34 @@ TWO_COLUMNS = ("r11", "r21", "r31", "r12", "r22", "r32")
 QUANTITIES: dict[str, Quantity] = {
     "position": (_spec(3, "m", "world", XYZ), lambda m: m.position),
     "rotation": (_spec(9, "1", "world", MATRIX), lambda m: m.rotation.reshape(9)),
-    "two_columns": (_spec(6, "", "world", TWO_COLUMNS), lambda m: frames.two_columns(m.rotation)),
-    "quaternion": (_spec(4, "1", "world", ("w", "x", "y", "z")), lambda m: frames.quaternion(m.rotation)),
+    "rotation.two_columns": (_spec(6, "", "world", TWO_COLUMNS), lambda m: frames.two_columns(m.rotation)),
+    "rotation.quaternion": (_spec(4, "1", "world", ("w", *XYZ)), lambda m: frames.quaternion(m.rotation)),
     "velocity": (_spec(3, "m/s", "world", XYZ), lambda m: m.velocity),
-    "body_velocity": (_spec(3, "m/s", "body", XYZ), lambda m: frames.to_body(m.rotation, m.velocity)),
+    "velocity.body": (_spec(3, "m/s", "body", XYZ), lambda m: _forward(m)),
+    "velocity.base": (_spec(2, "m/s", "base", ("x", "y")), lambda m: _forward(m)[:2]),
+    "velocity.drive": (
+        _spec(2, "m/s, rad/s", "base", ("speed", "yaw_rate")),
+        lambda m: np.array([_forward(m)[0], m.angular_velocity[2]]),
+    ),
     "angular_velocity": (_spec(3, "rad/s", "body", XYZ), lambda m: m.angular_velocity),
+    "yaw_rate": (_spec(1, "rad/s", "base", ()), lambda m: m.angular_velocity[2:]),
 }
-"""What can be observed of a motion, by name: its spec, and how to compute it."""
+"""What can be observed of a motion: its spec, and how to compute it. What follows a dot tells variants apart."""
+
+
+def _forward(motion: Motion) -> np.ndarray:
+    return frames.to_body(motion.rotation, motion.velocity)
+
+
+def quantities_of(wanted: Mapping[str, TensorSpec]) -> dict[str, str]:
+    """Which quantity each of the observations `wanted` is, for those that are one by key: the variant that fits."""
+    chosen = {}
+    for key, spec in wanted.items():
+        variants = [name for name in QUANTITIES if name.split(".")[0] == key]
+        if variants:
+            fits = [name for name in variants if not spec.differences(QUANTITIES[name][0])]
+            chosen[key] = (fits or variants)[0]
+    return chosen
 
 
 def motion_specs(quantities: Mapping[str, str]) -> dict[str, TensorSpec]:
@@ -61,24 +82,24 @@ def observed(motion: Motion, quantities: Mapping[str, str]) -> dict[str, np.ndar
 
 
 def motion_of(arrays: Arrays, quantities: Mapping[str, str]) -> Motion:
-    """The motion that was observed as `arrays`: `observed`'s inverse.
-
-    Raises:
-        ValueError: where position or attitude is not among them; a velocity that is not is zero.
-    """
-    by_name = {name: np.asarray(arrays[key], np.float64) for key, name in quantities.items()}
-    turns: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-        "rotation": lambda values: values.reshape(3, 3),
-        "two_columns": frames.from_two_columns,
-        "quaternion": frames.matrix,
-    }
-    known = [turn(by_name[name]) for name, turn in turns.items() if name in by_name]
-    if not known or "position" not in by_name:
-        raise ValueError(f"expected a position and an attitude to send, got {list(by_name)}")
-    velocity = by_name.get("velocity")
-    if velocity is None:
-        velocity = frames.to_world(known[0], by_name.get("body_velocity", np.zeros(3)))
-    return Motion(by_name["position"], known[0], velocity, by_name.get("angular_velocity", np.zeros(3)))
+    """The motion that was observed as `arrays`: `observed`'s inverse; what is not among them is zero, and level."""
+    seen = {name: np.asarray(arrays[key], np.float64) for key, name in quantities.items()}
+    rotation, rate = np.eye(3), seen.get("angular_velocity", np.zeros(3))
+    if "rotation" in seen:
+        rotation = seen["rotation"].reshape(3, 3)
+    elif "rotation.two_columns" in seen:
+        rotation = frames.from_two_columns(seen["rotation.two_columns"])
+    elif "rotation.quaternion" in seen:
+        rotation = frames.matrix(seen["rotation.quaternion"])
+    forward = seen.get("velocity.body", np.zeros(3))
+    if "velocity.base" in seen:
+        forward[:2] = seen["velocity.base"]
+    if "yaw_rate" in seen:
+        rate[2] = seen["yaw_rate"][0]
+    if "velocity.drive" in seen:
+        forward[0], rate[2] = seen["velocity.drive"]
+    velocity = seen["velocity"] if "velocity" in seen else frames.to_world(rotation, forward)
+    return Motion(seen.get("position", np.zeros(3)), rotation, velocity, rate)
 
 
 def read_pose(pose: Message) -> tuple[np.ndarray, np.ndarray]:
@@ -94,11 +115,18 @@ def write_pose(pose: Message, position: np.ndarray, rotation: np.ndarray) -> Non
     pose.orientation.x, pose.orientation.y, pose.orientation.z, pose.orientation.w = x, y, z, w
 
 
+def check_frame(message: Message, expected: str) -> None:
+    """Raise ValueError where the message is in another frame than `expected`."""
+    if message.header.frame_id != expected:
+        raise ValueError(f"expected a message in frame {expected!r}, got {message.header.frame_id!r}")
+
+
 @dataclass
 class Odometry:
-    """nav_msgs/Odometry: pose in the world; the twist, which ROS gives in the body's axes, as velocity in either."""
+    """nav_msgs/Odometry: pose in `frame_id`, the contract's world; the twist is in the body's axes on the wire."""
 
     quantities: Mapping[str, str]
+    frame_id: str = "odom"
     message: str = "nav_msgs/msg/Odometry"
     specs: Mapping[str, TensorSpec] = field(init=False)
 
@@ -108,6 +136,7 @@ class Odometry:
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
         """Observations by key."""
+        check_frame(message, self.frame_id)
         position, rotation = read_pose(message.pose.pose)
         twist = message.twist.twist
         velocity = frames.to_world(rotation, vector(twist.linear))
@@ -117,7 +146,7 @@ class Odometry:
         """The robot's side of it."""
         motion = motion_of(arrays, self.quantities)
         message = types(self.message)()
-        set_stamp(message, stamp_s, "odom")
+        set_stamp(message, stamp_s, self.frame_id)
         message.child_frame_id = "base_link"
         write_pose(message.pose.pose, motion.position, motion.rotation)
         set_vector(message.twist.twist.linear, frames.to_body(motion.rotation, motion.velocity))
@@ -127,20 +156,22 @@ class Odometry:
 
 @dataclass
 class Pose:
-    """geometry_msgs/PoseStamped: position and attitude, of an end effector or of a body seen by motion capture."""
+    """geometry_msgs/PoseStamped: position and attitude in `frame_id`, the contract's world."""
 
     quantities: Mapping[str, str]
+    frame_id: str
     message: str = "geometry_msgs/msg/PoseStamped"
     specs: Mapping[str, TensorSpec] = field(init=False)
 
     def __post_init__(self) -> None:
         """Raise ValueError for a quantity that a pose does not have."""
-        if moving := [name for name in self.quantities.values() if name.endswith("velocity")]:
+        if moving := [name for name in self.quantities.values() if not name.startswith(("position", "rotation"))]:
             raise ValueError(f"a pose has no {', '.join(moving)}; take them from odometry")
         self.specs = motion_specs(self.quantities)
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
         """Observations by key."""
+        check_frame(message, self.frame_id)
         position, rotation = read_pose(message.pose)
         return observed(Motion(position, rotation, np.zeros(3), np.zeros(3)), self.quantities)
 
@@ -148,7 +179,7 @@ class Pose:
         """The robot's side of it."""
         motion = motion_of(arrays, self.quantities)
         message = types(self.message)()
-        set_stamp(message, stamp_s, "world")
+        set_stamp(message, stamp_s, self.frame_id)
         write_pose(message.pose, motion.position, motion.rotation)
         return message
 
@@ -181,13 +212,14 @@ class Imu:
 
 @dataclass
 class LaserScan:
-    """sensor_msgs/LaserScan: ranges at `angles_rad` (anticlockwise from forward), each the nearest ray's.
+    """sensor_msgs/LaserScan: ranges at `angles_rad` (anticlockwise from the lidar's front), each the nearest ray's.
 
-    No return (infinite, or above the highest range of the spec) reads as the highest, too near as the lowest (REP 117).
+    No return (infinite) and more than `range_m` read as that, too near (minus infinity) as 0 (REP 117).
     """
 
     specs: Mapping[str, TensorSpec]
     angles_rad: np.ndarray
+    range_m: float
     message: str = "sensor_msgs/msg/LaserScan"
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
@@ -212,16 +244,16 @@ class LaserScan:
             )
         if np.isnan(ranges[index]).any():
             raise ValueError("LaserScan holds NaN; filter broken rays out in the driver")
-        return {key: as_spec(key, spec, ranges[index].clip(spec.low[0], spec.high[0]))}
+        return {key: as_spec(key, spec, ranges[index].clip(0.0, self.range_m))}
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
         """The robot's side of it: evenly spaced angles alone."""
         ((key, spec),) = self.specs.items()
         message = types(self.message)()
-        set_stamp(message, stamp_s, "base_link")
+        set_stamp(message, stamp_s, "laser")
         message.angle_min, message.angle_max = float(self.angles_rad[0]), float(self.angles_rad[-1])
         message.angle_increment = float(np.diff(self.angles_rad).mean())
-        message.range_min, message.range_max = float(spec.low[0]), float(spec.high[0])
+        message.range_min, message.range_max = 0.0, self.range_m
         message.ranges = array.array("f", as_spec(key, spec, arrays[key]).astype(np.float32).tobytes())
         return message
 

@@ -59,10 +59,13 @@ def installed(name: str) -> Callable[[], Message]:
 
 
 def stamp_s(message: Message) -> float | None:
-    """When the message was measured, s: its header's stamp, PX4's timestamp, or None where it carries none."""
+    """When the message was measured, s: its header's stamp, PX4's timestamp, or None where it carries none.
+
+    A header's stamp of zero is ROS's word for none.
+    """
     if hasattr(message, "header"):
         stamp = message.header.stamp
-        return stamp.sec + 1e-9 * stamp.nanosec
+        return stamp.sec + 1e-9 * stamp.nanosec or None
     if hasattr(message, "timestamp"):
         return 1e-6 * (getattr(message, "timestamp_sample", 0) or message.timestamp)
     if hasattr(message, "layout") and message.layout.dim and message.layout.dim[0].label == STAMP:

@@ -7,14 +7,14 @@ topics and services are relative, so that a node's namespace and remappings appl
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from embodied.contract import Contract, TensorSpec
-from real_robot.ros2.codecs import Arrays, Codec, Message, Types, fill, set_stamp
+from real_robot.ros2.codecs import Arrays, Codec, LabelledArrays, Message, Types, fill, set_stamp
 
 ACTION = "action"
 """The key under which a command's codec carries the action."""
@@ -42,11 +42,12 @@ PX4 = Qos(depth=1, reliability="best_effort", durability="transient_local")
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic and how its messages are read and written."""
+    """A topic and how its messages are read and written; one that is `lasting` counts however old its message is."""
 
     name: str
     codec: Codec
     qos: Qos
+    lasting: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,15 @@ class Status:
 
 
 @dataclass(frozen=True)
+class Derived:
+    """Observations `specs` that are computed from those of several topics, of which `used` serve nothing else."""
+
+    specs: Mapping[str, TensorSpec]
+    used: tuple[str, ...]
+    compute: Callable[[Arrays], dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
 class Table:
     """One robot: its topics, and what it does when it starts, holds and stops.
 
@@ -118,7 +128,7 @@ class Table:
         hold: the robot's own safe behaviour, from which it recovers.
         emergency: stops the robot for good.
         engage: makes the robot listen.
-        heartbeat, status: see there.
+        heartbeat, status, derived: see there.
         remembered: observations that are the last actions; see `REMEMBERED`.
         initial: action [A] that those begin with.
     """
@@ -132,6 +142,7 @@ class Table:
     engage: Behaviour = Behaviour()
     heartbeat: Heartbeat | None = None
     status: Status | None = None
+    derived: Derived | None = None
     remembered: Mapping[str, TensorSpec] = field(default_factory=dict)
     initial: tuple[float, ...] = ()
 
@@ -139,8 +150,18 @@ class Table:
     def contract(self) -> Contract:
         """What the robot observes and takes, for `Contract.bind`."""
         observation = {key: spec for topic in self.states for key, spec in topic.codec.specs.items()}
+        if self.derived:
+            kept = {key: spec for key, spec in observation.items() if key not in self.derived.used}
+            observation = kept | dict(self.derived.specs)
         action = self.command.codec.specs[ACTION]
         return Contract(observation | dict(self.remembered), action, self.control_dt_s)
+
+    def observe(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """The contract's observations, but for `remembered`, from the arrays of all `states`."""
+        if self.derived is None:
+            return dict(arrays)
+        kept = {key: value for key, value in arrays.items() if key not in self.derived.used}
+        return kept | self.derived.compute(arrays)
 
 
 def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
@@ -152,6 +173,37 @@ def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
         names = tuple(f"{name}{age}" for age in ages for name in action.names)
         specs[key] = TensorSpec((steps * size,), unit=action.unit, frame=action.frame, names=names)
     return specs
+
+
+def action_spec(wanted: Contract, names: Sequence[str], unit: str, frame: str = "") -> TensorSpec:
+    """An action of the elements `names` in this order, with the policy's limits where it commands the same ones."""
+    spec = TensorSpec((len(names),), unit=unit, frame=frame, names=tuple(names))
+    if not wanted.action.low or set(names) != set(wanted.action.names):
+        return spec
+    order = [wanted.action.names.index(name) for name in names]
+    low, high = ([values[place] for place in order] for values in (wanted.action.low, wanted.action.high))
+    return replace(spec, low=tuple(low), high=tuple(high))
+
+
+def make_table(
+    name: str, wanted: Contract, rate_hz: float, states: Sequence[Topic], command: Topic, arrays: Sequence[str],
+    hold: Behaviour, emergency: Behaviour, **others: Any,  # noqa: ANN401 - the fields of Table
+) -> Table:  # fmt: skip
+    """The table of a robot, with labelled arrays and remembered actions as `wanted` asks for them.
+
+    Raises:
+        ValueError: for `arrays` that the policy does not observe.
+    """
+    if missing := [key for key in arrays if key not in wanted.observation]:
+        raise ValueError(f"arrays {missing} are no observations of the policy; it reads {list(wanted.observation)}")
+    specs = {key: wanted.observation[key] for key in arrays}
+    labelled = (Topic("observation", LabelledArrays(specs), COMMAND),) if specs else ()
+    action = command.codec.specs[ACTION]
+    initial = action.low if name == "px4_actuators" else (0.0,) * len(action.names)  # rotors begin at standstill
+    return Table(
+        name, (*states, *labelled), command, 1.0 / rate_hz, hold, emergency,
+        remembered=remembered(wanted, action), initial=initial, **others,
+    )  # fmt: skip
 
 
 def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Table:

@@ -10,6 +10,10 @@ from real_robot.ros2 import body_codecs
 from real_robot.ros2.robots import ROBOTS
 from real_robot.ros2.tables import ACTION, robot_table
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.vehicle.environment import VehicleEnvironment
+from sims.vehicle.navigate import Navigate
+from sims.vehicle.race import Race
+from sims.vehicle.vehicles import F1TENTH, JACKAL
 from tests.real_robot.messages import on_the_wire, types
 
 XYZ = ("x", "y", "z")
@@ -32,24 +36,20 @@ def arm(names: tuple[str, ...] = JOINTS, unit: str = "rad", **observation: Tenso
 
 END_EFFECTOR = {
     "end_effector_position": body_codecs.QUANTITIES["position"][0],
-    "end_effector_rotation": body_codecs.QUANTITIES["two_columns"][0],
+    "end_effector_rotation": body_codecs.QUANTITIES["rotation.two_columns"][0],
 }
 OBJECTS = {"object_position": TensorSpec((-1, 3), unit="m", frame="world", names=XYZ)}
 UR_JOINTS = tuple(
     f"{part}_joint" for part in ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
 )
+NAVIGATE = VehicleEnvironment(1, mdp=Navigate(), vehicle=JACKAL).contract
+RACE = VehicleEnvironment(1, mdp=Race(), vehicle=F1TENTH).contract
 MOTION = {key: body_codecs.QUANTITIES[key][0] for key in ("position", "rotation", "velocity", "angular_velocity")}
-LIDAR = TensorSpec((36,), unit="m", frame="body", low=(0.05,) * 36, high=(10.0,) * 36)
 
 
 def flying(action: TensorSpec) -> Contract:
     previous = {"previous_action": replace(action, low=(), high=())}
     return Contract(MOTION | previous, action, 0.01)
-
-
-def driving(*names: str, unit: str) -> Contract:
-    return Contract({"body_velocity": body_codecs.QUANTITIES["body_velocity"][0], "position": MOTION["position"],
-                     "rotation": MOTION["rotation"], "lidar": LIDAR}, bounded(names, unit), 0.1)  # fmt: skip
 
 
 def limits(names: tuple[str, ...], unit: str, frame: str, high: tuple[float, ...], thrust: bool) -> TensorSpec:
@@ -72,7 +72,7 @@ FULL_STATE = limits(
 ROWS = [
     ("simulation", HOVER, {}),
     ("simulation", arm(picture=TensorSpec((8, 8, 3), dtype="uint8"), **OBJECTS), {}),
-    ("joint_trajectory", arm(**END_EFFECTOR), {"rate_hz": 50.0, "joints": JOINTS, "pose_topic": "pose"}),
+    ("joint_trajectory", arm(**END_EFFECTOR), {"rate_hz": 50.0, "joints": JOINTS, "pose": ["pose", "base"]}),
     ("forward_position", arm(**OBJECTS), {"rate_hz": 50.0, "joints": JOINTS, "arrays": ["object_position"]}),
     ("forward_velocity", arm(unit="rad/s"), {"rate_hz": 50.0, "joints": JOINTS}),
     ("ur", arm(UR_JOINTS), {"rate_hz": 50.0, "tf_prefix": "left_"}),
@@ -82,9 +82,9 @@ ROWS = [
     ("px4_rates", flying(RATES), {"rate_hz": 100.0}),
     ("crazyswarm2", flying(ATTITUDE), {"rate_hz": 100.0}),
     ("crazyswarm2_full_state", flying(FULL_STATE), {"rate_hz": 100.0}),
-    ("diff_drive", driving("speed", "yaw_rate", unit="m/s, rad/s"), {"rate_hz": 10.0}),
-    ("diff_drive", driving("speed", "yaw_rate", unit="m/s, rad/s"), {"rate_hz": 10.0, "stamped": False}),
-    ("ackermann", driving("speed", "steering_angle", unit="m/s, rad"), {"rate_hz": 10.0}),
+    ("diff_drive", NAVIGATE, {"rate_hz": 10.0}),
+    ("diff_drive", NAVIGATE, {"rate_hz": 10.0, "stamped": False, "arrays": ["goal_distance", "goal_direction"]}),
+    ("ackermann", RACE, {"rate_hz": 20.0, "steering_joint": "steer"}),
 ]
 each_row = pytest.mark.parametrize(
     ("robot", "wanted", "options"), ROWS, ids=lambda value: value if isinstance(value, str) else ""
@@ -100,7 +100,7 @@ def test_a_row_serves_the_policy_it_is_for(robot, wanted, options):
     table = robot_table(robot, wanted, options)
     wanted.bind(table.contract)
     keys = [key for topic in table.states for key in topic.codec.specs] + list(table.remembered)
-    assert len(keys) == len(set(keys))  # nothing travels twice
+    assert len(keys) == len(set(keys))  # nothing comes twice
     assert not any(topic.name.startswith("/") for topic in (*table.states, table.command))  # namespaces apply
 
 
@@ -123,12 +123,34 @@ def test_commands_and_fixed_messages_survive_the_wire(robot, wanted, options):
     [
         ("joint_trajectory", arm(), {"rate_hz": 50.0, "joints": JOINTS}, np.arange(7.0)),
         ("forward_velocity", arm(unit="rad/s"), {"rate_hz": 50.0, "joints": JOINTS}, np.zeros(7)),
-        ("diff_drive", driving("speed", "yaw_rate", unit="m/s, rad/s"), {"rate_hz": 10.0}, np.zeros(2)),
+        ("diff_drive", NAVIGATE, {"rate_hz": 10.0}, np.zeros(2)),
     ],
 )
 def test_an_arm_holds_where_it_is_and_a_vehicle_brakes(robot, wanted, options, held):
     for behaviour in (robot_table(robot, wanted, options).hold, robot_table(robot, wanted, options).emergency):
         np.testing.assert_array_equal(behaviour.action({"joint_position": np.arange(7.0)}), held)
+
+
+def test_the_goal_is_told_from_odometry_and_goal_pose():
+    table = robot_table("diff_drive", NAVIGATE, {"rate_hz": 10.0})
+    quarter_turn_left = np.array([0, -1, 0, 1, 0, 0, 0, 0, 1.0])
+    seen = {"position": np.array([1.0, 1.0, 0.0]), "rotation": quarter_turn_left, "goal": np.array([4.0, 1.0, 9.0])}
+    observation = table.observe(seen | {"velocity": np.zeros(2)})
+    assert set(observation) == {"velocity", "goal_distance", "goal_direction"}
+    np.testing.assert_allclose(observation["goal_distance"], [3.0])
+    np.testing.assert_allclose(observation["goal_direction"], [0.0, -1.0], atol=1e-6)  # to the right
+    lasting = {topic.name for topic in table.states if topic.lasting}
+    assert lasting == {"goal_pose"}
+
+
+def test_lidars_are_read_where_the_simulators_beams_are():
+    for row, wanted, options, env in (
+        ("diff_drive", NAVIGATE, {"rate_hz": 10.0}, Navigate.LIDAR),
+        ("ackermann", RACE, {"rate_hz": 20.0, "steering_joint": "steer"}, Race.LIDAR),
+    ):
+        (scan,) = (topic.codec for topic in robot_table(row, wanted, options).states if topic.name == "scan")
+        np.testing.assert_allclose(scan.angles_rad, env.angles(), atol=1e-5)
+        assert scan.range_m == env.range_m
 
 
 def test_px4_holds_by_its_own_mode_and_stops_by_its_own_disarm():
