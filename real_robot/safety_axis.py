@@ -19,17 +19,26 @@ import math
 INF = math.inf
 
 
+Box = tuple[float, float, float, float]
+"""low, high of p; slowest, fastest w."""
+Stop = list[tuple[float, int]]
+"""Constant c for a number of periods, one after the other."""
+HALVINGS = 6
+
+
 class Axis:
     """One limited element, in periods: p, w, b and the stop that is kept.
 
     Args:
-        low, high: of p.
-        slowest, fastest: of w; slowest <= 0 <= fastest.
+        low: of p; infinite where it has no limits.
+        high: of p.
+        slowest: w, at most 0.
+        fastest: w, at least 0.
         most_b: of |b|.
         most_c: of |c|.
     """
 
-    __slots__ = ("b", "fastest", "high", "low", "most_b", "most_c", "p", "slowest", "stop", "w")
+    __slots__ = ("_stop", "_target", "b", "fastest", "high", "low", "most_b", "most_c", "p", "slowest", "w")
 
     def __init__(
         self, low: float, high: float, slowest: float, fastest: float, most_b: float = INF, most_c: float = INF
@@ -41,26 +50,25 @@ class Axis:
         self.most_c = min(most_c, 2.0 * self.most_b)
         self.start(0.0)
 
-    def start(self, position: float, velocity: float = 0.0) -> None:
-        """At `position`, with w = `velocity` and no acceleration."""
-        self.p, self.w, self.b = position, velocity, 0.0
-        self.stop: list[tuple[float, int]] = []
+    def start(self, position: float) -> None:
+        """At rest at `position`."""
+        self.p = self._target = position
+        self.w = self.b = 0.0
+        self._stop: Stop = []
 
     def toward(self, target: float) -> float:
-        """Move one period toward the position `target`, without passing it where it is out of one period's reach."""
+        """Move one period toward the position `target`; returns p.
+
+        A target that is out of reach is approached so that, if it moves on as it did, it is met and not passed.
+        """
         if self.most_c == INF:
             self.p = target
             return target
         target = min(max(target, self.low), self.high)
+        speed = min(max(target - self._target, self.slowest), self.fastest)
+        self._target = target
         if not self._take(target - self.p - self.w):
-            error, walls = target - self.p, (self.low, self.high)
-            # the target is a wall too, but where the stop that is kept already ends behind it
-            if error > 0.0:
-                self.high = min(max(target, self._stopped_at()), self.high)
-            else:
-                self.low = max(min(target, self._stopped_at()), self.low)
-            self._approach(math.copysign(min(abs(error), self._speed_to_stop_in(abs(error))), error))
-            self.low, self.high = walls
+            self._approach(self._meet(target, speed))
             self.p = min(max(self.p, self.low), self.high)  # a stop's last step may round past the wall it ends at
         return self.p
 
@@ -69,23 +77,37 @@ class Axis:
         if self.most_c == INF:
             self.w = w
         elif not self._take(w - self.w):
-            self._approach(w)
+            self._approach(self._gain(w))
         return self.w
 
-    def _approach(self, w: float) -> None:
-        """Take the step toward the velocity `w` that goes as far as there is a stop from."""
+    def _meet(self, target: float, speed: float) -> float:
+        """The greatest b from which there is a way to meet `target`, which moves on by `speed`, and not to pass it."""
+        error = target - self.p
+        wanted = self._gain(speed + math.copysign(min(abs(error), self._speed_to_stop_in(abs(error))), error))
+        box = (-INF, target, -INF, INF) if error > 0.0 else (target, INF, -INF, INF)
+        braking = self._reach(math.copysign(INF, -error))
+        passing, best, b = wanted, braking, wanted
+        for _ in range(HALVINGS):
+            w = self.w + b
+            if self._stop_from(self.p + w, w - speed, b, box) is None:
+                passing = b
+            elif b == wanted:
+                return b
+            else:
+                best = b
+            b = 0.5 * (best + passing)
+        return best
+
+    def _gain(self, w: float) -> float:
+        """The b that leads to the velocity `w`, from where it falls to zero: b + (b - c) + ... = change."""
         change = min(max(w, self.slowest), self.fastest) - self.w
         size = abs(change)
-        # b' + (b' - c) + ... = change: the last b before it must fall to zero again
-        b = math.copysign(min(size, 0.5 * (math.sqrt(self.most_c * (self.most_c + 8.0 * size)) - self.most_c)), change)
-        b = min(max(b, self.b - self.most_c, -self.most_b), self.b + self.most_c, self.most_b)
-        kept = self.b + self.stop[0][0] if self.stop else 0.0
-        share = 1.0
-        for _ in range(6):
-            if self._take(kept + share * (b - kept)):
-                return
-            share *= 0.5
-        self._keep_stopping()
+        b = min(size, 0.5 * (math.sqrt(self.most_c * (self.most_c + 8.0 * size)) - self.most_c))
+        return self._reach(math.copysign(b, change))
+
+    def _reach(self, b: float) -> float:
+        """`b` as far as the next period can have it."""
+        return min(max(b, self.b - self.most_c, -self.most_b), self.b + self.most_c, self.most_b)
 
     def _speed_to_stop_in(self, distance: float) -> float:
         """The w from which braking, jerk included, needs at most `distance`: w^2 / 2B + w B / 2C = distance."""
@@ -94,68 +116,63 @@ class Axis:
         lag = 0.5 * self.most_b / self.most_c
         return self.most_b * (math.sqrt(lag * lag + 2.0 * distance / self.most_b) - lag)
 
-    def _stopped_at(self) -> float:
-        """Where the stop that is kept ends."""
-        p, w, b = self.p, self.w, self.b
-        for c, n in self.stop:
-            p += n * w + n * (n + 1) * (0.5 * b + c * (n + 2) / 6.0)
-            w += n * b + 0.5 * c * n * (n + 1)
-            b += n * c
-        return p
+    def _approach(self, b: float) -> None:
+        """Take the step nearest to `b`, from the stop that is kept, that leaves a way to stop."""
+        kept = self.b + self._stop[0][0] if self._stop else 0.0
+        share = 1.0
+        for _ in range(HALVINGS):
+            if self._take(kept + share * (b - kept)):
+                return
+            share *= 0.5
+        self._keep_stopping()
 
     def _keep_stopping(self) -> None:
         """Take the first step of the stop that is kept."""
-        if not self.stop:
+        if not self._stop:
             self.w = self.b = 0.0
             return
-        c, steps = self.stop[0]
+        c, steps = self._stop[0]
         self.b += c
         self.w += self.b
         self.p += self.w
         if steps > 1:
-            self.stop[0] = (c, steps - 1)
+            self._stop[0] = (c, steps - 1)
         else:
-            del self.stop[0]
+            del self._stop[0]
 
     def _take(self, b: float) -> bool:
         """Take the step with acceleration `b` where it is inside the limits and leaves a way to stop."""
         w = self.w + b
-        if (
-            not (-self.most_b <= b <= self.most_b and self.slowest <= w <= self.fastest)
-            or abs(b - self.b) > self.most_c
-        ):
-            return False
         p = self.p + w
+        if abs(b) > self.most_b or abs(b - self.b) > self.most_c or not self.slowest <= w <= self.fastest:
+            return False
         if (p > self.high and w > 0.0) or (p < self.low and w < 0.0):
             return False
-        stop = self._stop_from(p, w, b)
+        stop = self._stop_from(p, w, b, (self.low, self.high, self.slowest, self.fastest))
         if stop is None:
             return False
-        self.p, self.w, self.b, self.stop = p, w, b, stop
+        self.p, self.w, self.b, self._stop = p, w, b, stop
         return True
 
-    def _stop_from(self, p: float, w: float, b: float) -> list[tuple[float, int]] | None:
-        """A stop from p, w, b as [(c, periods), ...] that keeps all limits, or None where none is found.
+    def _stop_from(self, p: float, w: float, b: float, box: Box) -> Stop | None:
+        """A stop from p, w, b that stays in `box`, or None where none is found.
 
         Time-optimal but for whole periods: b goes to -peak, stays, and returns to zero with w. Mirrored so that w would
         be positive if b ceased.
         """
-        C = self.most_c
+        C, (low, high, slowest, fastest) = self.most_c, box
         periods = math.ceil(abs(b) / C)
-        side = 1.0 if w + 0.5 * b * (periods - 1) >= 0.0 else -1.0
-        w, b = side * w, side * b
-        fastest, ahead, behind = (
-            (self.fastest, max(self.high - p, 0.0), max(p - self.low, 0.0))
-            if side > 0
-            else (-self.slowest, max(p - self.low, 0.0), max(self.high - p, 0.0))
-        )
+        ahead, behind = max(high - p, 0.0), max(p - low, 0.0)
+        side = 1.0
+        if w + 0.5 * b * (periods - 1) < 0.0:
+            side, w, b, fastest, ahead, behind = -1.0, -w, -b, -slowest, behind, ahead
         rise, hold, fall = self._durations(w, b)
-        for _ in range(4):
+        extra = 1
+        for _ in range(12):
             peak = (w + 0.5 * b * (rise - 1)) / (0.5 * (rise + fall) + hold)
-            if peak < 0.0:
-                return None
             if abs(peak + b) > C * rise:
-                rise += 1
+                rise = max(min(rise + extra, periods), rise + 1)
+                extra *= 2
             elif peak > C * fall:
                 fall += 1
             elif peak > self.most_b:
@@ -165,10 +182,11 @@ class Axis:
         else:
             return None
         c = -(peak + b) / rise
-        if not self._fits(w, b, c, (rise, hold, fall), peak, fastest, ahead, behind):
+        if peak < 0.0 or not _fits(w, b, c, (rise, hold, fall), peak, (fastest, ahead, behind)):
             return None
-        stop = [(side * c, rise), (0.0, hold), (side * peak / fall, fall)]
-        return [segment for segment in stop if segment[1]] if not hold else stop
+        if hold:
+            return [(side * c, rise), (0.0, hold), (side * peak / fall, fall)]
+        return [(side * c, rise), (side * peak / fall, fall)]
 
     def _durations(self, w: float, b: float) -> tuple[int, int, int]:
         """Whole periods of the fastest stop: falling to the peak, staying there, returning."""
@@ -179,25 +197,23 @@ class Axis:
         hold = math.ceil((w + 0.5 * b * b / C - B * B / C) / B)
         return max(math.ceil((b + B) / C), 1), max(hold, 0), max(math.ceil(B / C), 1)
 
-    @staticmethod
-    def _fits(
-        w: float, b: float, c: float, periods: tuple[int, int, int], peak: float, fastest: float, ahead: float,
-        behind: float,
-    ) -> bool:  # fmt: skip
-        """Whether the stop stays within `fastest`, the room `ahead` and the room `behind`."""
-        rise, hold, fall = periods
-        if b > 0.0:  # still gaining speed
-            n = min(int(-b / c), rise)
-            if w + n * b + 0.5 * c * n * (n + 1) > fastest:
-                return False
-        if w < 0.0:  # still moving backward, until w changes sign
-            half = b + 0.5 * c
-            root = math.sqrt(max(half * half - 2.0 * c * w, 0.0))
-            n = min(int((root - half) / c) if c else 0, rise)
-            if n * w + 0.5 * b * n * (n + 1) + c * n * (n + 1) * (n + 2) / 6.0 < -behind:
-                return False
-        distance = rise * w + rise * (rise + 1) * (0.5 * b + c * (rise + 2) / 6.0)
-        w += rise * b + 0.5 * c * rise * (rise + 1)
-        distance += hold * w - 0.5 * peak * hold * (hold + 1)
-        w -= hold * peak
-        return distance + fall * w - peak * (fall + 1) * (0.5 * fall - (fall + 2) / 6.0) <= ahead
+
+def _fits(
+    w: float, b: float, c: float, periods: tuple[int, int, int], peak: float, room: tuple[float, float, float]
+) -> bool:
+    """Whether the stop stays within the fastest w, the room ahead and the room behind."""
+    (rise, hold, fall), (fastest, ahead, behind) = periods, room
+    if b > 0.0:  # still gaining speed
+        n = min(int(-b / c), rise)
+        if w + n * b + 0.5 * c * n * (n + 1) > fastest:
+            return False
+    if w < 0.0:  # still moving backward, until w changes sign
+        half = b + 0.5 * c
+        n = min(int((math.sqrt(max(half * half - 2.0 * c * w, 0.0)) - half) / c) if c else 0, rise)
+        if n * w + n * (n + 1) * (0.5 * b + c * (n + 2) / 6.0) < -behind:
+            return False
+    distance = rise * w + rise * (rise + 1) * (0.5 * b + c * (rise + 2) / 6.0)
+    w += rise * b + 0.5 * c * rise * (rise + 1)
+    distance += hold * w - 0.5 * peak * hold * (hold + 1)
+    w -= hold * peak
+    return distance + fall * w - peak * (fall + 1) * (0.5 * fall - (fall + 2) / 6.0) <= ahead
