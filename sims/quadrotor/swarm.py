@@ -57,6 +57,7 @@ class Swarm:
             vector, rad.
         force_scale, torque_scale: standard deviation of the episode's force and torque per axis, in weights.
         speed_m_s: of the wanted velocity far from the goal.
+        flow_radius_m: of the cylinders that it flows around, see `wanted_velocity`.
         slow_m: distance from the goal at which it has fallen to 0.7 of that.
         neighbour_margin_m, obstacle_margin_m, room_margin_m: gaps that cost nothing.
         foresight_s: gaps are those after this time, where they are closing.
@@ -80,6 +81,7 @@ class Swarm:
     torque_scale: float = 1.0 / 10000.0
     speed_m_s: float = 1.5
     slow_m: float = 1.0
+    flow_radius_m: float = 0.5
     neighbour_margin_m: float = 0.5
     obstacle_margin_m: float = 0.3
     room_margin_m: float = 0.5
@@ -202,15 +204,15 @@ def reward(mdp: Swarm, flight: Flight, cylinders: Tensor, near: Around) -> Tenso
     """A constant for being alive, less squares, [W, M]: of the velocity's distance from the wanted one, turning,
     yawing, jerking, and of how far margins to drones, obstacles and the room are entered.
 
-    The wanted velocity points at the goal and falls as it comes near.
+    The wanted velocity points at the goal, falls as it comes near, and flows around obstacles.
     """  # noqa: D205
-    wanted = flight.to_goal * (mdp.speed_m_s / (length(flight.to_goal).square() + mdp.slow_m**2).sqrt()).unsqueeze(-1)
     position = flight.position
     world = torch.arange(len(position), device=position.device).view(-1, 1, 1)
     relative = position[world, near.neighbour] - position.unsqueeze(2)
     apart = foreseen(mdp, relative, flight.velocity[world, near.neighbour] - flight.velocity.unsqueeze(2))
     apart = torch.where(near.neighbour_gap < AWAY_M - 1.0, apart - 2.0 * RADIUS_M, AWAY_M)
     relative = cylinders[world, near.obstacle] - position[..., :2].unsqueeze(2)
+    wanted = wanted_velocity(mdp, flight.to_goal, relative)
     beside = foreseen(mdp, relative, -flight.velocity[..., :2].unsqueeze(2)) - (OBSTACLE_RADIUS_M + RADIUS_M)
     aside = position - position.new_tensor([0.0, 0.0, HALF_ROOM_M])
     closing = (flight.velocity * aside.sign()).clamp_min(0.0)
@@ -226,6 +228,21 @@ def reward(mdp: Swarm, flight: Flight, cylinders: Tensor, near: Around) -> Tenso
         + mdp.weight_room * entered(inside, mdp.room_margin_m)
     )
     return mdp.reward_alive - cost
+
+
+def wanted_velocity(mdp: Swarm, to_goal: Tensor, cylinders: Tensor) -> Tensor:
+    """Where to and how fast, m/s, [W, M, 3], for the way `to_goal` [W, M, 3] and `cylinders` at [W, M, K, 2] from here.
+
+    A flow around each cylinder of radius a, which at the distance r turns U into U + (a / r)^2 (U - 2 (U e) e) for the
+    direction e of its middle: at its surface nothing flows towards it (Milne-Thomson, Theoretical Hydrodynamics).
+    """
+    straight = to_goal * (mdp.speed_m_s / (length(to_goal).square() + mdp.slow_m**2).sqrt()).unsqueeze(-1)
+    level = straight[..., None, :2]
+    apart = length(cylinders).unsqueeze(-1)
+    towards = cylinders / apart
+    share = (mdp.flow_radius_m / apart).clamp(max=1.0).square()
+    turned = share * (level - 2.0 * (level * towards).sum(-1, keepdim=True) * towards)
+    return torch.cat((straight[..., :2] + turned.sum(-2), straight[..., 2:]), -1)
 
 
 def foreseen(mdp: Swarm, relative: Tensor, moving: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from sims.quadrotor.swarm import (
     downwash,
     reward,
     tokens,
+    wanted_velocity,
 )
 from sims.quadrotor.swarm_worlds import LEGS, Worlds, build
 
@@ -130,6 +131,24 @@ def test_the_reward_is_what_the_formula_says():
     assert far[0].tolist() == pytest.approx([1.0, 1.0 - mdp.weight_velocity], abs=1e-4)
     turning = reward(mdp, flight(position, still, still, turning=2.0), pillars(), near)
     assert float(turning[0, 0]) == pytest.approx(1.0 - 12.0 * mdp.weight_angular_velocity, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cylinder", "expected"),
+    [
+        ((0.5, 0.0), (0.0, 0.0)),  # at its surface nothing flows towards it,
+        ((0.0, 0.5), (2.0, 0.0)),  # beside it twice as fast
+        ((1.0, 0.0), (0.75, 0.0)),
+        ((0.5, 0.5), (1.0, -0.5)),  # aside
+        ((AWAY_M, AWAY_M), (1.0, 0.0)),
+    ],
+)
+def test_the_wanted_velocity_flows_around_obstacles(cylinder, expected):
+    mdp = Swarm(speed_m_s=1.0, flow_radius_m=0.5)
+    wanted = wanted_velocity(mdp, place((1e4, 0, 0)), torch.tensor([[[cylinder]]], dtype=torch.float64))
+    assert wanted.flatten().tolist() == pytest.approx([*expected, 0.0], abs=1e-4)
+    near = wanted_velocity(mdp, place((0, 0, 1)), torch.full((1, 1, 1, 2), AWAY_M, dtype=torch.float64))
+    assert near.flatten().tolist() == pytest.approx([0, 0, 0.5**0.5], abs=1e-4)
 
 
 def test_margins_cost_what_is_entered_of_them_after_a_moment():
