@@ -11,45 +11,34 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
 from embodied import checkpoint, program
 from embodied.config import compose
-from policies.registry import POLICIES
+from policies.registry import trained_policy
 from real_robot.firmware.exporting import Export, Target, Weights, export, summary
 
 log = logging.getLogger("embodied")
-GROUPS = {"policy": POLICIES}
 
 
 @dataclass
 class ExportConfig:
-    """`weights=int8` is for target=c, `opset` (17 to 20) for target=onnx; `output` defaults to a folder in the run.
-
-    The policy is that of the checkpoint.
-    """
+    """`weights=int8` is for target=c, `opset` (17 to 20) for target=onnx; `output` defaults to a folder in the run."""
 
     checkpoint: str = MISSING
     target: Target = Target.c
     weights: Weights = Weights.float32
     opset: int | None = None
     output: str | None = None
-    policy: Any = MISSING
 
 
 def run(arguments: list[str]) -> None:
-    """Rebuild the policy from the saved configuration, without its task, and write it."""
-    config, _ = compose(ExportConfig, "export", arguments, GROUPS)
+    """Rebuild the policy from its checkpoint, without its task, and write it."""
+    config, _ = compose(ExportConfig, "export", arguments, {})
     options = Export(config.target, config.weights, config.opset, config.checkpoint)
     saved = checkpoint.load(config.checkpoint)
-    part = {kind: {"policy": saved.config.get(kind, {}).get("policy")} for kind in ("choices", "values")}
-    if None in (part["choices"]["policy"], part["values"]["policy"]):
-        raise ValueError(f"the configuration of {saved.path} says no policy; expected a checkpoint of train.py")
-    rebuilt, _ = compose(ExportConfig, "export", arguments, GROUPS, part)
-    policy = rebuilt.policy.build(saved.contract)
-    saved.restore(policy)
+    policy = trained_policy(saved)
     output = Path(config.output or Path(saved.path or "").parent.parent / "export" / options.name)
     record = export(policy, options, output)
     log.info(f"wrote {output}: {summary(record)}")

@@ -1,5 +1,13 @@
 """Policies by the name that `policy=` takes."""
 
+from typing import cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from embodied.checkpoint import Checkpoint
+from embodied.policy import TrainablePolicy
+from embodied.task import PolicyConfig
 from policies.attention import AttentionConfig
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
@@ -11,3 +19,21 @@ POLICIES: dict[str, type] = {
     "mlp": MLPConfig,
     "recurrent": RecurrentConfig,
 }
+
+
+def trained_policy(saved: Checkpoint) -> TrainablePolicy:
+    """The policy of a checkpoint of train.py, with its weights, without its task.
+
+    Raises:
+        ValueError: on one line, where the configuration names none of ours, or is of another version.
+    """
+    choice, values = (saved.config.get(kind, {}).get("policy") for kind in ("choices", "values"))
+    if choice not in POLICIES or values is None:
+        raise ValueError(f"the configuration of {saved.path} says no policy; expected a checkpoint of train.py")
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(POLICIES[choice]), values))
+    except OmegaConfBaseException as error:
+        raise ValueError(f"the policy of {saved.path} is of another version ({error}); train anew") from error
+    policy = cast(PolicyConfig, config).build(saved.contract)
+    saved.restore(policy)
+    return policy
