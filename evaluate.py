@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
 from embodied import checkpoint, program
+from embodied.chunking import Execution
 from embodied.compute import prepare
 from embodied.config import compose
+from embodied.delay import DelayedPolicy
 from embodied.evaluation import evaluate
 from embodied.files import complete_or_absent
 from embodied.report import evaluation_table, git_commit, versions
@@ -31,7 +33,8 @@ class EvaluateConfig:
     """`suite` and `assets` default to those of training, `distributions` to all of the task.
 
     `episodes` initial states of each task are run, or all where there are fewer; `seed` picks which of the wide
-    distribution. `video=true`, or `render=true`, films some of them.
+    distribution. `video=true`, or `render=true`, films some of them. With an `execution` (inpaint, blend, naive or
+    synchronous) inference takes `delay_s`, while the robot goes on. `executed` actions are run between observations.
     """
 
     checkpoint: str = MISSING
@@ -40,6 +43,9 @@ class EvaluateConfig:
     distributions: list[str] | None = None
     episodes: int = 50
     seed: int = 0
+    delay_s: float = 0.0
+    execution: str | None = None
+    executed: int | None = None
     num_envs: int = 100
     device: str = "cpu"
     threads: int | None = None
@@ -49,25 +55,31 @@ class EvaluateConfig:
 
 def run(arguments: list[str]) -> None:
     """Run all evaluations, print the table, write evaluation.json into the run."""
-    config, _ = compose(EvaluateConfig, "evaluate", arguments, {})
+    config, given = compose(EvaluateConfig, "evaluate", arguments, {})
     prepare(config.device, config.threads)
     saved = checkpoint.load(config.checkpoint)
-    changes = [f"task.{name}={value}" for name in ("suite", "assets") if (value := getattr(config, name)) is not None]
+    options = ("suite", "assets", "executed")
+    changes = [f"task.{name}={value}" for name in options if (value := getattr(config, name)) is not None]
     trained, composed = compose(TrainConfig, "train", changes, GROUPS, saved.config)
     task, distributions = trained.task, config.distributions or trained.task.distributions
     policy = trained.policy.build(saved.contract).to(config.device)
     saved.restore(policy)
+    if config.delay_s and not config.execution:
+        raise ValueError(f"delay_s needs execution=..., one of {', '.join(way.value for way in Execution)}")
+    if config.execution:
+        execution = Execution(config.execution)
+        policy = DelayedPolicy(policy, config.delay_s, execution, executed=config.executed, device=config.device)
     results = {}
     for distribution in distributions:
         env = task.environment(config.num_envs, distribution, "eval", device=config.device)
-        saved.bind(env.contract)
+        saved.bind(replace(env.contract, executed=saved.contract.executed) if config.executed else env.contract)
         results[distribution] = evaluate(
             env, policy, starts_per_task=config.episodes, first_start=config.seed * config.episodes,
             device=config.device, progress=distribution,
         )  # fmt: skip
     log.info(evaluation_table(results) + (f"\n{task.asset_kind} assets" if task.asset_kind else ""))
     directory = Path(saved.path or "").parent.parent
-    record: dict[str, Any] = asdict(config) | {"checkpoint": str(saved.path), "assets": task.asset_kind}
+    record: dict[str, Any] = given["values"] | {"checkpoint": str(saved.path), "assets": task.asset_kind}
     record |= {"task": composed["values"]["task"], "git_commit": git_commit(), "versions": versions()}
     record["evaluations"] = [{"distribution": name, **result.summary()} for name, result in results.items()]
     with complete_or_absent(directory / "evaluation.json") as temporary:

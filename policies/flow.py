@@ -4,7 +4,7 @@ pi_RL (arXiv 2510.25889) describes the two stochastic samplers. Differences from
 over object tokens, the critics have encoders of their own, and the noisy step of Flow-SDE is drawn per observation.
 
 Once it `ranks`, the policy draws several candidates for each chunk and executes the one of highest learned advantage
-(IDQL, arXiv 2304.10573; for chunks Q-chunking, arXiv 2507.07969).
+(IDQL, arXiv 2304.10573; for chunks Q-chunking, arXiv 2507.07969). Chunks that continue running ones are candidates too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from embodied.chunking import Running
 from embodied.config import at_least
 from embodied.contract import Contract
 from embodied.policy import Decision, Evaluation
@@ -28,6 +29,7 @@ from policies.flow_kernels import (
     flow_sde_step,
     gaussian_entropy,
     gaussian_log_prob,
+    guided_velocity,
     ode_step,
 )
 
@@ -48,7 +50,7 @@ class FlowConfig:
     normalised action. The supervised loss sees scenes mirrored and turned by up to `turn_rad` (0: as they are, for
     actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned; so does
     the loss of the advantage, by which the best of `candidates` chunks is chosen, of `explored_candidates` while it
-    explores.
+    explores. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta).
     """
 
     width: int = 64
@@ -62,6 +64,7 @@ class FlowConfig:
     hidden_distractors: float = 0.5
     candidates: int = 32
     explored_candidates: int = 8
+    guidance: float = 5.0
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible sizes."""
@@ -145,22 +148,60 @@ class FlowPolicy(nn.Module):
 
         Where it ranks, `log_prob` is the executed candidate's own, not that of having been chosen.
         """
+        noise = self._noise(observation, deterministic, generator)
+        count = noise.shape[1]
+        features = self.encoder(observation).repeat_interleave(count, 0)
+        path, noisy, log_prob = self._denoise(noise.flatten(0, 1), features, deterministic, generator)
+        actions = self.to_robot(path[:, -1])
+        rows = self._best(observation, actions, count)
+        sample = TensorDict({"path": path[rows], "noisy": noisy[rows]}, batch_size=list(observation.batch_size))
+        return Decision(actions[rows], sample, log_prob[rows])
+
+    @torch.no_grad()
+    def inpaint(
+        self,
+        observation: TensorDict,
+        running: Running,
+        *,
+        deterministic: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Decision:
+        """As `act`, every candidate guided to `running` (arXiv 2506.07339); ranked by what would be executed of it."""
+        x = self._noise(observation, deterministic, generator)
+        count = x.shape[1]
+        known, mask, keeps = (
+            part.repeat_interleave(count, 0) for part in (running.actions, running.soft_mask(), running.keeps())
+        )
+        x, target = x.flatten(0, 1), (known - self.action_mean) / self.action_std
+        features = self.encoder(observation).repeat_interleave(count, 0)
+        for step in range(self.grid.steps):
+            time = self.grid.times(torch.full((len(x),), step, device=x.device))
+            velocity = guided_velocity(
+                lambda x, time=time: self.velocity(x, time, features),
+                x, float(time[0]), target, mask, self.config.guidance,
+            )  # fmt: skip
+            x = ode_step(x, velocity, self.grid)
+        actions = torch.where(keeps.unsqueeze(-1), known, self.to_robot(x))
+        rows = self._best(observation, actions, count)
+        nothing = TensorDict({}, batch_size=list(observation.batch_size))
+        return Decision(actions[rows], nothing, torch.full((len(rows), 1), torch.nan, device=x.device))
+
+    def _noise(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Tensor:
+        """What C candidates are denoised from, [N, C, H, A]."""
         count = 1
         if self.ranks:
             count = self.config.candidates if deterministic else self.config.explored_candidates
         shape = (count, self.contract.horizon, self.contract.action.shape[-1])
         if deterministic:
-            noise = own_noise(observation, shape).to(self.device)
-        else:
-            noise = torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
-        features = self.encoder(observation).repeat_interleave(count, 0)
-        path, noisy, log_prob = self._denoise(noise.flatten(0, 1), features, deterministic, generator)
-        actions = self.to_robot(path[:, -1])
-        rows = torch.arange(0, len(path), count, device=path.device)
+            return own_noise(observation, shape).to(self.device)
+        return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
+
+    def _best(self, observation: TensorDict, actions: Tensor, count: int) -> Tensor:
+        """Rows [N] of those of `actions` [N * C, H, A] with the highest advantage among their C = `count`."""
+        rows = torch.arange(0, len(actions), count, device=actions.device)
         if count > 1:
             rows = rows + self.advantage(observation, actions.unflatten(0, (-1, count))).argmax(1)
-        sample = TensorDict({"path": path[rows], "noisy": noisy[rows]}, batch_size=list(observation.batch_size))
-        return Decision(actions[rows], sample, log_prob[rows])
+        return rows
 
     def advantage(self, observation: TensorDict, actions: Tensor) -> Tensor:
         """Advantage of each of C candidates [N, C, H, A] over what the policy does, in units of the return, [N, C]."""

@@ -3,12 +3,14 @@
 Convention (openpi): time 1 is noise, time 0 is the action; x_t = t * noise + (1 - t) * action and the network predicts
 the velocity u = noise - action. Letters: N samples, H chunk length, A action dimension, S denoising steps.
 
-Sources: Flow-SDE and Flow-Noise from pi_RL (arXiv 2510.25889), the SDE drift from Flow-GRPO (arXiv 2505.05470).
+Sources: Flow-SDE and Flow-Noise from pi_RL (arXiv 2510.25889), the SDE drift from Flow-GRPO (arXiv 2505.05470),
+guidance from real-time chunking (arXiv 2506.07339).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +53,25 @@ def flow_sde_step(
     noise_estimate = x + (1.0 - t) * velocity
     mean = x - grid.delta * velocity - sigma.square() * grid.delta / (2.0 * t) * noise_estimate
     return mean, math.sqrt(grid.delta) * sigma
+
+
+def guided_velocity(
+    velocity: Callable[[Tensor], Tensor], x: Tensor, time: float, target: Tensor, mask: Tensor, strongest: float
+) -> Tensor:
+    """Velocity [N, H, A] at `x` and `time` whose chunk is drawn to `target` [N, H, A] as `mask` [N, H] says.
+
+    Pseudo-inverse guidance (arXiv 2506.07339, equations 2 to 4), in which t is 1 - t:
+    u - w J^T mask (target - a), a = x - t u, J = da/dx, w = min(strongest, (t^2 + (1 - t)^2) / (t (1 - t))).
+    """
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        plain = velocity(x)
+        action = x - time * plain
+        error = (mask.unsqueeze(-1) * (target - action)).detach()
+        (pull,) = torch.autograd.grad(action, x, error)
+    denominator = time * (1.0 - time)
+    weight = min(strongest, (time**2 + (1.0 - time) ** 2) / denominator) if denominator > 0.0 else strongest
+    return plain.detach() - weight * pull
 
 
 def flow_noise_std(raw: Tensor, std_min: float, std_max: float) -> Tensor:

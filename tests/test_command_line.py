@@ -163,6 +163,17 @@ def test_resuming_a_finished_run_changes_nothing(copied: Path):
     assert files(copied) == before
 
 
+def test_an_evaluation_with_a_slow_policy(copied: Path, refused):
+    few = [f"checkpoint={copied}", "episodes=1", "num_envs=1", "threads=1", "distributions=[wide]"]
+    slow = ["delay_s=0.1", "execution=inpaint", "executed=2"]
+    completed = run("evaluate.py", *few, *slow)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    record = json.loads((copied / "evaluation.json").read_text())
+    assert (record["delay_s"], record["execution"], record["task"]["executed"]) == (0.1, "inpaint", 2)
+    assert "one of inpaint, blend" in refused(evaluate, *few, "delay_s=0.1")
+    assert "no more is covered by horizon=8 executed=4" in refused(evaluate, *few, "delay_s=0.3", "execution=naive")
+
+
 def test_eval_only_becomes_evaluate_with_the_options_it_has(finished: Path, monkeypatch):
     def become(path: str, arguments: list[str]) -> None:
         raise SystemExit(arguments)

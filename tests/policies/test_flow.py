@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.chunking import Running
 from policies.flow import FlowConfig, FlowPolicy, Sampler
 from tests.policies.observations import contract, observations
 
@@ -141,3 +142,38 @@ def test_the_advantage_learns_which_executed_actions_are_better() -> None:
 def test_scenes_are_turned_for_cartesian_actions_alone() -> None:
     with pytest.raises(ValueError, match="set turn_rad=0"):
         FlowConfig().build(contract())
+
+
+def running(actions: torch.Tensor, frozen: int, overlap: int) -> Running:
+    count = len(actions)
+    return Running(actions, torch.full((count,), frozen), torch.full((count,), overlap))
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_a_chunk_continues_the_running_one(ranks: bool) -> None:
+    policy, observation = make(), observations(40, seed=2)
+    if ranks:
+        policy.start_ranking()
+    alone = policy.act(observation, deterministic=True).actions
+    known = torch.full_like(alone, 0.3)
+    unguided = policy.inpaint(observation, running(known, 0, 0), deterministic=True).actions
+    torch.testing.assert_close(unguided, alone)
+    decision = policy.inpaint(observation, running(known, 1, 3), deterministic=True)
+    assert torch.equal(decision.actions[:, :1], known[:, :1])
+    assert decision.log_prob.isnan().all()
+    apart = (decision.actions - known).abs().mean((0, 2)) / (alone - known).abs().mean((0, 2))
+    assert apart[1] < 0.5
+    assert apart[1] < apart[2] < apart[3]
+    again = policy.inpaint(observation[:7], running(known[:7], 1, 3), deterministic=True).actions
+    torch.testing.assert_close(again, decision.actions[:7])
+
+
+def test_candidates_that_continue_are_ranked_by_what_would_run() -> None:
+    policy, observation = make(), observations(10, seed=4)
+    policy.start_ranking()
+    seen = []
+    policy.advantage = lambda observation, actions: seen.append(actions) or actions[..., 2, 0]
+    known = torch.full((10, 4, 2), 0.25)
+    decision = policy.inpaint(observation, running(known, 2, 2), deterministic=True)
+    assert torch.equal(seen[0][:, :, :2], known[:, None, :2].expand(-1, 32, -1, -1))
+    assert torch.equal(decision.actions, seen[0][torch.arange(10), seen[0][..., 2, 0].argmax(1)])

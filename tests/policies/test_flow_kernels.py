@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from policies.flow_kernels import TimeGrid, flow_noise_std, flow_sde_step, gaussian_log_prob, ode_step
+from policies.flow_kernels import (
+    TimeGrid,
+    flow_noise_std,
+    flow_sde_step,
+    gaussian_log_prob,
+    guided_velocity,
+    ode_step,
+)
 
 GRID = TimeGrid(4)
 
@@ -51,3 +58,16 @@ def test_log_prob_by_hand() -> None:
 def test_learned_deviation_stays_in_its_range() -> None:
     std = flow_noise_std(torch.tensor([-50.0, 0.0, 50.0]), 0.08, 0.16)
     assert std.tolist() == pytest.approx([0.08, math.sqrt(0.08 * 0.16), 0.16], rel=1e-5)
+
+
+@pytest.mark.parametrize(("time", "weight"), [(1.0, 5.0), (0.5, 2.0), (0.25, 10 / 3), (0.9, 82 / 9)])
+def test_guidance_against_a_linear_field_by_hand(time: float, weight: float) -> None:
+    """With u = M x the chunk is a = (I - t M) x, so its Jacobian is I - t M."""
+    generator = torch.Generator().manual_seed(0)
+    matrix, x, target = (torch.randn(*shape, generator=generator) for shape in ((4, 4), (3, 4, 1), (3, 4, 1)))
+    mask = torch.tensor([1.0, 0.5, 0.0, 0.0]).expand(3, -1)
+    found = guided_velocity(lambda x: matrix @ x, x, time, target, mask, 5.0)
+    jacobian = torch.eye(4) - time * matrix
+    pull = jacobian.T @ (mask.unsqueeze(-1) * (target - jacobian @ x))
+    torch.testing.assert_close(found, matrix @ x - min(weight, 5.0) * pull)
+    assert not found.requires_grad

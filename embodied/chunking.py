@@ -1,0 +1,145 @@
+"""How a new action chunk follows the one that runs, when inference takes time.
+
+A chunk from an observation at time t holds actions for t, t + dt, ... While it is computed the robot runs on with the
+chunk before it, so by the time it arrives its first actions are past: they are `frozen`. Letters: N observations, H
+actions of a chunk, A action dimension.
+
+Sources: real-time chunking (arXiv 2506.07339): frozen prefix, soft mask and guidance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, runtime_checkable
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.policy import Decision, Policy
+
+EARLY = 0.25
+"""Control steps by which a tick may come early and still count as on time."""
+
+
+class Execution(Enum):
+    """What a robot does with chunks that arrive late.
+
+    INPAINT: the new chunk is generated as a continuation of the running one, see `InpaintingPolicy`. BLEND: the two are
+    mixed linearly where they overlap, for policies that cannot inpaint. NAIVE: the new chunk begins with its first
+    action when it arrives. SYNCHRONOUS: the robot holds from the observation until its chunk arrives.
+    """
+
+    INPAINT = "inpaint"
+    BLEND = "blend"
+    NAIVE = "naive"
+    SYNCHRONOUS = "synchronous"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Execution:
+        raise ValueError(f"unknown execution {value!r}; expected one of {', '.join(way.value for way in cls)}")
+
+    @property
+    def aligned(self) -> bool:
+        """Whether action i of a chunk runs i control steps after its observation."""
+        return self in (Execution.INPAINT, Execution.BLEND)
+
+
+@dataclass(frozen=True)
+class Running:
+    """The chunk that runs, on the time axis of a new observation: action i is for i control steps after it.
+
+    The first `overlap` actions are known, the others are fillers; the first `frozen` of them will have run when the new
+    chunk arrives.
+    """
+
+    actions: Tensor  # [N, H, A]
+    frozen: Tensor  # [N] int
+    overlap: Tensor  # [N] int, at least `frozen`
+
+    def keeps(self) -> Tensor:
+        """Where a new chunk repeats this one, [N, H] bool."""
+        return _index(self.actions) < self.frozen.unsqueeze(1)
+
+    def soft_mask(self) -> Tensor:
+        """How strongly a new chunk is guided to this one, [N, H].
+
+        1 where frozen, then c (e^c - 1) / (e - 1) with c falling linearly to 0 where the overlap ends
+        (arXiv 2506.07339, equation 5).
+        """
+        falling = 1.0 - self._progress()
+        soft = falling * torch.expm1(falling) / math.expm1(1.0)
+        return torch.where(self.keeps(), 1.0, soft)
+
+    def blended(self, actions: Tensor) -> Tensor:
+        """This chunk where frozen, then linearly more of `actions` [N, H, A], these alone after the overlap."""
+        share = torch.where(self.keeps(), 0.0, self._progress()).unsqueeze(-1)
+        return torch.where(share == 0.0, self.actions, torch.lerp(self.actions, actions, share))
+
+    def _progress(self) -> Tensor:
+        """From 1 / (n + 1) at the first to n / (n + 1) at the last of the n overlapping actions not frozen, 1 after."""
+        first, length = self.frozen.unsqueeze(1), (self.overlap - self.frozen + 1).unsqueeze(1)
+        return ((_index(self.actions) - first + 1) / length).clamp(0.0, 1.0)
+
+
+@runtime_checkable
+class InpaintingPolicy(Policy, Protocol):
+    """A policy that can generate chunks as the continuation of the running ones."""
+
+    def inpaint(
+        self,
+        observation: TensorDict,
+        running: Running,
+        *,
+        deterministic: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Decision:
+        """As `act`, guided to `running`; begins with its frozen actions. What was guided has no log_prob: NaN."""
+        ...
+
+
+def check_execution(policy: Policy, execution: Execution) -> None:
+    """Raise ValueError where `policy` cannot do what `execution` asks for."""
+    if execution is Execution.INPAINT and not isinstance(policy, InpaintingPolicy):
+        raise ValueError(f"{type(policy).__name__} cannot inpaint; use execution=blend")
+
+
+def follow(
+    policy: Policy,
+    observation: TensorDict,
+    running: Running,
+    execution: Execution,
+    *,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+) -> Decision:
+    """The next chunks for observations [N]; those of aligned executions begin with the frozen actions of `running`."""
+    if execution is Execution.INPAINT:
+        assert isinstance(policy, InpaintingPolicy)
+        return policy.inpaint(observation, running, deterministic=deterministic, generator=generator)
+    decision = policy.act(observation, deterministic=deterministic, generator=generator)
+    if execution is Execution.BLEND:
+        decision.actions = running.blended(decision.actions)
+    return decision
+
+
+def shifted(actions: Tensor, steps: int) -> Tensor:
+    """Chunks [N, H, A] on a time axis that begins `steps` later; their last action fills what is missing."""
+    last = actions[:, -1:].expand(-1, min(steps, actions.shape[1]), -1)
+    return torch.cat((actions[:, steps:], last), 1)
+
+
+def steps_within(duration_s: float, control_dt_s: float) -> int:
+    """Whole control steps that have passed after `duration_s`, where ticks may come early by `EARLY`."""
+    return math.floor(duration_s / control_dt_s + EARLY)
+
+
+def steps_until(duration_s: float, control_dt_s: float) -> int:
+    """Control steps after which `duration_s` has passed."""
+    return max(0, math.ceil(duration_s / control_dt_s - 1e-6))
+
+
+def _index(actions: Tensor) -> Tensor:
+    return torch.arange(actions.shape[1], device=actions.device)
