@@ -1,61 +1,79 @@
-"""The one table of nodes and of what is launched together: it feeds the launch files and their tests."""
+"""The one table of nodes, and of what is launched together: it feeds the launch files and their tests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 PACKAGE = "embodied_ros2"
+CONFIGURE, ACTIVATE = 1, 3
+"""Transitions of lifecycle_msgs."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A launch argument: given as name:=value. An empty default leaves the parameter to the YAML file."""
+    """A launch argument, given as name:=value; one that is empty leaves the matter to the parameter file."""
 
     name: str
     default: str
     description: str
 
 
-ARGUMENTS = {
-    argument.name: argument
-    for argument in (
-        Argument("namespace", "", "prefix of all topics and services, such as cf1"),
-        Argument("use_sim_time", "false", "take time from /clock"),
-        Argument("parameters", "", "YAML file of parameters in place of config/<launch>.yaml"),
-        Argument("checkpoint", "", "directory of a run of train.py, or one of its checkpoints"),
-        Argument("robot", "", "row of real_robot/ros2/robots.py"),
+NAMESPACE = Argument("namespace", "", "before all relative topics and services, such as cf1")
+PARAMETERS = Argument("parameters", "", "parameter file in place of the one in config/")
+ACTIVATED = Argument("activate", "false", "activate policy_node at once, instead of by ros2 lifecycle set")
+USE_SIM_TIME = Argument("use_sim_time", "false", "take the time from /clock")
+LIMITS = Argument("limits", "", "file of safety limits in place of the one in config/")
+CHECKPOINT = Argument("checkpoint", "", "a run of train.py, or one of its checkpoints")
+ROBOT = Argument("robot", "", "what the robot speaks: a row of the README's table")
+RATE = Argument("rate_hz", "", "rate of commands, which must be the policy's")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A lifecycle node: its program, which is its name, too.
+
+    `parameters` are those that launch arguments set, by argument. A node that `waits` is activated by the operator,
+    unless activate:=true. Topics are remapped by the namespace alone: what robots call them is in the robot tables.
+    """
+
+    executable: str
+    parameters: Mapping[str, str]
+    waits: bool = False
+
+
+ALL = {name: name for name in ("use_sim_time", "checkpoint", "robot")} | {"rate_hz": "options.rate_hz"}
+NODES = {
+    node.executable: node
+    for node in (
+        Node("policy_node", ALL | {"limits": "limits"}, waits=True),
+        Node("safety_node", ALL | {"limits": "limits"}),
+        Node("recorder_node", ALL),
+        Node("sim_node", {"checkpoint": "checkpoint"}),
     )
 }
 
 
 @dataclass(frozen=True)
-class Node:
-    """One node: its executable, which is its name too, and which launch arguments it takes as parameters.
+class Launch:
+    """What a launch file starts, in order, and its arguments."""
 
-    `remappings` are topics by the name that the node knows.
-    """
-
-    executable: str
-    parameters: tuple[str, ...] = ()
-    remappings: Mapping[str, str] = field(default_factory=dict)
+    nodes: tuple[Node, ...]
+    arguments: tuple[Argument, ...]
 
 
-NODES = {
-    node.executable: node
-    for node in (
-        Node("policy_node", ("checkpoint", "robot")),
-        Node("safety_node", ("robot",)),
-        Node("recorder_node", ("robot",)),
-        Node("sim_node", ("checkpoint",)),
-    )
+def _launch(nodes: tuple[str, ...], *arguments: Argument) -> Launch:
+    return Launch(tuple(NODES[name] for name in nodes), (NAMESPACE, PARAMETERS, CHECKPOINT, *arguments))
+
+
+ON_A_ROBOT = (LIMITS, ACTIVATED, USE_SIM_TIME, ROBOT, RATE)
+SIMULATED = (LIMITS, replace(ACTIVATED, default="true"), replace(USE_SIM_TIME, default="true"))
+CONTROLLER = ("safety_node", "recorder_node", "policy_node")
+LAUNCHES = {
+    "arm": _launch(CONTROLLER, *ON_A_ROBOT),
+    "quadrotor": _launch(CONTROLLER, *ON_A_ROBOT),
+    "vehicle": _launch(CONTROLLER, *ON_A_ROBOT),
+    "sim": _launch(("sim_node", *CONTROLLER), *SIMULATED),
+    "sim_to_real_eval": _launch(("sim_node", *CONTROLLER), *SIMULATED),
 }
-
-LAUNCHES: dict[str, tuple[str, ...]] = {
-    "arm": ("policy_node", "safety_node", "recorder_node"),
-    "quadrotor": ("policy_node", "safety_node", "recorder_node"),
-    "vehicle": ("policy_node", "safety_node", "recorder_node"),
-    "sim": ("sim_node",),
-    "sim_to_real_eval": ("sim_node", "policy_node", "safety_node", "recorder_node"),
-}
-"""What each launch file starts, in order."""
+"""By name: launch/<name>.launch.py, whose parameters are in launch/config/<name>.yaml."""

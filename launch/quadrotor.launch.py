@@ -1,0 +1,15 @@
+"""A policy on a quadrotor: safety_node and recorder_node run, policy_node waits for its activation.
+
+ros2 launch embodied_ros2 quadrotor.launch.py checkpoint:=/path/to/run (more with --show-args)
+"""
+
+from pathlib import Path
+
+from launch import LaunchDescription
+
+from real_robot.ros2.launching import description
+
+
+def generate_launch_description() -> LaunchDescription:
+    """For ros2 launch."""
+    return description("quadrotor", Path(__file__).parent)

@@ -1,0 +1,15 @@
+"""A policy and its simulator over ROS topics, in real time: what to look at before a robot moves.
+
+ros2 launch embodied_ros2 sim.launch.py checkpoint:=/path/to/run (more with --show-args)
+"""
+
+from pathlib import Path
+
+from launch import LaunchDescription
+
+from real_robot.ros2.launching import description
+
+
+def generate_launch_description() -> LaunchDescription:
+    """For ros2 launch."""
+    return description("sim", Path(__file__).parent)
