@@ -56,6 +56,28 @@ def gae(
     return advantage, advantage + value
 
 
+def n_step(
+    reward: Tensor, executed: Tensor, terminated: Tensor, truncated: Tensor, n: int, *, discount: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns over up to `n` decisions (Sutton and Barto, Reinforcement Learning, chapter 7).
+
+    From each decision of a rollout, fewer where the episode or the rollout ends before: the discounted reward [T, N],
+    the factor of the value that follows [T, N] (zero after a termination; a time limit is no ending), and the decision
+    [T, N] after which that value is to be asked for. Arguments as `gae`'s.
+    """
+    rewards, done = chunk_reward(reward, discount), terminated | truncated
+    decay = discount ** executed.sum(-1).to(rewards.dtype)
+    total, carry = rewards, decay
+    last = torch.arange(len(rewards), device=rewards.device).unsqueeze(1).expand(rewards.shape)
+    for _ in range(n - 1):
+        following = (last + 1).clamp_max(len(rewards) - 1)
+        goes_on = (following > last) & ~done.gather(0, last)
+        total = torch.where(goes_on, total + carry * rewards.gather(0, following), total)
+        carry = torch.where(goes_on, carry * decay.gather(0, following), carry)
+        last = torch.where(goes_on, following, last)
+    return total, carry * ~terminated.gather(0, last), last
+
+
 def normalise(advantage: Tensor) -> Tensor:
     """Zero mean, unit standard deviation."""
     return (advantage - advantage.mean()) / (advantage.std() + 1e-8)

@@ -36,7 +36,11 @@ class ChunkReplay:
 
     def sample(self, count: int, generator: torch.Generator) -> TensorDict:
         """Draw `count` rows uniformly with replacement."""
-        return self.rows[torch.randint(len(self), (count,), generator=generator)]
+        rows = torch.randint(len(self), (count,), generator=generator)
+        # Copies rows, which is several times as fast as self.rows[rows].
+        return cast(
+            TensorDict, self.rows.apply(lambda part: part.index_select(0, rows.to(part.device)), batch_size=[count])
+        )
 
     @property
     def rows(self) -> TensorDict:

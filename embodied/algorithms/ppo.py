@@ -95,8 +95,8 @@ class PPO:
         stop = False
         for _ in range(self.config.epochs):
             order = torch.randperm(len(batch), generator=self.generator).to(batch.device)
-            for rows in order.split(self.config.minibatch):
-                metrics = self._step(_select(batch, rows))
+            for part in _select(batch, order).split(self.config.minibatch):
+                metrics = self._step(cast(TensorDict, part))
                 sums = {key: sums.get(key, 0.0) + value for key, value in metrics.items()}
                 count += 1
                 stop = metrics["kl"] > self.config.target_kl

@@ -3,13 +3,17 @@
 Differs from the paper:
     - many environments: an iteration stores `decisions` chunks of each, then takes `gradient_steps`;
     - exploration noise is the policy's own sampling, whose deviation is not trained;
+    - targets reach over `lookahead` decisions, as in D4PG (arXiv 1804.08617) uncorrected for what the policy would have
+      done in place of the later ones: with control at 100 Hz a single action changes next to nothing;
     - a chunk is one action: its discounted reward, and discount^k for what follows after k executed actions;
+    - the critics are smooth (tanh), and learn faster than the actor that climbs them; both rates fall;
     - the critics also read privileged observations (arXiv 1710.06542), the actor never does.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,7 +23,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.advantage import chunk_reward
+from embodied.advantage import n_step
+from embodied.algorithms.schedule import fall
 from embodied.config import at_least
 from embodied.environment import StartEnvironment
 from embodied.policy import DeterministicPolicy, TrainablePolicy
@@ -29,14 +34,20 @@ from embodied.rollout import Collector, Rollout
 
 @dataclass
 class TD3Config:
-    """Hyper-parameters of TD3; noise is in half ranges of the actions, gradient steps begin after `warmup` rows."""
+    """Hyper-parameters of TD3; noise is in half ranges of the actions, gradient steps begin after `warmup` rows.
 
-    decisions: int = 4
-    gradient_steps: int = 64
+    Learning rates fall linearly to their `final` share.
+    """
+
+    decisions: int = 16
+    gradient_steps: int = 100
+    lookahead: int = 8
     minibatch: int = 256
     capacity: int = 500_000
     warmup: int = 10_000
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
+    value_learning_rate: float = 1e-3
+    final: float = 0.1
     discount: float = 0.99
     averaging: float = 0.005
     target_noise: float = 0.2
@@ -46,7 +57,7 @@ class TD3Config:
 
     def __post_init__(self) -> None:
         """Raise ValueError for impossible sizes."""
-        at_least(self, 1, "decisions", "gradient_steps", "minibatch", "capacity", "policy_delay")
+        at_least(self, 1, "decisions", "gradient_steps", "lookahead", "minibatch", "capacity", "policy_delay")
 
     def build(
         self,
@@ -78,35 +89,39 @@ class TD3:
         low, high = torch.tensor(policy.contract.action.low), torch.tensor(policy.contract.action.high)
         self.centre, self.half_range = ((high + low) / 2).to(policy.device), ((high - low) / 2).to(policy.device)
         inputs = policy.feature_size + policy.contract.executed * len(low)
-        self.critics = nn.ModuleList(_critic(inputs, config.hidden) for _ in range(2)).to(policy.device)
+        self.critics = Critics([inputs, *config.hidden, 1]).to(policy.device)
         self.target_critics, self.target_policy = copy.deepcopy(self.critics), copy.deepcopy(policy)
-        self.critic_optimiser = torch.optim.Adam(self.critics.parameters(), config.learning_rate, fused=True)
+        self.critic_optimiser = torch.optim.Adam(self.critics.parameters(), config.value_learning_rate, fused=True)
         self.actor_optimiser = torch.optim.Adam(policy.mean_parameters(), config.learning_rate, fused=True)
         self.replay = ChunkReplay(config.capacity)
         self.gradient_steps = 0
 
     def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
-        """Store one rollout, then take gradient steps; returns the critics' mean loss and mean value."""
+        """Store one rollout, then take gradient steps; returns the critics' mean loss and the rows stored."""
         self.replay.add(self._rows(rollout))
         if self.replay.written < self.config.warmup:
             return {}
+        fall(self.actor_optimiser, progress, self.config.final, self.config.learning_rate)
+        fall(self.critic_optimiser, progress, self.config.final, self.config.value_learning_rate)
         losses = [self._step() for _ in range(self.config.gradient_steps)]
         return {"value_loss": float(torch.stack(losses).mean()), "replay": float(len(self.replay))}
 
     def _rows(self, rollout: Rollout) -> TensorDict:
-        started = rollout.executed.any(-1)
+        total, carry, last = n_step(
+            rollout.reward, rollout.executed, rollout.terminated, rollout.truncated, self.config.lookahead,
+            discount=self.config.discount,
+        )  # fmt: skip
         rows = TensorDict(
             {
                 "observation": rollout.observation,
-                "next_observation": rollout.next_observation,
+                "next_observation": rollout.next_observation[last, torch.arange(last.shape[1], device=last.device)],
                 "actions": rollout.actions[:, :, : rollout.reward.shape[-1]],
-                "reward": chunk_reward(rollout.reward, self.config.discount),
-                # What follows counts for nothing after a termination; a time limit is no ending.
-                "carry": self.config.discount ** rollout.executed.sum(-1).float() * ~rollout.terminated,
+                "reward": total,
+                "carry": carry,
             },
-            batch_size=list(rollout.done.shape),
+            batch_size=list(total.shape),
         )
-        return rows[started]
+        return rows.flatten(0, 1)
 
     def _step(self) -> Tensor:
         batch = self.replay.sample(self.config.minibatch, self.generator).to(self.policy.device)
@@ -132,7 +147,7 @@ class TD3:
 
     def _climb(self, observation: TensorDict) -> None:
         actions = self._scaled(self._executed(self.policy, observation))
-        loss = -self._values(self.critics[:1], observation, actions).mean()
+        loss = -self._values(self.critics, observation, actions)[0].mean()
         self.actor_optimiser.zero_grad()
         loss.backward()
         self.actor_optimiser.step()
@@ -147,9 +162,8 @@ class TD3:
     def _scaled(self, actions: Tensor) -> Tensor:
         return (actions - self.centre) / self.half_range
 
-    def _values(self, critics: Iterable[nn.Module], observation: TensorDict, actions: Tensor) -> Tensor:
-        inputs = torch.cat((self.policy.features(observation), actions.flatten(1)), -1)
-        return torch.stack([critic(inputs).squeeze(-1) for critic in critics])
+    def _values(self, critics: Critics, observation: TensorDict, actions: Tensor) -> Tensor:
+        return critics(torch.cat((self.policy.features(observation), actions.flatten(1)), -1))
 
     def state_dict(self) -> dict[str, Any]:
         """Critics, targets, optimisers, replay and the generator."""
@@ -167,16 +181,28 @@ class TD3:
         self.generator.set_state(state["generator"])
 
 
+class Critics(nn.Module):
+    """Two networks of layers of `sizes` with tanh between them, run together: inputs [B, I] to values [2, B]."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        bounds = [1.0 / math.sqrt(inputs) for inputs in sizes[:-1]]  # torch's own, of linear layers
+        shapes = list(zip(bounds, pairwise(sizes), strict=True))
+        self.weights = nn.ParameterList(torch.empty(2, *shape).uniform_(-bound, bound) for bound, shape in shapes)
+        self.biases = nn.ParameterList(torch.empty(2, 1, shape[1]).uniform_(-bound, bound) for bound, shape in shapes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Values."""
+        *hidden, last = zip(self.weights, self.biases, strict=True)
+        x = inputs.expand(2, *inputs.shape)
+        for weight, bias in hidden:
+            x = torch.baddbmm(bias, x, weight).tanh()
+        return torch.baddbmm(last[1], x, last[0]).squeeze(-1)
+
+
 _PARTS = ("critics", "target_critics", "target_policy", "critic_optimiser", "actor_optimiser", "replay")
 
 
 def _approach(targets: Iterable[Tensor], sources: Iterable[Tensor], share: float) -> None:
     for target, source in zip(targets, sources, strict=True):
         target.lerp_(source, share)
-
-
-def _critic(inputs: int, hidden: list[int]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for a, b in pairwise([inputs, *hidden]):
-        layers += [nn.Linear(a, b), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(hidden[-1], 1))

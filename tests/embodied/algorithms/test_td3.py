@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.td3 import TD3, TD3Config
+from embodied.algorithms.td3 import TD3, Critics, TD3Config
 from embodied.rollout import Collector
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
@@ -24,7 +24,7 @@ def make(seed: int = 0, **settings) -> tuple[MLPPolicy, TD3, Collector]:
 
 
 def test_targets_by_hand() -> None:
-    policy, learner, collector = make(target_noise=0.0)
+    policy, learner, collector = make(target_noise=0.0, lookahead=1)
     rows = learner._rows(collector.collect(6))
     ended = rows["carry"] == 0
     assert ended.any()
@@ -32,14 +32,43 @@ def test_targets_by_hand() -> None:
     seen = rows["next_observation"]
     actions = learner.target_policy.actions(seen)[:, :2] / 0.25
     inputs = torch.cat((policy.features(seen), actions.flatten(1)), -1)
-    both = torch.cat([critic(inputs) for critic in learner.target_critics], -1)
-    expected = torch.where(ended, rows["reward"], rows["reward"] + 0.9**2 * both.min(-1).values)
+    both = learner.target_critics(inputs)
+    expected = torch.where(ended, rows["reward"], rows["reward"] + 0.9**2 * both.min(0).values)
     limit = (rows["carry"] - 0.9).abs() < 1e-6  # a chunk of which the time limit left one action
     torch.testing.assert_close(learner._target(rows)[~limit], expected.detach()[~limit])
 
 
+def test_further_targets_are_asked_for_where_they_end() -> None:
+    _, learner, collector = make(lookahead=3)
+    rollout = collector.collect(6)
+    rows = learner._rows(rollout).view(6, 32)
+    going = ~rollout.done[:3].any(0)
+    assert going.any()
+    torch.testing.assert_close(
+        rows["next_observation", "position"][0, going], rollout.next_observation["position"][2, going]
+    )
+    torch.testing.assert_close(rows["carry"][0, going], torch.full((int(going.sum()),), 0.9**6))
+    assert (rows["carry"][rollout.terminated] == 0).all()
+
+
+def test_critics_are_two_networks() -> None:
+    critics = Critics([3, 5, 1])
+    x = torch.randn(7, 3)
+    for i, values in enumerate(critics(x)):
+        hidden = (x @ critics.weights[0][i] + critics.biases[0][i]).tanh()
+        torch.testing.assert_close(values, (hidden @ critics.weights[1][i] + critics.biases[1][i]).squeeze(1))
+
+
+def test_rates_fall_to_their_final_share() -> None:
+    _, learner, collector = make(gradient_steps=1)
+    learner.update(collector.collect(20), 1.0)
+    assert learner.gradient_steps == 1
+    rates = [each.param_groups[0]["lr"] for each in (learner.actor_optimiser, learner.critic_optimiser)]
+    assert rates == pytest.approx([3e-5, 1e-4])
+
+
 def test_learns_to_reach_from_sparse_reward() -> None:
-    _, learner, collector = make(learning_rate=3e-3)
+    _, learner, collector = make(learning_rate=3e-3, value_learning_rate=3e-3, lookahead=1, gradient_steps=64)
     rates = []
     for _ in range(60):
         rollout = collector.collect(8)
