@@ -52,7 +52,9 @@ class Still:
 def arm() -> tuple[Still, Limits]:
     """Joint positions at 1 kHz, a Franka's orders of magnitude."""
     spec = TensorSpec((7,), unit="rad", names=JOINTS)
-    contract = Contract({"joint_position": spec, "joint_torque": TensorSpec((7,), unit="N m", names=JOINTS)}, spec, DT_S)
+    contract = Contract(
+        {"joint_position": spec, "joint_torque": TensorSpec((7,), unit="N m", names=JOINTS)}, spec, DT_S
+    )
     each = {
         name: ElementLimits(
             low=-2.8, high=2.8, velocity=2.0, acceleration=10.0, jerk=500.0, measured=f"joint_position.{name}"
@@ -73,7 +75,7 @@ def quadrotor() -> tuple[Still, Limits]:
         "velocity": TensorSpec((3,), unit="m/s", names=axes),
         "attitude": TensorSpec((4,), names=("x", "y", "z", "w")),
     }
-    fence = {f"position.{axis}": Range(-5.0, 5.0, f"velocity.{axis}", 4.0) for axis in axes}
+    fence = {f"position.{axis}": Range(-5.0, 5.0, f"velocity.{axis}", 10.0, 4.0) for axis in axes}
     commands = {name: ElementLimits(velocity=100.0, rest=9.8 if name == "thrust" else 0.0) for name in names}
     still = {"position": np.zeros(3), "velocity": np.zeros(3), "attitude": np.array([0.0, 0.0, 0.0, 1.0])}
     limits = Limits(commands, fence, attitude="attitude", tilt_rad=1.0)

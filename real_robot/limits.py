@@ -59,19 +59,21 @@ class ElementLimits:
 class Range:
     """Bounds of an observed element: outside them the robot is stopped until `Safety.reset`.
 
-    Where `rate` names the observed derivative, the robot holds as soon as it could not stop inside at `deceleration`
-    (per s^2), which is what its own hold achieves: a geofence that is kept, whatever the action means.
+    Where `rate` names the observed derivative, the robot holds as soon as one more command could take it to where it
+    can't stop inside: commands achieve `acceleration` at most, the robot's own hold `deceleration` at least, per s^2. It
+    is a geofence that is kept whatever the action means.
     """
 
     low: float = -INF
     high: float = INF
     rate: str = ""
+    acceleration: float = 0.0
     deceleration: float = INF
 
     def __post_init__(self) -> None:
         """Raise ValueError for an empty range."""
-        if not (self.low < self.high and self.deceleration > 0):
-            raise ValueError(f"expected low < high and a positive deceleration, got {self}")
+        if not (self.low < self.high and self.deceleration > 0 and self.acceleration >= 0):
+            raise ValueError(f"expected low < high, acceleration >= 0 and deceleration > 0, got {self}")
 
 
 @dataclass
@@ -115,6 +117,6 @@ def load_limits(path: Path) -> Limits:
     try:
         limits = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Limits), OmegaConf.load(path)))
     except OmegaConfBaseException as error:
-        raise ValueError(f"{path}: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from error
     assert isinstance(limits, Limits)
     return limits

@@ -173,14 +173,16 @@ class Bounds:
         """Which bound could not be kept by holding after `delay_s`; "" for none."""
         for name, place, rate_place, bounds in self._rates:
             value, rate = (float(observation[key][index]) for key, index in (place, rate_place))
-            end = _stopped(value, rate, delay_s, bounds)
-            if not bounds.low <= end <= bounds.high:
-                return f"{name} would come to rest at {end:.4g}, outside {bounds.low:.4g} to {bounds.high:.4g}"
+            for side, bound in ((1.0, bounds.high), (-1.0, bounds.low)):
+                if _travel(side * rate, delay_s, bounds) > side * (bound - value):
+                    return f"{name} at {value:.4g} could not stop before {bound:.4g}"
         return ""
 
 
-def _stopped(value: float, rate: float, delay_s: float, bounds: Range) -> float:
-    return value + rate * delay_s + 0.5 * rate * abs(rate) / bounds.deceleration
+def _travel(rate: float, delay_s: float, bounds: Range) -> float:
+    """How far an element goes that speeds up for `delay_s` and is then brought to rest."""
+    faster = max(rate + bounds.acceleration * delay_s, 0.0)
+    return (rate + 0.5 * bounds.acceleration * delay_s) * delay_s + 0.5 * faster * faster / bounds.deceleration
 
 
 def _attitude(contract: Contract, key: str) -> list[Element]:

@@ -1,0 +1,50 @@
+"""A robot for tests: it does at once what it is told, and keeps a list of everything that it was told."""
+
+import numpy as np
+
+from embodied.contract import Contract, TensorSpec
+from real_robot.limits import Kind
+from real_robot.robot import Reading
+
+DT_S = 0.01
+NAMES = ("a", "b")
+
+
+def contract(dt_s: float = DT_S, names: tuple[str, ...] = NAMES, frame: str = "base") -> Contract:
+    """Positions of elements, measured and commanded in any of the three ways."""
+    spec = TensorSpec((len(names),), unit="m", frame=frame, names=names)
+    return Contract({"position": spec}, spec, dt_s)
+
+
+class Plant:
+    """Its measured position follows POSITION, VELOCITY or DELTA commands exactly; time passes by `tick`."""
+
+    def __init__(self, kind: Kind, start: np.ndarray, dt_s: float = DT_S, scale: float = 1.0) -> None:
+        self.contract = contract(dt_s, tuple("abcdefg"[: len(start)]))
+        self.kind, self.scale, self.position = kind, scale, np.array(start, np.float64)
+        self.told: list[np.ndarray | None] = []  # None: hold
+        self.ticks = 0
+
+    def clock(self) -> float:
+        return self.ticks * self.contract.control_dt_s
+
+    def tick(self) -> Reading:
+        self.ticks += 1
+        return self.read()
+
+    def read(self) -> Reading:
+        return Reading({"position": self.position.copy()}, self.clock(), self.ticks)
+
+    def write(self, action: np.ndarray) -> None:
+        self.told.append(action)
+        moved = action * self.scale
+        if self.kind is Kind.POSITION:
+            self.position = moved
+        else:
+            self.position = self.position + moved * (self.contract.control_dt_s if self.kind is Kind.VELOCITY else 1.0)
+
+    def hold(self) -> None:
+        self.told.append(None)
+
+    def close(self) -> None:
+        self.hold()
