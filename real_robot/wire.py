@@ -1,0 +1,97 @@
+"""What travels between policy client and server: msgpack with arrays, in openpi's encoding.
+
+Source: github.com/Physical-Intelligence/openpi, packages/openpi-client. An array is a map {b"__ndarray__": true,
+b"data", b"dtype", b"shape"}, a NumPy scalar {b"__npgeneric__": true, b"data", b"dtype"}. A server greets with a map of
+metadata; then every observation, a flat map, is answered by a map with "actions" [H, A], or by text that says what is
+wrong.
+
+Ours adds to the metadata "contract", and where they apply "initial_memory" and "inpaints"; to an observation the key
+OPTIONS, a map of "deterministic", "seed" and "running". Others ignore the first and leave out the second.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from embodied.extras import needs_extra
+
+OPTIONS = "__options__"
+KINDS = "biuf"
+"""Of dtypes that travel: bool, integers, floats. Never objects, which could be made to run code."""
+CLOSE_REFUSED, CLOSE_LATER = 1003, 1013
+"""Close codes (RFC 6455): after an answer that is an error; where there are too many clients."""
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    """`message`, of arrays, numbers, text, lists and maps, as bytes.
+
+    Raises:
+        ValueError: where it holds anything else.
+    """
+    with needs_extra("robot"):
+        import msgpack
+    try:
+        return bytes(msgpack.Packer(default=_encode).pack(message))
+    except TypeError as error:
+        raise ValueError(f"cannot send this: {error}") from error
+
+
+def unpack(data: bytes) -> dict[str, Any]:
+    """The inverse of `pack`; arrays are copies, writable.
+
+    Raises:
+        ValueError: on one line, for bytes that are no such message. Nothing in them is ever executed.
+    """
+    with needs_extra("robot"):
+        import msgpack
+    try:
+        message = msgpack.unpackb(data, object_hook=_decode, ext_hook=_refuse_extension)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"not a message of a policy client or server: {reason}") from error
+    if not isinstance(message, dict):
+        raise ValueError(f"not a message of a policy client or server: expected a map, got {type(message).__name__}")
+    return message
+
+
+def _encode(value: object) -> Any:  # noqa: ANN401 - what msgpack takes
+    if isinstance(value, np.ndarray | np.generic):
+        _check_dtype(value.dtype)
+    if isinstance(value, np.ndarray):
+        return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
+    if isinstance(value, np.generic):
+        return {b"__npgeneric__": True, b"data": value.item(), b"dtype": value.dtype.str}
+    raise TypeError(f"a {type(value).__name__}; expected arrays, numbers, text, lists and maps")
+
+
+def _decode(found: dict[Any, Any]) -> Any:  # noqa: ANN401 - any message
+    if b"__ndarray__" in found:
+        dtype, shape, data = _dtype(found[b"dtype"]), found[b"shape"], found[b"data"]
+        if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+            raise ValueError(f"an array of shape {shape!r}")
+        if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"an array of {dtype} and shape {shape} with other data")
+        return np.frombuffer(data, dtype).reshape(shape).copy()
+    if b"__npgeneric__" in found:
+        return _dtype(found[b"dtype"]).type(found[b"data"])
+    return found
+
+
+def _dtype(name: object) -> np.dtype:
+    if not isinstance(name, str):
+        raise ValueError(f"a dtype {name!r}")
+    dtype = np.dtype(name)
+    _check_dtype(dtype)
+    return dtype
+
+
+def _check_dtype(dtype: np.dtype) -> None:
+    if dtype.kind not in KINDS or dtype.itemsize > 8:
+        raise ValueError(f"an array of {dtype}; expected bool, integers or floats of up to 64 bits")
+
+
+def _refuse_extension(code: int, _: bytes) -> Any:  # noqa: ANN401 - msgpack's
+    raise ValueError(f"an extension type {code}")

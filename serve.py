@@ -1,0 +1,83 @@
+"""Serve a trained policy to robots: python serve.py checkpoint=DIR [key=value ...].
+
+DIR is a run, such as outputs/libero_pick/<time>, or one of its checkpoints. Clients are `real_robot/policy_client.py`
+and openpi's; they send the token in `token_file`, which is made where there is none. Without encryption: to reach a
+robot elsewhere, leave host as it is and use a tunnel. Options, with their defaults, are printed by --help.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import MISSING, OmegaConf
+
+from embodied import checkpoint, program
+from embodied.compute import prepare
+from embodied.config import compose
+from embodied.interrupt import GracefulStop
+from policies.registry import trained_policy
+from real_robot.policy_server import PolicyServer, ServerLimits
+
+log = logging.getLogger("embodied")
+
+
+@dataclass
+class ServeConfig:
+    """`port=0` takes a free one; `clients` at most are served at once; `token_file` defaults to one in the run."""
+
+    checkpoint: str = MISSING
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token_file: str | None = None
+    clients: int = 8
+    device: str = "cpu"
+    threads: int | None = None
+
+
+def run(arguments: list[str]) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    config, _ = compose(ServeConfig, "serve", arguments, {})
+    prepare(config.device, config.threads)
+    saved = checkpoint.load(config.checkpoint)
+    policy = trained_policy(saved).to(config.device)
+    token_file = Path(config.token_file or Path(saved.path or "").parent.parent / "policy_token")
+    limits = ServerLimits(clients=config.clients)
+    with (
+        GracefulStop() as stop,
+        PolicyServer(
+            policy, token(token_file), host=config.host, port=config.port, device=config.device, limits=limits
+        ) as server,
+    ):
+        log.info(f"serving {saved.path} at ws://{config.host}:{server.port}, token in {token_file}; Ctrl-C ends it")
+        while not stop.requested:
+            time.sleep(0.1)
+
+
+def token(path: Path) -> str:
+    """What stands in `path`; a new token, for the owner's eyes alone, where there is no such file.
+
+    Raises:
+        ValueError: where others may read it.
+    """
+    if not path.exists():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_urlsafe(32) + "\n")
+    if path.stat().st_mode & 0o077:
+        raise ValueError(f"others may read the token in {path}; chmod 600 {path}")
+    return path.read_text().strip()
+
+
+def describe() -> str:
+    """Options."""
+    return f"{__doc__}\n{OmegaConf.to_yaml(OmegaConf.structured(ServeConfig))}"
+
+
+if __name__ == "__main__":
+    sys.exit(program.main(run, describe, sys.argv[1:]))

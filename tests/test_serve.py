@@ -1,0 +1,71 @@
+"""serve.py as a user runs it: a process that serves a checkpoint until it is asked to stop."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import serve
+from embodied.checkpoint import Checkpoint
+from policies.registry import trained_policy
+from real_robot.policy_client import PolicyClient
+from tests.policies.test_registry import saved
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Checkpoint:
+    return saved(tmp_path / "run")
+
+
+@pytest.fixture
+def process(run: Checkpoint, tmp_path: Path) -> Iterator[subprocess.Popen]:
+    command = [sys.executable, "serve.py", f"checkpoint={tmp_path / 'run'}", "port=0"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_checkpoint_is_served_until_the_process_is_stopped(process, run: Checkpoint, tmp_path: Path):
+    found = re.search(r"at (ws://127\.0\.0\.1:\d+), token in (\S+);", process.stdout.readline())
+    assert found
+    uri, path = found[1], Path(found[2])
+    assert path == tmp_path / "run" / "policy_token"
+    assert path.stat().st_mode & 0o777 == 0o600
+    client = PolicyClient(uri, path.read_text().strip(), deadline_s=10.0)
+    observation = TensorDict({"x": torch.randn(1, 3)}, batch_size=[1])
+    expected = trained_policy(run).act(observation, deterministic=True).actions
+    assert torch.equal(client.act(observation, deterministic=True).actions, expected)
+    with pytest.raises(ConnectionRefusedError, match="401"):
+        PolicyClient(uri, "x" * 43)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=10.0) == 0
+
+
+def test_a_token_is_kept_and_not_shared(tmp_path: Path):
+    first = serve.token(tmp_path / "token")
+    assert len(first) >= 40
+    assert serve.token(tmp_path / "token") == first
+    (tmp_path / "token").chmod(0o644)
+    with pytest.raises(ValueError, match="chmod 600"):
+        serve.token(tmp_path / "token")
+
+
+def test_help_lists_the_options():
+    assert all(option in serve.describe() for option in ("checkpoint:", "host: 127.0.0.1", "token_file:", "clients: 8"))
+
+
+def test_a_missing_checkpoint_is_one_line(tmp_path: Path):
+    with pytest.raises(ValueError, match="no checkpoint in"):
+        serve.run([f"checkpoint={tmp_path}"])
+    assert list(tmp_path.iterdir()) == []
