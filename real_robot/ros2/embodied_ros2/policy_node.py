@@ -1,0 +1,15 @@
+"""The program policy_node."""
+
+from real_robot.ros2.managed import spin
+from real_robot.ros2.policy_node import PolicyNode
+
+from .parts import load_policy
+
+
+def main() -> None:
+    """Run it."""
+    spin(lambda: PolicyNode(load_policy))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""The program sim_node."""
+
+from real_robot.ros2.managed import spin
+from real_robot.ros2.sim_node import SimNode
+
+from .parts import load_environment
+
+
+def main() -> None:
+    """Run it."""
+    spin(lambda: SimNode(load_environment))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""What every node of ours shares: settings from ROS parameters, logged lifecycle errors, diagnostics, QoS reports."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rclpy.clock import Clock, ClockType
+from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.qos import qos_policy_name_from_kind
+from rclpy.signals import SignalHandlerOptions
+
+S, E = TypeVar("S"), TypeVar("E")
+OK, WARN, ERROR = (cast(bytes, getattr(DiagnosticStatus, level)) for level in ("OK", "WARN", "ERROR"))
+DIAGNOSTICS_PERIOD_S = 0.5
+ROS_OWN = ("use_sim_time", "qos_overrides", "start_type_description_service")
+"""Parameters of ROS itself, the first parts of their names."""
+
+
+@dataclass
+class Report:
+    """One line of /diagnostics: `level` is OK, WARN or ERROR."""
+
+    message: str = ""
+    level: bytes = OK
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ManagedNode(LifecycleNode, Generic[S]):
+    """A lifecycle node with `settings`, read from its parameters when it is configured.
+
+    A subclass says what `configure`, `activate`, `deactivate` and `cleanup` do; a ValueError of theirs is logged on one
+    line. A failed configure leaves the node unconfigured; any other failure is an error, after which the node has
+    deactivated and freed all it had, which is all that it has declared its `own`. `reports` are published on
+    /diagnostics twice a second, also while a simulator's clock stands still.
+    """
+
+    def __init__(self, name: str, settings: type[S]) -> None:
+        super().__init__(name, automatically_declare_parameters_from_overrides=True)
+        self._settings_type = settings
+        self.settings: S
+        self.reports: dict[str, Callable[[], Report]] = {}
+        self.steady = Clock(clock_type=ClockType.STEADY_TIME)
+        self._mismatches: dict[str, str] = {}
+        self._owned: list[Any] = []
+        self._diagnostics = self.create_publisher(DiagnosticArray, "/diagnostics", 10)
+        self.create_timer(DIAGNOSTICS_PERIOD_S, self._publish_diagnostics, clock=self.steady)
+
+    def configure(self) -> None:
+        """Make everything that `settings` ask for."""
+
+    def activate(self) -> None:
+        """Start."""
+
+    def deactivate(self) -> None:
+        """Stop, safely; also called after an error, when not all may have been made."""
+
+    def cleanup(self) -> None:
+        """Free what `configure` made and is not the node's `own`, as far as it came."""
+
+    def own(self, entity: E) -> E:
+        """A publisher, subscription, client, service or timer that cleaning up destroys; returned as it is."""
+        self._owned.append(entity)
+        return entity
+
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """ROS's transition."""
+
+        def start() -> None:
+            self.settings = read_settings(self, self._settings_type)
+            self.configure()
+
+        done = self._try("configure", start)
+        if done is not TransitionCallbackReturn.SUCCESS:
+            self._free()
+            return TransitionCallbackReturn.FAILURE
+        return done
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """ROS's transition."""
+        return self._try("activate", self.activate)
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """ROS's transition."""
+        return self._try("deactivate", self.deactivate)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """ROS's transition."""
+        return self._free()
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """ROS's transition: stops and frees all, from any state."""
+        self._try("deactivate", self.deactivate)
+        return self._free()
+
+    def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """ROS's transition after an error: stops and frees all, so that the node can be configured again."""
+        self._try("deactivate", self.deactivate)
+        return self._free()
+
+    def qos_events(self, topic: str) -> dict[str, Any]:
+        """Callbacks that report partners of incompatible QoS, for "subscription" and "publisher" of `topic`."""
+
+        def mismatch(event: Any) -> None:  # noqa: ANN401 - rclpy's
+            policy = qos_policy_name_from_kind(event.last_policy_kind)
+            self._mismatches[topic] = f"{event.total_count} with incompatible {policy}"
+            self.get_logger().error(f"{topic}: a node with incompatible QoS is not heard ({policy})")
+
+        return {
+            "subscription": SubscriptionEventCallbacks(incompatible_qos=mismatch),
+            "publisher": PublisherEventCallbacks(incompatible_qos=mismatch),
+        }
+
+    def _try(self, what: str, action: Callable[[], None]) -> TransitionCallbackReturn:
+        try:
+            action()
+        except ValueError as error:
+            self.get_logger().error(f"{what}: {' '.join(str(error).split())}")
+            return TransitionCallbackReturn.ERROR
+        except Exception as error:  # rclpy would swallow it
+            self.get_logger().error(f"{what} failed: {type(error).__name__}: {error}")
+            return TransitionCallbackReturn.ERROR
+        return TransitionCallbackReturn.SUCCESS
+
+    def _free(self) -> TransitionCallbackReturn:
+        self.reports.clear()
+        self._mismatches.clear()
+        freed = self._try("cleanup", self.cleanup)
+        kinds = ("timer", "service", "client", "subscription", "publisher")
+        for entity in self._owned:
+            if not any(getattr(self, f"destroy_{kind}")(entity) for kind in kinds):
+                self.get_logger().warning(f"{entity} was not the node's")
+        self._owned.clear()
+        return freed
+
+    def _publish_diagnostics(self) -> None:
+        reports = {name: report() for name, report in self.reports.items()}
+        if self._mismatches:
+            reports["qos"] = Report("partners with incompatible QoS are not heard", ERROR, self._mismatches)
+        message = DiagnosticArray()
+        message.header.stamp = self.get_clock().now().to_msg()
+        message.status = [
+            DiagnosticStatus(
+                level=report.level, name=f"{self.get_fully_qualified_name()}: {name}", message=report.message,
+                hardware_id="embodied_ros2",
+                values=[KeyValue(key=key, value=str(value)) for key, value in report.values.items()],
+            )
+            for name, report in reports.items()
+        ]  # fmt: skip
+        self._diagnostics.publish(message)
+
+
+def read_settings(node: LifecycleNode, cls: type[S]) -> S:
+    """The dataclass `cls` from the node's parameters, "a.b" being field b of field a; declares those left out.
+
+    Raises:
+        ValueError: on one line, for an unknown parameter or a wrong type.
+    """
+    nested: dict[str, Any] = {}
+    for name, parameter in node.get_parameters_by_prefix("").items():
+        *parents, last = name.split(".")
+        if name.split(".")[0] in ROS_OWN:
+            continue
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        value = parameter.value
+        place[last] = list(value) if hasattr(value, "__len__") and not isinstance(value, str) else value
+    try:
+        config = OmegaConf.merge(OmegaConf.structured(cls), nested)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"parameters of {node.get_name()}: {str(error).splitlines()[0]}") from error
+    for name, value in _leaves(OmegaConf.to_container(config, enum_to_str=True), ""):
+        if not node.has_parameter(name):
+            node.declare_parameter(name, value)
+    return cast(S, OmegaConf.to_object(config))
+
+
+def spin(make: Callable[[], ManagedNode]) -> None:
+    """Run a node until Ctrl-C or SIGTERM, upon which it stops safely before it goes."""
+    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)  # rclpy's would close the node before it can hold
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    node = make()
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+    with suppress(KeyboardInterrupt):
+        executor.spin()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    node.trigger_shutdown()
+    node.destroy_node()
+    rclpy.shutdown()
+
+
+def _leaves(tree: Any, prefix: str) -> list[tuple[str, Any]]:  # noqa: ANN401 - nested containers
+    """Names and values that ROS can declare: it knows neither None nor an empty list's type."""
+    if isinstance(tree, dict):
+        return [leaf for key, value in tree.items() for leaf in _leaves(value, f"{prefix}.{key}" if prefix else key)]
+    return (
+        [] if tree is None or tree == [] or (isinstance(tree, list) and isinstance(tree[0], dict)) else [(prefix, tree)]
+    )

@@ -1,0 +1,189 @@
+"""Nodes as processes of one ROS domain, and a client that configures, calls and listens to them."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import rclpy
+import yaml
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from rcl_interfaces.srv import SetParameters
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.parameter import Parameter
+from std_srvs.srv import Trigger
+
+TRANSITIONS = {
+    "configure": Transition.TRANSITION_CONFIGURE,
+    "activate": Transition.TRANSITION_ACTIVATE,
+    "deactivate": Transition.TRANSITION_DEACTIVATE,
+    "cleanup": Transition.TRANSITION_CLEANUP,
+}
+PATIENCE_S = 30.0
+STOP_S = 5.0
+DOMAINS = range(20, 100)
+"""Of ROS's 101 that have ports of their own on Linux; people use the first ones."""
+PROGRAMS = "real_robot.ros2.embodied_ros2"
+
+
+class Processes:
+    """Starts nodes in a ROS domain of their own on this machine, and ends them when it is left.
+
+    `directory` keeps their parameters and what they write; None: a temporary one, without what is ROS's own log.
+    Everything that waits raises ValueError after `PATIENCE_S`, with the last lines that the node has written.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+        self._claim, domain = claim_domain()
+        self._temporary = tempfile.TemporaryDirectory() if directory is None else None
+        self.directory = directory or Path(self._temporary.name)  # type: ignore[union-attr]
+        self._environment = os.environ | {"ROS_DOMAIN_ID": str(domain), "PYTHONUNBUFFERED": "1"}
+        self.domain = domain
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._context = rclpy.Context()
+        rclpy.init(context=self._context, domain_id=domain)
+        self.node = rclpy.create_node(f"client_{os.getpid()}", context=self._context)
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._executor.add_node(self.node)
+        self._clients: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all processes."""
+        self.close()
+
+    def start(self, name: str, parameters: Mapping[str, Any], program: str | None = None) -> subprocess.Popen[bytes]:
+        """Run `program` (of the same name if None) as node `name` with `parameters` from a YAML file."""
+        file = self.directory / f"{name}.yaml"
+        file.write_text(yaml.safe_dump({f"/{name}": {"ros__parameters": dict(parameters)}}))
+        command = [sys.executable, "-m", f"{PROGRAMS}.{program or name}", "--ros-args", "--params-file", str(file)]
+        return self.spawn(name, [*command, "-r", f"__node:={name}"])
+
+    def spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Run `command` in this domain as `name`."""
+        with self._log(name).open("ab") as log:
+            self.running[name] = subprocess.Popen(command, env=self._environment, stdout=log, stderr=subprocess.STDOUT)
+        return self.running[name]
+
+    def change(self, name: str, *transitions: str) -> None:
+        """Take node `name` through `transitions`: configure, activate, deactivate, cleanup.
+
+        Raises:
+            ValueError: where one fails.
+        """
+        self.state(name)  # which is answered once its process is up; one of the same name may have just been killed
+        for transition in transitions:
+            request = ChangeState.Request()
+            request.transition.id = TRANSITIONS[transition]
+            if not self.call(ChangeState, f"/{name}/change_state", request).success:
+                raise ValueError(f"{name} does not {transition}; it says: {self.said(name)}")
+
+    def state(self, name: str) -> str:
+        """The lifecycle state of node `name`: "unconfigured", "inactive", "active", "finalized"."""
+        return self.call(GetState, f"/{name}/get_state", GetState.Request(), again_s=1.0).current_state.label
+
+    def set(self, name: str, **parameters: Any) -> None:  # noqa: ANN401 - as ROS
+        """Set parameters of node `name`."""
+        request = SetParameters.Request()
+        request.parameters = [Parameter(key, value=value).to_parameter_msg() for key, value in parameters.items()]
+        results = self.call(SetParameters, f"/{name}/set_parameters", request).results
+        if refused := [result.reason for result in results if not result.successful]:
+            raise ValueError(f"{name} refuses parameters: {'; '.join(refused)}")
+
+    def trigger(self, service: str) -> str:
+        """Call a std_srvs/Trigger; returns its message.
+
+        Raises:
+            ValueError: where it fails.
+        """
+        answer = self.call(Trigger, service, Trigger.Request())
+        if not answer.success:
+            raise ValueError(f"{service} failed: {answer.message}")
+        return answer.message
+
+    def call(self, kind: Any, service: str, request: Any, again_s: float = math.inf) -> Any:  # noqa: ANN401 - of ROS
+        """The answer of a service, which is waited for; asks again after `again_s`."""
+        if service not in self._clients:
+            self._clients[service] = self.node.create_client(kind, service)
+        client = self._clients[service]
+        self.wait(client.service_is_ready, f"service {service}")
+        asked: list[tuple[float, Any]] = []
+
+        def answered() -> bool:
+            if not asked or time.monotonic() - asked[-1][0] > again_s:
+                asked.append((time.monotonic(), client.call_async(request)))
+            return any(future.done() for _, future in asked)
+
+        self.wait(answered, f"an answer of {service}")
+        return next(future.result() for _, future in asked if future.done())
+
+    def wait(self, condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+        """Handle messages until `condition`.
+
+        Raises:
+            ValueError: where it does not come, or a process has ended.
+        """
+        deadline = time.monotonic() + patience_s
+        while not condition():
+            ended = [name for name, process in self.running.items() if process.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                said = "; ".join(f"{name}: {self.said(name)}" for name in ended or self.running)
+                raise ValueError(f"waited for {what}, but {ended or 'nothing'} ended; {said}")
+            self._executor.spin_once(timeout_sec=0.05)
+
+    def said(self, name: str) -> str:
+        """The last lines that node `name` has written."""
+        return " | ".join(self._log(name).read_text(errors="replace").splitlines()[-5:])
+
+    def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """End one process and wait for it."""
+        process = self.running.pop(name)
+        process.send_signal(how)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        """End all processes and the client."""
+        for name in list(self.running):
+            self.stop(name)
+        self._executor.shutdown()
+        self.node.destroy_node()
+        self._context.try_shutdown()
+        os.close(self._claim)
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _log(self, name: str) -> Path:
+        return self.directory / f"{name}.log"
+
+
+def claim_domain() -> tuple[int, int]:
+    """A ROS domain that no other process has claimed this way, and the open file that claims it until it is closed."""
+    for domain in DOMAINS:
+        claim = os.open(Path(tempfile.gettempdir()) / f"ros_domain_{domain}.lock", os.O_CREAT | os.O_RDWR, 0o666)
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return claim, domain
+        except OSError:
+            os.close(claim)
+    raise ValueError(f"ROS domains {DOMAINS.start} to {DOMAINS.stop - 1} are all taken; end what runs there")

@@ -1,0 +1,243 @@
+"""A robot behind ROS 2 topics: its table says what travels on which, here they are subscribed and published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rclpy.qos import QoSDurabilityPolicy, QoSProfile, QoSReliabilityPolicy
+from rclpy.qos_overriding_options import QoSOverridingOptions
+
+from embodied import checkpoint
+from embodied.contract import Contract
+from real_robot.limits import Limits, load_limits
+from real_robot.robot import Array, Reading
+from real_robot.ros2.codecs import fill, installed, stamp_s
+from real_robot.ros2.managed import WARN, ManagedNode, Report
+from real_robot.ros2.tables import ACTION, Behaviour, Fixed, Qos, Table, Topic
+
+types = cache(installed)
+
+
+class RosRobot:
+    """The robot of `table` as a `real_robot.robot.Robot`, through the topics of `node`.
+
+    A measurement is the newest of every topic; its stamp is the oldest of theirs. `measured` is called when all topics
+    have spoken since the last time. Neither minds the topics that are lasting. A message that cannot be read takes the
+    measurement away until a good one comes.
+
+    Args:
+        node: whose namespace, remappings, clock and QoS parameters apply.
+        table: what the robot speaks.
+        prefix: of the command's topic. A robot with a prefix is behind a safety node: that one engages the robot.
+        measured: called with nothing.
+    """
+
+    def __init__(
+        self, node: ManagedNode[Any], table: Table, prefix: str = "", measured: Callable[[], None] | None = None
+    ) -> None:
+        self.contract: Contract = table.contract
+        self.stopped = False
+        """Whether `hold` is for good: the table's emergency takes its place."""
+        self._node, self._table, self._measured = node, table, measured
+        self._simulated = bool(node.get_parameter("use_sim_time").value)
+        self._latest: dict[str, Reading | None] = {topic.name: None for topic in table.states}
+        self._current = {topic.name for topic in table.states if not topic.lasting}
+        self._due = set(self._current)
+        self._reading: Reading | None = None
+        self._sequence = 0
+        self._newest_s = -np.inf
+        self._refused = ""
+        self._fault: str | None = None
+        self._behaviour: Behaviour | None = None
+        self._holding: Array | None = None
+        self._written = {key: np.resize(table.initial, spec.shape[0]) for key, spec in table.remembered.items()}
+        self._engaged = bool(prefix)
+        self._started_s = np.inf
+        self._publishers: dict[str, Any] = {}
+        self._make(prefix)
+        node.reports["robot"] = self.report
+
+    def clock(self) -> float:
+        """ROS time, s. A simulator's /clock may arrive after what was measured at that time: it is not behind that."""
+        now_s = self._node.get_clock().now().nanoseconds * 1e-9
+        return max(now_s, self._newest_s) if self._simulated else now_s
+
+    def start(self) -> None:
+        """Begin the stream without which some robots take no commands; the first command engages the robot."""
+        self._started_s = self.clock()
+
+    def read(self) -> Reading | None:
+        """The newest of every topic; None before each has spoken, and while one of them cannot be read."""
+        if self._reading is None and all(self._latest.values()):
+            parts = {name: part for name, part in self._latest.items() if part is not None}
+            arrays = {key: value for part in parts.values() for key, value in part.observation.items()}
+            observation = self._table.observe(arrays) | self._written
+            oldest_s = min(parts[name].stamp_s for name in self._current)
+            self._reading = Reading(observation, oldest_s, self._sequence)
+        return self._reading
+
+    def heard(self, stamp_s: float) -> None:
+        """A message says that it is as late as `stamp_s`; see `clock`."""
+        self._newest_s = max(self._newest_s, stamp_s)
+
+    def write(self, action: Array) -> None:
+        """Publish `action` [A]; the first one engages the robot."""
+        self._engage()
+        self._behaviour = None
+        self._command(action)
+
+    def hold(self) -> None:
+        """The table's `hold`, or its `emergency` once `stopped`; call it every period, as `write`."""
+        behaviour = self._table.emergency if self.stopped else self._table.hold
+        if behaviour is not self._behaviour:
+            self._behaviour, self._holding = behaviour, None
+            if self.stopped or not self._fault:  # a robot that somebody else has taken over is left to them
+                self._do(behaviour)
+        reading = self.read()
+        if self._holding is None and behaviour.action is not None and reading is not None:
+            self._holding = behaviour.action(reading.observation)
+        if self._holding is not None:
+            self._command(self._holding)
+
+    def reset(self) -> None:
+        """An episode begins: the last actions are forgotten."""
+        for key, values in self._written.items():
+            self._written[key] = np.resize(self._table.initial, values.shape)
+
+    def close(self) -> None:
+        """The robot holds; what is on the node is the node's."""
+        self.hold()
+
+    def report(self) -> Report:
+        """For /diagnostics: which topics are missing, what could not be read, whether the robot obeys."""
+        missing = [name for name, part in self._latest.items() if part is None]
+        values = {"measurements": self._sequence, "missing": ", ".join(missing), "unreadable": self._refused}
+        if self._fault or missing:
+            return Report(self._fault or f"nothing readable on {', '.join(missing)}", WARN, values)
+        return Report(f"{self._table.name} measures", values=values)
+
+    def _make(self, prefix: str) -> None:
+        table = self._table
+        for topic in table.states:
+            subscribe(self._node, topic.name, topic.codec.message, topic.qos, partial(self._hear, topic))
+        self._publish(prefix + table.command.name, table.command.codec.message, table.command.qos)
+        self._command_name = prefix + table.command.name
+        behaviours = (table.engage, table.hold, table.emergency)
+        fixed = [entry for behaviour in behaviours for entry in behaviour.messages]
+        for entry in [*fixed, *([table.heartbeat.message] if table.heartbeat else [])]:
+            self._publish(entry.name, entry.type, entry.qos)
+        self._clients = {}
+        for call in (call for behaviour in behaviours for call in behaviour.calls):
+            if call.name not in self._clients:
+                self._clients[call.name] = self._node.own(self._node.create_client(types(call.type), call.name))
+        if table.status:
+            subscribe(self._node, table.status.name, table.status.type, table.status.qos, self._obeys)
+        if table.heartbeat and not prefix:
+            period_s = 1.0 / table.heartbeat.rate_hz
+            self._node.own(self._node.create_timer(period_s, self._beat, clock=self._node.steady))
+
+    def _publish(self, name: str, message: str, qos: Qos) -> None:
+        if name not in self._publishers:
+            self._publishers[name] = publisher(self._node, name, message, qos)
+
+    def _hear(self, topic: Topic, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        self._sequence += 1
+        self._reading = None
+        try:
+            arrays = topic.codec.decode(message)
+        except ValueError as error:
+            self._refused = f"{topic.name}: {error}"
+            self._latest[topic.name] = None
+            self._node.get_logger().error(self._refused, throttle_duration_sec=1.0)
+            return
+        measured_s = stamp_s(message)
+        if measured_s is None:
+            measured_s = self._node.get_clock().now().nanoseconds * 1e-9
+        self._latest[topic.name] = Reading(arrays, measured_s, self._sequence)
+        self.heard(measured_s)
+        self._due.discard(topic.name)
+        if not self._due and self._measured:
+            self._due = set(self._current)
+            self._measured()
+
+    def _obeys(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        assert self._table.status is not None
+        self._fault = self._table.status.fault(message)
+
+    def _command(self, action: Array) -> None:
+        codec = self._table.command.codec
+        self._publishers[self._command_name].publish(codec.encode({ACTION: action}, types, self.clock()))
+        for key, values in self._written.items():
+            self._written[key] = np.concatenate((values[len(action) :], action)).astype(values.dtype)
+
+    def _engage(self) -> None:
+        before_s = self._table.heartbeat.before_s if self._table.heartbeat else 0.0
+        if not self._engaged and self.clock() - self._started_s >= before_s:
+            self._engaged = True
+            self._do(self._table.engage)
+
+    def _do(self, behaviour: Behaviour) -> None:
+        for entry in behaviour.messages:
+            self._send(entry)
+        for call in behaviour.calls:
+            kind: Any = types(call.type)
+            self._clients[call.name].call_async(fill(kind.Request(), call.fields))
+
+    def _beat(self) -> None:
+        if np.isfinite(self._started_s) and self._table.heartbeat:
+            self._send(self._table.heartbeat.message)
+
+    def _send(self, entry: Fixed) -> None:
+        self._publishers[entry.name].publish(entry.message(types, self.clock()))
+
+
+def read_contract(path: str) -> Contract:
+    """The contract of a run, a checkpoint, an export, or a contract.json.
+
+    Raises:
+        ValueError: on one line, where there is none.
+    """
+    given = Path(path)
+    file = given if given.suffix == ".json" else given / "contract.json"
+    if not file.is_file():
+        return checkpoint.load(given).contract
+    try:
+        return Contract.from_dict(json.loads(file.read_text()))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is no JSON ({error}); expected the contract.json of an export") from error
+
+
+def read_limits(path: str) -> Limits:
+    """The YAML file at `path`; "": no more than the contract's."""
+    return load_limits(Path(path)) if path else Limits()
+
+
+def subscribe(node: ManagedNode[Any], name: str, message: str, qos: Qos, callback: Callable[[Any], None]) -> None:
+    """Subscribe to `name`; parameters `qos_overrides.*` may change the QoS, partners it cannot have are reported."""
+    entity = node.create_subscription(
+        types(message), name, callback, _profile(qos), event_callbacks=node.qos_events(name)["subscription"],
+        qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+    )  # fmt: skip
+    node.own(entity)
+
+
+def publisher(node: ManagedNode[Any], name: str, message: str, qos: Qos) -> Any:  # noqa: ANN401 - rclpy's
+    """Publish on `name`; QoS as in `subscribe`."""
+    entity = node.create_publisher(
+        types(message), name, _profile(qos), event_callbacks=node.qos_events(name)["publisher"],
+        qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+    )  # fmt: skip
+    return node.own(entity)
+
+
+def _profile(qos: Qos) -> QoSProfile:
+    return QoSProfile(
+        depth=qos.depth,
+        reliability=QoSReliabilityPolicy[qos.reliability.upper()],
+        durability=QoSDurabilityPolicy[qos.durability.upper()],
+    )

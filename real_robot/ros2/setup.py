@@ -1,0 +1,23 @@
+"""The ament_python package `embodied_ros2`: what `colcon build` installs, beside `pip install embodied-rl`.
+
+It holds the programs and nothing else; what they do is in `real_robot.ros2`, which comes with embodied-rl.
+"""
+
+from setuptools import setup
+
+PACKAGE = "embodied_ros2"
+NODES = ("policy_node", "safety_node", "recorder_node", "sim_node")
+
+setup(
+    name=PACKAGE,
+    version="0.1.0",
+    description="Runs policies trained with embodied-rl on robots that speak ROS 2",
+    license="Apache-2.0",
+    packages=[PACKAGE],
+    data_files=[
+        ("share/ament_index/resource_index/packages", [f"resource/{PACKAGE}"]),
+        (f"share/{PACKAGE}", ["package.xml"]),
+    ],
+    install_requires=["setuptools"],
+    entry_points={"console_scripts": [f"{node} = {PACKAGE}.{node}:main" for node in NODES]},
+)

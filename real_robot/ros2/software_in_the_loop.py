@@ -1,0 +1,175 @@
+"""A trained policy in its simulator, through real ROS 2 messages: sim_node, safety_node, policy_node as processes.
+
+`python -m real_robot.ros2.software_in_the_loop checkpoint=RUN` measures it on the numbered initial states of
+evaluate.py. In lock-step, which is the default, the policy sees what it would see in the simulator called directly.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import MISSING, OmegaConf
+from tqdm import tqdm
+
+from embodied import program
+from embodied.config import compose
+from embodied.evaluation import EvaluationResult
+from embodied.files import complete_or_absent
+from embodied.sim_to_real import BackEndRun
+
+log = logging.getLogger("embodied")
+HEARTBEAT_TIMEOUT_S = 5.0
+"""Long: on a machine that is busy a process may wait for its turn, and a hold would no longer be the policy's doing."""
+EPISODE_S = 600.0
+
+
+@dataclass
+class Episodes:
+    """What to run: initial states `first_start` to `first_start + episodes - 1` of each of `tasks`.
+
+    Attributes:
+        checkpoint: a run of train.py, or one of its checkpoints.
+        episodes: of each task.
+        first_start: the first initial state.
+        tasks: numbers of tasks in the suite, for tasks that have a suite; a simulator runs one.
+        distribution: of initial states; "" is the first of the task.
+        lock_step: whether the simulator waits for every command, or runs in real time.
+        output: a JSON file for the summary; "": none.
+    """
+
+    checkpoint: str = MISSING
+    episodes: int = 50
+    first_start: int = 0
+    tasks: list[int] = field(default_factory=list)
+    distribution: str = ""
+    lock_step: bool = True
+    output: str = ""
+
+
+def run_episodes(wanted: Episodes, directory: Path | None = None) -> BackEndRun:
+    """Launch the nodes, run the episodes, end the nodes; their logs go into `directory`.
+
+    Raises:
+        ValueError: where rclpy is not installed, or a node fails.
+    """
+    try:
+        from real_robot.ros2.processes import Processes
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed; run this in .venv-ros, which `make ros` makes") from error
+    outcomes = []
+    with Processes(directory) as nodes, tqdm(total=wanted.episodes * max(1, len(wanted.tasks)), desc="ros2") as bar:
+        _start_controller(nodes, wanted)
+        for task in wanted.tasks or [None]:
+            overrides = [] if task is None else [f"task.tasks=[{task}]"]
+            simulator = {"overrides": overrides} if overrides else {}
+            simulator |= {"checkpoint": wanted.checkpoint, "lock_step": wanted.lock_step}
+            nodes.start("sim_node", simulator | {"distribution": wanted.distribution})
+            nodes.change("sim_node", "configure", "activate")
+            listener = _Listener(nodes)
+            for start in range(wanted.first_start, wanted.first_start + wanted.episodes):
+                outcomes.append(listener.run(start))
+                bar.update()
+            listener.close()
+            nodes.stop("sim_node")
+    return _collected(outcomes, max(1, len(wanted.tasks)))
+
+
+def _start_controller(nodes: Any, wanted: Episodes) -> None:  # noqa: ANN401 - Processes, of a package that is optional
+    from real_robot.ros2.ros_robot import read_contract
+
+    timeout_s = 5.0 * read_contract(wanted.checkpoint).control_dt_s
+    limits = nodes.directory / "limits.yaml"
+    limits.write_text(json.dumps({"observation_timeout_s": timeout_s, "command_timeout_s": timeout_s}))
+    common = {"checkpoint": wanted.checkpoint, "use_sim_time": True, "limits": str(limits)}
+    nodes.start("safety_node", common | {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S})
+    nodes.start("policy_node", common | {"pace": "measurement"})
+    for name in ("safety_node", "policy_node"):
+        nodes.change(name, "configure", "activate")
+
+
+class _Listener:
+    """Begins episodes and hears how they end."""
+
+    def __init__(self, nodes: Any) -> None:  # noqa: ANN401 - Processes
+        from diagnostic_msgs.msg import DiagnosticStatus
+        from std_msgs.msg import Float64MultiArray
+
+        self.nodes = nodes
+        self.outcomes: list[tuple[str, dict[str, float]]] = []
+        self.traces: list[torch.Tensor] = []
+        node = nodes.node
+        self._heard = [
+            node.create_subscription(DiagnosticStatus, "/sim_node/episode", self._end, 10),
+            node.create_subscription(Float64MultiArray, "/sim_node/trace", self._trace, 10),
+        ]
+
+    def run(self, start: int) -> tuple[str, dict[str, float], torch.Tensor]:
+        """Name of the task, outcome by name, trace [T, 1 + A] of the episode from initial state `start`."""
+        self.outcomes.clear()
+        self.traces.clear()
+        self.nodes.set("sim_node", start=start)
+        self.nodes.trigger("/policy_node/reset")
+        self.nodes.trigger("/sim_node/reset")
+        self.nodes.wait(lambda: bool(self.outcomes and self.traces), f"the end of episode {start}", EPISODE_S)
+        task, values = self.outcomes[0]
+        assert values["start"] == start, f"expected the outcome of start {start}, got {values}"
+        return task, values, self.traces[0].view(int(values["steps"]), -1)
+
+    def close(self) -> None:
+        for heard in self._heard:
+            self.nodes.node.destroy_subscription(heard)
+
+    def _end(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        self.outcomes.append((message.name, {entry.key: float(entry.value) for entry in message.values}))
+
+    def _trace(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        self.traces.append(torch.tensor(message.data, dtype=torch.float64))
+
+
+def _collected(outcomes: Sequence[tuple[str, dict[str, float], torch.Tensor]], tasks: int) -> BackEndRun:
+    def grid(name: str) -> torch.Tensor:
+        return torch.tensor([values.get(name, math.nan) for _, values, _ in outcomes], dtype=torch.float64).view(
+            tasks, -1
+        )
+
+    metrics = sorted({name for _, values, _ in outcomes for name in values if name.startswith("metric.")})
+    starts = grid("start").long()
+    result = EvaluationResult(
+        tuple(dict.fromkeys(task for task, _, _ in outcomes)), grid("success") > 0.5, grid("steps").long(),
+        int(outcomes[0][1]["step_limit"]), {name.removeprefix("metric."): grid(name) for name in metrics},
+    )  # fmt: skip
+    episodes = [(task, int(start)) for task, row in enumerate(starts) for start in row]
+    actions = {episode: trace[:, 1:].float() for episode, (_, _, trace) in zip(episodes, outcomes, strict=True)}
+    latency_s = torch.cat([trace[:, 0] for _, _, trace in outcomes])
+    return BackEndRun("ros2", result, actions, latency_s=latency_s[latency_s.isfinite()])
+
+
+def run(arguments: list[str]) -> None:
+    """Measure, tell, and write what was asked for."""
+    wanted, _ = compose(Episodes, "software_in_the_loop", arguments, {})
+    found = run_episodes(wanted)
+    assert found.result is not None
+    assert found.latency_s is not None
+    quantiles = found.latency_s.quantile(torch.tensor([0.5, 0.99, 1.0], dtype=torch.float64)).tolist()
+    record = found.result.summary() | {"latency_s": dict(zip(("p50", "p99", "max"), quantiles, strict=True))}
+    log.info(json.dumps(record, indent=2))
+    if wanted.output:
+        with complete_or_absent(Path(wanted.output)) as temporary:
+            temporary.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def describe() -> str:
+    """Options."""
+    return f"{__doc__}\n{OmegaConf.to_yaml(OmegaConf.structured(Episodes))}"
+
+
+if __name__ == "__main__":
+    sys.exit(program.main(run, describe, sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""Settings of a node from its parameters."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import pytest
+import rclpy
+from rclpy.lifecycle import LifecycleNode
+from rclpy.parameter import Parameter
+
+from real_robot.ros2.managed import read_settings
+from real_robot.ros2.processes import claim_domain
+
+
+class Colour(Enum):
+    red = "red"
+
+
+@dataclass
+class Inner:
+    rate_hz: float = 10.0
+
+
+@dataclass
+class Settings:
+    name: str = "x"
+    colour: Colour = Colour.red
+    inner: Inner = field(default_factory=Inner)
+    numbers: list[float] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[rclpy.Context]:
+    context = rclpy.Context()
+    rclpy.init(context=context, domain_id=claim_domain()[1])
+    yield context
+    context.try_shutdown()
+
+
+def settings(context: rclpy.Context, **parameters: Any) -> Settings:
+    given = [Parameter(name, value=value) for name, value in parameters.items()]
+    node = LifecycleNode(
+        "node", context=context, parameter_overrides=given, automatically_declare_parameters_from_overrides=True
+    )
+    try:
+        found = read_settings(node, Settings)
+        assert node.get_parameter("inner.rate_hz").value == found.inner.rate_hz  # told where it was left out
+        return found
+    finally:
+        node.destroy_node()
+
+
+def test_nested_parameters_become_a_dataclass(context: rclpy.Context):
+    parameters = {"inner.rate_hz": 20.0, "numbers": [1.0, 2.0], "options.joints": ["a", "b"], "options.rate_hz": 5.0}
+    assert settings(context, **parameters) == Settings(
+        inner=Inner(20.0), numbers=[1.0, 2.0], options={"joints": ["a", "b"], "rate_hz": 5.0}
+    )
+    assert settings(context, use_sim_time=True) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [({"nmae": "x"}, "nmae"), ({"inner.rate_hz": "fast"}, "fast"), ({"colour": "green"}, "green")],
+)
+def test_wrong_parameters_are_told(context: rclpy.Context, parameters: dict[str, Any], told: str):
+    with pytest.raises(ValueError, match=told):
+        settings(context, **parameters)

@@ -1,0 +1,146 @@
+"""policy_node, safety_node and sim_node as processes that talk over DDS."""
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from diagnostic_msgs.msg import DiagnosticArray
+from rcl_interfaces.srv import GetParameters
+from rclpy.qos import QoSDurabilityPolicy, QoSProfile, QoSReliabilityPolicy
+from std_msgs.msg import Float64MultiArray, String
+
+from real_robot.ros2.processes import Processes
+
+HEARTBEAT_TIMEOUT_S = 0.5
+LATCHED = QoSProfile(depth=10, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
+
+
+class Robot(Processes):
+    """A hovering drone, slower than life so that a busy machine keeps up, and what its nodes say."""
+
+    def __init__(self, run: Path, directory: Path) -> None:
+        super().__init__(directory)
+        self.states: list[str] = []
+        self.reports: dict[str, tuple[bytes, str, dict[str, str]]] = {}
+        self.stamp_s: dict[str, float] = {}
+        self.node.create_subscription(String, "/safety_node/state", lambda m: self.states.append(m.data), LATCHED)
+        self.node.create_subscription(DiagnosticArray, "/diagnostics", self._hear, 50)
+        self.settings = {"checkpoint": str(run), "use_sim_time": True}
+        self.start("sim_node", {"checkpoint": str(run), "lock_step": False, "real_time_factor": 0.2})
+        self.start("safety_node", self.settings | {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S})
+        self.start("policy_node", self.settings | {"pace": "measurement"})
+
+    def _hear(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            values = {entry.key: entry.value for entry in status.values}
+            self.reports[status.name] = status.level, status.message, values
+            self.stamp_s[status.name] = message.header.stamp.sec + 1e-9 * message.header.stamp.nanosec
+
+    def number(self, report: str, key: str) -> float:
+        """A number that is reported on /diagnostics."""
+        return float(self.reports.get(report, (b"", "", {}))[2].get(key, 0))
+
+    def flying(self) -> bool:
+        """Whether commands go through."""
+        return bool(self.states) and self.states[-1] == "active"
+
+
+@pytest.fixture(scope="module")
+def robot(hover: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robot]:
+    with Robot(hover, tmp_path_factory.mktemp("nodes")) as nodes:
+        for name in ("sim_node", "safety_node", "policy_node"):
+            nodes.change(name, "configure", "activate")
+        yield nodes
+
+
+def test_commands_reach_the_robot_and_diagnostics_say_how_fast(robot: Robot):
+    robot.wait(robot.flying, "commands")
+    robot.wait(lambda: robot.number("/policy_node: loop", "periods") > 100, "a hundred periods")
+    level, message, values = robot.reports["/policy_node: loop"]
+    assert (level, message) == (b"\x00", "active")
+    assert {"rate_hz", "overruns", "held", "work_p50_ms", "work_p99_ms", "reason"} <= set(values)
+    robot.wait(lambda: robot.number("/safety_node: safety", "passed") > 100, "a hundred commands")
+
+
+def test_time_is_the_simulators(robot: Robot):
+    robot.wait(lambda: robot.number("/sim_node: simulator", "simulated_s") > 1.0, "a second")
+    simulated_s = robot.number("/sim_node: simulator", "simulated_s")
+    robot.stamp_s.clear()
+    robot.wait(lambda: "/policy_node: loop" in robot.stamp_s, "diagnostics")
+    assert abs(robot.stamp_s["/policy_node: loop"] - simulated_s) < 30.0  # the time of day is a billion away
+
+
+def test_parameters_come_from_yaml(robot: Robot):
+    request = GetParameters.Request(names=["heartbeat_timeout_s", "prefix", "use_sim_time"])
+    timeout_s, prefix, simulated = robot.call(GetParameters, "/safety_node/get_parameters", request).values
+    assert timeout_s.double_value == HEARTBEAT_TIMEOUT_S
+    assert prefix.string_value == "policy/"
+    assert simulated.bool_value
+
+
+def test_a_partner_of_incompatible_qos_is_reported(robot: Robot):
+    best_effort = QoSProfile(depth=1, reliability=QoSReliabilityPolicy.BEST_EFFORT)
+    deaf = robot.node.create_publisher(Float64MultiArray, "/observation", best_effort)
+    robot.wait(lambda: "/policy_node: qos" in robot.reports, "a report of incompatible QoS")
+    level, _, values = robot.reports["/policy_node: qos"]
+    assert level == b"\x02"
+    assert "RELIABILITY" in values["observation"]
+    assert "incompatible QoS" in robot.said("policy_node")
+    robot.node.destroy_publisher(deaf)
+
+
+def test_the_emergency_stop_latches(robot: Robot):
+    robot.wait(robot.flying, "commands")
+    robot.trigger("/safety_node/emergency_stop")
+    robot.wait(lambda: robot.states[-1] == "stopped", "the stop")
+    robot.wait(lambda: robot.reports["/safety_node: safety"][0] == b"\x02", "the stop in diagnostics")
+    passed, periods = (
+        robot.number("/safety_node: safety", "passed"),
+        robot.number("/policy_node: loop", "periods"),
+    )
+    robot.wait(lambda: robot.number("/policy_node: loop", "periods") > periods + 20, "more commands of the policy")
+    robot.change("safety_node", "deactivate", "activate")
+    robot.wait(lambda: robot.number("/policy_node: loop", "periods") > periods + 60, "more commands of the policy")
+    assert robot.number("/safety_node: safety", "passed") == passed
+    assert robot.states[-1] == "stopped"
+    robot.trigger("/safety_node/reset")
+    robot.wait(robot.flying, "commands after the reset")
+
+
+def test_a_policy_that_is_killed_leaves_a_robot_that_holds(robot: Robot):
+    robot.wait(robot.flying, "commands")
+    holds = robot.number("/sim_node: simulator", "holds")
+    robot.stop("policy_node", signal.SIGKILL)
+    killed = time.monotonic()
+    robot.wait(lambda: robot.states[-1] == "holding", "a hold")
+    assert time.monotonic() - killed < HEARTBEAT_TIMEOUT_S + 1.0  # a busy machine
+    robot.wait(lambda: robot.number("/sim_node: simulator", "holds") > holds, "the robot to hold")
+    robot.start("policy_node", robot.settings | {"pace": "measurement"})
+    robot.change("policy_node", "configure", "activate")
+    robot.wait(robot.flying, "commands of the new process")
+
+
+def test_lifecycle_there_and_back(robot: Robot):
+    assert robot.state("policy_node") == "active"
+    robot.change("policy_node", "deactivate")
+    assert robot.state("policy_node") == "inactive"
+    robot.wait(lambda: robot.states[-1] == "holding", "a hold")
+    robot.change("policy_node", "cleanup")
+    assert robot.state("policy_node") == "unconfigured"
+    robot.change("policy_node", "configure", "activate")
+    robot.wait(robot.flying, "commands")
+
+
+def test_what_a_node_cannot_be_made_of_is_told(robot: Robot):
+    robot.start("other", robot.settings | {"checkpoint": "/nowhere"}, "policy_node")
+    with pytest.raises(ValueError, match="no checkpoint in /nowhere"):
+        robot.change("other", "configure")
+    robot.set("other", checkpoint=robot.settings["checkpoint"], robot="toaster")
+    with pytest.raises(ValueError, match="unknown robot 'toaster'"):
+        robot.change("other", "configure")
+    assert robot.state("other") == "unconfigured"
+    robot.set("other", robot="simulation")
+    robot.change("other", "configure")
+    robot.stop("other")
