@@ -20,6 +20,8 @@ from embodied.files import complete_or_absent
 
 STAGES = {"sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
 """Evaluated stages in the order of a report, and how it calls them."""
+BASELINE = "baseline "
+"""What the stage of a planner or controller that is not learned begins with; its name follows."""
 _DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujoco-warp", "hf-libero", "robosuite")
 _STAND_IN = (
     "**Stand-in assets**: the official assets were not found, so the objects are primitives of the same dimensions. "
@@ -29,7 +31,7 @@ _STAND_IN = (
 
 @dataclass
 class Report:
-    """Evaluations of one run by stage ("sft", "sft_control", "rl") and distribution, and what they cost.
+    """Evaluations of one run by stage (of `STAGES`, or a baseline) and distribution, and what they cost.
 
     `assets` is "official" or "stand-in", None for tasks that need none; `wall_s` holds seconds per phase, `cpu_s` those
     of all cores together that reinforcement learning took. `exportable`: the policy can leave for other machines.
@@ -51,12 +53,12 @@ class Report:
         Raises:
             ValueError: for an unknown stage.
         """
-        if stage not in STAGES:
-            raise ValueError(f"unknown stage {stage!r}; expected one of {', '.join(STAGES)}")
+        if stage not in STAGES and not stage.startswith(BASELINE):
+            raise ValueError(f"unknown stage {stage!r}; expected one of {', '.join(STAGES)}, or {BASELINE}NAME")
         self.results[stage, distribution] = result
 
     def gains(self) -> dict[tuple[str, str], Gain]:
-        """Paired gain of RL over each earlier stage, by (that stage, distribution)."""
+        """Paired gain of RL over each other stage, by (that stage, distribution)."""
         return {
             (stage, distribution): self.results["rl", distribution].gain_over(before)
             for (stage, distribution), before in self._ordered().items()
@@ -97,12 +99,12 @@ class Report:
     def summary(self, directory: str | Path) -> str:
         """Lines for the console: what was achieved, where the files are, what to run next."""
         rows = [
-            f"  {STAGES[stage]:<12} {distribution:<9} {_rate(result.summary())}, {result.success.numel()} episodes"
+            f"  {title(stage):<12} {distribution:<9} {_rate(result.summary())}, {result.success.numel()} episodes"
             f"{_metrics(result)}"
             for (stage, distribution), result in self._ordered().items()
         ]
         gains = [
-            f"  RL over {STAGES[stage]} on {distribution}: {_points(gain)}"
+            f"  RL over {title(stage)} on {distribution}: {_points(gain)}"
             for (stage, distribution), gain in self.gains().items()
         ]
         assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
@@ -120,14 +122,15 @@ class Report:
             self.add(stage, distribution, EvaluationResult(**result))
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
-        order = list(STAGES)
-        return dict(sorted(self.results.items(), key=lambda item: (item[0][1], order.index(item[0][0]))))
+        order = ["sft", "sft_control", BASELINE, "rl"]
+        place = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
+        return dict(sorted(self.results.items(), key=lambda item: (item[0][1], place[item[0][0]])))
 
     def _marks(self) -> dict[str, tuple[float, float, float]]:
         marks = {}
         for (stage, distribution), result in self._ordered().items():
             row = result.summary()
-            marks[f"{STAGES[stage]} on {distribution}"] = (row["success"], row["low"], row["high"])
+            marks[f"{title(stage)} on {distribution}"] = (row["success"], row["low"], row["high"])
         return marks
 
     def _page(self, directory: Path) -> str:
@@ -149,13 +152,13 @@ class Report:
             row = result.summary()
             shown = [_number(row.get(name)) for name in metrics]
             rows.append(
-                [STAGES[stage], distribution, _rate(row), *shown, str(result.success.numel()), str(result.step_limit)]
+                [title(stage), distribution, _rate(row), *shown, str(result.success.numel()), str(result.step_limit)]
             )
         return table(header, rows)
 
     def _gains(self) -> str:
         return "\n".join(
-            f"- RL over {STAGES[stage]} on {distribution}: {_points(gain)}, paired on the same episodes"
+            f"- RL over {title(stage)} on {distribution}: {_points(gain)}, paired on the same episodes"
             for (stage, distribution), gain in self.gains().items()
         )
 
@@ -163,7 +166,7 @@ class Report:
         if not self.results:
             return ""
         columns = {key: result.summary()["per_task"] for key, result in self._ordered().items()}
-        header = ["task", *(f"{STAGES[stage]}, {distribution}" for stage, distribution in columns)]
+        header = ["task", *(f"{title(stage)}, {distribution}" for stage, distribution in columns)]
         tasks = list(dict.fromkeys(row["task"] for rows in columns.values() for row in rows))
         cells = {key: {row["task"]: _rate(row) for row in rows} for key, rows in columns.items()}
         rows = [[task, *(cells[key].get(task, "") for key in columns)] for task in tasks]
@@ -175,6 +178,11 @@ class Report:
         count = f"{self.env_steps:,} environment steps in {self.episodes:,} episodes of training"
         count += f", {self.cpu_s:.1f} CPU seconds."
         return f"## Cost\n\n{count}\n\n" + table(["phase", "wall s"], rows + total)
+
+
+def title(stage: str) -> str:
+    """How a report calls a stage."""
+    return STAGES.get(stage, stage.removeprefix(BASELINE))
 
 
 def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDict
@@ -44,6 +44,15 @@ class Task(Protocol):
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, from the same starts; a trajectories.png may be drawn beside the film."""
+        ...
+
+
+@runtime_checkable
+class BaselineTask(Task, Protocol):
+    """A task with planners or controllers to compare with what is learned, on the same episodes."""
+
+    def baselines(self) -> Mapping[str, Policy]:
+        """They by name, tuned on training episodes alone."""
         ...
 
 

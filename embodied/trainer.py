@@ -11,25 +11,29 @@ import copy
 import dataclasses
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import torch
+from tensordict import TensorDict
 from tqdm import tqdm
 
 from embodied import checkpoint, seeding
 from embodied.algorithms.sft import SFTConfig
 from embodied.checkpoint import Checkpoint
 from embodied.config import at_least
+from embodied.contract import Contract
 from embodied.evaluation import evaluate
 from embodied.interrupt import GracefulStop, Stopped
 from embodied.logging import Logger
 from embodied.network import DeployablePolicy
-from embodied.policy import TrainablePolicy
-from embodied.report import STAGES, Report, resume_command
+from embodied.policy import Policy, TrainablePolicy
+from embodied.report import BASELINE, Report, resume_command, title
 from embodied.rollout import Collector, first_decisions
-from embodied.task import Learner, LearnerConfig, PolicyConfig, Task
+from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task
 from embodied.timing import PhaseTimer
 
 log = logging.getLogger(__name__)
@@ -98,8 +102,12 @@ class Trainer:
         seed: int = 0,
         device: str = "cpu",
         wandb_project: str | None = None,
+        demonstrations: Callable[[Contract], TensorDict] | None = None,
     ) -> None:
-        """Build all parts, then begin to write; `record`, the composed configuration, is kept in checkpoints."""
+        """Build all parts, then begin to write; `record`, the composed configuration, is kept in checkpoints.
+
+        `demonstrations` for the environment's contract take the place of the task's own.
+        """
         self.config, self.task, self.algorithm, self.directory = config, task, algorithm, directory
         self.record, self.seed, self.device = record, seed, device
         seeding.seed_everything(seed)
@@ -115,7 +123,8 @@ class Trainer:
         self.before: dict[str, Any] = {}  # where RL and its control start: what SFT converged to
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
         with self.timer("demonstrations"):
-            self.demonstrations = task.demonstrations(directory, seed)
+            given = demonstrations and demonstrations(self.env.contract)
+            self.demonstrations = task.demonstrations(directory, seed) if given is None else given
         if self.demonstrations is None:
             self.stage = Stage.RL
         rows = self._restore()
@@ -142,11 +151,21 @@ class Trainer:
         assert self.demonstrations is not None
         if not self.parts:
             executed = self.demonstrations["actions"][self.demonstrations["valid"]]
-            self.policy.fit(self.demonstrations["observation"].to(self.device), executed.to(self.device))
+            self.policy.fit(self._told(self.demonstrations["observation"]).to(self.device), executed.to(self.device))
         self._supervise(self.policy, self.config.sft)
         self._evaluate(self.policy)
         self.before = copy.deepcopy(self.policy.state_dict())
         self._enter(Stage.RL)
+
+    def _told(self, observation: TensorDict) -> TensorDict:
+        """`observation` of demonstrations and, from random play, what robots cannot measure: a critic may read it."""
+        missing = [key for key in self.env.contract.observation if key not in observation]
+        if not missing:
+            return observation
+        generator = seeding.generator(self.seed, "random play")
+        played, _ = first_decisions(self.env, generator)
+        rows = torch.randint(len(played), (len(observation),), generator=generator)
+        return observation.copy().update(played.select(*missing).cpu()[rows])
 
     def _reinforce(self) -> None:
         if not self.before:
@@ -170,6 +189,8 @@ class Trainer:
         self._keep(parts, due=True)
         with self.timer("update"):
             self._evaluate(self.policy)
+            for name, policy in self.task.baselines().items() if isinstance(self.task, BaselineTask) else ():
+                self._evaluate(policy, BASELINE + name)
         controlled = self.config.control and self.demonstrations is not None
         self._enter(Stage.CONTROL if controlled else Stage.DONE)
 
@@ -211,20 +232,21 @@ class Trainer:
                 self.logger.log(learner.gradient_steps, {f"{self.stage.value}/loss": loss})
                 self._keep({"learner": learner}, learner.gradient_steps % (10 * SEGMENT) == 0)
 
-    def _evaluate(self, policy: TrainablePolicy) -> None:
+    def _evaluate(self, policy: Policy, stage: str | None = None) -> None:
+        stage = stage or self.stage.value
         for distribution in self.task.distributions:
             with self.timer("evaluation"):
                 env = self.task.environment(self.config.evaluation_envs, distribution, "eval", device=self.device)
-                label = f"{self._label}, evaluation on {distribution}"
+                label = f"{title(stage)}, evaluation on {distribution}"
                 starts = self.config.evaluation_starts
                 result = evaluate(env, policy, starts_per_task=starts, device=self.device, progress=label)
-            self.report.add(self.stage.value, distribution, result)
+            self.report.add(stage, distribution, result)
             row = result.summary()
             log.info(f"{label}: success {row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]")
 
     @property
     def _label(self) -> str:
-        return STAGES[self.stage.value]
+        return title(self.stage.value)
 
     def _film(self) -> bool:
         """Film before and after; returns whether there is a new video."""

@@ -25,19 +25,20 @@ class Navigate:
 
     Attributes:
         goal_m: an episode succeeds this close to the goal.
-        half_m, obstacles_low, obstacles_high, gap_m, way_m: of the rooms, see `rooms.rooms`.
+        half_m, divided, obstacles_low, obstacles_high, gap_m, way_m: of the rooms, see `rooms.rooms`.
         reward_goal, reward_collision: at the end; reward_progress: per m towards the goal.
         weight_time: per second; weight_turn: of the squared change of the yaw rate's command, in half its range.
     """
 
     goal_m: float = 0.3
     half_m: float = 5.0
+    divided: float = 0.6
     obstacles_low: int = 10
-    obstacles_high: int = 18
-    gap_m: float = 0.8
+    obstacles_high: int = 20
+    gap_m: float = 0.75
     way_m: float = 6.0
-    reward_goal: float = 5.0
-    reward_collision: float = -5.0
+    reward_goal: float = 8.0
+    reward_collision: float = -8.0
     reward_progress: float = 1.0
     weight_time: float = 0.2
     weight_turn: float = 0.005
@@ -47,7 +48,7 @@ class Navigate:
     SUBSTEPS: ClassVar[int] = 5
     STEP_LIMIT: ClassVar[int] = 300
     ENDLESS: ClassVar[bool] = False
-    LIDAR: ClassVar[Lidar] = Lidar(beams=72, range_m=6.0, noise_m=0.01)
+    LIDAR: ClassVar[Lidar] = Lidar(beams=90, range_m=6.0, noise_m=0.01)
     ACTION: ClassVar[tuple[str, str]] = ("speed", "yaw_rate")
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
         "goal_distance": TensorSpec((1,), unit="m"),
@@ -59,7 +60,8 @@ class Navigate:
     def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
         """Rooms with obstacles."""
         return rooms(
-            rng, count, half_m=self.half_m, obstacles=(self.obstacles_low, self.obstacles_high), gap_m=self.gap_m,
+            rng, count, half_m=self.half_m, divided=self.divided,
+            obstacles=(self.obstacles_low, self.obstacles_high), gap_m=self.gap_m,
             way_m=self.way_m,
         )  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""Random rooms: circles, boxes and thin walls between a start and a goal, far enough apart to drive between any two."""
+"""Random rooms: circles, boxes and thin walls between a start and a goal, far enough apart to drive between any two.
+
+Some rooms are divided by a wall with a door, through which the way may lead.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,24 @@ import numpy as np
 from sims.vehicle.geometry import FAR_M
 from sims.vehicle.worlds import Array
 
-SHAPES = 18
+SHAPES = 20
 """Obstacles at most."""
-DISCS = 5
+KEPT, FIXED = 2, 6
+"""Places that obstacles keep away from: start, goal; sides of the room and parts of the wall that divides it."""
+DISCS = 7
 """An obstacle is covered by so many discs along its axis, which its distance from others is taken to."""
 TRIES = 48
 
 
 def rooms(
-    rng: np.random.Generator, count: int, *, half_m: float, obstacles: tuple[int, int], gap_m: float, way_m: float
+    rng: np.random.Generator,
+    count: int,
+    *,
+    half_m: float,
+    divided: float,
+    obstacles: tuple[int, int],
+    gap_m: float,
+    way_m: float,
 ) -> dict[str, Array]:
     """`count` square rooms, see `worlds.Maker`; the route is the goal alone.
 
@@ -23,30 +35,35 @@ def rooms(
         rng: draws.
         count: of rooms.
         half_m: half their width.
+        divided: share of rooms that a wall with a door divides.
         obstacles: fewest and most; a room holds fewer where no more fit.
-        gap_m: between any two obstacles, and around start and goal, at least.
+        gap_m: between any two obstacles, and around start, goal and the wall that divides, at least.
         way_m: from start to goal, at least.
     """
-    start, goal = _ends(rng, count, half_m - gap_m, way_m)
+    wall, along_x = _partitions(rng, count, half_m, divided)
+    aside = _across(wall[:, :1, :2], along_x)[:, 0]
+    start, goal = _ends(rng, half_m - gap_m, way_m, aside, along_x, gap_m)
     wanted = rng.integers(obstacles[0], obstacles[1] + 1, count)
-    ends = np.stack((start, goal), 1)
-    taken = np.full((count, 2 + SHAPES, DISCS, 3), -FAR_M, dtype=np.float32)  # discs of start, goal and obstacles
-    taken[:, :2, :, :2], taken[..., 2] = ends[:, :, None], 0.0
-    circles, segments = np.full((count, SHAPES, 3), FAR_M), np.full((count, 4 + 4 * SHAPES, 4), FAR_M)
+    kept = np.stack((start, goal), 1)
+    taken = np.full((count, KEPT + SHAPES, DISCS, 3), -FAR_M, dtype=np.float32)  # discs of start, goal and obstacles
+    taken[:, :KEPT, :, :2], taken[..., 2] = kept[:, :, None], 0.0
+    circles, segments = np.full((count, SHAPES, 3), FAR_M), np.full((count, FIXED + 4 * SHAPES, 4), FAR_M)
     circles[..., 2], segments[:, :4] = 0.0, _sides(np.zeros((1, 2)), np.zeros(1), np.full((1, 2), half_m))
+    segments[:, 4:FIXED] = wall
     placed = np.zeros(count, dtype=int)
     for _ in range(TRIES):
         centre, angle, half, rounded = _shapes(rng, count, half_m)
         discs = _discs(centre, angle, half, rounded)
-        free = _gap(taken[:, : 2 + placed.max()].reshape(count, -1, 3), discs) > gap_m
+        free = _gap(taken[:, : KEPT + placed.max()].reshape(count, -1, 3), discs) > gap_m
+        free &= (np.abs(_across(discs[..., :2], along_x) - aside[:, None]) - discs[..., 2]).min(1) > gap_m
         rows = np.flatnonzero(free & (placed < wanted))
         slot = placed[rows]
-        taken[rows, 2 + slot] = discs[rows]
+        taken[rows, KEPT + slot] = discs[rows]
         is_round = rounded[rows]
         circles[rows[is_round], slot[is_round]] = discs[rows[is_round], 0]
         boxes, at = rows[~is_round], slot[~is_round]
         for side, ends_of in enumerate(_sides(centre[boxes], angle[boxes], half[boxes]).swapaxes(0, 1)):
-            segments[boxes, 4 + 4 * at + side] = ends_of
+            segments[boxes, FIXED + 4 * at + side] = ends_of
         placed[rows] += 1
     pose = np.concatenate((start, rng.uniform(-np.pi, np.pi, (count, 1))), 1)
     return {
@@ -55,24 +72,46 @@ def rooms(
     }  # fmt: skip
 
 
-def _ends(rng: np.random.Generator, count: int, reach_m: float, way_m: float) -> tuple[Array, Array]:
-    """Start and goal [M, 2] in a square, at least `way_m` apart."""
-    start, goal = np.zeros((2, count, 2))
-    left = np.arange(count)
+def _partitions(rng: np.random.Generator, count: int, half_m: float, share: float) -> tuple[Array, Array]:
+    """Both parts of dividing walls [M, 2, 4], one on each side of a door, and whether they lie along x [M].
+
+    Where there is none the wall is far away.
+    """
+    along_x, middle = rng.uniform(size=count) < 0.5, rng.uniform(-0.7, 0.7, count) * half_m
+    half, aside = rng.uniform(0.6, 0.9, count), rng.uniform(-0.3, 0.3, count) * half_m
+    aside = np.where(rng.uniform(size=count) < share, aside, FAR_M)
+    ends = np.stack((np.full(count, -half_m), middle - half, middle + half, np.full(count, half_m)), 1)
+    across = np.broadcast_to(aside[:, None], ends.shape)
+    points = np.where(along_x[:, None, None], np.stack((ends, across), -1), np.stack((across, ends), -1))
+    return points.reshape(count, 2, 4), along_x
+
+
+def _across(points: Array, along_x: Array) -> Array:
+    """How far along the axis that a dividing wall lies across `points` [M, D, 2] are, [M, D]."""
+    return np.where(along_x[:, None], points[..., 1], points[..., 0])
+
+
+def _ends(
+    rng: np.random.Generator, reach_m: float, way_m: float, aside: Array, along_x: Array, gap_m: float
+) -> tuple[Array, Array]:
+    """Start and goal [M, 2] in a square, at least `way_m` apart and `gap_m` from the dividing wall."""
+    ends = np.zeros((len(aside), 2, 2))
+    left = np.arange(len(aside))
     while len(left):
-        start[left], goal[left] = rng.uniform(-reach_m, reach_m, (2, len(left), 2))
-        left = left[np.linalg.norm(goal[left] - start[left], axis=1) < way_m]
-    return start, goal
+        ends[left] = rng.uniform(-reach_m, reach_m, (len(left), 2, 2))
+        close = (np.abs(_across(ends[left], along_x[left]) - aside[left, None]) < gap_m).any(1)
+        left = left[close | (np.linalg.norm(ends[left, 1] - ends[left, 0], axis=1) < way_m)]
+    return ends[:, 0], ends[:, 1]
 
 
 def _shapes(rng: np.random.Generator, count: int, half_m: float) -> tuple[Array, Array, Array, Array]:
-    """Centres [M, 2], angles [M], half length and width [M, 2] and whether it is a circle [M]: half are, a quarter
-    are boxes, a quarter thin walls.
+    """Centres [M, 2], angles [M], half length and width [M, 2] and whether it is a circle [M]: two in five are,
+    as many are thin walls, the others boxes.
     """  # noqa: D205
     kind, size = rng.uniform(size=count), rng.uniform(size=(count, 2))
-    rounded, wall = kind < 0.5, kind > 0.75
+    rounded, wall = kind < 0.4, kind > 0.6
     radius = 0.15 + 0.35 * size[:, :1]
-    box, thin = 0.2 + 0.3 * size, np.stack((0.6 + 0.9 * size[:, 0], np.full(count, 0.05)), 1)
+    box, thin = 0.2 + 0.3 * size, np.stack((0.6 + 1.2 * size[:, 0], np.full(count, 0.05)), 1)
     box = np.sort(box, 1)[:, ::-1]
     half = np.where(rounded[:, None], radius, np.where(wall[:, None], thin, box))
     return rng.uniform(-half_m, half_m, (count, 2)), rng.uniform(-np.pi, np.pi, count), half, rounded

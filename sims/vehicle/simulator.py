@@ -73,7 +73,7 @@ class Simulator:
         if self.backend == "c":
             out = torch.empty(len(state), lidar.beams)
             _library().scan(
-                len(state), lidar.beams, *map(ctypes.c_float, (float(self.angles[0]), lidar.spacing_rad, lidar.range_m, lidar.noise_m)),
+                len(state), lidar.beams, float(self.angles[0]), lidar.spacing_rad, lidar.range_m, lidar.noise_m,
                 *_given(*self._directions, state, parameters, key, steps),
                 circles.shape[1], *_given(circles), segments.shape[1], *_given(segments, out),
             )  # fmt: skip
@@ -88,7 +88,7 @@ class Simulator:
     ) -> tuple[Tensor, Tensor]:
         state, hit = state.clone(memory_format=torch.contiguous_format), torch.empty_like(frozen)
         _library().advance(
-            len(state), self.substeps, ctypes.c_float(self.dt_s / self.substeps), int(self.model),
+            len(state), self.substeps, self.dt_s / self.substeps, int(self.model),
             *_given(frozen, command, parameters), circles.shape[1], *_given(circles), segments.shape[1],
             *_given(segments, state, hit),
         )  # fmt: skip

@@ -19,16 +19,26 @@ from embodied.video import Frames, film, tile, write_video
 from sims.vehicle.dwa import DynamicWindow
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.episode import Mdp
+from sims.vehicle.geometry import Lidar
 from sims.vehicle.navigate import Navigate
 from sims.vehicle.pictures import Array, Map, draw
 from sims.vehicle.pursuit import PurePursuit
 from sims.vehicle.race import Race
-from sims.vehicle.vehicles import VEHICLES
+from sims.vehicle.vehicles import PARAMETERS, VEHICLES
 
 FILMED, STRIDE = 4, 2
 """Episodes in a video, and control steps between its frames."""
 GOALS: dict[str, tuple[Mdp, str]] = {"navigate": (Navigate(), "jackal"), "race": (Race(), "f1tenth")}
 """Tasks, and who drives."""
+T = TypeVar("T", bound=Any)
+
+
+def _names(given: Any) -> list[str]:  # noqa: ANN401 - a dataclass or an instance of one
+    return [entry.name for entry in fields(given)]
+
+
+NUMBERS = tuple(dict.fromkeys(name for mdp, _ in GOALS.values() for name in _names(mdp)))
+"""Names of the numbers of all tasks."""
 
 
 @dataclass
@@ -36,16 +46,15 @@ class VehicleTask:
     """A goal, and who drives to it.
 
     `goal` is to "navigate" a Jackal among unknown obstacles, or to "race" an F1TENTH car on unknown tracks. `vehicle`
-    changes numbers of the vehicle by name (mass_kg, friction, lag_s and so on, see `vehicles.Vehicle`), `numbers` those
-    of the task, `lidar` those of the lidar (beams, field_rad, range_m, noise_m). Each episode's dynamics differ by up
-    to the share `randomisation`.
+    holds numbers that differ from the vehicle's own (`vehicles.Vehicle`), `numbers` and `lidar` those of the task and
+    of its lidar; null: they do not. Each episode's dynamics differ by up to the share `randomisation`.
     """
 
     name: str = "vehicle_navigate"
     goal: str = "navigate"
-    vehicle: dict[str, float] = field(default_factory=dict)
-    numbers: dict[str, float] = field(default_factory=dict)
-    lidar: dict[str, float] = field(default_factory=dict)
+    vehicle: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(PARAMETERS))
+    numbers: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(NUMBERS))
+    lidar: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(_names(Lidar)))
     randomisation: float = 0.0
     step_limit: int | None = None
 
@@ -102,7 +111,7 @@ class VehicleTask:
         """Film each policy, by caption, from the same starts; trajectories.png beside it shows the ways driven."""
         films, last = {}, []
         for caption, policy in policies.items():
-            env = self.environment(FILMED, self.distributions[0], "eval")
+            env = self.environment(FILMED, self.distributions[0], "eval", device=device)
             films[caption] = film(env, policy, torch.arange(FILMED), _Drive(env).render, device, stride=STRIDE)
             last.append(np.concatenate(list(films[caption].frames[-1]), 1))
         write_video(path, tile(films), round(1.0 / (self._mdp.DT_S * STRIDE)))
@@ -134,16 +143,13 @@ class _Drive:
         return np.stack(pictures)
 
 
-T = TypeVar("T", bound=Any)
-
-
-def _changed(given: T, numbers: Mapping[str, float], option: str) -> T:
-    """The dataclass `given` with other `numbers`, by name; what was a whole number stays one.
+def _changed(given: T, numbers: Mapping[str, float | None], option: str) -> T:
+    """The dataclass `given` with other `numbers`, by name; those that are None stay, whole numbers stay whole.
 
     Raises:
         ValueError: for a number that it does not have.
     """
-    names = [entry.name for entry in fields(given)]
-    if unknown := [name for name in numbers if name not in names]:
-        raise ValueError(f"unknown number {unknown[0]!r} in {option}; expected one of {', '.join(names)}")
-    return replace(given, **{name: type(getattr(given, name))(value) for name, value in numbers.items()})
+    changed = {name: value for name, value in numbers.items() if value is not None}
+    if unknown := [name for name in changed if name not in _names(given)]:
+        raise ValueError(f"unknown number {unknown[0]!r} in {option}; expected one of {', '.join(_names(given))}")
+    return replace(given, **{name: type(getattr(given, name))(value) for name, value in changed.items()})

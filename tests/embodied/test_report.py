@@ -96,8 +96,16 @@ def test_evaluations_survive_in_a_checkpoint(tmp_path):
     assert back.to_dict()["evaluations"] == report().to_dict()["evaluations"]
 
 
+def test_a_baseline_is_compared_by_its_name(tmp_path):
+    made = report()
+    made.add("baseline planner", "wide", outcome(9))
+    made.write(tmp_path, {})
+    assert "| planner | wide | 85.0%" in (tmp_path / "report.md").read_text()
+    assert "RL over planner on wide: +10.0 points" in made.summary(tmp_path)
+
+
 def test_an_unknown_stage_is_refused():
-    with pytest.raises(ValueError, match="unknown stage 'bc'; expected one of sft, sft_control, rl"):
+    with pytest.raises(ValueError, match="unknown stage 'bc'; expected one of sft, sft_control, rl, or baseline NAME"):
         report().add("bc", "wide", outcome(1))
 
 

@@ -18,6 +18,7 @@ from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig, cut_chunks
 from embodied.algorithms.td3 import TD3Config
+from embodied.rollout import first_decisions
 from embodied.trainer import Stopped, Trainer, TrainerConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
@@ -134,6 +135,19 @@ def test_every_environment_is_asked_to_be_where_the_policy_is(tmp_path: Path) ->
     config = TrainerConfig(num_envs=8, env_steps=80, evaluation_starts=2, evaluation_envs=2, video=False)
     Trainer(config, Placed(), POLICY, SCRATCH["td3"], tmp_path, record={}, device="cpu:0").run()
     assert asked == [("train", "cpu:0"), ("eval", "cpu:0")]
+
+
+def test_a_task_with_a_baseline_has_it_measured_on_the_same_episodes(tmp_path: Path) -> None:
+    class Compared(ScratchTask):
+        def baselines(self) -> dict:
+            policy = MLPConfig(hidden=[4]).build(self.environment(1, "wide", "eval").contract)
+            policy.fit(*first_decisions(self.environment(1, "wide", "eval"), torch.Generator()))
+            return {"beginner": policy}
+
+    config = TrainerConfig(num_envs=8, env_steps=200, evaluation_starts=4, evaluation_envs=8, video=False)
+    algorithm = PPOConfig(decisions=4, epochs=1, minibatch=16)
+    Trainer(config, Compared(), MLPConfig(hidden=[8]), algorithm, tmp_path, record={}).run()
+    assert [row["stage"] for row in numbers(tmp_path)["evaluations"]] == ["baseline beginner", "rl"]
 
 
 def test_a_learner_that_imitates_needs_demonstrations(tmp_path: Path) -> None:
