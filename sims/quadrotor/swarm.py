@@ -79,7 +79,7 @@ class Swarm:
     initial_tilt: float = 0.3
     force_scale: float = 1.0 / 50.0
     torque_scale: float = 1.0 / 10000.0
-    speed_m_s: float = 1.5
+    speed_m_s: float = 2.0
     slow_m: float = 1.0
     flow_radius_m: float = 0.5
     neighbour_margin_m: float = 0.5
@@ -91,8 +91,8 @@ class Swarm:
     weight_angular_velocity: float = 0.01
     weight_rotation: float = 0.2
     weight_action_change: float = 0.05
-    weight_neighbour: float = 6.0
-    weight_obstacle: float = 6.0
+    weight_neighbour: float = 4.0
+    weight_obstacle: float = 3.0
     weight_room: float = 6.0
 
     def specs(self) -> dict[str, TensorSpec]:

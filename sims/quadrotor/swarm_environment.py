@@ -15,31 +15,13 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.environment import Transition
-from sims.quadrotor import dynamics
-from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY, PARAMETERS, Airframe
-from sims.quadrotor.arithmetic import Rows
+from sims.quadrotor.airframes import CRAZYFLIE, Airframe
 from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Body, Options
-from sims.quadrotor.episode import Moment
-from sims.quadrotor.hover import ERROR_STEPS, Hover
-from sims.quadrotor.kernels import Kernels, pad
+from sims.quadrotor.hover import ERROR_STEPS
 from sims.quadrotor.observation import action_spec, observation_specs
-from sims.quadrotor.program import UNIFORM, WORD, Group, Program
 from sims.quadrotor.starts import Stream, draws, keys
-from sims.quadrotor.swarm import (
-    FLYING,
-    HIT_DRONE,
-    HIT_OBSTACLE,
-    HIT_ROOM,
-    Flight,
-    Swarm,
-    around,
-    carrot,
-    collisions,
-    downwash,
-    length,
-    reward,
-    tokens,
-)  # fmt: skip
+from sims.quadrotor.swarm import FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm, collisions, length, reward
+from sims.quadrotor.swarm_physics import Physics
 from sims.quadrotor.swarm_practice import Curriculum, Replay
 from sims.quadrotor.swarm_worlds import Worlds, build
 
@@ -96,7 +78,7 @@ class SwarmEnvironment:
         self.mdp, self.airframe, self.options = mdp or Swarm(), airframe, options or Options()
         self.group = self.mdp.drones
         self.num_worlds = -(-num_envs // self.group)
-        self.num_envs, self.step_limit, self.split, self.noise = self.num_worlds * self.group, step_limit, split, noise
+        self.num_envs, self.step_limit, self.split = self.num_worlds * self.group, step_limit, split
         self.device = torch.device("cpu")
         specs = observation_specs(self.mdp.specs(), 1)
         self.contract = Contract(specs, action_spec(), DT_S, horizon=executed, executed=executed)
@@ -105,8 +87,7 @@ class SwarmEnvironment:
         self.start = torch.full((self.num_envs,), -1)
         self.num_starts = None
         self.curriculum = Curriculum() if split == "train" else None
-        self._kernels = Kernels(self._programs(), self.device)
-        self._parameters = torch.tensor(airframe.values()).unsqueeze(1)
+        self._physics = Physics(self.mdp, airframe, self.options, noise)
         self._stream = Stream(seed)
         self._worlds = self._build(keys(split, torch.zeros(self.num_worlds, dtype=torch.int64)))
         self._replay = Replay(self._worlds) if split == "train" else None
@@ -216,24 +197,6 @@ class SwarmEnvironment:
             self._replay.load_state_dict(state["replay"])
         return self._observed()
 
-    def _programs(self) -> tuple[Program, Program]:
-        state = Group("state", self.options.state_rows, differentiable=True)
-        action, force = Group("action", 4, differentiable=True), Group("force", self.options.disturbance_rows)
-        airframe, steps, key = Group("airframe", len(PARAMETERS), UNIFORM), Group("steps", 1), Group("key", 2, WORD)
-        sensed, true = Group("sensed", 18, differentiable=True), Group("true", 18, differentiable=True)
-        return (
-            Program("fly", (state, action, force, airframe), (state,), self._dynamics),
-            Program("sense", (state, steps, key), (sensed, true), self._sense),
-        )
-
-    def _dynamics(self, state: Rows, action: Rows, force: Rows, airframe: Rows) -> dict[str, Rows]:
-        return {"state": dynamics.step(state, action, force, dynamics.parameters(airframe), self.options)}
-
-    def _sense(self, state: Rows, steps: Rows, key: Rows) -> dict[str, Rows]:
-        """Position, rotation, velocity and angular velocity: as hover's sensors see them, and as they are."""
-        sensors, now = Hover(), Moment(Body.of(state), steps[0], [], [])
-        return {"sensed": sensors.observe(now, key if self.noise else None), "true": sensors.observe(now, None)}
-
     def _build(self, key: Tensor) -> Worlds:
         level = self.curriculum.level if self.curriculum else 1.0
         return build(self.mdp, self.airframe, self.options, key, level * self.mdp.density)
@@ -251,18 +214,18 @@ class SwarmEnvironment:
         self._over = self._over.index_fill(0, ids, False)
         rows = (ids.unsqueeze(1) * self.group + torch.arange(self.group)).flatten()
         self.start = self.start.index_copy(0, rows, numbers.flatten())
-        fresh, _, _ = self._look(self._worlds.fate == FLYING)
-        self._seen = self._seen.index_copy(0, rows, fresh[rows])
+        fresh = self._physics.look(self._worlds, self._worlds.fate == FLYING).seen
+        self._seen = self._seen.index_copy(0, rows, fresh.flatten(0, 1)[rows])
 
     def _fly(self, action: Tensor, flying: Tensor) -> Tensor:
         """One control step of who is `flying` [W, M] with `action` [W, M, 4]; returns the reward [N]."""
         worlds = self._worlds
-        before = worlds.state
-        moved = self._moved(action, flying)
+        before, moved = worlds.state, self._physics.advance(worlds, action, flying)
         worlds.state = torch.where(flying.unsqueeze(-1), moved, before)
         worlds.steps = worlds.steps + flying
-        seen, flight, near = self._look(flying, action.clamp(-1.0, 1.0) - before[..., BODY_ROWS : BODY_ROWS + 4])
-        self._seen = torch.where(flying.view(-1, 1), seen, self._seen)
+        change = action.clamp(-1.0, 1.0) - before[..., BODY_ROWS : BODY_ROWS + 4]
+        seen, flight, near = self._physics.look(worlds, flying, change)
+        self._seen = torch.where(flying.view(-1, 1), seen.flatten(0, 1), self._seen)
         found = torch.where(flying, reward(self.mdp, flight, worlds.cylinders, near), 0.0)
         with torch.no_grad():
             late = flying & (worlds.steps > self.step_limit - ERROR_STEPS)
@@ -270,49 +233,6 @@ class SwarmEnvironment:
             worlds.fate = torch.where(flying, collisions(flight.position, near), worlds.fate)
             self._end(flying)
         return found.flatten()
-
-    def _moved(self, action: Tensor, flying: Tensor) -> Tensor:
-        """States [W, M, S] after a control step."""
-        worlds = self._worlds
-        with torch.no_grad():
-            force = worlds.disturbance.clone()
-            weight = self.airframe.mass_kg * GRAVITY
-            force[..., 2] -= weight * downwash(worlds.state[..., :3], flying)
-        inputs = {"state": self._rows(worlds.state), "action": self._rows(action), "force": self._rows(force)}
-        found = self._kernels("fly", inputs | {"airframe": self._parameters})["state"]
-        return found.t()[: self.num_envs].view_as(worlds.state)
-
-    def _look(self, flying: Tensor, change: Tensor | None = None) -> tuple[Tensor, Flight, Any]:
-        """What drones observe [N, O] of themselves and of who is `flying`, their flights, and what is around them."""
-        worlds, shape = self._worlds, (self.num_worlds, self.group, -1)
-        rows = {"state": self._rows(worlds.state), "key": self._rows(worlds.key)}
-        rows["steps"] = self._rows(worlds.steps.unsqueeze(-1).float())
-        found = self._kernels("sense", rows)
-        sensed, true = (found[name].t()[: self.num_envs].view(shape) for name in ("sensed", "true"))
-        goal, place = worlds.goal(), true[..., :3]
-        with torch.no_grad():
-            near = around(self.mdp, place, flying, worlds.cylinders)
-        neighbours, obstacles = tokens(self.mdp, sensed[..., :3], sensed[..., 12:15], worlds.cylinders, near)
-        seen = torch.cat(
-            (
-                carrot(self.mdp, goal - sensed[..., :3]), sensed[..., 3:], sensed[..., 2:3],
-                neighbours.flatten(2), obstacles.flatten(2), worlds.state[..., BODY_ROWS : BODY_ROWS + 4],
-                worlds.disturbance, worlds.state[..., BODY_ROWS - 4 : BODY_ROWS] + self.airframe.hover_speed,
-            ), -1,
-        )  # fmt: skip
-        change = torch.zeros_like(place) if change is None else change
-        flight = Flight(place, true[..., 3:12], true[..., 12:15], true[..., 15:], goal - place, change)
-        return seen.flatten(0, 1), flight, near
-
-    def _rows(self, values: Tensor) -> Tensor:
-        """[W, M, R] as the kernels take it, [R, L]."""
-        flat = values.flatten(0, 1)
-        filled = torch.nn.functional.pad(flat, (0, 0, 0, pad(self.num_envs) - self.num_envs))
-        if filled.shape[1] == self.options.state_rows and len(filled) > self.num_envs:
-            quaternion = torch.zeros_like(filled)
-            quaternion[self.num_envs :, 3] = 1.0  # lanes beyond N compute, too: a rotation keeps them finite
-            filled = filled + quaternion
-        return filled.t().contiguous()
 
     def _end(self, flying: Tensor) -> None:
         """End the episodes of worlds in which that is due after a step of who was `flying` [W, M]."""

@@ -1,0 +1,100 @@
+"""How the drones of a swarm move, and what they see: the dynamics' kernels, with what is between drones in torch.
+
+Letters in shape comments: W worlds of M drones, N = W M, S rows of a state, O observations, L lanes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sims.quadrotor import dynamics
+from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe
+from sims.quadrotor.arithmetic import Rows
+from sims.quadrotor.dynamics import BODY_ROWS, Body, Options
+from sims.quadrotor.episode import Moment
+from sims.quadrotor.hover import Hover
+from sims.quadrotor.kernels import Kernels, pad
+from sims.quadrotor.program import UNIFORM, WORD, Group, Program
+from sims.quadrotor.swarm import Around, Flight, Swarm, around, carrot, downwash, tokens
+from sims.quadrotor.swarm_worlds import Worlds
+
+
+class Sight(NamedTuple):
+    """What all drones observe, [W, M, O], what is rewarded of their flights, and what is near them."""
+
+    seen: Tensor
+    flight: Flight
+    near: Around
+
+
+class Physics:
+    """Moves the drones of `mdp` with this `airframe`, and looks around; with `noise` where it is on."""
+
+    def __init__(self, mdp: Swarm, airframe: Airframe, options: Options, noise: bool) -> None:
+        self.mdp, self.airframe, self.options, self.noise = mdp, airframe, options, noise
+        self._kernels = Kernels(self._programs(), torch.device("cpu"))
+        self._parameters = torch.tensor(airframe.values()).unsqueeze(1)
+
+    def advance(self, worlds: Worlds, action: Tensor, flying: Tensor) -> Tensor:
+        """States [W, M, S] after a control step with `action` [W, M, 4]; who is `flying` [W, M] blows downwards."""
+        with torch.no_grad():
+            force = worlds.disturbance.clone()
+            weight = self.airframe.mass_kg * GRAVITY
+            force[..., 2] -= weight * downwash(worlds.state[..., :3], flying)
+        inputs = {"state": _rows(worlds.state), "action": _rows(action), "force": _rows(force)}
+        return _unrolled(self._kernels("fly", inputs | {"airframe": self._parameters})["state"], worlds)
+
+    def look(self, worlds: Worlds, flying: Tensor, change: Tensor | None = None) -> Sight:
+        """What drones see of themselves and of who is `flying`; `change` [W, M, 4] is that of their actions."""
+        inputs = {"state": _rows(worlds.state), "key": _rows(worlds.key)}
+        inputs["steps"] = _rows(worlds.steps.unsqueeze(-1).float())
+        found = self._kernels("sense", inputs)
+        sensed, true = (_unrolled(found[name], worlds) for name in ("sensed", "true"))
+        goal, position = worlds.goal(), true[..., :3]
+        with torch.no_grad():
+            near = around(self.mdp, position, flying, worlds.cylinders)
+        neighbours, obstacles = tokens(self.mdp, sensed[..., :3], sensed[..., 12:15], worlds.cylinders, near)
+        seen = (
+            carrot(self.mdp, goal - sensed[..., :3]), sensed[..., 3:], sensed[..., 2:3],
+            neighbours.flatten(2), obstacles.flatten(2), worlds.state[..., BODY_ROWS : BODY_ROWS + 4],
+            worlds.disturbance, worlds.state[..., BODY_ROWS - 4 : BODY_ROWS] + self.airframe.hover_speed,
+        )  # fmt: skip
+        change = torch.zeros_like(position) if change is None else change
+        flight = Flight(position, true[..., 3:12], true[..., 12:15], true[..., 15:], goal - position, change)
+        return Sight(torch.cat(seen, -1), flight, near)
+
+    def _programs(self) -> tuple[Program, Program]:
+        state = Group("state", self.options.state_rows, differentiable=True)
+        action, force = Group("action", 4, differentiable=True), Group("force", self.options.disturbance_rows)
+        airframe, steps, key = Group("airframe", len(PARAMETERS), UNIFORM), Group("steps", 1), Group("key", 2, WORD)
+        sensed, true = Group("sensed", 18, differentiable=True), Group("true", 18, differentiable=True)
+        return (
+            Program("fly", (state, action, force, airframe), (state,), self._fly),
+            Program("sense", (state, steps, key), (sensed, true), self._sense),
+        )
+
+    def _fly(self, state: Rows, action: Rows, force: Rows, airframe: Rows) -> dict[str, Rows]:
+        return {"state": dynamics.step(state, action, force, dynamics.parameters(airframe), self.options)}
+
+    def _sense(self, state: Rows, steps: Rows, key: Rows) -> dict[str, Rows]:
+        """Position, rotation, velocity and angular velocity: as hover's sensors see them, and as they are."""
+        sensors, now = Hover(), Moment(Body.of(state), steps[0], [], [])
+        return {"sensed": sensors.observe(now, key if self.noise else None), "true": sensors.observe(now, None)}
+
+
+def _rows(values: Tensor) -> Tensor:
+    """[W, M, R] as the kernels take it, [R, L]; lanes beyond N compute like the first, which keeps them finite."""
+    flat = values.flatten(0, 1)
+    missing = pad(len(flat)) - len(flat)
+    if missing:
+        flat = torch.cat((flat, flat[:1].detach().expand(missing, -1)))
+    return flat.t().contiguous()
+
+
+def _unrolled(rows: Tensor, worlds: Worlds) -> Tensor:
+    """The inverse of `_rows`."""
+    W, M = worlds.fate.shape
+    return rows.t()[: W * M].view(W, M, -1)
