@@ -1,4 +1,4 @@
-"""Time of `Safety.command` for a seven-joint arm, a quadrotor and a vehicle, by commands that limits do not touch and ones they do.
+"""Time of `Safety.command` for an arm, a quadrotor and a vehicle, by commands that limits touch and ones they do not.
 
     python benchmarks/safety_speed.py
 

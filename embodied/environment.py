@@ -36,6 +36,8 @@ class Transition:
     truncated: Tensor  # [N] bool, the step limit was reached (bootstrap from `observation`)
     success: Tensor  # [N] bool
     metrics: dict[str, Tensor] = field(default_factory=dict)  # [N] each
+    actions: Tensor | None = None  # [N, K, A] what was executed, where a person may take over; None: what was given
+    human: Tensor | None = None  # [N, K] bool, which of `actions` are the person's
 
     @property
     def done(self) -> Tensor:

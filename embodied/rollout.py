@@ -43,6 +43,7 @@ class Rollout:
     start: Tensor  # [T, N] initial state of the episode
     simulation_s: float  # wall time
     policy_s: float
+    human: Tensor | None = None  # [T, N, K] bool, actions in which a person took the place of the policy
 
     @property
     def done(self) -> Tensor:
@@ -155,10 +156,11 @@ class Collector:
         self, rows: list[tuple[TensorDict, Decision, Transition, Tensor]], simulation_s: float, policy_s: float
     ) -> Rollout:
         observations, decisions, transitions, starts = zip(*rows, strict=True)
+        human = [transition.human for transition in transitions if transition.human is not None]
         return Rollout(
             observation=torch.stack(list(observations)),
             next_observation=torch.stack([transition.observation for transition in transitions]),
-            actions=torch.stack([decision.actions for decision in decisions]),
+            actions=torch.stack([_executed(*pair) for pair in zip(decisions, transitions, strict=True)]),
             sample=torch.stack([decision.sample for decision in decisions]),
             log_prob=torch.stack([decision.log_prob for decision in decisions]),
             **{
@@ -169,7 +171,15 @@ class Collector:
             start=torch.stack(list(starts)),
             simulation_s=simulation_s,
             policy_s=policy_s,
+            human=torch.stack(human) if len(human) == len(transitions) else None,
         )
+
+
+def _executed(decision: Decision, transition: Transition) -> Tensor:
+    """Actions [N, H, A] of the chunk, the executed ones as they were executed."""
+    if transition.actions is None:
+        return decision.actions
+    return torch.cat((transition.actions, decision.actions[:, transition.actions.shape[1] :]), 1)
 
 
 class DifferentiableCollector(Collector):

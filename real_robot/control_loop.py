@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -112,3 +113,21 @@ def _quantiles(values: list[float]) -> dict[str, float]:
         return {}
     array = np.array(values)
     return {"p50": float(np.quantile(array, 0.5)), "p99": float(np.quantile(array, 0.99)), "max": float(array.max())}
+
+
+class Watchdog:
+    """Calls `Safety.watch` from a thread of its own: the robot holds while the control loop's program hangs."""
+
+    def __init__(self, safety: Safety, every_s: float) -> None:
+        self._safety, self._every_s, self._closed = safety, every_s, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._every_s):
+            self._safety.watch()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+        self._thread.join()

@@ -60,8 +60,8 @@ class Range:
     """Bounds of an observed element: outside them the robot is stopped until `Safety.reset`.
 
     Where `rate` names the observed derivative, the robot holds as soon as one more command could take it to where it
-    can't stop inside: commands achieve `acceleration` at most, the robot's own hold `deceleration` at least, per s^2. It
-    is a geofence that is kept whatever the action means.
+    can't stop inside: commands achieve `acceleration` at most, the robot's own hold `deceleration` at least, per s^2.
+    It is a geofence that is kept whatever the action means.
     """
 
     low: float = -INF
