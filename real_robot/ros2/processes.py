@@ -30,7 +30,7 @@ TRANSITIONS = {
     "deactivate": Transition.TRANSITION_DEACTIVATE,
     "cleanup": Transition.TRANSITION_CLEANUP,
 }
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 STOP_S = 5.0
 DOMAINS = range(20, 100)
 """Of ROS's 101 that have ports of their own on Linux; people use the first ones."""
@@ -147,6 +147,10 @@ class Processes:
                 said = "; ".join(f"{name}: {self.said(name)}" for name in ended or self.running)
                 raise ValueError(f"waited for {what}, but {ended or 'nothing'} ended; {said}")
             self._executor.spin_once(timeout_sec=0.05)
+
+    def spin(self, seconds: float) -> None:
+        """Handle one message, if one comes within `seconds`."""
+        self._executor.spin_once(timeout_sec=seconds)
 
     def said(self, name: str) -> str:
         """The last lines that node `name` has written."""
