@@ -10,6 +10,7 @@ import os
 import sys
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,7 @@ from embodied.compute import prepare
 from embodied.config import compose, names
 from embodied.trainer import Trainer, TrainerConfig
 from policies.registry import POLICIES
+from real_robot import lerobot_reading
 from sims.registry import TASKS
 
 log = logging.getLogger("embodied")
@@ -31,7 +33,8 @@ GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS}
 class TrainConfig(TrainerConfig):
     """Options of train.py: those of a run, and its parts.
 
-    `resume` names the directory of a run to continue with its own configuration; `eval_only` measures it instead.
+    `demonstrations` is a LeRobot dataset that takes the place of the task's own. `resume` names the directory of a run
+    to continue with its own configuration; `eval_only` measures it instead.
     """
 
     task: Any = MISSING
@@ -42,6 +45,7 @@ class TrainConfig(TrainerConfig):
     threads: int | None = None
     wandb: str | None = None
     output: str | None = None
+    demonstrations: str | None = None
     resume: str | None = None
     eval_only: bool = False
 
@@ -64,6 +68,7 @@ def run(arguments: list[str]) -> None:
     trainer = Trainer(
         config, config.task, config.policy, config.algorithm, directory,
         record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
+        demonstrations=partial(lerobot_reading.chunks, config.demonstrations) if config.demonstrations else None,
     )  # fmt: skip
     (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))
     log.info(trainer.run().summary(directory))

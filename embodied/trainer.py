@@ -159,7 +159,7 @@ class Trainer:
 
     def _told(self, observation: TensorDict) -> TensorDict:
         """`observation` of demonstrations and, from random play, what robots cannot measure: a critic may read it."""
-        missing = [key for key in self.env.contract.observation if key not in observation]
+        missing = [key for key in self.env.contract.observation if key not in observation.keys()]  # noqa: SIM118 - no dict
         if not missing:
             return observation
         generator = seeding.generator(self.seed, "random play")

@@ -94,7 +94,7 @@ def tile(films: Mapping[str, Film], titles: Sequence[str] = ()) -> Frames:
     return np.concatenate([*head, *rows], 1)
 
 
-def write_video(path: str | Path, frames: Frames, fps: int) -> None:
+def write_video(path: str | Path, frames: Frames, fps: float) -> None:
     """Write `frames` [T, height, width, 3] as H.264 in MP4; the file is complete or not there.
 
     Raises:
