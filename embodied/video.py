@@ -110,7 +110,7 @@ def write_video(path: str | Path, frames: Frames, fps: float) -> None:
         writer = imageio_ffmpeg.write_frames(
             str(temporary),
             (width + width % 2, height + height % 2),
-            fps=fps,
+            fps=fps,  # pyright: ignore[reportArgumentType] - any number
             macro_block_size=2,
             ffmpeg_log_level="error",
             output_params=["-f", "mp4", "-movflags", "+faststart"],
