@@ -188,11 +188,12 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
 def spin(make: Callable[[], ManagedNode]) -> None:
     """Run a node until Ctrl-C or SIGTERM, upon which it stops safely before it goes."""
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)  # rclpy's would close the node before it can hold
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     node = make()
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     with suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        node.get_logger().info("waits to be configured")
         executor.spin()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -205,6 +206,5 @@ def _leaves(tree: Any, prefix: str) -> list[tuple[str, Any]]:  # noqa: ANN401 - 
     """Names and values that ROS can declare: it knows neither None nor an empty list's type."""
     if isinstance(tree, dict):
         return [leaf for key, value in tree.items() for leaf in _leaves(value, f"{prefix}.{key}" if prefix else key)]
-    return (
-        [] if tree is None or tree == [] or (isinstance(tree, list) and isinstance(tree[0], dict)) else [(prefix, tree)]
-    )
+    unknown = tree is None or (isinstance(tree, list) and (not tree or isinstance(tree[0], dict)))
+    return [] if unknown else [(prefix, tree)]

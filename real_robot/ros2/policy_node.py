@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from embodied.chunking import Execution
 from embodied.policy import Policy
 from real_robot.chunk_executor import ChunkExecutor
 from real_robot.control_loop import Controller
+from real_robot.recorder import Recorder
 from real_robot.ros2.managed import ERROR, OK, WARN, ManagedNode, Report
 from real_robot.ros2.ros_robot import RosRobot, read_limits
 from real_robot.ros2.tables import robot_table
@@ -53,6 +55,7 @@ class PolicySettings:
         prefix: of the command topic; "policy/" is what safety_node listens to, "" the robot itself.
         execution, asynchronous: of action chunks; see `chunk_executor.ChunkExecutor`.
         limits: YAML file of `limits.Limits` for commands and measurements; "": those of the contract.
+        recording: a new MCAP file of what the policy reads and decides and of every period, to be replayed; "": none.
         device: of the policy.
     """
 
@@ -66,6 +69,7 @@ class PolicySettings:
     execution: Execution = Execution.SYNCHRONOUS
     asynchronous: bool = False
     limits: str = ""
+    recording: str = ""
     device: str = "cpu"
 
 
@@ -80,7 +84,8 @@ class PolicyNode(ManagedNode[PolicySettings]):
         super().__init__("policy_node", PolicySettings)
         self._load = load
         self._active = False
-        self._executor: ChunkExecutor | None = None
+        self._executor: _Executor | None = None
+        self._recorder: Recorder | None = None
 
     def configure(self) -> None:
         """Load the policy, bind it to the robot, subscribe and advertise."""
@@ -88,7 +93,12 @@ class PolicyNode(ManagedNode[PolicySettings]):
         policy = self._load(settings)
         table = robot_table(settings.robot, policy.contract, settings.options)
         self._robot = RosRobot(self, table, settings.prefix, self._measured)
-        self._executor = ChunkExecutor(
+        if settings.recording:
+            origin = {"checkpoint": settings.checkpoint or settings.server, "robot": settings.robot}
+            path, contract = Path(settings.recording), self._robot.contract
+            self._recorder = Recorder(path, contract, origin=origin, clock=self._robot.clock)
+            policy = self._recorder.watch(policy)
+        self._executor = _Executor(
             policy, self._robot.contract, execution=settings.execution, clock=self._robot.clock,
             asynchronous=settings.asynchronous, device=settings.device,
         )  # fmt: skip
@@ -118,15 +128,19 @@ class PolicyNode(ManagedNode[PolicySettings]):
             self._safety.command(None, None)
 
     def cleanup(self) -> None:
-        """Free the policy."""
+        """Free the policy and finish the recording."""
         if self._executor:
             self._executor.close()
-        self._executor = None
+        if self._recorder:
+            self._recorder.close()
+        self._executor = self._recorder = None
 
     def _restart(self) -> None:
         assert self._executor is not None
         self._executor.reset()
         self._robot.reset()
+        if self._recorder:
+            self._recorder.begin_episode()
 
     def _measured(self) -> None:
         if self.settings.pace is Pace.measurement:
@@ -135,7 +149,8 @@ class PolicyNode(ManagedNode[PolicySettings]):
     def _tick(self) -> None:
         if not self._active:
             return
-        began = time.perf_counter()
+        began, now_s = time.perf_counter(), self._robot.clock()
+        reading = self._robot.read()
         try:
             verdict = self._controller.tick()
         except Exception as error:  # whatever it is: a robot must not be left with its last command
@@ -143,6 +158,8 @@ class PolicyNode(ManagedNode[PolicySettings]):
             self.trigger_deactivate()
             return
         self._timing.add(began, time.perf_counter() - began, verdict)
+        if self._recorder and self._executor:
+            self._recorder.write(now_s, reading, self._executor.asked, verdict)
 
     def _beat(self) -> None:
         if self._active:
@@ -157,6 +174,16 @@ class PolicyNode(ManagedNode[PolicySettings]):
         if not self._active:
             return Report("inactive")
         return self._timing.report()
+
+
+class _Executor(ChunkExecutor):
+    """Remembers what it `asked` for last, for the recording."""
+
+    asked: np.ndarray | None = None
+
+    def action(self, now_s: float) -> np.ndarray | None:
+        self.asked = super().action(now_s)
+        return self.asked
 
 
 class _Timing:

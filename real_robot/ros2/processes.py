@@ -158,24 +158,28 @@ class Processes:
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """End one process and wait for it."""
-        process = self.running.pop(name)
-        process.send_signal(how)
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        self.running[name].send_signal(how)
+        self._wait_for(self.running.pop(name))
 
     def close(self) -> None:
         """End all processes and the client."""
-        for name in list(self.running):
-            self.stop(name)
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            self._wait_for(process)
         self._executor.shutdown()
         self.node.destroy_node()
         self._context.try_shutdown()
         os.close(self._claim)
         if self._temporary is not None:
             self._temporary.cleanup()
+
+    def _wait_for(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def _log(self, name: str) -> Path:
         return self.directory / f"{name}.log"

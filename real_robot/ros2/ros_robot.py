@@ -217,11 +217,16 @@ def read_limits(path: str) -> Limits:
     return load_limits(Path(path)) if path else Limits()
 
 
-def subscribe(node: ManagedNode[Any], name: str, message: str, qos: Qos, callback: Callable[[Any], None]) -> None:
-    """Subscribe to `name`; parameters `qos_overrides.*` may change the QoS, partners it cannot have are reported."""
+def subscribe(
+    node: ManagedNode[Any], name: str, message: str, qos: Qos, callback: Callable[[Any], None], raw: bool = False
+) -> None:
+    """Subscribe to `name`; parameters `qos_overrides.*` may change the QoS, partners it cannot have are reported.
+
+    `raw` messages are bytes, as they were sent.
+    """
     entity = node.create_subscription(
         types(message), name, callback, _profile(qos), event_callbacks=node.qos_events(name)["subscription"],
-        qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+        raw=raw, qos_overriding_options=QoSOverridingOptions.with_default_policies(),
     )  # fmt: skip
     node.own(entity)
 

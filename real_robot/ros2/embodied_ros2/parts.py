@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 from omegaconf import OmegaConf
@@ -11,16 +12,27 @@ from embodied.environment import StartEnvironment
 from embodied.policy import Policy
 from embodied.task import PolicyConfig
 from policies.registry import POLICIES
+from real_robot.onnx_policy import OnnxPolicy
+from real_robot.policy_client import PolicyClient
 from real_robot.ros2.policy_node import PolicySettings
 from real_robot.ros2.sim_node import SimSettings
 
 
 def load_policy(settings: PolicySettings) -> Policy:
-    """The policy that `settings` name.
+    """The policy that `settings` name: of a checkpoint, an export to ONNX, or a policy server.
 
     Raises:
-        ValueError: on one line, where there is none.
+        ValueError: on one line, where there is none, or not one alone is named.
+        OSError: where the server cannot be reached.
     """
+    if bool(settings.checkpoint) == bool(settings.server):
+        raise ValueError("expected one of checkpoint and server")
+    if settings.server:
+        if not settings.token_file:
+            raise ValueError("expected token_file, which holds the token of the policy server")
+        return PolicyClient(settings.server, Path(settings.token_file).read_text().strip())
+    if (Path(settings.checkpoint) / "policy.onnx").exists():
+        return OnnxPolicy(settings.checkpoint)
     saved = checkpoint.load(settings.checkpoint)
     choice, values = (saved.config.get(kind, {}).get("policy") for kind in ("choices", "values"))
     if choice not in POLICIES:

@@ -4,14 +4,23 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from diagnostic_msgs.msg import DiagnosticArray
+from mcap.reader import make_reader
+from mcap_ros2.decoder import DecoderFactory
 from rcl_interfaces.srv import GetParameters
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile, QoSReliabilityPolicy
 from std_msgs.msg import Float64MultiArray, String
 
+from real_robot.recording import Recording, Tick
+from real_robot.replay import replay
+from real_robot.ros2.embodied_ros2.parts import load_policy
+from real_robot.ros2.policy_node import PolicySettings
 from real_robot.ros2.processes import Processes
+from real_robot.safety import State
 
 HEARTBEAT_TIMEOUT_S = 0.5
 LATCHED = QoSProfile(depth=10, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
@@ -30,7 +39,12 @@ class Robot(Processes):
         self.settings = {"checkpoint": str(run), "use_sim_time": True}
         self.start("sim_node", {"checkpoint": str(run), "lock_step": False, "real_time_factor": 0.2})
         self.start("safety_node", self.settings | {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S})
-        self.start("policy_node", self.settings | {"pace": "measurement"})
+        self.start("policy_node", self.policy("first"))
+        self.start("recorder_node", self.settings | {"directory": str(directory)})
+
+    def policy(self, recording: str) -> dict[str, Any]:
+        """Parameters of policy_node, which writes into `recording`."""
+        return self.settings | {"pace": "measurement", "recording": str(self.directory / f"{recording}.mcap")}
 
     def _hear(self, message: DiagnosticArray) -> None:
         for status in message.status:
@@ -50,7 +64,7 @@ class Robot(Processes):
 @pytest.fixture(scope="module")
 def robot(hover: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Robot]:
     with Robot(hover, tmp_path_factory.mktemp("nodes")) as nodes:
-        for name in ("sim_node", "safety_node", "policy_node"):
+        for name in ("sim_node", "recorder_node", "safety_node", "policy_node"):
             nodes.change(name, "configure", "activate")
         yield nodes
 
@@ -117,9 +131,36 @@ def test_a_policy_that_is_killed_leaves_a_robot_that_holds(robot: Robot):
     robot.wait(lambda: robot.states[-1] == "holding", "a hold")
     assert time.monotonic() - killed < HEARTBEAT_TIMEOUT_S + 1.0  # a busy machine
     robot.wait(lambda: robot.number("/sim_node: simulator", "holds") > holds, "the robot to hold")
-    robot.start("policy_node", robot.settings | {"pace": "measurement"})
+    robot.start("policy_node", robot.policy("second"))
     robot.change("policy_node", "configure", "activate")
     robot.wait(robot.flying, "commands of the new process")
+
+
+def test_what_was_recorded_until_the_kill_replays_bit_for_bit(robot: Robot):
+    recording = Recording(robot.directory / "first.mcap")
+    found = replay(recording, load_policy(PolicySettings(checkpoint=robot.settings["checkpoint"])))
+    assert found.exact
+    assert found.compared > 100
+    ticks = [item for item in recording if isinstance(item, Tick)]
+    assert not recording.complete
+    assert all(np.array_equal(tick.asked, tick.verdict.action) for tick in ticks if tick.verdict.action is not None)
+    assert {tick.verdict.state for tick in ticks} <= {State.ACTIVE, State.HOLDING}
+
+
+def test_topics_are_recorded_as_they_were_sent(robot: Robot):
+    robot.change("recorder_node", "deactivate")
+    (path,) = robot.directory.glob("20*.mcap")
+    seen: dict[str, list[Any]] = {}
+    with path.open("rb") as file:
+        for _, channel, _, message in make_reader(file, decoder_factories=[DecoderFactory()]).iter_decoded_messages():
+            seen.setdefault(channel.topic, []).append(message)
+    assert {"/observation", "/action", "/policy/action", "/diagnostics"} <= set(seen)
+    passed = {tuple(message.data) for message in seen["/action"]}
+    assert len(passed & {tuple(message.data) for message in seen["/policy/action"]}) > 100
+    assert [dim.label for dim in seen["/observation"][0].layout.dim][1].startswith("position | x,y,z | m | world")
+    reported = [status for message in seen["/diagnostics"] for status in message.status]
+    assert "simulated_s" in {entry.key for status in reported for entry in status.values}
+    robot.change("recorder_node", "activate")
 
 
 def test_lifecycle_there_and_back(robot: Robot):
@@ -129,6 +170,8 @@ def test_lifecycle_there_and_back(robot: Robot):
     robot.wait(lambda: robot.states[-1] == "holding", "a hold")
     robot.change("policy_node", "cleanup")
     assert robot.state("policy_node") == "unconfigured"
+    assert Recording(robot.directory / "second.mcap").contract.control_dt_s == 0.01
+    robot.set("policy_node", recording="")
     robot.change("policy_node", "configure", "activate")
     robot.wait(robot.flying, "commands")
 

@@ -1,0 +1,74 @@
+"""A policy exported with target=onnx, run by ONNX Runtime: a robot needs neither its code nor its checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.extras import needs_extra
+from embodied.network import MEMORY
+from embodied.policy import Decision
+
+
+class OnnxPolicy:
+    """Reads policy.onnx, contract.json and export.json of `directory`; acts deterministically, on the CPU.
+
+    It has `initial_memory` where the exported policy remembers.
+
+    Raises:
+        ValueError: where the folder holds no such export.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        with needs_extra("robot"):
+            import onnxruntime
+        directory = Path(directory)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = (
+            1  # small networks; a control loop shares the cores
+        )
+        try:
+            self.contract = Contract.from_dict(json.loads((directory / "contract.json").read_text()))
+            record: dict[str, Any] = json.loads((directory / "export.json").read_text())
+            if record["target"] != "onnx":
+                raise ValueError(f"it was exported with target={record['target']}")
+            self._session = onnxruntime.InferenceSession(
+                str(directory / "policy.onnx"), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # ONNX Runtime's have no class of their own in common
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{directory} holds no policy exported with target=onnx ({reason})") from error
+        if record["initial_memory"] is not None:
+            self._initial = torch.tensor(record["initial_memory"])
+            self.initial_memory = self._initial_memory
+
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Chunks [N, K, A] of the executed actions; `sample["memory"]` [N, M] is to be read with the next observation.
+
+        Raises:
+            ValueError: unless `deterministic`: what is exported does not sample.
+        """
+        if not deterministic:
+            raise ValueError("an exported policy acts deterministically; expected deterministic=True")
+        flat = torch.cat([observation[key].flatten(1) for key in self.contract.observation], -1)
+        feed = {"observation": flat.numpy()}
+        if remembers := hasattr(self, "initial_memory"):
+            feed["memory"] = observation[MEMORY].numpy()
+        actions, *memory = self._session.run(None, {name: np.ascontiguousarray(value) for name, value in feed.items()})
+        sample = {MEMORY: torch.from_numpy(memory[0])} if remembers else {}
+        count = len(observation)
+        chunks = torch.from_numpy(actions).view(count, self.contract.executed, -1)
+        return Decision(chunks, TensorDict(sample, batch_size=[count]), torch.full((count, 1), torch.nan))
+
+    def _initial_memory(self, count: int) -> Tensor:
+        """Memory [count, M] with which episodes begin."""
+        return self._initial.expand(count, -1)

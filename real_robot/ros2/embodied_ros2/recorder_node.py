@@ -1,0 +1,13 @@
+"""The program recorder_node."""
+
+from real_robot.ros2.managed import spin
+from real_robot.ros2.recorder_node import RecorderNode
+
+
+def main() -> None:
+    """Run it."""
+    spin(RecorderNode)
+
+
+if __name__ == "__main__":
+    main()
