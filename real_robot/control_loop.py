@@ -33,18 +33,33 @@ class Executor(Protocol):
         ...
 
 
-class Controller:
-    """One period of control of `robot`: every program that moves a robot calls `tick` once per period."""
+Record = Callable[[float, Reading | None, Array | None, Verdict], None]
+"""Called with the time of a period, what was measured, the action asked for, and what became of it."""
 
-    def __init__(self, robot: Robot, executor: Executor, safety: Safety, clock: Clock) -> None:
+
+class Controller:
+    """One period of control of `robot`: every program that moves a robot calls `tick` once per period.
+
+    `record`, such as `recorder.Recorder.write`, is told of each.
+    """
+
+    def __init__(
+        self, robot: Robot, executor: Executor, safety: Safety, clock: Clock, record: Record | None = None
+    ) -> None:
         self._robot, self._executor, self._safety, self._clock = robot, executor, safety, clock
+        self._record = record
 
     def tick(self) -> Verdict:
         """Read, offer the measurement to the executor, and let safety write its action or hold."""
         reading = self._robot.read()
         if reading is not None:
             self._executor.observe(reading)
-        return self._safety.command(self._executor.action(self._clock()), reading)
+        now_s = self._clock()
+        asked = self._executor.action(now_s)
+        verdict = self._safety.command(asked, reading)
+        if self._record:
+            self._record(now_s, reading, asked, verdict)
+        return verdict
 
 
 @dataclass(frozen=True)

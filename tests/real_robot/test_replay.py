@@ -9,18 +9,21 @@ import torch
 from tensordict import TensorDict
 
 from embodied import seeding
-from embodied.chunking import Running
+from embodied.chunking import Execution, Running
 from embodied.contract import Contract, TensorSpec
 from embodied.memory import Memory
 from embodied.policy import Policy
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
+from real_robot.chunk_executor import ChunkExecutor
+from real_robot.control_loop import Controller
+from real_robot.limits import Limits
 from real_robot.recorder import Recorder
 from real_robot.recording import Gap, Recording, Tick
 from real_robot.replay import replay, replay_executor
 from real_robot.robot import Array, Clock, Reading, SimulatedRobot
-from real_robot.safety import State, Verdict
+from real_robot.safety import Safety, State, Verdict
 from tests.embodied.reach import Reach
 from tests.policies import observations as objects
 
@@ -99,6 +102,32 @@ def test_same_actions_bit_for_bit(tmp_path: Path, executed: int, sampled: bool):
     assert ticks.compared == EPISODES * STEPS
     assert ticks.exact is not sampled
     assert len({item.asked.tobytes() for item in recording if isinstance(item, Tick)}) > STEPS  # memory and noise act
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 0.15])
+def test_a_controlled_robot_is_replayed_tick_by_tick(tmp_path: Path, latency_s: float):
+    """Controller, executor and safety as on a robot: chunks blended where they overlap, limits, memory."""
+    policy = recurrent()
+    policy.contract = replace(policy.contract, executed=2)
+    robot = SimulatedRobot(Reach(1, executed=1, horizon=4, tasks=1, step_limit=99), lambda _: np.zeros(1))
+    options = {"execution": Execution.BLEND, "asynchronous": False, "latency_s": latency_s}
+    with Recorder(tmp_path / "a.mcap", robot.contract, clock=robot.clock) as recorder:
+        executor = ChunkExecutor(recorder.watch(policy), robot.contract, clock=robot.clock, **options)
+        safety = Safety(robot, Limits(observation_timeout_s=1.0), robot.clock)
+        controller = Controller(robot, executor, safety, robot.clock, recorder.write)
+        for _ in range(EPISODES):
+            robot.reset()
+            recorder.begin_episode()
+            executor.reset()
+            for _ in range(STEPS):
+                controller.tick()
+    recording = Recording(tmp_path / "a.mcap")
+    assert replay(recording, policy).exact
+    ticks = replay_executor(recording, lambda clock: ChunkExecutor(policy, robot.contract, clock=clock, **options))
+    assert ticks.exact
+    assert ticks.compared == EPISODES * STEPS
+    asked = [item.asked for item in recording if isinstance(item, Tick) and item.asked is not None]
+    assert len({action.tobytes() for action in asked}) > STEPS
 
 
 def test_another_chunk_phase_is_found(tmp_path: Path):
