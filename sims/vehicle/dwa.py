@@ -35,12 +35,12 @@ class Weights:
             and of the speed (m/s).
     """
 
-    horizon_s: float = 2.0
-    window_s: float = 0.2
+    horizon_s: float = 3.0
+    window_s: float = 0.3
     margin_m: float = 0.05
-    clearance_m: float = 0.4
+    clearance_m: float = 0.2
     goal: float = 1.0
-    clearance: float = 0.5
+    clearance: float = 0.8
     speed: float = 0.3
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from embodied.contract import Contract, TensorSpec
 from embodied.environment import Transition
 from embodied.seeding import derive
-from sims.vehicle.episode import STEERING, Mdp, Moment, Outcome
+from sims.vehicle.episode import FORWARD, STEERING, Mdp, Moment, Outcome
 from sims.vehicle.geometry import Lidar, mix
 from sims.vehicle.simulator import Simulator
 from sims.vehicle.vehicles import Model, Vehicle
@@ -184,7 +184,8 @@ class VehicleEnvironment:
         """Put environments `ids` [M] at the beginning of episodes `starts` [M]."""
         made = worlds(self.mdp, self.split, starts).to(self.device)
         now, count = self.now, len(ids)
-        state = torch.cat((made["pose"], torch.zeros(count, STEERING - 2, device=self.device)), 1)
+        rest = torch.zeros(count, STEERING - FORWARD, device=self.device)
+        state = torch.cat((made["pose"], made["speed_m_s"].unsqueeze(1), rest), 1)
         now.world[ids], now.steps[ids], now.state[ids] = made, 0, state
         now.memory[ids] = self.mdp.begin(state, made)
         self.parameters[ids] = self.vehicle.scattered(made["draws"], self.randomisation)

@@ -26,10 +26,10 @@ class Numbers:
         sideways_m_s2, braking_m_s2: accelerations in curves and before them.
     """
 
-    ahead_m: float = 0.6
-    ahead_s: float = 0.15
-    sideways_m_s2: float = 6.0
-    braking_m_s2: float = 4.0
+    ahead_m: float = 0.9
+    ahead_s: float = 0.05
+    sideways_m_s2: float = 3.5
+    braking_m_s2: float = 2.0
 
 
 class PurePursuit:

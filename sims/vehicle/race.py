@@ -18,8 +18,10 @@ from sims.vehicle.tracks import POINTS, tracks
 from sims.vehicle.vehicles import Model
 from sims.vehicle.worlds import Array
 
-AHEAD, SPACING = 20, 1
-"""Points of the middle line that the critic is told, and how many of them are left out between two, plus one."""
+AHEAD = 20
+"""Points of the middle line that the critic is told."""
+WINDOW = 6
+"""Points of it to each side of the last place among which the nearest is looked for: more than a step is long."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,9 @@ class Race:
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
         """Velocity, yaw rate and steering angle, and for the critic the middle line ahead."""
-        line, state = now.world["route"], now.state
-        nearest = (line - state[:, None, :2]).square().sum(-1).argmin(1, keepdim=True)
-        ahead = (nearest + SPACING * torch.arange(AHEAD, device=line.device)) % POINTS
-        points = line.gather(1, ahead.unsqueeze(2).expand(-1, -1, 2)) - state[:, None, :2]
+        state = now.state
+        ahead = torch.arange(AHEAD, device=state.device)
+        points = _points(now, _index(now, now.memory) + ahead) - state[:, None, :2]
         cos, sin = state[:, YAW].cos().unsqueeze(1), state[:, YAW].sin().unsqueeze(1)
         x, y = points.unbind(2)
         return {
@@ -86,7 +87,7 @@ class Race:
         """Progress less changes of steering, and less for touching a wall."""
         length = after.world["length_m"]
         gone, place, laps, lap_steps = before.memory.unbind(1)
-        now = _place(after)
+        now = _place(after, before.memory)
         step = (now - place + 0.5 * length) % length - 0.5 * length  # the shorter way around
         gone = gone + step
         lap = gone >= (laps + 1.0) * length
@@ -95,21 +96,35 @@ class Race:
         change = (action[:, 0] - previous[:, 0]).square()
         reward = self.reward_progress * step - self.weight_steering * change
         reward = reward + torch.where(hit, self.reward_collision, 0.0)
-        return Outcome(reward, laps >= self.laps, torch.stack((gone, now, laps, lap_steps), 1))
+        memory = torch.stack((gone, now % length, laps, lap_steps), 1)
+        return Outcome(reward, laps >= self.laps, memory)
 
     def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
-        """Laps, their mean time (NaN before the first is complete, which begins at rest), collisions."""
+        """Laps, their mean time (NaN before the first is complete), collisions."""
         _, _, laps, steps = now.memory.unbind(1)
         lap_time = torch.where(laps > 0, self.DT_S * steps / laps, torch.nan)
         return {"laps": laps.clone(), "lap_time_s": lap_time, "collision": hit.float()}
 
 
-def _place(now: Moment) -> Tensor:
-    """Place on the middle line, m from its first point, [N]: at the foot of the perpendicular on its nearest edges."""
-    line, at = now.world["route"], now.state[:, None, :2]
-    nearest = (line - at).square().sum(-1).argmin(1, keepdim=True)
-    ends = torch.cat((nearest - 1, nearest + 1), 1) % POINTS
-    first, last = line.gather(1, ends.unsqueeze(2).expand(-1, -1, 2)).unbind(1)
+def _index(now: Moment, memory: Tensor) -> Tensor:
+    """Number of the point of the middle line at the place that `memory` [N, 4] holds, [N, 1]."""
+    return (memory[:, 1:2] / now.world["length_m"].unsqueeze(1) * POINTS).round().long()
+
+
+def _points(now: Moment, numbers: Tensor) -> Tensor:
+    """Points [N, P, 2] of the middle line with `numbers` [N, P], which may go on around it."""
+    return now.world["route"].gather(1, (numbers % POINTS).unsqueeze(2).expand(-1, -1, 2))
+
+
+def _place(now: Moment, memory: Tensor) -> Tensor:
+    """Place on the middle line, m from its first point, [N]: at the foot of the perpendicular on its nearest edges.
+
+    `memory` [N, 4] holds the place a step ago.
+    """
+    at, window = now.state[:, None, :2], torch.arange(-WINDOW, WINDOW + 1, device=now.state.device)
+    near = _index(now, memory) + window
+    nearest = near.gather(1, (_points(now, near) - at).square().sum(-1).argmin(1, keepdim=True))
+    first, last = _points(now, torch.cat((nearest - 1, nearest + 1), 1)).unbind(1)
     chord = last - first
     share = ((at[:, 0] - first) * chord).sum(1) / chord.square().sum(1)
     return (nearest[:, 0] - 1.0 + 2.0 * share) * now.world["length_m"] / POINTS

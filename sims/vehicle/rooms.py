@@ -68,7 +68,7 @@ def rooms(
     pose = np.concatenate((start, rng.uniform(-np.pi, np.pi, (count, 1))), 1)
     return {
         "circles": circles, "segments": segments, "pose": pose, "route": goal[:, None],
-        "length_m": np.linalg.norm(goal - start, axis=1),
+        "length_m": np.linalg.norm(goal - start, axis=1), "speed_m_s": np.zeros(count),
     }  # fmt: skip
 
 

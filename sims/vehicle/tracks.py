@@ -10,6 +10,8 @@ from sims.vehicle.worlds import Array
 POINTS = 128
 """Of the middle line, equally far apart."""
 FINE = 256
+SPEED_M_S = 4.0
+"""Vehicles begin at up to this speed."""
 WAVES = np.arange(2, 7)
 """Waves around the circle that bend it into a track."""
 CLEARANCE_M = 0.5
@@ -48,7 +50,7 @@ def tracks(
     return {
         "circles": np.full((count, 1, 3), FAR_M) * [1.0, 1.0, 0.0], "segments": segments,
         "pose": np.concatenate((at, heading[:, None]), 1), "route": line,
-        "length_m": np.linalg.norm(edge, axis=-1).sum(1),
+        "length_m": np.linalg.norm(edge, axis=-1).sum(1), "speed_m_s": rng.uniform(0.0, SPEED_M_S, count),
     }  # fmt: skip
 
 

@@ -30,7 +30,8 @@ class Maker(Protocol):
         """`count` worlds, each drawn from `rng`.
 
         They are circles [M, C, 3] (centre, radius), segments [M, S, 4] (both ends), the pose [M, 3] in which a vehicle
-        begins, the route [M, P, 2] that it is to take, all in m and rad, world, and the route's length_m [M].
+        begins, the route [M, P, 2] that it is to take, all in m and rad, world, the route's length_m [M], and the
+        vehicle's initial speed_m_s [M].
         """
         ...
 

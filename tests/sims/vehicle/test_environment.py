@@ -1,0 +1,166 @@
+"""Episodes: what ends them, rewards and metrics by hand, both back ends, options of the task."""
+
+import math
+
+import pytest
+import torch
+
+from embodied.policy import Decision
+from sims import native
+from sims.vehicle.environment import VehicleEnvironment
+from sims.vehicle.episode import Moment
+from sims.vehicle.navigate import Navigate
+from sims.vehicle.race import Race
+from sims.vehicle.task import VehicleTask
+from sims.vehicle.vehicles import F1TENTH, JACKAL, PARAMETERS
+
+
+def navigate(count: int = 4, **options) -> VehicleEnvironment:
+    return VehicleEnvironment(count, mdp=Navigate(), vehicle=JACKAL, **options)
+
+
+def race(count: int = 4, **options) -> VehicleEnvironment:
+    return VehicleEnvironment(count, mdp=Race(), vehicle=F1TENTH, **options)
+
+
+def put(env: VehicleEnvironment, row: int, x: float, y: float, yaw: float = 0.0) -> None:
+    env.now.state[row] = torch.tensor([x, y, yaw, 0.0, 0.0, 0.0, 0.0])
+
+
+def test_who_reaches_the_goal_succeeds_and_its_way_is_measured():
+    env = navigate()
+    env.reset()
+    goal = env.now.world["route"][0, 0].tolist()
+    put(env, 0, goal[0] - 0.36, goal[1])
+    env.now.state[0, 3] = 1.0
+    found = env.step(torch.tensor([[[1.0, 0.0]]] * 4))
+    assert found.terminated.tolist() == found.success.tolist() == [True, False, False, False]
+    assert found.metrics["path_m"][0] == pytest.approx(0.1, abs=1e-4)
+    assert found.metrics["time_s"][0] == pytest.approx(0.1)
+    assert found.metrics["time_s"][1:].isnan().all()
+    mdp = Navigate()
+    assert found.reward[0, 0] == pytest.approx(0.1 + mdp.reward_goal - 0.1 * mdp.weight_time - 0.0, abs=1e-3)
+    assert found.observation["goal_distance"][0] == pytest.approx(0.26, abs=1e-4)
+
+
+def test_who_touches_a_wall_has_failed():
+    env = navigate()
+    env.reset()
+    put(env, 1, 5.0 - 0.254 - 0.02, 0.0)
+    env.now.world["segments"][1, 4:], env.now.world["circles"][1] = 1e6, 1e6
+    env.now.state[1, 3] = 1.0
+    found = env.step(torch.tensor([[[1.0, 0.0]]] * 4))
+    assert found.terminated.tolist() == [False, True, False, False]
+    assert not found.success.any()
+    assert found.metrics["collision"].tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert found.reward[1, 0] < -7.0
+
+
+def test_the_goal_is_seen_from_the_vehicle():
+    mdp, env = Navigate(), navigate(1)
+    env.reset()
+    world, state = env.now.world, torch.tensor([[1.0, 2.0, math.pi / 2.0, 0.5, 0.0, -0.3, 0.0]])
+    world["route"][0, 0] = torch.tensor([-2.0, 6.0])  # 3 m to the left, 4 m ahead of who looks along y
+    seen = mdp.observe(Moment(state, env.now.ranges, torch.tensor([30]), env.now.memory, world))
+    assert seen["goal_distance"].tolist() == [[5.0]]
+    assert seen["goal_direction"][0].tolist() == pytest.approx([0.8, 0.6], abs=1e-6)
+    assert seen["velocity"][0].tolist() == pytest.approx([0.5, -0.3])
+    assert seen["time"][0].tolist() == pytest.approx([3.0])
+
+
+def test_laps_are_counted_forwards_and_a_race_ends_after_the_last():
+    env = race(1)
+    env.reset(starts=torch.tensor([3]))
+    mdp, line, length = Race(), env.now.world["route"][0], float(env.now.world["length_m"][0])
+    memory, hit, zero = env.now.memory, torch.zeros(1, dtype=torch.bool), torch.zeros(1, 2)
+    moments = []
+    for step in range(1, 2 * 3 * 64 + 3):
+        state = env.now.state.clone()
+        state[0, :2] = line[(2 * step) % 128]
+        moments.append(Moment(state, env.now.ranges, torch.tensor([step], dtype=torch.int32), memory, env.now.world))
+        before = Moment(env.now.state, env.now.ranges, moments[-1].steps - 1, memory, env.now.world)
+        outcome = mdp.outcome(before, moments[-1], hit, zero, zero)
+        memory = outcome.memory
+        if outcome.done:
+            break
+    assert memory[0, 2] == 3.0
+    assert abs(step - 192) <= 1
+    assert memory[0, 0] == pytest.approx(3.0 * length, rel=0.01)
+    metrics = mdp.metrics(Moment(state, env.now.ranges, moments[-1].steps, memory, env.now.world), hit, hit)
+    assert metrics["lap_time_s"][0] == pytest.approx(64 * 0.05, abs=0.02)
+    # backwards is no lap
+    backwards = env.now.memory
+    for step in range(1, 100):
+        state[0, :2] = line[(-2 * step) % 128]
+        now = Moment(state.clone(), env.now.ranges, env.now.steps, backwards, env.now.world)
+        outcome = mdp.outcome(now, now, hit, zero, zero)
+        backwards = outcome.memory
+        assert outcome.reward[0] < 0
+    assert backwards[0, 2] == 0.0
+
+
+def test_the_critic_is_told_the_middle_line_in_the_frame_of_the_car():
+    env = race(8)
+    observation = env.reset()
+    route = observation["route"]
+    assert (route[:, 0].norm(dim=1) < 0.6).all()
+    assert (route[:, 5, 0] > 1.0).all()  # ahead
+    assert env.contract.observation["route"].privileged
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
+@pytest.mark.parametrize("make", [navigate, race])
+def test_both_back_ends_drive_the_same_episodes(make):
+    ours, oracle = make(16, backend="c"), make(16, backend="torch")
+    for env in (ours, oracle):
+        env.reset()
+    low, high = torch.tensor(ours.contract.action.low), torch.tensor(ours.contract.action.high)
+    g = torch.Generator().manual_seed(0)
+    for _ in range(12):
+        actions = low + (high - low) * torch.rand(16, 1, 2, generator=g)
+        one, two = ours.step(actions), oracle.step(actions)
+    assert torch.equal(one.done, two.done)
+    assert torch.allclose(ours.now.state, oracle.now.state, atol=2e-3)
+    assert ((one.observation["lidar"] - two.observation["lidar"]).abs() > 2e-2).float().mean() < 0.01
+
+
+def test_options_of_the_task_reach_its_environments():
+    task = VehicleTask(
+        goal="race", vehicle={"friction": 0.6}, lidar={"beams": 31.0}, numbers={"laps": 1.0}, randomisation=0.2
+    )
+    env = task.environment(50, "tracks", "train")
+    observation = env.reset()
+    assert observation["lidar"].shape == (50, 31)
+    friction = env.parameters[:, PARAMETERS.index("friction")]
+    assert 0.48 <= friction.min() < 0.55 < 0.65 < friction.max() <= 0.72
+    assert env.mdp.laps == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"goal": "fly"}, "navigate, race"),
+        ({"vehicle": {"weight": 1.0}}, "mass_kg"),
+        ({"numbers": {"laps": 1.0}}, "goal_m"),
+        ({"lidar": {"beams": 1.0}}, "beams"),
+        ({"randomisation": 1.0}, "randomisation"),
+    ],
+)
+def test_options_that_there_are_not_are_refused(options, message: str):
+    with pytest.raises(ValueError, match=message):
+        VehicleTask(**options)
+
+
+def test_pictures_and_films_of_policies(tmp_path):
+    task = VehicleTask(step_limit=6)
+
+    class Straight:
+        contract = task.environment(1, "rooms", "eval").contract
+
+        def act(self, observation, *, deterministic=False, generator=None) -> Decision:
+            actions = torch.tensor([[[1.0, 0.0]]]).expand(len(observation), 1, 2)
+            return Decision(actions, observation.empty(), torch.zeros(len(observation), 1))
+
+    task.video(tmp_path / "video.mp4", {"straight": Straight()}, "cpu")
+    assert (tmp_path / "video.mp4").stat().st_size > 1000
+    assert (tmp_path / "trajectories.png").exists()
