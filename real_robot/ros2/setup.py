@@ -1,7 +1,10 @@
 """The ament_python package `embodied_ros2`: what `colcon build` installs, beside `pip install embodied-rl`.
 
-It holds the programs and nothing else; what they do is in `real_robot.ros2`, which comes with embodied-rl.
+It holds the programs and the launch files and nothing else; what they do is in `real_robot.ros2`, which comes with
+embodied-rl.
 """
+
+from glob import glob
 
 from setuptools import setup
 
@@ -17,6 +20,8 @@ setup(
     data_files=[
         ("share/ament_index/resource_index/packages", [f"resource/{PACKAGE}"]),
         (f"share/{PACKAGE}", ["package.xml"]),
+        (f"share/{PACKAGE}/launch", glob("../../launch/*.launch.py")),
+        (f"share/{PACKAGE}/launch/config", glob("../../launch/config/*.yaml")),
     ],
     install_requires=["setuptools"],
     entry_points={"console_scripts": [f"{node} = {PACKAGE}.{node}:main" for node in NODES]},

@@ -8,18 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from real_robot.ros2.nodes import LAUNCHES, NODES
+
 ROOT = Path(__file__).parents[3]
-NODES = ("policy_node", "safety_node", "recorder_node", "sim_node")
 
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `setup.py install`, which is what colcon runs, puts it."""
     directory = tmp_path_factory.mktemp("package")
-    shutil.copytree(ROOT / "real_robot" / "ros2", directory / "source")
+    source = directory / "source" / "real_robot" / "ros2"
+    shutil.copytree(ROOT / "real_robot" / "ros2", source)
+    shutil.copytree(ROOT / "launch", directory / "source" / "launch")
     command = [sys.executable, "setup.py", "install", "--prefix", str(directory / "install")]
     options = ["--single-version-externally-managed", "--record", str(directory / "files")]
-    subprocess.run([*command, *options], cwd=directory / "source", check=True, capture_output=True)
+    subprocess.run([*command, *options], cwd=source, check=True, capture_output=True)
     return directory / "install"
 
 
@@ -27,6 +30,9 @@ def test_ros_finds_the_package(prefix: Path):
     assert (prefix / "share/ament_index/resource_index/packages/embodied_ros2").is_file()
     assert (prefix / "share/embodied_ros2/package.xml").is_file()
     assert {path.name for path in (prefix / "lib/embodied_ros2").iterdir()} == set(NODES)
+    installed = prefix / "share/embodied_ros2/launch"
+    assert {path.name for path in installed.glob("*.py")} == {f"{name}.launch.py" for name in LAUNCHES}
+    assert {path.stem for path in (installed / "config").iterdir()} >= {*LAUNCHES, "arm_limits"}
 
 
 def test_an_installed_program_starts(prefix: Path):
