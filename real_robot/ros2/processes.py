@@ -40,13 +40,17 @@ PROGRAMS = "real_robot.ros2.embodied_ros2"
 class Processes:
     """Starts nodes in a ROS domain of their own on this machine, and ends them when it is left.
 
+    `shared`: in the domain of this process, where a robot may be, in place of one of their own.
     `directory` keeps their parameters and what they write; None: a temporary one, without what is ROS's own log.
     Everything that waits raises ValueError after `PATIENCE_S`, with the last lines that the node has written.
     """
 
-    def __init__(self, directory: Path | None = None) -> None:
-        os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
-        self._claim, domain = claim_domain()
+    def __init__(self, directory: Path | None = None, shared: bool = False) -> None:
+        self._claim: int | None = None
+        domain = int(os.environ.get("ROS_DOMAIN_ID", "0"))
+        if not shared:
+            os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"
+            self._claim, domain = claim_domain()
         self._temporary = tempfile.TemporaryDirectory() if directory is None else None
         self.directory = directory or Path(self._temporary.name)  # type: ignore[union-attr]
         self._environment = os.environ | {"ROS_DOMAIN_ID": str(domain), "PYTHONUNBUFFERED": "1"}
@@ -69,12 +73,14 @@ class Processes:
         """End all processes."""
         self.close()
 
-    def start(self, name: str, parameters: Mapping[str, Any], program: str | None = None) -> subprocess.Popen[bytes]:
-        """Run `program` (of the same name if None) as node `name` with `parameters` from a YAML file."""
+    def start(
+        self, name: str, parameters: Mapping[str, Any], program: str | None = None, files: Sequence[str | Path] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Run `program` (of the same name if None) as node `name` with those of `files` and `parameters`."""
         file = self.directory / f"{name}.yaml"
         file.write_text(yaml.safe_dump({f"/{name}": {"ros__parameters": dict(parameters)}}))
-        command = [sys.executable, "-m", f"{PROGRAMS}.{program or name}", "--ros-args", "--params-file", str(file)]
-        return self.spawn(name, [*command, "-r", f"__node:={name}"])
+        command = [sys.executable, "-m", f"{PROGRAMS}.{program or name}", "--ros-args", "-r", f"__node:={name}"]
+        return self.spawn(name, [*command, *(part for each in (*files, file) for part in ("--params-file", str(each)))])
 
     def spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Run `command` in this domain as `name`."""
@@ -170,7 +176,8 @@ class Processes:
         self._executor.shutdown()
         self.node.destroy_node()
         self._context.try_shutdown()
-        os.close(self._claim)
+        if self._claim is not None:
+            os.close(self._claim)
         if self._temporary is not None:
             self._temporary.cleanup()
 

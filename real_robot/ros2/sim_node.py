@@ -28,13 +28,17 @@ from real_robot.ros2.managed import ManagedNode, Report
 from real_robot.ros2.ros_robot import publisher, subscribe, types
 from real_robot.ros2.tables import ACTION, robot_table
 
+BETWEEN_S = 1.0
+"""Simulated time that passes while the node is configured anew."""
+
 
 @dataclass
 class SimSettings:
     """Parameters of sim_node.
 
     Attributes:
-        checkpoint: a run; its task is simulated, with `overrides` ("task.suite=libero_goal") of its configuration.
+        checkpoint: a run; its task is simulated.
+        overrides: of its configuration, with spaces between them: "task.suite=libero_goal task.tasks=[3]".
         distribution: of initial states; "" is the one trained on.
         robot, options: a row of the robot tables that fits the simulator, whose side of the topics this is.
         lock_step: see the module; else in real time, `real_time_factor` times as fast.
@@ -44,7 +48,7 @@ class SimSettings:
     """
 
     checkpoint: str = ""
-    overrides: list[str] = field(default_factory=list)
+    overrides: str = ""
     distribution: str = ""
     robot: str = "simulation"
     options: dict[str, Any] = field(default_factory=dict)
@@ -71,6 +75,7 @@ class SimNode(ManagedNode[SimSettings]):
         super().__init__("sim_node", SimSettings)
         self._load = load
         self._active = self._running = False
+        self._stamp_s = self._earlier_s = 0.0
 
     def configure(self) -> None:
         """Build the simulator and its topics."""
@@ -107,6 +112,10 @@ class SimNode(ManagedNode[SimSettings]):
     def deactivate(self) -> None:
         """Stand still."""
         self._active = self._running = False
+
+    def cleanup(self) -> None:
+        """Simulated time goes on where it was when the node is configured anew: no other node sees it go back."""
+        self._earlier_s = self._stamp_s + BETWEEN_S
 
     def _begin(self) -> None:
         start = int(self.get_parameter("start").value)
@@ -181,10 +190,11 @@ class SimNode(ManagedNode[SimSettings]):
         """Publish the clock and what is measured now."""
         reading = self._robot.read()
         assert reading is not None
-        nanoseconds = round(1e9 * reading.stamp_s)
+        self._stamp_s = self._earlier_s + reading.stamp_s
+        nanoseconds = round(1e9 * self._stamp_s)
         self._time.publish(Clock(clock=Time(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)))
         for topic, out in self._states:
-            out.publish(topic.codec.encode(reading.observation, types, reading.stamp_s))
+            out.publish(topic.codec.encode(reading.observation, types, self._stamp_s))
         self._measured = time.perf_counter()
 
     def _tell(self, transition: Transition) -> None:
@@ -203,5 +213,5 @@ class SimNode(ManagedNode[SimSettings]):
         self._outcome.publish(DiagnosticStatus(name=task, message="episode ended", values=pairs))
 
     def _report(self) -> Report:
-        values = {"simulated_s": round(self._robot.clock(), 3), "episodes": self._episodes, "holds": self._holds}
+        values = {"simulated_s": round(self._stamp_s, 3), "episodes": self._episodes, "holds": self._holds}
         return Report("running" if self._running else "waiting for ~/reset", values=values)

@@ -26,7 +26,7 @@ from embodied.files import complete_or_absent
 from embodied.sim_to_real import BackEndRun
 
 log = logging.getLogger("embodied")
-HEARTBEAT_TIMEOUT_S = 5.0
+HEARTBEAT_TIMEOUT_S = 30.0
 """Long: on a machine that is busy a process may wait for its turn, and a hold would no longer be the policy's doing."""
 EPISODE_S = 600.0
 
@@ -39,7 +39,7 @@ class Episodes:
         checkpoint: a run of train.py, or one of its checkpoints.
         episodes: of each task.
         first_start: the first initial state.
-        tasks: numbers of tasks in the suite, for tasks that have a suite; a simulator runs one.
+        tasks: names of tasks, or their numbers in the suite, for tasks that have one; a simulator runs one at a time.
         distribution: of initial states; "" is the first of the task.
         lock_step: whether the simulator waits for every command, or runs in real time.
         output: a JSON file for the summary; "": none.
@@ -48,7 +48,7 @@ class Episodes:
     checkpoint: str = MISSING
     episodes: int = 50
     first_start: int = 0
-    tasks: list[int] = field(default_factory=list)
+    tasks: list[str] = field(default_factory=list)
     distribution: str = ""
     lock_step: bool = True
     output: str = ""
@@ -67,18 +67,16 @@ def run_episodes(wanted: Episodes, directory: Path | None = None) -> BackEndRun:
     outcomes = []
     with Processes(directory) as nodes, tqdm(total=wanted.episodes * max(1, len(wanted.tasks)), desc="ros2") as bar:
         _start_controller(nodes, wanted)
+        simulator = {"checkpoint": wanted.checkpoint, "lock_step": wanted.lock_step}
+        nodes.start("sim_node", simulator | {"distribution": wanted.distribution, "overrides": ""})
+        listener = _Listener(nodes)
         for task in wanted.tasks or [None]:
-            overrides = [] if task is None else [f"task.tasks=[{task}]"]
-            simulator = {"overrides": overrides} if overrides else {}
-            simulator |= {"checkpoint": wanted.checkpoint, "lock_step": wanted.lock_step}
-            nodes.start("sim_node", simulator | {"distribution": wanted.distribution})
+            nodes.set("sim_node", overrides="" if task is None else f"task.tasks=[{task}]")
             nodes.change("sim_node", "configure", "activate")
-            listener = _Listener(nodes)
             for start in range(wanted.first_start, wanted.first_start + wanted.episodes):
                 outcomes.append(listener.run(start))
                 bar.update()
-            listener.close()
-            nodes.stop("sim_node")
+            nodes.change("sim_node", "deactivate", "cleanup")
     return _collected(outcomes, max(1, len(wanted.tasks)))
 
 
@@ -106,10 +104,8 @@ class _Listener:
         self.outcomes: list[tuple[str, dict[str, float]]] = []
         self.traces: list[torch.Tensor] = []
         node = nodes.node
-        self._heard = [
-            node.create_subscription(DiagnosticStatus, "/sim_node/episode", self._end, 10),
-            node.create_subscription(Float64MultiArray, "/sim_node/trace", self._trace, 10),
-        ]
+        node.create_subscription(DiagnosticStatus, "/sim_node/episode", self._end, 10)
+        node.create_subscription(Float64MultiArray, "/sim_node/trace", self._trace, 10)
 
     def run(self, start: int) -> tuple[str, dict[str, float], torch.Tensor]:
         """Name of the task, outcome by name, trace [T, 1 + A] of the episode from initial state `start`."""
@@ -122,10 +118,6 @@ class _Listener:
         task, values = self.outcomes[0]
         assert values["start"] == start, f"expected the outcome of start {start}, got {values}"
         return task, values, self.traces[0].view(int(values["steps"]), -1)
-
-    def close(self) -> None:
-        for heard in self._heard:
-            self.nodes.node.destroy_subscription(heard)
 
     def _end(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
         self.outcomes.append((message.name, {entry.key: float(entry.value) for entry in message.values}))
@@ -147,6 +139,9 @@ def _collected(outcomes: Sequence[tuple[str, dict[str, float], torch.Tensor]], t
         int(outcomes[0][1]["step_limit"]), {name.removeprefix("metric."): grid(name) for name in metrics},
     )  # fmt: skip
     episodes = [(task, int(start)) for task, row in enumerate(starts) for start in row]
+    held = sum(int(trace[:, 0].isnan().sum()) for _, _, trace in outcomes)
+    if held:
+        log.warning(f"the robot held by itself for {held} of {int(grid('steps').sum())} control steps")
     actions = {episode: trace[:, 1:].float() for episode, (_, _, trace) in zip(episodes, outcomes, strict=True)}
     latency_s = torch.cat([trace[:, 0] for _, _, trace in outcomes])
     return BackEndRun("ros2", result, actions, latency_s=latency_s[latency_s.isfinite()])

@@ -54,7 +54,7 @@ def load_environment(settings: SimSettings) -> StartEnvironment:
     from train import GROUPS, TrainConfig
 
     saved = checkpoint.load(settings.checkpoint)
-    trained, _ = compose(TrainConfig, "train", settings.overrides, GROUPS, saved.config)
+    trained, _ = compose(TrainConfig, "train", settings.overrides.split(), GROUPS, saved.config)
     task = trained.task
     if hasattr(task, "executed"):
         task.horizon = task.executed = 1
