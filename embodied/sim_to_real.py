@@ -63,7 +63,7 @@ class ActionLog:
 def discrepancy(actions: Mapping[Episode, Tensor], others: Mapping[Episode, Tensor], spec: TensorSpec) -> Tensor:
     """Root mean square difference of two runs' commands in each episode that both have, in half ranges of `spec`.
 
-    Compared step by step while both run. [episodes]; empty where they have none in common.
+    Compared step by step while both run, [episodes]; empty where they have none in common.
 
     Raises:
         ValueError: where actions have no limits, so that nothing says what is large.
@@ -78,8 +78,8 @@ def _differences(
     actions: Mapping[Episode, Tensor], others: Mapping[Episode, Tensor], half_range: Tensor
 ) -> Iterator[Tensor]:
     for episode in sorted(actions.keys() & others.keys()):
-        steps = min(len(actions[episode]), len(others[episode]))
-        yield (actions[episode][:steps] - others[episode][:steps]) / half_range
+        if steps := min(len(actions[episode]), len(others[episode])):
+            yield (actions[episode][:steps] - others[episode][:steps]) / half_range
 
 
 def compare(runs: Sequence[BackEndRun], spec: TensorSpec) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def compare(runs: Sequence[BackEndRun], spec: TensorSpec) -> list[dict[str, Any]
                 "summary": None if run.result is None else run.result.summary(),
                 "gap": None if run is reference else _gap(run.result, reference.result),
                 "action_discrepancy": _spread(found) if len(found) and others is not run.actions else None,
-                "latency_s": None if run.latency_s is None else _spread(run.latency_s),
+                "latency_s": _spread(run.latency_s) if run.latency_s is not None and len(run.latency_s) else None,
             }
         )
     return rows

@@ -7,7 +7,7 @@ says how much.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,12 +24,16 @@ from real_robot.robot import Array, Clock
 
 @dataclass(frozen=True)
 class Replay:
-    """How many of `compared` answers were `identical`, bit for bit; `skipped` follow a gap, where memory was lost."""
+    """How many of `compared` answers were `identical`, bit for bit; `skipped` follow a gap, where memory was lost.
+
+    `episodes` hold what was answered now and what was recorded, one pair for each answer that was compared.
+    """
 
     compared: int
     identical: int
     largest_difference: float
     skipped: int
+    episodes: tuple[tuple[tuple[Array | None, Array | None], ...], ...] = field(repr=False)
 
     @property
     def exact(self) -> bool:
@@ -121,18 +125,21 @@ class _Tally:
         self.compared = self.identical = self.skipped = 0
         self.largest = 0.0
         self.lost = False
+        self.episodes: list[list[tuple[Array | None, Array | None]]] = [[]]
 
     def mark(self, item: object) -> None:
         if isinstance(item, Gap):
             self.lost = True
         elif isinstance(item, Episode):
             self.lost = False
+            self.episodes.append([])
 
     def add(self, pairs: Sequence[tuple[Array | None, Array | None]]) -> None:
-        """One answer: what was found now and what was recorded of it, in all its parts."""
+        """One answer: what was found now and what was recorded of it, in all its parts, the action first."""
         if self.lost:
             self.skipped += 1
             return
+        self.episodes[-1].append(pairs[0])
         differences = [_difference(*pair) for pair in pairs]
         self.compared += 1
         self.identical += not any(differences)
@@ -141,7 +148,8 @@ class _Tally:
     def result(self, expected: str) -> Replay:
         if not self.compared + self.skipped:
             raise ValueError(f"the recording holds no {expected}")
-        return Replay(self.compared, self.identical, self.largest, self.skipped)
+        episodes = tuple(tuple(answers) for answers in self.episodes if answers)
+        return Replay(self.compared, self.identical, self.largest, self.skipped, episodes)
 
 
 def _difference(found: Array | None, recorded: Array | None) -> float:

@@ -1,0 +1,117 @@
+"""One policy on the back ends that lie between its simulator and a robot; `embodied.sim_to_real` compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from embodied.environment import StartEnvironment
+from embodied.evaluation import evaluate
+from embodied.policy import Policy
+from embodied.sim_to_real import ActionLog, BackEndRun
+
+
+@dataclass
+class BackEndsConfig:
+    """`sim_to_real` lists back ends, the first of which the others are compared with.
+
+    simulator: called directly. randomised: the same with the options of train.py that `randomised` has for the task.
+    ros2: the simulator behind real ROS 2 messages. bag: the recording `bag`, decided upon again. robot: the robot that
+    the ROS 2 parameter file `robot` names, and a person who sets up every trial and says how it ended.
+    """
+
+    sim_to_real: list[str] = field(default_factory=list)
+    randomised: dict[str, list[str]] = field(default_factory=dict)
+    bag: str | None = None
+    robot: str | None = None
+
+    def check(self) -> None:
+        """Raise ValueError for an unknown back end, and for one that lacks what it needs."""
+        for name in self.sim_to_real:
+            if name not in BACK_ENDS:
+                raise ValueError(f"unknown back end {name!r} in sim_to_real; expected some of {', '.join(BACK_ENDS)}")
+        if "bag" in self.sim_to_real and not self.bag:
+            raise ValueError("back end bag replays a recording: bag=FILE.mcap")
+        if "robot" in self.sim_to_real and not self.robot:
+            raise ValueError("back end robot needs its ROS 2 parameters: robot=FILE, such as launch/config/arm.yaml")
+
+
+@dataclass
+class Comparison:
+    """What all back ends run: `episodes` initial states of every task from `first_start` on, with one policy.
+
+    `task` is its name, `checkpoint` where `policy` came from; `environment` makes N simulators after changes of options
+    of train.py; `selectable` says whether `task.tasks=[...]` is one.
+    """
+
+    config: BackEndsConfig
+    task: str
+    checkpoint: Path
+    policy: Policy
+    environment: Callable[[Sequence[str], int], StartEnvironment]
+    selectable: bool
+    distribution: str
+    episodes: int
+    first_start: int
+    num_envs: int
+    device: str
+
+    def run(self) -> list[BackEndRun]:
+        """Run the back ends that are asked for."""
+        return [BACK_ENDS[name](self) for name in self.config.sim_to_real]
+
+    def simulator(self) -> BackEndRun:
+        """The simulator called directly."""
+        return self._simulated("simulator", [])
+
+    def randomised(self) -> BackEndRun:
+        """The same with dynamics and latencies that differ from episode to episode."""
+        if not (changes := self.config.randomised.get(self.task)):
+            raise ValueError(f"nothing says how to randomise {self.task}: randomised.{self.task}=[option=value,...]")
+        return self._simulated("randomised", changes)
+
+    def ros2(self) -> BackEndRun:
+        """The simulator in another process, over ROS 2."""
+        from real_robot.ros2.software_in_the_loop import Episodes, run_episodes
+
+        tasks = list(self.environment([], 1).task_names) if self.selectable else []
+        return run_episodes(Episodes(str(self.checkpoint), self.episodes, self.first_start, tasks, self.distribution))
+
+    def bag(self) -> BackEndRun:
+        """A recording, decided upon again."""
+        from real_robot.back_ends import replayed
+
+        assert self.config.bag is not None
+        return replayed(self.config.bag, self.policy, self.device)
+
+    def robot(self) -> BackEndRun:
+        """A real robot, with a person beside it."""
+        from real_robot.ros2.trials import Trials, console, run_trials
+
+        assert self.config.robot is not None
+        env = self.environment([], 1)
+        if len(env.task_names) != 1:
+            raise ValueError(f"trials on a robot are of one task, the run has {len(env.task_names)}")
+        trials = Trials(
+            str(self.checkpoint), self.config.robot, env.task_names[0], self.episodes, self.first_start,
+            env.step_limit, env.contract.control_dt_s,
+        )  # fmt: skip
+        return run_trials(trials, self.checkpoint.parent.parent, console)
+
+    def _simulated(self, name: str, changes: Sequence[str]) -> BackEndRun:
+        actions = ActionLog()
+        result = evaluate(
+            self.environment(changes, self.num_envs), self.policy, starts_per_task=self.episodes,
+            first_start=self.first_start, device=self.device, progress=name, watch=actions,
+        )  # fmt: skip
+        return BackEndRun(name, result, actions.episodes())
+
+
+BACK_ENDS: dict[str, Callable[[Comparison], BackEndRun]] = {
+    "simulator": Comparison.simulator,
+    "randomised": Comparison.randomised,
+    "ros2": Comparison.ros2,
+    "bag": Comparison.bag,
+    "robot": Comparison.robot,
+}

@@ -1,0 +1,116 @@
+"""A policy on a real robot over ROS 2, trial after trial: a person sets up each situation and says how it ended.
+
+safety_node and policy_node run as they do in a launch file, with its parameters; every trial is recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from embodied.evaluation import EvaluationResult
+from embodied.sim_to_real import BackEndRun
+from real_robot.back_ends import written
+from real_robot.recording import Recording
+
+if TYPE_CHECKING:
+    from real_robot.ros2.processes import Processes
+
+log = logging.getLogger("embodied")
+RECORDING = "trials.mcap"
+Ask = Callable[[str, float | None], str | None]
+"""Shows a person a line and returns the answer; None where none came within the seconds given (None: wait)."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What to run: initial states `first_start` to `first_start + episodes - 1` of `task`, for `limit_s` at most each.
+
+    `parameters` is a parameter file as launch/config/arm.yaml, which names the robot; `step_limit` is the simulator's.
+    """
+
+    checkpoint: str
+    parameters: str
+    task: str
+    episodes: int
+    first_start: int
+    step_limit: int
+    control_dt_s: float
+
+    @property
+    def limit_s(self) -> float:
+        """Duration of a trial that nobody ends."""
+        return self.step_limit * self.control_dt_s
+
+
+def run_trials(trials: Trials, directory: Path, ask: Ask) -> BackEndRun:
+    """Run the trials in this process's ROS domain; `directory` gets the recording and the nodes' logs.
+
+    Raises:
+        ValueError: where rclpy is not installed, a file is missing or there already, or a node fails.
+    """
+    try:
+        from real_robot.ros2.processes import Processes
+    except ImportError as error:
+        raise ValueError(f"{error.name} is not installed; run this in .venv-ros, which `make ros` makes") from error
+    if not Path(trials.parameters).is_file():
+        raise ValueError(f"no parameter file {trials.parameters!r}; expected one as launch/config/arm.yaml")
+    recording = directory / RECORDING
+    if recording.exists():
+        raise ValueError(f"{recording} is there from earlier trials; move it away")
+    with Processes(directory, shared=True) as nodes:
+        common = {"checkpoint": trials.checkpoint}
+        nodes.start("safety_node", common, files=[trials.parameters])
+        nodes.start("policy_node", common | {"recording": str(recording)}, files=[trials.parameters])
+        nodes.change("safety_node", "configure", "activate")
+        nodes.change("policy_node", "configure")
+        outcomes = [_trial(nodes, trials, start, ask) for start in _starts(trials)]
+        nodes.change("policy_node", "cleanup")  # which finishes the recording
+    actions, latency_s = written(Recording(recording))
+    success = torch.tensor([[won for won, _ in outcomes]])
+    steps = torch.tensor([[round(duration_s / trials.control_dt_s) for _, duration_s in outcomes]])
+    result = EvaluationResult((trials.task,), success, steps, trials.step_limit)
+    numbered = {(0, start): episode for start, episode in zip(_starts(trials), actions, strict=True)}
+    return BackEndRun("robot", result, numbered, latency_s=latency_s)
+
+
+def _starts(trials: Trials) -> range:
+    return range(trials.first_start, trials.first_start + trials.episodes)
+
+
+def _trial(nodes: Processes, trials: Trials, start: int, ask: Ask) -> tuple[bool, float]:
+    """Whether one trial succeeded, and how many seconds it ran."""
+    ask(f"{trials.task}, initial state {start}: set it up, keep clear of the robot, press Enter to begin", None)
+    nodes.change("policy_node", "activate")
+    began = time.monotonic()
+    ask(
+        f"running; press Enter when it is over, at the latest in {trials.limit_s:.0f} s it ends by itself",
+        trials.limit_s,
+    )
+    nodes.change("policy_node", "deactivate")  # the robot holds
+    duration_s = time.monotonic() - began
+    while (answer := ask("did it succeed? y or n", None)) not in ("y", "n"):
+        continue
+    return answer == "y", min(duration_s, trials.limit_s)
+
+
+def console(question: str, timeout_s: float | None) -> str | None:
+    """Ask on the terminal.
+
+    Raises:
+        ValueError: where nobody can answer.
+    """
+    log.info(question)
+    if not select.select([sys.stdin], [], [], timeout_s)[0]:
+        return None
+    if not (line := sys.stdin.readline()):
+        raise ValueError("trials on a robot need a person at the terminal; standard input has ended")
+    return line.strip().lower()

@@ -1,0 +1,47 @@
+"""A recording as a back end: what the policy decides now beside what it decided then, and how late commands were."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from embodied.sim_to_real import discrepancy
+from policies.mlp import MLPConfig, MLPPolicy
+from real_robot.back_ends import replayed, written
+from real_robot.recording import Recording
+from tests.embodied.reach import Reach
+from tests.real_robot.test_replay import EPISODES, STEPS, fly
+
+
+def policy(seed: int) -> MLPPolicy:
+    torch.manual_seed(seed)
+    env = Reach(1, executed=1, horizon=4, tasks=1)
+    made = MLPConfig(hidden=[8]).build(env.contract)
+    made.fit(env.reset().expand(64).contiguous() + 0.0, torch.rand(64, 1))
+    return made
+
+
+@pytest.fixture
+def bag(tmp_path: Path) -> Path:
+    fly(tmp_path / "bag.mcap", policy(0), 2, sampled=False)
+    return tmp_path / "bag.mcap"
+
+
+def test_the_same_policy_decides_the_same_in_every_episode(bag: Path):
+    run = replayed(bag, policy(0))
+    assert sorted(run.actions) == [(0, number) for number in range(EPISODES)]
+    assert run.actions[0, 0].shape == (STEPS // 2 * 4, 1)  # decisions of H = 4, every K = 2 steps
+    spec = Recording(bag).contract.action
+    assert discrepancy(run.actions, run.expected, spec).tolist() == [0.0] * EPISODES
+
+
+def test_another_policy_differs(bag: Path):
+    run = replayed(bag, policy(1))
+    assert (discrepancy(run.actions, run.expected, Recording(bag).contract.action) > 1e-3).all()
+
+
+def test_what_was_written_is_told_by_episode(bag: Path):
+    actions, latency_s = written(Recording(bag))
+    assert [episode.shape for episode in actions] == [(STEPS, 1)] * EPISODES
+    assert len(latency_s) == EPISODES * STEPS
+    assert (latency_s == 0.0).all()  # a simulator's clock stands still meanwhile
