@@ -20,6 +20,9 @@ LOOK_AHEAD = 2.0
 """Periods in which a trajectory's point is to be reached: one could pass before the next point arrives."""
 
 
+Hold = Callable[[Arrays], np.ndarray] | tuple[float, ...]
+
+
 def forward_position(
     wanted: Contract,
     rate_hz: float,
@@ -50,7 +53,9 @@ def forward_velocity(
     """ros2_control's forward_command_controller of joint velocities, rad/s; holds with zeros."""
     action = action_spec(wanted, joints, "rad/s")
     command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
-    return _arm("forward_velocity", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays, _zeros)
+    return _arm(
+        "forward_velocity", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays, (0.0,) * len(joints)
+    )
 
 
 def joint_trajectory(
@@ -113,13 +118,9 @@ def _stay(arrays: Arrays) -> np.ndarray:
     return arrays["joint_position"]
 
 
-def _zeros(arrays: Arrays) -> np.ndarray:
-    return np.zeros_like(arrays["joint_position"])
-
-
 def _arm(
     name: str, wanted: Contract, rate_hz: float, command: Topic, joints: Sequence[str], ros_joints: Sequence[str],
-    pose: Sequence[str], arrays: Sequence[str], hold: Callable[[Arrays], np.ndarray],
+    pose: Sequence[str], arrays: Sequence[str], hold: Hold,
 ) -> Table:  # fmt: skip
     fields = {"joint_position": "position", "joint_velocity": "velocity", "joint_effort": "effort"}
     units = {"joint_position": "rad", "joint_velocity": "rad/s", "joint_effort": "N m"}

@@ -99,8 +99,8 @@ class RosRobot:
             if self.stopped or not self._fault:  # a robot that somebody else has taken over is left to them
                 self._do(behaviour)
         reading = self.read()
-        if self._holding is None and behaviour.action is not None and reading is not None:
-            self._holding = behaviour.action(reading.observation)
+        if self._holding is None:
+            self._holding = behaviour.chosen(reading.observation if reading else None)
         if self._holding is not None:
             self._command(self._holding)
 

@@ -79,13 +79,19 @@ class Call:
 class Behaviour:
     """What to do when the robot starts, holds or stops, beside the policy's commands.
 
-    `messages` are published and `calls` made once, when it begins. `action` gives, from the observations at that
-    moment, the action [A] that is then written every period: None where no action makes this robot safe.
+    `messages` are published and `calls` made once, when it begins. `action` is the action [A] that is then written
+    every period, or gives it from the observations at that moment: None where no action makes this robot safe.
     """
 
-    action: Callable[[Arrays], np.ndarray] | None = None
+    action: Callable[[Arrays], np.ndarray] | tuple[float, ...] | None = None
     messages: tuple[Fixed, ...] = ()
     calls: tuple[Call, ...] = ()
+
+    def chosen(self, observed: Arrays | None) -> np.ndarray | None:
+        """The action to write, from what is observed; one that is always the same needs no observation."""
+        if self.action is None or isinstance(self.action, tuple):
+            return None if self.action is None else np.array(self.action)
+        return None if observed is None else self.action(observed)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def _vehicle(
         states.append(Topic("goal_pose", Pose({"goal": "position"}, frame_id), COMMAND, lasting=True))
         used = ("goal", *(key for key in ("position", "rotation") if key not in wanted.observation))
         derived = Derived(told, used, lambda seen: {key: _to_goal(seen)[key] for key in told})
-    stop = Behaviour(lambda _: np.zeros(2))
+    stop = Behaviour((0.0, 0.0))
     return make_table(name, wanted, rate_hz, states, command, arrays, stop, stop, derived=derived)
 
 

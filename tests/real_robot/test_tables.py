@@ -1,12 +1,13 @@
 """Robot tables: every row carries what it says over the wire, fits the policies it is for, and refuses others."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from embodied.contract import Contract, TensorSpec
-from real_robot.ros2 import body_codecs
+from real_robot.ros2 import body_codecs, robots
 from real_robot.ros2.robots import ROBOTS
 from real_robot.ros2.tables import ACTION, robot_table
 from sims.quadrotor.environment import QuadrotorEnvironment
@@ -91,8 +92,10 @@ each_row = pytest.mark.parametrize(
 )
 
 
-def test_every_robot_is_tested():
+def test_every_robot_is_tested_and_told_of():
     assert {robot for robot, _, _ in ROWS} == set(ROBOTS)
+    readme = (Path(robots.__file__).parent / "README.md").read_text()
+    assert [robot for robot in ROBOTS if f"`{robot}`" not in readme] == []
 
 
 @each_row
@@ -128,7 +131,9 @@ def test_commands_and_fixed_messages_survive_the_wire(robot, wanted, options):
 )
 def test_an_arm_holds_where_it_is_and_a_vehicle_brakes(robot, wanted, options, held):
     for behaviour in (robot_table(robot, wanted, options).hold, robot_table(robot, wanted, options).emergency):
-        np.testing.assert_array_equal(behaviour.action({"joint_position": np.arange(7.0)}), held)
+        np.testing.assert_array_equal(behaviour.chosen({"joint_position": np.arange(7.0)}), held)
+        blind = behaviour.chosen(None)  # a position needs to be known, standstill does not
+        assert blind is None if held.any() else not blind.any()
 
 
 def test_the_goal_is_told_from_odometry_and_goal_pose():
