@@ -17,13 +17,20 @@ from embodied.policy import Decision, Evaluation
 STILL = 1e-2
 """What varies less than this, about a sensor's noise, stood still where statistics were taken, and may move later."""
 
+SOFTENING = 0.1
+"""Added to distances before their reciprocal is taken."""
+
 
 @dataclass
 class MLPConfig:
-    """Layer widths and the initial standard deviation in units of half the action range."""
+    """Layer widths and the initial standard deviation in units of half the action range.
+
+    `reciprocal` observations are distances, read as 1 / (x + `SOFTENING`): what is near matters to the centimetre.
+    """
 
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     initial_std: float = 0.5
+    reciprocal: list[str] = field(default_factory=list)
 
     def build(self, contract: Contract) -> MLPPolicy:
         """Make the policy for `contract`; privileged observations are read by the critic alone."""
@@ -52,6 +59,9 @@ class MLPPolicy(nn.Module):
             raise ValueError(
                 f"policy=mlp reads float32 observations of fixed size; got {varying or 'none'}: use policy=flow"
             )
+        self.reciprocal = config.reciprocal
+        if unknown := [key for key in config.reciprocal if key not in self.keys]:
+            raise ValueError(f"policy.reciprocal names {unknown}; expected some of {', '.join(self.keys)}")
         if not contract.action.low:
             raise ValueError("MLPPolicy needs action limits; set low and high in the action spec")
         chunk = contract.horizon * contract.action.shape[-1]
@@ -134,6 +144,7 @@ class MLPPolicy(nn.Module):
 
         It maps physical observations to actions in half ranges around the middle, differentiably.
         """
+        self._check_linear()
         linear = [layer for layer in self.actor if isinstance(layer, nn.Linear)]
         weight = linear[0].weight / self.std[: self.observed]
         bias = linear[0].bias - weight @ self.mean[: self.observed]
@@ -143,6 +154,7 @@ class MLPPolicy(nn.Module):
         """The mean of the executed actions as it is exported, its normaliser inside."""
         if not self.fitted:
             raise ValueError("the policy has no normalisation statistics; train it before it is exported")
+        self._check_linear()
         return Network.of(self.contract, self.mean[: self.observed], self.std[: self.observed], self.actor)
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
@@ -169,7 +181,17 @@ class MLPPolicy(nn.Module):
         return (inputs - self.mean[:columns]) / self.std[:columns]
 
     def _concatenated(self, observation: TensorDict, keys: list[str]) -> Tensor:
-        return torch.cat([observation[key].flatten(1) for key in keys], dim=-1)
+        return torch.cat([self._read(key, observation[key].flatten(1)) for key in keys], dim=-1)
+
+    def _read(self, key: str, values: Tensor) -> Tensor:
+        return 1.0 / (values + SOFTENING) if key in self.reciprocal else values
+
+    def _check_linear(self) -> None:
+        if self.reciprocal:
+            raise ValueError(
+                "a policy that reads reciprocals is no chain of layers: neither export nor bptt takes it; "
+                "train with policy.reciprocal=[]"
+            )
 
     def _to_robot(self, raw: Tensor) -> Tensor:
         return raw.view(len(raw), self.contract.horizon, -1) * self.half_range + self.centre

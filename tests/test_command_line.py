@@ -89,6 +89,16 @@ def test_a_quadrotor_learns_is_measured_and_filmed(tmp_path: Path):
     assert (directory / "evaluation.mp4").stat().st_size > 1000
 
 
+def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
+    small = ["env_steps=2000", "num_envs=8", "evaluation_starts=3", "evaluation_envs=3", "task.step_limit=20"]
+    completed = run("train.py", "task=vehicle_navigate", *small, "video=false", f"output={tmp_path / 'run'}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert [row["stage"] for row in report["evaluations"]] == ["baseline DWA", "rl"]
+    assert {"collision", "time_s", "path_m"} <= report["evaluations"][0].keys()
+    assert "RL over DWA on rooms" in completed.stdout
+
+
 def test_a_policy_for_any_quadrotor_is_distilled_measured_and_exported(tmp_path: Path):
     directory = tmp_path / "any"
     small = [

@@ -62,3 +62,19 @@ def test_what_it_cannot_serve_is_one_line(observation, action, message):
     with pytest.raises(ValueError, match=message) as caught:
         MLPConfig().build(Contract(observation, action, 0.1))
     assert "\n" not in str(caught.value)
+
+
+def test_distances_may_be_read_as_reciprocals_which_no_exporter_would_know():
+    torch.manual_seed(0)
+    near, far = TensorSpec((3,), unit="m"), TensorSpec((2,))
+    contract = Contract({"near": near, "far": far}, CONTRACT.action, 0.1)
+    policy = MLPConfig(hidden=[8], reciprocal=["near"]).build(contract)
+    seen = TensorDict({"near": 0.2 + 5.0 * torch.rand(200, 3), "far": torch.randn(200, 2)}, [200])
+    policy.fit(seen, torch.zeros(1, 1))
+    read = torch.cat((1.0 / (seen["near"] + 0.1), seen["far"]), 1)
+    torch.testing.assert_close(policy.features(seen), (read - read.mean(0)) / read.std(0))
+    for refused in (policy.layers, policy.deployable):
+        with pytest.raises(ValueError, match="reciprocal"):
+            refused()
+    with pytest.raises(ValueError, match=r"\['nearby'\]; expected some of near, far"):
+        MLPConfig(reciprocal=["nearby"]).build(contract)
