@@ -184,16 +184,17 @@ class Pose:
         return message
 
 
+IMU = {
+    "angular_velocity": _spec(3, "rad/s", "body", XYZ),
+    "linear_acceleration": _spec(3, "m/s^2", "body", XYZ),
+}
+
+
 @dataclass
 class Imu:
-    """sensor_msgs/Imu: body rate and specific force in the body's axes."""
+    """sensor_msgs/Imu: body rate and specific force in the body's axes, those of `IMU` that are in `specs`."""
 
-    specs: Mapping[str, TensorSpec] = field(
-        default_factory=lambda: {
-            "angular_velocity": _spec(3, "rad/s", "body", XYZ),
-            "linear_acceleration": _spec(3, "m/s^2", "body", XYZ),
-        }
-    )
+    specs: Mapping[str, TensorSpec]
     message: str = "sensor_msgs/msg/Imu"
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:

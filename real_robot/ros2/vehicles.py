@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from embodied.contract import Contract, TensorSpec
-from real_robot.ros2.body_codecs import Fields, LaserScan, Odometry, Pose, quantities_of
+from real_robot.ros2.body_codecs import IMU, Fields, Imu, LaserScan, Odometry, Pose, quantities_of
 from real_robot.ros2.codecs import Arrays, JointState
 from real_robot.ros2.tables import ACTION, COMMAND, STATE, Behaviour, Derived, Table, Topic, action_spec, make_table
 
@@ -48,6 +48,8 @@ def ackermann(
 
 def _seen_by_vehicle(wanted: Contract, field_deg: float, range_m: float, frame_id: str) -> list[Topic]:
     states = [Topic("odom", Odometry(_of_vehicle(wanted), frame_id), STATE)]
+    if imu := {key: spec for key, spec in IMU.items() if key in wanted.observation}:
+        states.append(Topic("imu", Imu(imu), STATE))
     if "lidar" in wanted.observation:
         beams = wanted.observation["lidar"].shape[0]
         # over a full turn the last beam is one spacing before the first, else both ends of the field have one
@@ -67,7 +69,7 @@ GOAL = {
 def _of_vehicle(wanted: Contract) -> dict[str, str]:
     """What is read of odometry: what is wanted, and the pose, where the goal is told from there."""
     pose = {"position": "position", "rotation": "rotation"} if set(GOAL) & set(wanted.observation) else {}
-    return pose | quantities_of(wanted.observation)
+    return pose | quantities_of({key: spec for key, spec in wanted.observation.items() if key not in IMU})
 
 
 def _vehicle(

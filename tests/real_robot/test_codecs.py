@@ -56,7 +56,7 @@ CODECS = [
     body_codecs.Odometry({"velocity": "velocity.drive"}),
     body_codecs.Odometry({"velocity": "velocity.base", "yaw_rate": "yaw_rate"}),
     body_codecs.Pose({"end_effector_position": "position", "end_effector_rotation": "rotation.two_columns"}, "base"),
-    body_codecs.Imu(),
+    body_codecs.Imu(body_codecs.IMU),
     body_codecs.LaserScan(
         {"lidar": TensorSpec((8,), unit="m", low=(0.0,) * 8, high=(10.0,) * 8)},
         np.linspace(-np.pi, np.pi, 8, endpoint=False),

@@ -86,6 +86,7 @@ ROWS = [
     ("diff_drive", NAVIGATE, {"rate_hz": 10.0}),
     ("diff_drive", NAVIGATE, {"rate_hz": 10.0, "stamped": False, "arrays": ["goal_distance", "goal_direction"]}),
     ("ackermann", RACE, {"rate_hz": 20.0, "steering_joint": "steer"}),
+    ("diff_drive", replace(NAVIGATE, observation=dict(NAVIGATE.observation) | body_codecs.IMU), {"rate_hz": 10.0}),
 ]
 each_row = pytest.mark.parametrize(
     ("robot", "wanted", "options"), ROWS, ids=lambda value: value if isinstance(value, str) else ""
