@@ -16,12 +16,12 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 from embodied import checkpoint, program
-from embodied.chunking import Execution
 from embodied.compute import prepare
 from embodied.config import compose
-from embodied.delay import DelayedPolicy
+from embodied.delay import delayed
 from embodied.evaluation import evaluate
 from embodied.files import complete_or_absent
+from embodied.latency import with_latency
 from embodied.report import evaluation_table, git_commit, versions
 from train import GROUPS, TrainConfig
 
@@ -33,8 +33,8 @@ class EvaluateConfig:
     """`suite` and `assets` default to those of training, `distributions` to all of the task.
 
     `episodes` initial states of each task are run, or all where there are fewer; `seed` picks which of the wide
-    distribution. `video=true`, or `render=true`, films some of them. With an `execution` (inpaint, blend, naive or
-    synchronous) inference takes `delay_s`, while the robot goes on. `executed` actions are run between observations.
+    distribution. `video` or `render` films some. With an `execution` (inpaint, blend, naive, synchronous) inference
+    takes `delay_s` while the robot goes on, `executed` actions between observations. `latency.*` as in training.
     """
 
     checkpoint: str = MISSING
@@ -55,32 +55,30 @@ class EvaluateConfig:
 
 def run(arguments: list[str]) -> None:
     """Run all evaluations, print the table, write evaluation.json into the run."""
-    config, given = compose(EvaluateConfig, "evaluate", arguments, {})
+    late = [argument for argument in arguments if argument.startswith("latency.")]
+    config, given = compose(EvaluateConfig, "evaluate", [each for each in arguments if each not in late], {})
     prepare(config.device, config.threads)
     saved = checkpoint.load(config.checkpoint)
     options = ("suite", "assets", "executed")
     changes = [f"task.{name}={value}" for name in options if (value := getattr(config, name)) is not None]
-    trained, composed = compose(TrainConfig, "train", changes, GROUPS, saved.config)
-    task, distributions = trained.task, config.distributions or trained.task.distributions
+    trained, composed = compose(TrainConfig, "train", changes + late, GROUPS, saved.config)
+    task = with_latency(trained.task, trained.latency)
     policy = trained.policy.build(saved.contract).to(config.device)
     saved.restore(policy)
-    if config.delay_s and not config.execution:
-        raise ValueError(f"delay_s needs execution=..., one of {', '.join(way.value for way in Execution)}")
-    if config.execution:
-        execution = Execution(config.execution)
-        policy = DelayedPolicy(policy, config.delay_s, execution, executed=config.executed, device=config.device)
+    robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)
     results = {}
-    for distribution in distributions:
+    for distribution in config.distributions or task.distributions:
         env = task.environment(config.num_envs, distribution, "eval", device=config.device)
         saved.bind(replace(env.contract, executed=saved.contract.executed) if config.executed else env.contract)
         results[distribution] = evaluate(
-            env, policy, starts_per_task=config.episodes, first_start=config.seed * config.episodes,
+            env, robot, starts_per_task=config.episodes, first_start=config.seed * config.episodes,
             device=config.device, progress=distribution,
         )  # fmt: skip
     log.info(evaluation_table(results) + (f"\n{task.asset_kind} assets" if task.asset_kind else ""))
     directory = Path(saved.path or "").parent.parent
     record: dict[str, Any] = given["values"] | {"checkpoint": str(saved.path), "assets": task.asset_kind}
-    record |= {"task": composed["values"]["task"], "git_commit": git_commit(), "versions": versions()}
+    record |= {name: composed["values"][name] for name in ("task", "latency")}
+    record |= {"git_commit": git_commit(), "versions": versions()}
     record["evaluations"] = [{"distribution": name, **result.summary()} for name, result in results.items()]
     with complete_or_absent(directory / "evaluation.json") as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n")

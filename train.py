@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from embodied import checkpoint, program
 from embodied.algorithms.registry import ALGORITHMS
 from embodied.compute import prepare
 from embodied.config import compose, names
+from embodied.latency import LatencyConfig, with_latency
 from embodied.trainer import Trainer, TrainerConfig
 from policies.registry import POLICIES
 from real_robot import lerobot_reading
@@ -40,6 +41,7 @@ class TrainConfig(TrainerConfig):
     task: Any = MISSING
     policy: Any = MISSING
     algorithm: Any = MISSING
+    latency: LatencyConfig = field(default_factory=LatencyConfig)
     seed: int = 0
     device: str = "cpu"
     threads: int | None = None
@@ -66,7 +68,7 @@ def run(arguments: list[str]) -> None:
         raise ValueError(f"{directory} holds a run; continue it with resume={directory}, or choose another output")
     record["values"]["resume"] = None  # a run is the same however often it was stopped
     trainer = Trainer(
-        config, config.task, config.policy, config.algorithm, directory,
+        config, with_latency(config.task, config.latency), config.policy, config.algorithm, directory,
         record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
         demonstrations=partial(lerobot_reading.chunks, config.demonstrations) if config.demonstrations else None,
     )  # fmt: skip

@@ -98,3 +98,18 @@ class DelayedPolicy:
             )
         if waits and not all(low <= 0.0 <= high for low, high in zip(spec.low, spec.high, strict=True)):
             raise ValueError("execution=synchronous holds by a command of zero, which is outside the action's limits")
+
+
+def delayed(
+    policy: Policy, delay_s: float, execution: str | None, *, executed: int | None, device: torch.device | str
+) -> Policy:
+    """`policy` as `execution` names, or itself where that is None; see `DelayedPolicy`.
+
+    Raises:
+        ValueError: where there is a delay and no way to go on meanwhile.
+    """
+    if execution is not None:
+        return DelayedPolicy(policy, delay_s, Execution(execution), executed=executed, device=device)
+    if delay_s:
+        raise ValueError(f"delay_s needs execution=..., one of {', '.join(way.value for way in Execution)}")
+    return policy

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 
 from embodied.contract import Contract
 from embodied.environment import StartEnvironment
+from embodied.latency import LatencyConfig, LatencyEnvironment
 from embodied.tree import load_tree, save_tree
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
@@ -30,6 +31,11 @@ LIMIT = 6
 
 def reach(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> Reach:
     return Reach(num_envs, executed=executed, horizon=4, step_limit=step_limit)
+
+
+def late_reach(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> LatencyEnvironment:
+    latency = LatencyConfig(action_s=[0.05, 0.15])
+    return LatencyEnvironment(reach(num_envs, executed, step_limit), latency)
 
 
 ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
@@ -74,6 +80,7 @@ def vehicle(goal: str) -> Callable[..., VehicleEnvironment]:
 
 ENVIRONMENTS = {
     "reach": reach,
+    "reach, late": late_reach,
     "libero wide": libero("wide"),
     "libero official": libero("official"),
     **{f"quadrotor {goal}": quadrotor(goal) for goal in GOALS if goal != "swarm"},
@@ -101,6 +108,8 @@ def same(first, second) -> bool:
         return set(first.keys()) == set(second.keys()) and all(same(first[key], second[key]) for key in first.keys())  # noqa: SIM118
     if isinstance(first, dict):
         return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if first is None or second is None:
+        return first is second
     if isinstance(first, torch.Tensor):
         return first.dtype == second.dtype and same(first.cpu().numpy(), second.cpu().numpy())
     return bool(np.array_equal(first, second, equal_nan=True))  # NaN: a metric that is not defined yet

@@ -1,0 +1,278 @@
+"""Latency in training: any environment whose observations and commands arrive late.
+
+Sensors measure and actuators take commands at the control rate; each measurement and each command is under way for a
+time of its own, and the newest one that has arrived counts. So ages are whole periods, exactly: a latency of less than
+one counts as one. Measurements of an environment with K > 1 are made once per chunk; its commands are delayed one by
+one. A physical delay between command and effect, in fractions of a period, belongs into the simulator's dynamics
+(quadrotors: `delay_s` of an airframe). Letters: N environments, K executed actions, A action dimension, D ages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from embodied.environment import DifferentiableEnvironment, SharedEnvironment, StartEnvironment, Transition
+from embodied.memory import RecurrentPolicy
+from embodied.policy import Decision, Policy
+from embodied.task import BaselineTask, Task
+
+LATENCY = "latency"
+NAMES = ("observation", "action")
+
+
+@dataclass
+class LatencyConfig:
+    """Latencies between a lowest and a highest one, s, drawn for each episode; every message deviates by `jitter_s`.
+
+    `told`: the policy reads observation "latency" [N, 2], s: the observation's age and the episode's action latency.
+    Otherwise it is privileged: for critics.
+    """
+
+    observation_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    action_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    jitter_s: float = 0.0
+    told: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what is no range."""
+        for name in ("observation_s", "action_s"):
+            given = getattr(self, name)
+            if len(given) != 2 or not 0.0 <= given[0] <= given[1]:
+                raise ValueError(f"expected {name} as [lowest, highest] of at least 0, got {given}")
+        if self.jitter_s < 0.0:
+            raise ValueError(f"expected jitter_s of at least 0, got {self.jitter_s}")
+
+    @property
+    def present(self) -> bool:
+        """Whether there is any, or something is told of it."""
+        return self.told or max(*self.observation_s, *self.action_s, self.jitter_s) > 0.0
+
+
+class LatencyEnvironment:
+    """`env` with latencies; a StartEnvironment, differentiable where `env` is.
+
+    Initial state `start` of a task has the same latencies in every run. An episode begins as if its first observation
+    and its first command had been there before.
+    """
+
+    def __init__(self, env: StartEnvironment, config: LatencyConfig) -> None:
+        self.env, self.config = env, config
+        self.num_envs, self.device, self.step_limit = env.num_envs, env.device, env.step_limit
+        self.task_names, self.num_starts = env.task_names, env.num_starts
+        spec = TensorSpec((2,), unit="s", names=NAMES, privileged=not config.told)
+        self.contract = replace(env.contract, observation={**env.contract.observation, LATENCY: spec})
+        dt_s, executed = env.contract.control_dt_s, env.contract.executed
+        self._observations = _Line(config.observation_s, config.jitter_s, executed * dt_s, purpose=0)
+        self._commands = _Line(config.action_s, config.jitter_s, dt_s, purpose=1)
+        if isinstance(env, SharedEnvironment):
+            self.group = env.group
+        if isinstance(env, DifferentiableEnvironment):
+            self.detach = self._detach
+
+    @property
+    def task_index(self) -> Tensor:
+        """The task that each environment runs, [N]."""
+        return self.env.task_index
+
+    @property
+    def start(self) -> Tensor:
+        """The initial state of its running episode, [N]."""
+        return self.env.start
+
+    @property
+    def steps(self) -> Tensor:
+        """Control steps executed in it, [N]."""
+        return self.env.steps
+
+    def reset(self, mask: Tensor | None = None, seed: int | None = None, starts: Tensor | None = None) -> TensorDict:
+        """As `StartEnvironment.reset`."""
+        observation = self.env.reset(mask=mask, seed=seed, starts=starts)
+        fresh = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+        fresh = fresh.to(self.device)
+        key = 1_000_003 * self.task_index.to(self.device) + self.start.to(self.device)
+        for line in (self._observations, self._commands):
+            line.begin(fresh, key)
+        self._observations.push(observation, fresh)
+        return self._observed()
+
+    def step(self, actions: Tensor) -> Transition:
+        """As `Environment.step`: executes for each control step of `actions` [N, K, A] the newest command there is."""
+        if not self._observations.begun or not bool(actions.isfinite().all()):
+            return self.env.step(actions)  # which refuses it
+        everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        arrived = []
+        for action in actions.unbind(1):
+            self._commands.push(TensorDict({"action": action}, batch_size=[self.num_envs]), everywhere)
+            arrived.append(self._commands.newest()[0]["action"])
+        transition = self.env.step(torch.stack(arrived, 1))
+        self._observations.push(transition.observation, transition.executed.any(1))
+        return replace(transition, observation=self._observed())
+
+    def state_dict(self) -> dict[str, Any]:
+        """As `StartEnvironment.state_dict`."""
+        lines = {"observations": self._observations.state_dict(), "commands": self._commands.state_dict()}
+        return {"env": self.env.state_dict(), **lines}
+
+    def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
+        """As `StartEnvironment.load_state_dict`."""
+        self.env.load_state_dict(state["env"])
+        self._observations.load_state_dict(state["observations"])
+        self._commands.load_state_dict(state["commands"])
+        return self._observed()
+
+    def _observed(self) -> TensorDict:
+        observation, age = self._observations.newest()
+        told = torch.stack((age * self._observations.period_s, self._commands.base_s), 1)
+        return observation.set(LATENCY, told.float())
+
+    def _detach(self) -> None:
+        """Cut the graph, see `DifferentiableEnvironment`."""
+        assert isinstance(self.env, DifferentiableEnvironment)
+        self.env.detach()
+        for line in (self._observations, self._commands):
+            line.messages = [message.detach() for message in line.messages]
+
+
+class _Line:
+    """Messages on their way, newest first, each with its delay in whole periods; for N environments."""
+
+    def __init__(self, range_s: list[float], jitter_s: float, period_s: float, *, purpose: int) -> None:
+        self.range_s, self.jitter_s, self.period_s, self.purpose = range_s, jitter_s, period_s, purpose
+        self.longest = int(_periods(torch.tensor(range_s[1] + jitter_s, dtype=torch.float64), period_s))
+        self.messages: list[TensorDict] = []
+        self.delays = self.sent = self.key = torch.empty(0, dtype=torch.int64)  # delays [D, N], others [N]
+        self.base_s = torch.empty(0, dtype=torch.float64)  # [N]
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a message."""
+        return bool(self.messages)
+
+    def begin(self, fresh: Tensor, key: Tensor) -> None:
+        """Nothing is under way where `fresh` [N]; the latencies to come are a function of `key` [N]."""
+        if not len(self.sent):
+            self.sent, self.key, self.base_s = torch.zeros_like(key), key, torch.zeros_like(key, dtype=torch.float64)
+            self.delays = torch.zeros(self.longest + 1, len(key), dtype=torch.int64, device=key.device)
+        low, high = self.range_s
+        base_s = low + (high - low) * _uniform(key, torch.full_like(key, -1), self.purpose)
+        self.key, self.base_s = torch.where(fresh, key, self.key), torch.where(fresh, base_s, self.base_s)
+        self.sent = torch.where(fresh, 0, self.sent)
+
+    def push(self, message: TensorDict, mask: Tensor) -> None:
+        """Send `message` [N] where `mask` [N]."""
+        deviation = 2.0 * _uniform(self.key, self.sent, self.purpose) - 1.0
+        delay = _periods((self.base_s + self.jitter_s * deviation).clamp_min(0.0), self.period_s)
+        before = self.messages or [message] * (self.longest + 1)
+        self.messages = [_where(mask, new, old) for new, old in zip([message, *before], before, strict=False)]
+        self.delays = torch.where(mask, torch.cat((delay.unsqueeze(0), self.delays[:-1])), self.delays)
+        self.sent = self.sent + mask.long()
+
+    def newest(self) -> tuple[TensorDict, Tensor]:
+        """The newest message that has arrived, or else the first one, [N], and its age in periods."""
+        ages = torch.arange(self.longest + 1, device=self.delays.device).unsqueeze(1)
+        age = (self.delays <= ages).long().argmax(0)  # the first that has arrived; the oldest always has
+        age = torch.minimum(age, self.sent - 1)
+        rows = torch.arange(len(age), device=age.device)
+        return cast(TensorDict, TensorDict.stack(self.messages)[age, rows]), age
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything under way."""
+        under_way = TensorDict.stack(self.messages) if self.messages else {}
+        return {"messages": under_way} | {name: getattr(self, name) for name in LINE}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        for name in LINE:
+            setattr(self, name, state[name].to(self.key.device))
+        messages = state["messages"]
+        self.messages = list(messages.to(self.key.device).unbind(0)) if len(messages) else []
+
+
+LINE = ("delays", "sent", "key", "base_s")
+
+
+def _where(mask: Tensor, new: TensorDict, old: TensorDict) -> TensorDict:
+    return TensorDict(
+        {key: torch.where(mask.view(-1, *(1,) * (new[key].ndim - 1)), new[key], old[key]) for key in new.keys()},  # noqa: SIM118
+        batch_size=new.batch_size,
+    )
+
+
+def _periods(latency_s: Tensor, period_s: float) -> Tensor:
+    """Whole periods after which a message has arrived."""
+    return torch.ceil(latency_s / period_s - 1e-6).long().clamp_min(0)
+
+
+def _uniform(key: Tensor, number: Tensor, purpose: int) -> Tensor:
+    """Numbers in [0, 1) that are a fixed function of integers [N], the same on every device (SplitMix64's mixing)."""
+    x = key * -7046029254386353131 + number * 6364136223846793005 + purpose * 1442695040888963407
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
+    return (x >> 11 & (1 << 53) - 1).double() / (1 << 53)
+
+
+class LatencyTask:
+    """`task` whose environments have latencies; films and demonstrations are without."""
+
+    def __init__(self, task: Task, config: LatencyConfig) -> None:
+        self.task, self.config = task, config
+        self.name, self.distributions = task.name, task.distributions
+        if isinstance(task, BaselineTask):
+            self.baselines = task.baselines
+
+    @property
+    def asset_kind(self) -> str | None:
+        """That of the task."""
+        return self.task.asset_kind
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> StartEnvironment:
+        """As `Task.environment`."""
+        env = self.task.environment(num_envs, distribution, split, seed, device)
+        return cast(StartEnvironment, LatencyEnvironment(env, self.config))  # whose state is read, never set
+
+    def demonstrations(self, directory: Path, seed: int) -> TensorDict | None:
+        """Those of the task; they know of no latency.
+
+        Raises:
+            ValueError: where the policy would be told one.
+        """
+        found = self.task.demonstrations(directory, seed)
+        if found is not None and self.config.told:
+            raise ValueError("demonstrations say nothing about latencies; use latency.told=false")
+        return found
+
+    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+        """That of the task, in which policies are told that there is no latency."""
+        self.task.video(path, {caption: _Told(policy) for caption, policy in policies.items()}, device)
+
+
+class _Told:
+    """`policy` where there is no latency."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.contract = policy, policy.contract
+        if isinstance(policy, RecurrentPolicy):
+            self.initial_memory = policy.initial_memory
+
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """As `policy.act`, told so."""
+        none = torch.zeros(*observation.batch_size, len(NAMES), device=observation.device)
+        told = observation.copy().update({LATENCY: none})
+        return self.policy.act(told, deterministic=deterministic, generator=generator)
+
+
+def with_latency(task: Task, config: LatencyConfig) -> Task:
+    """`task` under `config`; itself where that asks for nothing."""
+    return LatencyTask(task, config) if config.present else task
