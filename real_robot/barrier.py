@@ -16,8 +16,6 @@ import numpy as np
 from real_robot.robot import Array
 
 TOLERANCE = 1e-12
-ROUNDING = 1e-9
-"""Speed toward an obstacle, m/s, that arithmetic may leave."""
 
 
 class Motion(Enum):
@@ -42,7 +40,8 @@ class Distance:
     `angle_step_rad` further; it is watched at the point `ahead_m` in front of the origin.
 
     `acceleration` and `jerk` are the least with which the robot can brake in any direction; `delay_s` passes until a
-    command takes effect.
+    command takes effect. Limits of each element come after: elements that brake each by itself turn the velocity a
+    little, which the margin has to cover.
     """
 
     elements: list[str] = field(default_factory=list)
@@ -76,6 +75,8 @@ class Distance:
             raise ValueError(f"expected rows of {len(self.elements) + 1} numbers, got {wrong[0]}")
         if not (self.acceleration > 0 and self.jerk > 0 and self.margin_m >= 0 and self.delay_s >= 0):
             raise ValueError("expected positive acceleration and jerk, margin_m and delay_s >= 0")
+        if math.isinf(self.acceleration) and not math.isinf(self.jerk):
+            raise ValueError("expected an acceleration together with a jerk")
 
 
 class Barrier:
@@ -93,19 +94,24 @@ class Barrier:
             raise ValueError("expected a plane's normal to have a length, got zeros")
         self._planes = planes / lengths
         self._spheres = np.array(distance.spheres, np.float64).reshape(-1, size + 1)
-        self._lag = dt_s + distance.delay_s + 0.5 * distance.acceleration / distance.jerk
+        ramp_s = 0.0 if math.isinf(distance.jerk) else distance.acceleration / distance.jerk
+        self._lag = dt_s + distance.delay_s + 0.5 * ramp_s
 
-    def filter(self, velocity: Array, observation: dict[str, Array]) -> Array:
-        """The nearest command to `velocity`, the elements in m/s, rad/s and rad, that keeps distance."""
+    def filter(self, velocity: Array, observation: dict[str, Array], reach: tuple[Array, Array] | None = None) -> Array:
+        """The nearest command to `velocity`, the elements in m/s, rad/s and rad, that keeps distance.
+
+        `reach` bounds what the elements can be in the next period: where it can be, the command is within it.
+        """
         distance = self._distance
         if distance.motion is Motion.POINT:
             normals, room = self._from_shapes(np.asarray(observation[distance.position], np.float64))
-            return nearest(velocity, normals, self._speed(room))
+            return _inside(velocity, normals, self._speed(room), reach)
         normals, room = self._from_ranges(np.asarray(observation[distance.ranges], np.float64))
         speed = self._speed(room)
         if distance.motion is Motion.TURNING:
             arm = np.array([1.0, distance.ahead_m])  # the point's velocity in the body frame: v, ahead * turn rate
-            return nearest(velocity * arm, normals, speed) / arm
+            box = (reach[0] * arm, reach[1] * arm) if reach else None
+            return _inside(velocity * arm, normals, speed, box) / arm
         sideways = distance.ahead_m * math.tan(velocity[1]) / distance.wheelbase_m
         return np.array([velocity[0] * share(velocity[0] * np.array([1.0, sideways]), normals, speed), velocity[1]])
 
@@ -140,28 +146,45 @@ def share(velocity: Array, normals: Array, speed: Array) -> float:
     return float((speed[over] / toward[over]).min()) if over.any() else 1.0
 
 
-def nearest(velocity: Array, normals: Array, speed: Array) -> Array:
-    """The nearest point to `velocity` [D] with normals [M, D] x >= -speed [M] >= 0; exact.
+def nearest(velocity: Array, normals: Array, speed: Array) -> Array | None:
+    """The nearest point to `velocity` [D] with normals [M, D] x >= -speed [M]; exact, None where there is none.
 
     Non-negative least squares for the multipliers (Lawson and Hanson 1974, chapter 23): the most violated half-space
     joins the active ones, and those whose multiplier falls to zero on the way leave. With one half-space that is the
-    closed form. What rounding leaves is taken away by a share.
+    closed form.
     """
     found, active, multipliers = velocity, [], np.zeros(0)
     for _ in range(8 * len(velocity)):
         violated = normals @ found + speed
         worst = int(violated.argmin()) if len(violated) else 0
         if not len(violated) or violated[worst] >= -TOLERANCE:
-            break
+            return found
         active, multipliers = _join(velocity, normals, speed, [*active, worst], np.append(multipliers, 0.0))
+        if not active:
+            return None
         found = velocity + multipliers @ normals[active]
-    return found * share(found, normals, speed + ROUNDING)
+    return None
+
+
+def _inside(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, Array] | None) -> Array:
+    """The nearest of all half-spaces and of `reach`; of the half-spaces alone where they have nothing in common."""
+    found = None
+    if reach is not None:
+        low, high = reach
+        found = np.minimum(np.maximum(velocity, low), high)
+        if (normals @ found < -speed).any():
+            one = np.eye(len(velocity))
+            found = nearest(found, np.concatenate([normals, one, -one]), np.concatenate([speed, -low, high]))
+    if found is None:
+        found = nearest(velocity, normals, speed)
+    # should no nearest one be found, a share of the velocity is inside: standing still is
+    return velocity * share(velocity, normals, speed) if found is None else found
 
 
 def _join(
     velocity: Array, normals: Array, speed: Array, active: list[int], multipliers: Array
 ) -> tuple[list[int], Array]:
-    """Multipliers >= 0 that make the `active` half-spaces tight, without those that need none."""
+    """Multipliers >= 0 that make the `active` half-spaces tight, without those that need none; () if they can't be."""
     while active:
         rows = normals[active]
         gram, missing = rows @ rows.T, -(rows @ velocity + speed[active])
@@ -172,6 +195,8 @@ def _join(
         elif (tight >= 0).all():
             return active, tight
         falling = direction < 0
+        if not falling.any():
+            return [], multipliers  # they contradict each other
         ratio = np.full(len(active), np.inf)
         ratio[falling] = multipliers[falling] / -direction[falling]
         first = int(ratio.argmin())

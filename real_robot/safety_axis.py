@@ -24,6 +24,7 @@ Box = tuple[float, float, float, float]
 Stop = list[tuple[float, int]]
 """Constant c for a number of periods, one after the other."""
 HALVINGS = 6
+ROUNDING = 5e-16
 
 
 class Axis:
@@ -142,10 +143,14 @@ class Axis:
 
     def _take(self, b: float) -> bool:
         """Take the step with acceleration `b` where it is inside the limits and leaves a way to stop."""
-        w = self.w + b
-        p = self.p + w
-        if abs(b) > self.most_b or abs(b - self.b) > self.most_c or not self.slowest <= w <= self.fastest:
+        asked = self.w + b
+        w = min(max(asked, self.slowest), self.fastest)
+        # what is at a limit may be past it by rounding, and is not to be turned down for that
+        if abs(asked - w) > ROUNDING * (abs(w) + abs(b)) or abs(b) > self.most_b:
             return False
+        if abs(b - self.b) > self.most_c + ROUNDING * self.most_b:
+            return False
+        p = self.p + w
         if (p > self.high and w > 0.0) or (p < self.low and w < 0.0):
             return False
         stop = self._stop_from(p, w, b, (self.low, self.high, self.slowest, self.fastest))

@@ -52,7 +52,12 @@ class Filters:
             if given is None and math.isinf(high - low):
                 raise ValueError(f"no limits for action element {name!r}: give low and high, or name it in `commands`")
         self._axes = [self._element(contract, index) for index, given in enumerate(self._limits) if given]
-        self._distance = _DistanceFilter(contract, limits, limits.distance) if limits.distance else None
+        for index, given in enumerate(self._limits):
+            if given and given.kind is not Kind.POSITION:
+                fastest = given.velocity / given.scale * (self._dt_s if given.kind is Kind.DELTA else 1.0)
+                self._low[index], self._high[index] = max(self._low[index], -fastest), min(self._high[index], fastest)
+        box = self._low, self._high
+        self._distance = _DistanceFilter(contract, limits, limits.distance, box) if limits.distance else None
         self._tank = _TankFilter(contract, limits, limits.tank) if limits.tank else None
 
     @property
@@ -76,7 +81,7 @@ class Filters:
         """The action [A] to write, by an observation `age_s` old."""
         wanted = np.minimum(np.maximum(action, self._low), self._high)
         if self._distance:
-            wanted = self._distance.apply(wanted, observation)
+            wanted = self._distance.apply(wanted, observation, self._axes)
         if self._tank:
             wanted = self._tank.apply(wanted, observation)
         values = wanted.tolist()
@@ -136,6 +141,17 @@ class _LimitedElement:
             axis.p = self._read(observation) + axis.w * age
         return axis.at_velocity(value * self._scale) / self._scale
 
+    def reach(self) -> tuple[float, float]:
+        """The numbers that can be commanded next, as far as derivatives are limited."""
+        axis = self._axis
+        now = axis.p if self._position else axis.w
+        b_low, b_high = max(axis.b - axis.most_c, -axis.most_b), min(axis.b + axis.most_c, axis.most_b)
+        if self._position:
+            low, high = now + axis.w + b_low, now + axis.w + b_high
+        else:
+            low, high = max(now + b_low, axis.slowest), min(now + b_high, axis.fastest)
+        return low / self._scale, high / self._scale
+
     def _read(self, observation: dict[str, Array]) -> float:
         key, index = self._measured or ("", 0)
         return float(observation[key][index])
@@ -144,8 +160,9 @@ class _LimitedElement:
 class _DistanceFilter:
     """The barrier between the action's numbers and velocities."""
 
-    def __init__(self, contract: Contract, limits: Limits, distance: Distance) -> None:
+    def __init__(self, contract: Contract, limits: Limits, distance: Distance, box: tuple[Array, Array]) -> None:
         self._index = action_indices(contract, distance.elements)
+        self._low, self._high = (bound[self._index] for bound in box)
         self._scale = np.array([_rate_scale(limits, name, contract.control_dt_s) for name in distance.elements])
         key = distance.position or distance.ranges
         if key not in contract.observation:
@@ -154,9 +171,17 @@ class _DistanceFilter:
             )
         self._barrier = Barrier(distance, contract.control_dt_s)
 
-    def apply(self, wanted: Array, observation: dict[str, Array]) -> Array:
+    def apply(self, wanted: Array, observation: dict[str, Array], axes: list[_LimitedElement]) -> Array:
         velocity = wanted[self._index] * self._scale
-        wanted[self._index] = self._barrier.filter(velocity, observation) / self._scale
+        low, high = self._low.copy(), self._high.copy()
+        for place, index in enumerate(self._index):
+            for axis in axes:
+                if axis.index == index:
+                    low[place], high[place] = axis.reach()
+        kept = self._barrier.filter(velocity, observation, (low * self._scale, high * self._scale)) / self._scale
+        # clipping one element would turn the velocity toward an obstacle; a share of it is no nearer
+        over = np.maximum(kept / self._high, kept / self._low).max()
+        wanted[self._index] = kept / over if over > 1.0 else kept
         return wanted
 
 
