@@ -1,0 +1,98 @@
+"""Fit a quadrotor's airframe to its recorded flights: python identify.py recordings=[FILE,...] [key=value ...].
+
+Recordings are those of `real_robot/recorder.py`, with position, rotation, velocity and angular velocity. Every fourth
+segment is held out: what the fitted airframe predicts of those is told beside what the one it began with did. Motion
+tells ratios: mass and inertia come out for the thrust curve that `airframe` has. Options are printed by --help.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from omegaconf import MISSING, OmegaConf
+
+from embodied import program
+from embodied.compute import prepare
+from embodied.config import compose
+from embodied.files import complete_or_absent
+from real_robot.identification import Parameter, Segments, cut, identify, prediction_error
+from real_robot.lerobot_dataset import pieces
+from real_robot.recording import Recording
+from sims.quadrotor.airframes import AIRFRAMES, Airframe
+from sims.quadrotor.dynamics import DT_S, Options
+from sims.quadrotor.fitting import KEYS, FlightModel
+
+log = logging.getLogger("embodied")
+GUESSES = {"drag_x": 0.1, "drag_y": 0.1, "drag_z": 0.1, "delay_s": 0.5 * DT_S}
+"""Where an airframe has none of it: drag per kg of mass, N s/m, and s."""
+
+
+@dataclass
+class IdentifyConfig:
+    """`airframe` is the first guess; `steps` are in a segment; delays of up to `delay_steps` are looked for."""
+
+    recordings: list[str] = MISSING
+    airframe: str = "crazyflie"
+    parameters: list[str] = field(
+        default_factory=lambda: [
+            *("mass_kg", "inertia_x", "inertia_y", "inertia_z", "lag_rise_s", "lag_fall_s", "delay_s"),
+            *("drag_x", "drag_y", "drag_z"),
+        ]
+    )
+    steps: int = 25
+    delay_steps: int = 3
+    output: str = "identified.json"
+    threads: int | None = None
+
+
+def run(arguments: list[str]) -> None:
+    """Fit, tell, and write `output`."""
+    config, _ = compose(IdentifyConfig, "identify", arguments, {})
+    prepare("cpu", config.threads)
+    if config.airframe not in AIRFRAMES:
+        raise ValueError(f"unknown airframe {config.airframe!r}; expected one of {', '.join(AIRFRAMES)}")
+    airframe = AIRFRAMES[config.airframe]
+    model = FlightModel(airframe, config.parameters, Options(drag=True, delay_steps=config.delay_steps))
+    parameters = [parameter(airframe, name, config.delay_steps) for name in config.parameters]
+    flown = (piece for path in config.recordings for piece in pieces(Recording(path)))
+    segments = cut(flown, KEYS, config.steps, model.past)
+    held_out = torch.arange(len(segments.measured)) % 4 == 3
+    fitted, other = (Segments(segments.measured[rows], segments.actions[rows]) for rows in (~held_out, held_out))
+    found = identify(model.simulate, parameters, fitted, model.guess(fitted.measured, fitted.actions))
+    errors = {}
+    for when, values in (("before", [p.initial for p in parameters]), ("after", found.values())):
+        start = model.guess(other.measured, other.actions)
+        error = prediction_error(model.simulate, values, other, start).split((3, 9, 3, 3))
+        errors[when] = {key: float(part.square().mean().sqrt()) for key, part in zip(KEYS, error, strict=True)}
+    for name, one in found.estimates.items():
+        log.info(f"{name:12} {one.value:10.4g}  [{one.low:.4g}, {one.high:.4g}]  before {getattr(airframe, name):.4g}")
+    for key in KEYS:
+        log.info(
+            f"error of {key} after {config.steps} steps: {errors['before'][key]:.4g} -> {errors['after'][key]:.4g}"
+        )
+    record = OmegaConf.to_container(OmegaConf.structured(config)) | found.summary() | {"held_out_errors": errors}
+    with complete_or_absent(Path(config.output)) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n")
+    log.info(f"wrote {config.output}")
+
+
+def parameter(airframe: Airframe, name: str, delay_steps: int) -> Parameter:
+    """What is looked for: up to five times more or less; drag and delay may also be none."""
+    if name == "delay_s":
+        return Parameter(name, airframe.delay_s or GUESSES[name], 0.0, delay_steps * DT_S)
+    initial = getattr(airframe, name) or GUESSES.get(name, 0.0) * airframe.mass_kg
+    return Parameter(name, initial, 0.0 if name in GUESSES else initial / 5, 5 * initial)
+
+
+def describe() -> str:
+    """Options."""
+    return f"{__doc__}\n{OmegaConf.to_yaml(OmegaConf.structured(IdentifyConfig))}"
+
+
+if __name__ == "__main__":
+    sys.exit(program.main(run, describe, sys.argv[1:]))
