@@ -1,5 +1,6 @@
 # make pick    install, then train the LIBERO pick policy; options follow in ARGS, e.g. make pick ARGS="device=cuda seed=1"
 # make hover   install, then train a quadrotor to hover
+# make navigate   install, then train a vehicle to find its way among obstacles
 # make test    install, then run the whole test suite
 # make ros     install ROS 2 beside it, in .venv-ros (x86-64 Linux, Python 3.11 to 3.13; nothing else is needed)
 # make test-ros  install, then run the tests over real ROS 2 messages
@@ -14,13 +15,16 @@ ROS := .venv-ros
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
-.PHONY: pick hover test ros test-ros check install clean
+.PHONY: pick hover navigate test ros test-ros check install clean
 
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
 
 hover: $(VENV)/installed
 	$(BIN)/python train.py task=quadrotor_hover $(ARGS)
+
+navigate: $(VENV)/installed
+	$(BIN)/python train.py task=vehicle_navigate $(ARGS)
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(ARGS)
