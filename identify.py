@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> None:
         log.info(
             f"error of {key} after {config.steps} steps: {errors['before'][key]:.4g} -> {errors['after'][key]:.4g}"
         )
-    record = OmegaConf.to_container(OmegaConf.structured(config)) | found.summary() | {"held_out_errors": errors}
+    record = asdict(config) | found.summary() | {"held_out_errors": errors}
     with complete_or_absent(Path(config.output)) as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n")
     log.info(f"wrote {config.output}")
