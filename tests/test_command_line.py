@@ -99,6 +99,22 @@ def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
     assert "RL over DWA on rooms" in completed.stdout
 
 
+def test_a_quadrotor_learns_and_is_measured_with_latency(tmp_path: Path):
+    directory = tmp_path / "late"
+    small = ["env_steps=3000", "evaluation_starts=3", "evaluation_envs=3", "threads=1", "task.step_limit=30"]
+    late = ["latency.action_s=[0.0,0.03]", "latency.observation_s=[0.01,0.02]", "latency.told=true"]
+    completed = run("train.py", "task=quadrotor_hover", *small, *late, f"output={directory}")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert (directory / "video.mp4").stat().st_size > 1000
+    options = ["episodes=4", "num_envs=2", "threads=1", "latency.action_s=[0.05,0.05]"]
+    completed = run("evaluate.py", f"checkpoint={directory}", *options)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    record = json.loads((directory / "evaluation.json").read_text())
+    assert record["latency"] == {
+        "observation_s": [0.01, 0.02], "action_s": [0.05, 0.05], "jitter_s": 0.0, "told": True,
+    }  # fmt: skip
+
+
 def test_a_policy_for_any_quadrotor_is_distilled_measured_and_exported(tmp_path: Path):
     directory = tmp_path / "any"
     small = [
