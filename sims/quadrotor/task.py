@@ -89,9 +89,10 @@ class QuadrotorTask:
 
     `goal` is to "hover" at the origin of the world (the MDP of arXiv 2311.13081), to "track" moving references (numbers
     of distributions are highest speeds in m/s), to "recover" from a throw, to "race" through gates, to hover with "any"
-    platform or to fly in a "swarm" (numbers of distributions are shares of cells with an obstacle, in %). `airframe` flies; each episode's parameters differ from its own by up to the share `randomisation`;
-    goal "any" has platforms of its own, random ones to train on. The policy observes its last `history` actions.
-    `reward` holds weights that differ from the goal's own; null: they do not.
+    platform or to fly in a "swarm" (numbers of distributions are shares of cells with an obstacle, in %). `airframe`
+    flies; each episode's parameters differ from its own by up to the share `randomisation`; goal "any" has platforms of
+    its own, random ones to train on. The policy observes its last `history` actions. `reward` holds
+    weights that differ from the goal's own; null: they do not.
     """
 
     name: str = "quadrotor_hover"
