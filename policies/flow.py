@@ -50,8 +50,8 @@ class FlowConfig:
     normalised action. The supervised loss sees scenes mirrored and turned by up to `turn_rad` (0: as they are, for
     actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned; so does
     the loss of the advantage, by which the best of `candidates` chunks is chosen, of `explored_candidates` while it
-    explores. `guidance` bounds the pull towards a running chunk: arXiv 2506.07339's beta, which is 5
-    there; 1 serves candidates that are ranked better.
+    explores. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta, 5 there; where candidates are
+    ranked, less is better).
     """
 
     width: int = 64

@@ -1,0 +1,162 @@
+"""What an inference delay costs, by the way chunks are executed: `python benchmarks/chunk_execution.py RUN`.
+
+    [--delay-s 0.1] [--episodes 50] [--seed 1] [--rows inpaint:2,naive:4,...] [--output FILE]
+
+RUN is a run of `task=libero_pick`, or one of its checkpoints. Every row runs the same `episodes` initial states of each
+task of the wide distribution: first without delay, then each execution with K control steps between observations
+(EXECUTION:K). Jumps are changes of the commanded displacement from one control step to the next, mm: at the borders
+where another chunk takes over, and inside chunks. Pauses are the share of control steps without a command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
+
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from embodied import checkpoint  # noqa: E402
+from embodied.chunking import Execution, steps_until  # noqa: E402
+from embodied.compute import prepare  # noqa: E402
+from embodied.config import compose  # noqa: E402
+from embodied.delay import DelayedPolicy  # noqa: E402
+from embodied.environment import StartEnvironment, Transition  # noqa: E402
+from embodied.evaluation import EvaluationResult, evaluate  # noqa: E402
+from embodied.files import complete_or_absent  # noqa: E402
+from embodied.report import git_commit, versions  # noqa: E402
+from train import GROUPS, TrainConfig  # noqa: E402
+
+ROWS = "inpaint:2,naive:4,blend:2,synchronous:4,inpaint:4,blend:4"
+DISPLACEMENT, MM = slice(3), 50.0
+"""Elements of LIBERO's action that move the hand, and mm of an action of 1."""
+
+
+class Jumps:
+    """Collects what was commanded, as `evaluate` watches it; borders are before the window indices `borders`."""
+
+    def __init__(self, num_envs: int, borders: Sequence[int]) -> None:
+        self.last, self.borders = torch.full((num_envs, 3), torch.nan), borders
+        self.at_borders: list[Tensor] = []
+        self.inside: list[Tensor] = []
+        self.pauses = self.commands = 0
+
+    def watch(self, env: StartEnvironment, chunk: Tensor, transition: Transition) -> None:
+        """Take in a chunk [N, K, A] and how much of it ran."""
+        ran = transition.executed & (chunk != 0).any(2).any(1, keepdim=True)  # no chunk: nothing left for it to run
+        began = env.steps == transition.executed.sum(1)
+        self.last[began] = torch.nan
+        for index in range(chunk.shape[1]):
+            now = torch.where(ran[:, index, None], chunk[:, index, DISPLACEMENT], torch.nan)
+            jump = MM * (now - self.last).norm(dim=1)
+            (self.at_borders if index in self.borders else self.inside).append(jump[jump.isfinite()])
+            self.pauses += int((ran[:, index] & (chunk[:, index] == 0).all(1)).sum())
+            self.commands += int(ran[:, index].sum())
+            self.last = now
+
+    def summary(self) -> dict[str, float]:
+        """Mean, 95% quantile and maximum at borders, mean inside, share of pauses."""
+        border, inside = torch.cat(self.at_borders), torch.cat([*self.inside, torch.empty(0)])
+        return {
+            "border_jump_mean_mm": float(border.mean()), "border_jump_p95_mm": float(border.quantile(0.95)),
+            "border_jump_max_mm": float(border.max()), "inside_jump_mean_mm": float(inside.mean()),
+            "pauses": self.pauses / self.commands,
+        }  # fmt: skip
+
+
+def measure(
+    saved: checkpoint.Checkpoint, row: tuple[Execution, int] | None, options: argparse.Namespace
+) -> tuple[dict[str, Any], EvaluationResult]:
+    """One row: without delay (None), or an execution and its K."""
+    executed = saved.contract.executed if row is None else row[1]
+    trained, _ = compose(TrainConfig, "train", [f"task.executed={executed}"], GROUPS, saved.config)
+    policy = trained.policy.build(saved.contract)
+    saved.restore(policy)
+    env = trained.task.environment(100, "wide", "eval")
+    borders = [0]
+    if row:
+        delay = steps_until(options.delay_s, env.contract.control_dt_s)
+        borders = [0, delay] if row[0] is Execution.SYNCHRONOUS else [delay % executed]
+        policy = DelayedPolicy(policy, options.delay_s, row[0], executed=executed)
+    jumps = Jumps(env.num_envs, borders)
+    began, first = time.process_time(), options.seed * options.episodes
+    result = evaluate(env, policy, starts_per_task=options.episodes, first_start=first, watch=jumps.watch)
+    summary = result.summary()
+    found = {
+        "execution": row[0].value if row else "no delay", "delay_s": options.delay_s if row else 0.0,
+        "executed": executed, **{name: summary[name] for name in ("success", "low", "high", "episodes", "step_limit")},
+        "mean_steps": float(result.steps.float().mean()), **jumps.summary(),
+        "cpu_s": round(time.process_time() - began, 1),
+    }  # fmt: skip
+    sys.stderr.write(json.dumps(found) + "\n")
+    return found, result
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table, write the JSON."""
+    options = _options(arguments)
+    prepare("cpu", 1)
+    saved = checkpoint.load(options.run)
+    report: dict[str, Any] = {
+        "task": "libero_pick", "distribution": "wide", "first_start": options.seed * options.episodes,
+        "contract": {"horizon": saved.contract.horizon, "executed": saved.contract.executed},
+        "git_commit": git_commit(), "versions": versions(), "rows": [],
+    }  # fmt: skip
+    plain, reference = measure(saved, None, options)
+    report["rows"].append(plain)
+    for row in options.rows:
+        found, result = measure(saved, row, options)
+        gain = result.gain_over(reference)
+        found["over_no_delay"] = {"difference": gain.difference, "low": gain.low, "high": gain.high}
+        report["rows"].append(found)
+        with complete_or_absent(options.output) as temporary:
+            temporary.write_text(json.dumps(report, indent=2) + "\n")
+    sys.stdout.write(table(report["rows"]))
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    columns = (
+        "execution", "delay s", "K", "success [95%]", "over no delay", "steps", "border jump mm: mean, p95, max",
+        "inside", "pauses",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
+    for row in rows:
+        gain = row.get("over_no_delay")
+        told = f"{100 * gain['difference']:+.1f} [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]" if gain else ""
+        cells = [
+            row["execution"], f"{row['delay_s']:g}", str(row["executed"]),
+            f"{row['success']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]", told, f"{row['mean_steps']:.0f}",
+            ", ".join(f"{row[f'border_jump_{name}_mm']:.1f}" for name in ("mean", "p95", "max")),
+            f"{row['inside_jump_mean_mm']:.1f}", f"{row['pauses']:.0%}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + f"\n{rows[0]['episodes']} episodes a row, step limit {rows[0]['step_limit']}\n"
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", help="a run's directory, or a checkpoint")
+    parser.add_argument("--delay-s", type=float, default=0.1)
+    parser.add_argument("--episodes", type=int, default=50, help="of each task")
+    parser.add_argument("--seed", type=int, default=1, help="which episodes")
+    parser.add_argument("--rows", type=_rows, default=_rows(ROWS), help="EXECUTION:K, with commas")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "chunk_execution.json")
+    return parser.parse_args(arguments)
+
+
+def _rows(text: str) -> list[tuple[Execution, int]]:
+    pairs = [entry.split(":") for entry in text.split(",")]
+    return [(Execution(name), int(executed)) for name, executed in pairs]
+
+
+if __name__ == "__main__":
+    main()
