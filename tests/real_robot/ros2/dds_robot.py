@@ -5,6 +5,7 @@ message: what it sent, what it received, and as which type and with which QoS th
 """
 
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -155,6 +156,11 @@ def now() -> Time:
     return Time(nanoseconds // 10**9, nanoseconds % 10**9)
 
 
+def push() -> float:
+    """Something that moves the robot, so that every state is another one."""
+    return 0.3 * math.sin(3.0 * time.monotonic())
+
+
 class Arm:
     """Two joints, sent in another order than the policy's and among others."""
 
@@ -165,9 +171,9 @@ class Arm:
         self.position = {"elbow": 0.3, "finger": 9.0, "shoulder": -0.2}
 
     def measure(self) -> tuple[list[float], IdlStruct]:
-        names = list(self.position)
-        sent = JointState(Header(now()), names, list(self.position.values()), [], [])
-        return [self.position["shoulder"], self.position["elbow"]], sent
+        measured = self.position | {"shoulder": self.position["shoulder"] + push()}
+        sent = JointState(Header(now()), list(measured), list(measured.values()), [], [])
+        return [measured["shoulder"], measured["elbow"]], sent
 
     def follow(self, message: Any) -> dict[str, Any]:
         trajectory = isinstance(message, JointTrajectory)
@@ -190,10 +196,11 @@ class Base:
         self.speed, self.yaw_rate = 0.1, 0.0
 
     def measure(self) -> tuple[list[float], IdlStruct]:
-        twist = Twist(Vector3(x=self.speed), Vector3(z=self.yaw_rate))
+        yaw_rate = self.yaw_rate + push()
+        twist = Twist(Vector3(x=self.speed), Vector3(z=yaw_rate))
         pose = PoseWithCovariance(Pose(Point(), Quaternion()), [0.0] * 36)
         sent = Odometry(Header(now(), "odom"), "base_link", pose, TwistWithCovariance(twist, [0.0] * 36))
-        return [self.speed, self.yaw_rate], sent
+        return [self.speed, yaw_rate], sent
 
     def follow(self, message: TwistStamped) -> dict[str, Any]:
         twist, stamp = message.twist, message.header.stamp

@@ -67,10 +67,13 @@ def test_a_robot_of_another_dds_vendor_follows_the_policy(row, contract, options
         assert {command["time_from_start_s"] for command in received} == {0.04}
     if row == "diff_drive":
         assert all(0.0 <= command["age_s"] < 5.0 for command in received)
-    # Every command is what the policy answers to a state that the robot has sent: the loop is closed over both vendors.
+    # Every command is what the policy answers to a state that the robot has sent, or a hold, as before the first
+    # measurement and when a busy machine is late: the loop is closed over both vendors.
     sent = torch.tensor(read(log, "sent")).unique(dim=0)
     (key,) = contract.observation
     answers = policy.act(TensorDict({key: sent}, batch_size=[len(sent)]), deterministic=True).actions[:, 0]
+    holds = torch.zeros(1, 2) if row == "diff_drive" else sent
     commands = torch.tensor([command["action"] for command in received])
-    assert torch.cdist(commands, answers).min(1).values.max() < 1e-4
-    assert len(sent) > 3  # and the robot moved, so that they are not all the same answer
+    answered, held = (torch.cdist(commands, known).amin(1) < 1e-4 for known in (answers, holds))
+    assert bool((answered | held).all())
+    assert len(commands[answered].unique(dim=0)) > COMMANDS // 2
