@@ -19,11 +19,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs from a clone that is not installed
 
-from embodied.contract import Contract, TensorSpec  # noqa: E402
-from real_robot.barrier import Distance, Motion  # noqa: E402
-from real_robot.limits import ElementLimits, Kind, Limits, Range  # noqa: E402
-from real_robot.robot import Array, Reading  # noqa: E402
-from real_robot.safety import Safety  # noqa: E402
+from embodied.contract import Contract, TensorSpec
+from real_robot.barrier import Distance, Motion
+from real_robot.limits import ElementLimits, Kind, Limits, Range
+from real_robot.robot import Array, Reading
+from real_robot.safety import Safety
 
 JOINTS = tuple(f"joint{number}" for number in range(1, 8))
 DT_S = 0.001
