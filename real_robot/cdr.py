@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import lru_cache
 
 import numpy as np
 
@@ -23,6 +24,7 @@ _ARRAYS = {
     "bool": ("std_msgs/msg/UInt8MultiArray", "uint8"),
 }
 """By dtype: message type, and the type of its elements."""
+_ELEMENTS = {np.dtype(dtype): np.dtype(element) for dtype, (_, element) in _ARRAYS.items()}
 _HEADER = b"\x00\x01\x00\x00"
 _ENCODINGS = {1: "mono8", 3: "rgb8"}
 _BREAK = "\n" + "=" * 80 + "\nMSG: "
@@ -51,8 +53,7 @@ def array_type(dtype: str, shape: tuple[int, ...]) -> str:
     """
     if dtype not in _ARRAYS:
         raise ValueError(f"cannot record arrays of {dtype}; expected one of {', '.join(_ARRAYS)}")
-    is_image = dtype == "uint8" and len(shape) == 3 and shape[2] in _ENCODINGS
-    return IMAGE if is_image else _ARRAYS[dtype][0]
+    return IMAGE if dtype == "uint8" and _is_picture(shape) else _ARRAYS[dtype][0]
 
 
 def definition(message_type: str) -> str:
@@ -86,8 +87,10 @@ def encode_array(array: np.ndarray, stamp_ns: int = 0, frame: str = "") -> bytes
     Raises:
         ValueError: for a dtype that no message carries.
     """
+    if array.dtype not in _ELEMENTS:
+        array_type(str(array.dtype), array.shape)  # says what is wrong
     writer = _Writer()
-    if array_type(str(array.dtype), array.shape) == IMAGE:
+    if array.dtype == np.uint8 and _is_picture(array.shape):
         height, width, channels = array.shape
         writer.numbers("iI", *divmod(stamp_ns, 10**9))
         writer.string(frame)
@@ -96,14 +99,25 @@ def encode_array(array: np.ndarray, stamp_ns: int = 0, frame: str = "") -> bytes
         writer.numbers("B", 0)  # not big-endian
         writer.numbers("I", width * channels)
     else:
-        stride = array.size
-        writer.numbers("I", array.ndim)
-        for size in array.shape:
-            writer.string("")
-            writer.numbers("II", size, stride)
-            stride //= max(1, size)
-        writer.numbers("I", 0)
-    writer.elements(array.astype(_ARRAYS[str(array.dtype)][1], copy=False))
+        writer.data = bytearray(_layout(array.shape))
+    writer.elements(array.astype(_ELEMENTS[array.dtype], copy=False))
+    return bytes(writer.data)
+
+
+def _is_picture(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[2] in _ENCODINGS
+
+
+@lru_cache
+def _layout(shape: tuple[int, ...]) -> bytes:
+    """A MultiArray up to its elements."""
+    writer, stride = _Writer(), math.prod(shape)
+    writer.numbers("I", len(shape))
+    for size in shape:
+        writer.string("")
+        writer.numbers("II", size, stride)
+        stride //= max(1, size)
+    writer.numbers("I", 0)
     return bytes(writer.data)
 
 

@@ -9,7 +9,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -181,7 +181,9 @@ class _File:
             self.stream = path.open("xb")
         except FileExistsError as error:
             raise ValueError(f"{path} exists; recordings are never overwritten, choose another path") from error
-        self._contract, self._channels, self._schemas = contract, {}, {}
+        self._contract = contract
+        self._channels: dict[Hashable, int] = {}
+        self._schemas: dict[str, int] = {}
         self._writer = Writer(self.stream, chunk_size=_chunk_bytes(contract))
         self._writer.start(profile="ros2", library="embodied-rl")
         told = {"format": FORMAT, "contract": contract.to_json(), "origin": json.dumps(origin)}
@@ -198,7 +200,7 @@ class _File:
         elif isinstance(item, Gap):
             self._json("gap", 0.0, {"dropped": item.dropped})
         else:
-            self._add(item.topic, item.type, item.definition, item.data, item.stamp_s, {})
+            self._message(item)
 
     def finish(self, dropped: int) -> None:
         self._writer.add_metadata(END, {"dropped": str(dropped)})
@@ -229,29 +231,36 @@ class _File:
         self._json("decision", item.stamp_s, {"stamp_s": item.stamp_s, "deterministic": item.deterministic})
 
     def _array(self, name: str, array: Array, stamp_s: float, spec: TensorSpec | None) -> None:
-        dtype = str(array.dtype)
-        message_type = cdr.array_type(dtype, array.shape)
-        about = {"dtype": dtype}
-        if spec is not None:
-            about |= {"unit": spec.unit, "frame": spec.frame, "names": ",".join(spec.names)}
-        data = cdr.encode_array(array, _nanoseconds(stamp_s), spec.frame if spec else "")
-        self._add(f"{ROOT}/{name}", message_type, cdr.definition(message_type), data, stamp_s, about)
+        frame = spec.frame if spec else ""
+        key = name, array.dtype, array.shape[2:]  # what decides the type of message
+        if key not in self._channels:
+            dtype = str(array.dtype)
+            about = {"dtype": dtype}
+            if spec is not None:
+                about |= {"unit": spec.unit, "frame": frame, "names": ",".join(spec.names)}
+            message_type = cdr.array_type(dtype, array.shape)
+            self._channels[key] = self._channel(f"{ROOT}/{name}", message_type, cdr.definition(message_type), about)
+        self._add(self._channels[key], stamp_s, cdr.encode_array(array, _nanoseconds(stamp_s), frame))
 
     def _json(self, name: str, stamp_s: float, told: dict[str, Any]) -> None:
-        data = cdr.encode_string(json.dumps(told))
-        self._add(f"{ROOT}/{name}", cdr.STRING, cdr.definition(cdr.STRING), data, stamp_s, {})
+        if name not in self._channels:
+            self._channels[name] = self._channel(f"{ROOT}/{name}", cdr.STRING, cdr.definition(cdr.STRING), {})
+        self._add(self._channels[name], stamp_s, cdr.encode_string(json.dumps(told)))
 
-    def _add(
-        self, topic: str, message_type: str, definition: str, data: bytes, stamp_s: float, about: dict[str, str]
-    ) -> None:
-        key = topic, message_type, about.get("dtype")
+    def _message(self, item: Message) -> None:
+        key = item.topic, item.type
         if key not in self._channels:
-            if message_type not in self._schemas:
-                schema = self._writer.register_schema(message_type, "ros2msg", definition.encode())
-                self._schemas[message_type] = schema
-            self._channels[key] = self._writer.register_channel(topic, "cdr", self._schemas[message_type], about)
+            self._channels[key] = self._channel(item.topic, item.type, item.definition, {})
+        self._add(self._channels[key], item.stamp_s, item.data)
+
+    def _channel(self, topic: str, message_type: str, definition: str, about: dict[str, str]) -> int:
+        if message_type not in self._schemas:
+            self._schemas[message_type] = self._writer.register_schema(message_type, "ros2msg", definition.encode())
+        return self._writer.register_channel(topic, "cdr", self._schemas[message_type], about)
+
+    def _add(self, channel: int, stamp_s: float, data: bytes) -> None:
         stamp = _nanoseconds(stamp_s)
-        self._writer.add_message(self._channels[key], log_time=stamp, publish_time=stamp, data=data)
+        self._writer.add_message(channel, log_time=stamp, publish_time=stamp, data=data)
 
 
 def _row(batch: Any) -> Array:  # noqa: ANN401 - a Tensor, which TensorDict does not promise
