@@ -158,6 +158,8 @@ class PolicyNode(ManagedNode[PolicySettings]):
             self.trigger_deactivate()
             return
         self._timing.add(began, time.perf_counter() - began, verdict)
+        if verdict.action is None:
+            self.get_logger().warning(f"nothing is commanded: {verdict.reason}", throttle_duration_sec=1.0)
         if self._recorder and self._executor:
             self._recorder.write(now_s, reading, self._executor.asked, verdict)
 

@@ -106,7 +106,9 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._commanded_s = self._robot.clock()
         verdict = self._safety.command(Command(action, stamp_s(message)), self._robot.read())
         self._passed += verdict.action is not None
-        self._held += verdict.action is None
+        if verdict.action is None:
+            self._held += 1
+            self.get_logger().warning(f"nothing is commanded: {verdict.reason}", throttle_duration_sec=1.0)
         self._say()
 
     def _beat(self, message: Header) -> None:

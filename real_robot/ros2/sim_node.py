@@ -28,9 +28,6 @@ from real_robot.ros2.managed import ManagedNode, Report
 from real_robot.ros2.ros_robot import publisher, subscribe, types
 from real_robot.ros2.tables import ACTION, robot_table
 
-BETWEEN_S = 1.0
-"""Simulated time that passes while the node is configured anew."""
-
 
 @dataclass
 class SimSettings:
@@ -75,7 +72,7 @@ class SimNode(ManagedNode[SimSettings]):
         super().__init__("sim_node", SimSettings)
         self._load = load
         self._active = self._running = False
-        self._stamp_s = self._earlier_s = 0.0
+        self._stamp_s = self._earlier_s = self._period_s = 0.0
 
     def configure(self) -> None:
         """Build the simulator and its topics."""
@@ -95,8 +92,9 @@ class SimNode(ManagedNode[SimSettings]):
         self._trace = self.own(self.create_publisher(Float64MultiArray, "~/trace", latched))
         self._states = [(topic, publisher(self, topic.name, topic.codec.message, topic.qos)) for topic in table.states]
         subscribe(self, table.command.name, table.command.codec.message, table.command.qos, self._hear)
-        period_s = contract.control_dt_s / settings.real_time_factor
-        self.own(self.create_timer(period_s, self._run_freely, clock=self.steady))
+        self._period_s = contract.control_dt_s
+        wall_s = self._period_s / settings.real_time_factor
+        self.own(self.create_timer(wall_s, self._run_freely, clock=self.steady))
         self.own(self.create_service(Trigger, "~/reset", self._reset))
         for call in {call.name: call for call in (*table.hold.calls, *table.emergency.calls)}.values():
             self.own(self.create_service(types(call.type), call.name, self._hold))
@@ -115,7 +113,7 @@ class SimNode(ManagedNode[SimSettings]):
 
     def cleanup(self) -> None:
         """Simulated time goes on where it was when the node is configured anew: no other node sees it go back."""
-        self._earlier_s = self._stamp_s + BETWEEN_S
+        self._earlier_s = self._stamp_s + self._period_s
 
     def _begin(self) -> None:
         start = int(self.get_parameter("start").value)

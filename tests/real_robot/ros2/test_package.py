@@ -29,6 +29,8 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_ros_finds_the_package(prefix: Path):
     assert (prefix / "share/ament_index/resource_index/packages/embodied_ros2").is_file()
     assert (prefix / "share/embodied_ros2/package.xml").is_file()
+    launch = {path.name for path in (ROOT / "launch").rglob("*.*") if path.suffix in (".py", ".yaml")}
+    assert {path.name for path in (prefix / "share/embodied_ros2/launch").rglob("*.*")} == launch >= {"arm.launch.py"}
     assert {path.name for path in (prefix / "lib/embodied_ros2").iterdir()} == set(NODES)
     installed = prefix / "share/embodied_ros2/launch"
     assert {path.name for path in installed.glob("*.py")} == {f"{name}.launch.py" for name in LAUNCHES}
@@ -37,7 +39,7 @@ def test_ros_finds_the_package(prefix: Path):
 
 def test_an_installed_program_starts(prefix: Path):
     (site,) = prefix.glob("lib/python*/site-packages")
-    environment = os.environ | {"PYTHONPATH": f"{site}:{ROOT}", "ROS_DOMAIN_ID": "19"}
+    environment = os.environ | {"PYTHONPATH": f"{site}:{ROOT}", "ROS_AUTOMATIC_DISCOVERY_RANGE": "OFF"}
     program = [str(prefix / "lib/embodied_ros2/safety_node"), "--ros-args", "-r", "__node:=watch"]
     process = subprocess.Popen(program, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
