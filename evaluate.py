@@ -6,12 +6,12 @@ command gives the same numbers. Options, with their defaults, are printed by --h
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
@@ -19,21 +19,22 @@ from embodied import checkpoint, program
 from embodied.compute import prepare
 from embodied.config import compose
 from embodied.delay import delayed
+from embodied.environment import StartEnvironment
 from embodied.evaluation import evaluate
-from embodied.files import complete_or_absent
 from embodied.latency import with_latency
-from embodied.report import evaluation_table, git_commit, versions
+from embodied.report import write_evaluation
+from embodied.sim_to_real_report import write as write_comparison
+from real_robot.comparison import Comparison, ComparisonConfig
 from train import GROUPS, TrainConfig
 
 log = logging.getLogger("embodied")
 
 
 @dataclass
-class EvaluateConfig:
+class EvaluateConfig(ComparisonConfig):
     """`suite` and `assets` default to those of training, `distributions` to all of the task.
 
-    `episodes` initial states of each task are run, or all where there are fewer; `seed` picks which of the wide
-    distribution. `video` or `render` films some. With an `execution` (inpaint, blend, naive, synchronous) inference
+    `video` or `render` films some episodes. With an `execution` (inpaint, blend, naive, synchronous) inference
     takes `delay_s` while the robot goes on, `executed` actions between observations. `latency.*` as in training.
     """
 
@@ -41,51 +42,51 @@ class EvaluateConfig:
     suite: str | None = None
     assets: str | None = None
     distributions: list[str] | None = None
-    episodes: int = 50
-    seed: int = 0
     delay_s: float = 0.0
     execution: str | None = None
     executed: int | None = None
-    num_envs: int = 100
-    device: str = "cpu"
     threads: int | None = None
     video: bool = False
     render: bool = False
 
 
 def run(arguments: list[str]) -> None:
-    """Run all evaluations, print the table, write evaluation.json into the run."""
+    """Measure what is asked for, print the table, write it into the run."""
     late = [argument for argument in arguments if argument.startswith("latency.")]
     config, given = compose(EvaluateConfig, "evaluate", [each for each in arguments if each not in late], {})
+    config.check()
     prepare(config.device, config.threads)
     saved = checkpoint.load(config.checkpoint)
     options = ("suite", "assets", "executed")
-    changes = [f"task.{name}={value}" for name in options if (value := getattr(config, name)) is not None]
-    trained, composed = compose(TrainConfig, "train", changes + late, GROUPS, saved.config)
-    task = with_latency(trained.task, trained.latency)
+    common = [f"task.{name}={value}" for name in options if (value := getattr(config, name)) is not None] + late
+    trained, composed = compose(TrainConfig, "train", common, GROUPS, saved.config)
     policy = trained.policy.build(saved.contract).to(config.device)
     saved.restore(policy)
     robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)
-    results = {}
-    for distribution in config.distributions or task.distributions:
-        env = task.environment(config.num_envs, distribution, "eval", device=config.device)
+    distributions = list(config.distributions or trained.task.distributions)
+    record = given["values"] | {name: composed["values"][name] for name in ("task", "latency")}
+    path = Path(saved.path or "")
+    record |= {"checkpoint": str(path), "assets": trained.task.asset_kind}
+
+    def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> StartEnvironment:
+        changed = compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config)[0]
+        task = with_latency(changed.task, changed.latency)
+        env = task.environment(num_envs, distribution, "eval", device=config.device)
         saved.bind(replace(env.contract, executed=saved.contract.executed) if config.executed else env.contract)
-        results[distribution] = evaluate(
-            env, robot, starts_per_task=config.episodes, first_start=config.seed * config.episodes,
-            device=config.device, progress=distribution,
-        )  # fmt: skip
-    log.info(evaluation_table(results) + (f"\n{task.asset_kind} assets" if task.asset_kind else ""))
-    directory = Path(saved.path or "").parent.parent
-    record: dict[str, Any] = given["values"] | {"checkpoint": str(saved.path), "assets": task.asset_kind}
-    record |= {name: composed["values"][name] for name in ("task", "latency")}
-    record |= {"git_commit": git_commit(), "versions": versions()}
-    record["evaluations"] = [{"distribution": name, **result.summary()} for name, result in results.items()]
-    with complete_or_absent(directory / "evaluation.json") as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
-    log.info(f"wrote {directory / 'evaluation.json'}")
+        return env
+
+    if config.sim_to_real:
+        simulators = partial(environment, distributions[0])
+        runs = Comparison(config, trained.task, path, robot, distributions[0], simulators).run()
+        log.info(write_comparison(path.parent.parent, runs, saved.contract.action, record))
+        return
+    starts = {"starts_per_task": config.episodes, "first_start": config.first_start}
+    measure = partial(evaluate, policy=robot, **starts, device=config.device)
+    results = {name: measure(environment(name, config.num_envs), progress=name) for name in distributions}
+    log.info(write_evaluation(path.parent.parent / "evaluation.json", record, results))
     if config.video or config.render:
-        task.video(directory / "evaluation.mp4", {"policy": policy}, config.device)
-        log.info(f"wrote {directory / 'evaluation.mp4'}")
+        trained.task.video(film := path.parent.parent / "evaluation.mp4", {"policy": policy}, config.device)
+        log.info(f"wrote {film}")
 
 
 def describe() -> str:

@@ -199,6 +199,16 @@ def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
     return table(["task", *results], [*rows, total])
 
 
+def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[str, EvaluationResult]) -> str:
+    """Write `results` by distribution into the JSON file `path`, with `record`; returns lines for the console."""
+    evaluations = [{"distribution": name, **result.summary()} for name, result in results.items()]
+    told = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}
+    with complete_or_absent(path) as temporary:
+        temporary.write_text(json.dumps(told, indent=2) + "\n")
+    assets = [f"{told['assets']} assets"] if told.get("assets") else []
+    return "\n".join([evaluation_table(results), *assets, f"wrote {path}"])
+
+
 def git_commit() -> str:
     """Commit of this code, with "-dirty" where files differ from it; "unknown" outside a clone."""
     package = Path(__file__).parent

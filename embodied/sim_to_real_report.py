@@ -10,7 +10,7 @@ from typing import Any
 from embodied.contract import TensorSpec
 from embodied.curves import draw_marks
 from embodied.files import complete_or_absent
-from embodied.report import table
+from embodied.report import git_commit, table, versions
 from embodied.sim_to_real import BackEndRun, compare, discrepancy
 
 HEADER = [
@@ -27,8 +27,9 @@ def write(directory: Path, runs: Sequence[BackEndRun], spec: TensorSpec, record:
     rows = compare(runs, spec)
     text = page(rows)
     figure = _figure(runs, rows, spec)
+    told = {**record, "git_commit": git_commit(), "versions": versions(), "back_ends": rows}
     with complete_or_absent(directory / "sim_to_real.json") as temporary:
-        temporary.write_text(json.dumps({**record, "back_ends": rows}, indent=2) + "\n")
+        temporary.write_text(json.dumps(told, indent=2) + "\n")
     with complete_or_absent(directory / "sim_to_real.png") as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     notes = (
@@ -38,7 +39,7 @@ def write(directory: Path, runs: Sequence[BackEndRun], spec: TensorSpec, record:
     )
     with complete_or_absent(directory / "sim_to_real.md") as temporary:
         temporary.write_text(f"# From simulation to the robot\n\n{text}\n\n{notes}\n\n![Back ends](sim_to_real.png)\n")
-    return text
+    return f"{text}\nwrote {directory / 'sim_to_real.md'}, .json and .png"
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:

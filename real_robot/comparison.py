@@ -10,21 +10,32 @@ from embodied.environment import StartEnvironment
 from embodied.evaluation import evaluate
 from embodied.policy import Policy
 from embodied.sim_to_real import ActionLog, BackEndRun
+from embodied.task import Task
 
 
 @dataclass
-class BackEndsConfig:
-    """`sim_to_real` lists back ends, the first of which the others are compared with.
+class ComparisonConfig:
+    """`episodes` initial states of each task, or all where there are fewer; `seed` picks which of the endless ones.
 
-    simulator: called directly. randomised: the same with the options of train.py that `randomised` has for the task.
-    ros2: the simulator behind real ROS 2 messages. bag: the recording `bag`, decided upon again. robot: the robot that
-    the ROS 2 parameter file `robot` names, and a person who sets up every trial and says how it ended.
+    `sim_to_real` lists back ends, the first of which the others are compared with. simulator: called directly.
+    randomised: the same with the options of train.py that `randomised` has for the task. ros2: the simulator behind
+    real ROS 2 messages. bag: the recording `bag`, decided upon again. robot: the robot that the ROS 2 parameter file
+    `robot` names, and a person who sets up every trial and says how it ended.
     """
 
+    episodes: int = 50
+    seed: int = 0
+    num_envs: int = 100
+    device: str = "cpu"
     sim_to_real: list[str] = field(default_factory=list)
     randomised: dict[str, list[str]] = field(default_factory=dict)
     bag: str | None = None
     robot: str | None = None
+
+    @property
+    def first_start(self) -> int:
+        """The first initial state."""
+        return self.seed * self.episodes
 
     def check(self) -> None:
         """Raise ValueError for an unknown back end, and for one that lacks what it needs."""
@@ -39,23 +50,17 @@ class BackEndsConfig:
 
 @dataclass
 class Comparison:
-    """What all back ends run: `episodes` initial states of every task from `first_start` on, with one policy.
+    """What all back ends run: initial states of `distribution` of a task, with one policy.
 
-    `task` is its name, `checkpoint` where `policy` came from; `environment` makes N simulators after changes of options
-    of train.py; `selectable` says whether `task.tasks=[...]` is one.
+    `checkpoint` is where `policy` came from; `environment` makes N simulators after changes of options of train.py.
     """
 
-    config: BackEndsConfig
-    task: str
+    config: ComparisonConfig
+    task: Task
     checkpoint: Path
     policy: Policy
-    environment: Callable[[Sequence[str], int], StartEnvironment]
-    selectable: bool
     distribution: str
-    episodes: int
-    first_start: int
-    num_envs: int
-    device: str
+    environment: Callable[[int, Sequence[str]], StartEnvironment]
 
     def run(self) -> list[BackEndRun]:
         """Run the back ends that are asked for."""
@@ -67,34 +72,37 @@ class Comparison:
 
     def randomised(self) -> BackEndRun:
         """The same with dynamics and latencies that differ from episode to episode."""
-        if not (changes := self.config.randomised.get(self.task)):
-            raise ValueError(f"nothing says how to randomise {self.task}: randomised.{self.task}=[option=value,...]")
+        name = self.task.name
+        if not (changes := self.config.randomised.get(name)):
+            raise ValueError(f"nothing says how to randomise {name}; expected randomised.{name}=['option=value']")
         return self._simulated("randomised", changes)
 
     def ros2(self) -> BackEndRun:
         """The simulator in another process, over ROS 2."""
         from real_robot.ros2.software_in_the_loop import Episodes, run_episodes
 
-        tasks = list(self.environment([], 1).task_names) if self.selectable else []
-        return run_episodes(Episodes(str(self.checkpoint), self.episodes, self.first_start, tasks, self.distribution))
+        tasks = list(self.environment(1, []).task_names) if hasattr(self.task, "tasks") else []
+        return run_episodes(
+            Episodes(str(self.checkpoint), self.config.episodes, self.config.first_start, tasks, self.distribution)
+        )
 
     def bag(self) -> BackEndRun:
         """A recording, decided upon again."""
         from real_robot.back_ends import replayed
 
         assert self.config.bag is not None
-        return replayed(self.config.bag, self.policy, self.device)
+        return replayed(self.config.bag, self.policy, self.config.device)
 
     def robot(self) -> BackEndRun:
         """A real robot, with a person beside it."""
         from real_robot.ros2.trials import Trials, console, run_trials
 
         assert self.config.robot is not None
-        env = self.environment([], 1)
+        env = self.environment(1, [])
         if len(env.task_names) != 1:
             raise ValueError(f"trials on a robot are of one task, the run has {len(env.task_names)}")
         trials = Trials(
-            str(self.checkpoint), self.config.robot, env.task_names[0], self.episodes, self.first_start,
+            str(self.checkpoint), self.config.robot, env.task_names[0], self.config.episodes, self.config.first_start,
             env.step_limit, env.contract.control_dt_s,
         )  # fmt: skip
         return run_trials(trials, self.checkpoint.parent.parent, console)
@@ -102,8 +110,8 @@ class Comparison:
     def _simulated(self, name: str, changes: Sequence[str]) -> BackEndRun:
         actions = ActionLog()
         result = evaluate(
-            self.environment(changes, self.num_envs), self.policy, starts_per_task=self.episodes,
-            first_start=self.first_start, device=self.device, progress=name, watch=actions,
+            self.environment(self.config.num_envs, changes), self.policy, starts_per_task=self.config.episodes,
+            first_start=self.config.first_start, device=self.config.device, progress=name, watch=actions,
         )  # fmt: skip
         return BackEndRun(name, result, actions.episodes())
 
