@@ -35,7 +35,7 @@ class Weights:
             and of the speed (m/s).
     """
 
-    horizon_s: float = 3.0
+    horizon_s: float = 2.0
     window_s: float = 0.3
     margin_m: float = 0.05
     clearance_m: float = 0.2
