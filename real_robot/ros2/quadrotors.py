@@ -33,6 +33,8 @@ from real_robot.ros2.tables import (
     make_table,
 )
 
+PX4_STATUS = {"1.15": "", "1.16": "_v1", "1.17": "_v1", "1.18": "_v4"}
+"""What the name of vehicle_status ends with, by PX4's version: from 1.16 on the version of its message."""
 DO_SET_MODE, ARM_DISARM = 176, 400
 CUSTOM_MODE, AUTO, LOITER, OFFBOARD = 1.0, 4.0, 3.0, 6.0
 FORCE = 21196.0
@@ -63,9 +65,12 @@ RATES = "rad/s (rates), 1 (thrust)"
 
 def crazyswarm2(
     wanted: Contract, rate_hz: float, tilt_max_rad: float = 0.5, yaw_rate_max_rad_s: float = 3.5,
-    arrays: Sequence[str] = (),
+    frame_id: str = "cf1", arrays: Sequence[str] = (),
 ) -> Table:  # fmt: skip
     """Crazyswarm2 by attitude, yaw rate and thrust (`cmd_vel_legacy`); use namespace:=/cf1.
+
+    Observed is `odom` of its default backend, cpp: in a frame of the Crazyflie's name, the velocity in the world's
+    axes, without the angular velocity. Its cflib backend speaks differently and is refused by the frame.
 
     Holding hands over to the Crazyflie's high-level commander, which lands where it is.
     """
@@ -76,14 +81,17 @@ def crazyswarm2(
     command = Topic("cmd_vel_legacy", CmdVelLegacy({ACTION: spec}), COMMAND)
     # the firmware starts no motor before it has seen a thrust of zero
     unlock = Fixed("cmd_vel_legacy", "geometry_msgs/msg/Twist", {})
-    return _crazyswarm2("crazyswarm2", wanted, rate_hz, command, (unlock,), arrays)
+    return _crazyswarm2("crazyswarm2", wanted, rate_hz, command, (unlock,), frame_id, arrays)
 
 
 def crazyswarm2_full_state(
     wanted: Contract, rate_hz: float, position_max_m: float = 2.0, speed_max_m_s: float = 2.0,
-    acceleration_max_m_s2: float = 5.0, arrays: Sequence[str] = (),
+    acceleration_max_m_s2: float = 5.0, frame_id: str = "cf1", arrays: Sequence[str] = (),
 ) -> Table:  # fmt: skip
-    """Crazyswarm2 by full states to follow (`cmd_full_state`): position, velocity, acceleration, yaw, yaw rate."""
+    """Crazyswarm2 by full states to follow (`cmd_full_state`): position, velocity, acceleration, yaw, yaw rate.
+
+    Observed is what `crazyswarm2` observes.
+    """
     bounds = (position_max_m, speed_max_m_s, acceleration_max_m_s2)
     high = (*(bound for bound in bounds for _ in range(3)), np.pi, np.pi)
     names = ("x", "y", "z", "vx", "vy", "vz", "ax", "ay", "az", "yaw", "yaw_rate")
@@ -91,15 +99,15 @@ def crazyswarm2_full_state(
     unit = "m, m/s, m/s^2, rad, rad/s"
     spec = TensorSpec((11,), unit=unit, frame="world", names=names, low=low, high=high)
     command = Topic("cmd_full_state", FullState({ACTION: spec}), COMMAND)
-    return _crazyswarm2("crazyswarm2_full_state", wanted, rate_hz, command, (), arrays)
+    return _crazyswarm2("crazyswarm2_full_state", wanted, rate_hz, command, (), frame_id, arrays)
 
 
 def _px4(
     name: str, wanted: Contract, rate_hz: float, topic: str, codec: Codec, mode: str, version: str,
     arrays: Sequence[str],
 ) -> Table:  # fmt: skip
-    # from 1.16 on, topics of messages that have changed say so: vehicle_status is at version 1
-    suffix = "_v1" if tuple(int(part) for part in version.split(".")) >= (1, 16) else ""
+    if version not in PX4_STATUS:
+        raise ValueError(f"unknown version {version!r} of PX4; expected one of {', '.join(PX4_STATUS)}, in quotes")
     alive = Fixed("fmu/in/offboard_control_mode", "px4_msgs/msg/OffboardControlMode", {mode: True}, PX4)
     states = [Topic("fmu/out/vehicle_odometry", VehicleOdometry(quantities_of(wanted.observation)), PX4)]
     return make_table(
@@ -113,7 +121,7 @@ def _px4(
         emergency=Behaviour(messages=(_px4_command(ARM_DISARM, 0.0, FORCE),)),
         engage=Behaviour(messages=(_px4_command(DO_SET_MODE, CUSTOM_MODE, OFFBOARD), _px4_command(ARM_DISARM, 1.0))),
         heartbeat=Heartbeat(alive, rate_hz=10.0, before_s=1.0),
-        status=Status(f"fmu/out/vehicle_status{suffix}", "px4_msgs/msg/VehicleStatus", PX4, px4_fault),
+        status=Status(f"fmu/out/vehicle_status{PX4_STATUS[version]}", "px4_msgs/msg/VehicleStatus", PX4, px4_fault),
     )
 
 
@@ -125,9 +133,11 @@ def _px4_command(command: int, *parameters: float) -> Fixed:
 
 
 def _crazyswarm2(
-    name: str, wanted: Contract, rate_hz: float, command: Topic, first: tuple[Fixed, ...], arrays: Sequence[str]
-) -> Table:
-    states = [Topic("odom", Odometry(quantities_of(wanted.observation), "world"), STATE)]
+    name: str, wanted: Contract, rate_hz: float, command: Topic, first: tuple[Fixed, ...], frame_id: str,
+    arrays: Sequence[str],
+) -> Table:  # fmt: skip
+    seen = {key: spec for key, spec in wanted.observation.items() if key != "angular_velocity" and key not in arrays}
+    states = [Topic("odom", Odometry(quantities_of(seen), frame_id, world_velocity=True), STATE)]
     released = Call("notify_setpoints_stop", "crazyflie_interfaces/srv/NotifySetpointsStop")
     land = Call("land", "crazyflie_interfaces/srv/Land", {"height": 0.04, "duration.sec": 3})
     return make_table(

@@ -81,8 +81,8 @@ ROWS = [
     ("px4_actuators", HOVER, {"rate_hz": 100.0}),
     ("px4_actuators", HISTORY, {"rate_hz": 100.0, "version": "1.15"}),
     ("px4_rates", flying(RATES), {"rate_hz": 100.0}),
-    ("crazyswarm2", flying(ATTITUDE), {"rate_hz": 100.0}),
-    ("crazyswarm2_full_state", flying(FULL_STATE), {"rate_hz": 100.0}),
+    ("crazyswarm2", flying(ATTITUDE), {"rate_hz": 100.0, "arrays": ["angular_velocity"]}),
+    ("crazyswarm2_full_state", flying(FULL_STATE), {"rate_hz": 100.0, "arrays": ["angular_velocity"]}),
     ("diff_drive", NAVIGATE, {"rate_hz": 10.0}),
     ("diff_drive", NAVIGATE, {"rate_hz": 10.0, "stamped": False, "arrays": ["goal_distance", "goal_direction"]}),
     ("ackermann", RACE, {"rate_hz": 20.0, "steering_joint": "steer"}),
@@ -169,6 +169,21 @@ def test_px4_holds_by_its_own_mode_and_stops_by_its_own_disarm():
     assert table.status.name == "fmu/out/vehicle_status_v1"
     assert (table.command.qos.reliability, table.command.qos.durability) == ("best_effort", "transient_local")
     assert table.initial == (-1.0,) * 4  # rotors stood still before the first command
+    newest = robot_table("px4_actuators", HOVER, {"rate_hz": 100.0, "version": "1.18"})
+    assert newest.status.name == "fmu/out/vehicle_status_v4"
+
+
+def test_a_crazyflies_odometry_is_in_its_own_frame_with_the_worlds_velocity_and_no_rates():
+    options = {"rate_hz": 100.0, "frame_id": "cf7", "arrays": ["angular_velocity"]}
+    table = robot_table("crazyswarm2", flying(ATTITUDE), options)
+    (odometry,) = (topic.codec for topic in table.states if topic.name == "odom")
+    message = types(odometry.message)()
+    message.header.frame_id = "cf7"
+    message.pose.pose.orientation.z = message.pose.pose.orientation.w = np.sqrt(0.5)  # nose to the left
+    message.twist.twist.linear.x = 1.0
+    np.testing.assert_allclose(odometry.decode(on_the_wire(message))["velocity"], [1.0, 0.0, 0.0])
+    with pytest.raises(ValueError, match="observation 'angular_velocity': missing"):
+        robot_table("crazyswarm2", flying(ATTITUDE), {"rate_hz": 100.0})
 
 
 def test_the_controllers_order_of_joints_is_kept_and_limits_follow_their_names():
@@ -190,6 +205,7 @@ def test_the_controllers_order_of_joints_is_kept_and_limits_follow_their_names()
         ("ackermann", {"rate": 1.0}, r"unknown options \['rate'\] of ackermann; expected some of rate_hz, "),
         ("px4_actuators", {"rate_hz": 50.0}, "control_dt_s: expected 0.01, got 0.02"),
         ("px4_rates", {"rate_hz": 100.0}, "action elements: policy commands"),
+        ("px4_rates", {"rate_hz": 100.0, "version": 1.16}, "unknown version 1.16 of PX4; expected one of 1.15, 1.16"),
         ("joint_trajectory", {"rate_hz": 100.0, "joints": JOINTS}, "observation 'position': missing"),
         ("px4_actuators", {"rate_hz": 100.0, "arrays": ["objects"]}, r"arrays \['objects'\] are no observations"),
     ],
