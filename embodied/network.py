@@ -26,6 +26,39 @@ PRESENT = "present"
 """Name of the token element that is 1 where the token is there and 0 where its row is empty."""
 
 
+SOFTENING = 0.1
+"""Added to distances before their reciprocal is taken."""
+FARTHEST = 100.0
+"""Distance that `Reciprocal.distances` gives where no distance has the reciprocal, m."""
+
+
+def reciprocal(distance: Tensor) -> Tensor:
+    """1 / (d + `SOFTENING`), of any shape; what is below zero counts as zero."""
+    return 1.0 / (distance.clamp_min(0.0) + SOFTENING)
+
+
+class Reciprocal(nn.Module):
+    """Distances, which lie in columns `first` to `last` (exclusive) of each of `spans`, to their reciprocals."""
+
+    chosen: Tensor
+
+    def __init__(self, spans: Sequence[tuple[int, int]], inputs: int) -> None:
+        super().__init__()
+        self.spans = list(spans)
+        chosen = torch.zeros(inputs, dtype=torch.bool)
+        for first, last in spans:
+            chosen[first:last] = True
+        self.register_buffer("chosen", chosen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, I] to [N, I]."""
+        return torch.where(self.chosen, reciprocal(x), x)
+
+    def distances(self, x: Tensor) -> Tensor:
+        """What `forward` gives `x` [..., I] for, or nearly: distances are between 0 and `FARTHEST`."""
+        return torch.where(self.chosen, (1.0 / x.clamp_min(1.0 / FARTHEST) - SOFTENING).clamp_min(0.0), x)
+
+
 class Normalise(nn.Module):
     """Physical units to (x - mean) / std."""
 
@@ -163,17 +196,21 @@ class Network(nn.Module):
         assert sum(isinstance(layer, GRU) for layer in self.layers) <= 1, "one memory at most"
 
     @staticmethod
-    def of(contract: Contract, mean: Tensor, std: Tensor, layers: Iterable[nn.Module]) -> Network:
+    def of(
+        contract: Contract, mean: Tensor, std: Tensor, layers: Iterable[nn.Module], distances: Sequence[str] = ()
+    ) -> Network:
         """Deploy `layers`, which map observations normalised by `mean` and `std` [I] to H actions in half ranges.
 
-        The last linear layer keeps the rows of the K executed actions.
+        The observations named in `distances` are read as reciprocals before. The last linear layer keeps the rows of
+        the K executed actions.
         """
         inner = [copy.deepcopy(layer).cpu() for layer in layers]
         outputs = contract.executed * contract.action.shape[-1]
         last = max(index for index, layer in enumerate(inner) if isinstance(layer, nn.Linear))
         inner[last] = _first_rows(inner[last], outputs)
         limits = ToRange(contract.action.low * contract.executed, contract.action.high * contract.executed)
-        network = Network(readable(contract), [Normalise(mean.cpu(), std.cpu()), *inner, limits])
+        before = [Reciprocal(_spans(readable(contract), distances), len(mean))] if distances else []
+        network = Network(readable(contract), [*before, Normalise(mean.cpu(), std.cpu()), *inner, limits])
         return network.requires_grad_(False).eval()
 
     @property
@@ -248,6 +285,17 @@ def rollout_outputs(policy: Policy, network: Network, inputs: Tensor) -> Tensor:
         state = {MEMORY: decision.sample[MEMORY]} if state else {}
         outputs.append(decision.actions[:, : network.contract.executed].flatten(1))
     return torch.stack(outputs, 1)
+
+
+def _spans(contract: Contract, keys: Sequence[str]) -> list[tuple[int, int]]:
+    """First and last column (exclusive) of each observation of `keys` in the flat observation."""
+    spans, start = [], 0
+    for key, spec in contract.observation.items():
+        stop = start + math.prod(spec.shape)
+        if key in keys:
+            spans.append((start, stop))
+        start = stop
+    return spans
 
 
 def _first_rows(layer: nn.Module, rows: int) -> nn.Linear:

@@ -11,21 +11,18 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract
-from embodied.network import Network
+from embodied.network import Network, reciprocal
 from embodied.policy import Decision, Evaluation
 
 STILL = 1e-2
 """What varies less than this, about a sensor's noise, stood still where statistics were taken, and may move later."""
-
-SOFTENING = 0.1
-"""Added to distances before their reciprocal is taken."""
 
 
 @dataclass
 class MLPConfig:
     """Layer widths and the initial standard deviation in units of half the action range.
 
-    `reciprocal` observations are distances, read as 1 / (x + `SOFTENING`): what is near matters to the centimetre.
+    `reciprocal` observations are distances, read as `network.reciprocal`: what is near matters to the centimetre.
     """
 
     hidden: list[int] = field(default_factory=lambda: [256, 256])
@@ -144,7 +141,10 @@ class MLPPolicy(nn.Module):
 
         It maps physical observations to actions in half ranges around the middle, differentiably.
         """
-        self._check_linear()
+        if self.reciprocal:
+            raise ValueError(
+                "bptt takes dense layers alone, which reciprocals are not; train with policy.reciprocal=[]"
+            )
         linear = [layer for layer in self.actor if isinstance(layer, nn.Linear)]
         weight = linear[0].weight / self.std[: self.observed]
         bias = linear[0].bias - weight @ self.mean[: self.observed]
@@ -154,8 +154,9 @@ class MLPPolicy(nn.Module):
         """The mean of the executed actions as it is exported, its normaliser inside."""
         if not self.fitted:
             raise ValueError("the policy has no normalisation statistics; train it before it is exported")
-        self._check_linear()
-        return Network.of(self.contract, self.mean[: self.observed], self.std[: self.observed], self.actor)
+        distances = [key for key in self.reciprocal if key in self.actor_keys]
+        mean, std = self.mean[: self.observed], self.std[: self.observed]
+        return Network.of(self.contract, mean, std, self.actor, distances)
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Behaviour cloning: mean squared error of the mean action over valid steps, in half action ranges."""
@@ -184,14 +185,7 @@ class MLPPolicy(nn.Module):
         return torch.cat([self._read(key, observation[key].flatten(1)) for key in keys], dim=-1)
 
     def _read(self, key: str, values: Tensor) -> Tensor:
-        return 1.0 / (values + SOFTENING) if key in self.reciprocal else values
-
-    def _check_linear(self) -> None:
-        if self.reciprocal:
-            raise ValueError(
-                "a policy that reads reciprocals is no chain of layers: neither export nor bptt takes it; "
-                "train with policy.reciprocal=[]"
-            )
+        return reciprocal(values) if key in self.reciprocal else values
 
     def _to_robot(self, raw: Tensor) -> Tensor:
         return raw.view(len(raw), self.contract.horizon, -1) * self.half_range + self.centre

@@ -6,7 +6,7 @@ import math
 
 from torch import nn
 
-from embodied.network import GRU, Network, Normalise, TokenAttention, ToRange
+from embodied.network import GRU, SOFTENING, Network, Normalise, Reciprocal, TokenAttention, ToRange
 from real_robot.firmware.constants import Constants, literal, whole_blocks
 from real_robot.firmware.quantization import QuantizedLinear
 
@@ -29,12 +29,12 @@ class Generator:
         self.arrays: dict[str, int] = {}
         self.packed = 0
         self.middle = ""
-        self.x, self.y = "first", "second"
+        self.observed, self.x, self.y = "observation", "first", "second"
         self.width = network.inputs
         writers = {
             Normalise: self._normalise, nn.Linear: self._linear, QuantizedLinear: self._linear, nn.Tanh: self._tanh,
             nn.ReLU: self._relu, nn.LayerNorm: self._layer_norm, GRU: self._gru, TokenAttention: self._attention,
-            ToRange: self._to_range,
+            Reciprocal: self._reciprocal, ToRange: self._to_range,
         }  # fmt: skip
         for index, layer in enumerate(network.layers):
             if type(layer) not in writers:
@@ -54,10 +54,17 @@ class Generator:
         lines = [f"float {name}[{size}];" for name, size in self.arrays.items()]
         return [*lines, f"uint32_t packed[{self.packed}];"] if self.packed else lines
 
+    def _reciprocal(self, name: str, layer: Reciprocal) -> None:
+        self._need(self.x, self.width)
+        self._each(self.width, f"{self.x}[i] = observation[i];")
+        for first, last in layer.spans:
+            self.lines.append(f"policy_reciprocal_each(&{self.x}[{first}], {literal(SOFTENING)}, {last - first});")
+        self.observed = self.x
+
     def _normalise(self, name: str, layer: Normalise) -> None:
         mean, std = self.constants.floats(f"{name}_mean", layer.mean), self.constants.floats(f"{name}_std", layer.std)
         self._need(self.x, self.width)
-        self.lines.append(f"policy_normalise(observation, {mean}, {std}, {self.x}, {self.width});")
+        self.lines.append(f"policy_normalise({self.observed}, {mean}, {std}, {self.x}, {self.width});")
 
     def _linear(self, name: str, layer: nn.Linear | QuantizedLinear) -> None:
         self._call_linear(name, layer, self.x, self.y)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from embodied.network import Network, Normalise, rollout_outputs
+from embodied.network import Network, Normalise, Reciprocal, rollout_outputs
 from embodied.policy import Policy
 from embodied.tree import load_tree, save_tree
 
@@ -47,14 +47,16 @@ class Samples:
 
 def draw(policy: Policy, network: Network, seed: int = 0) -> Samples:
     """Random inputs around what the normaliser has seen, inside the contract's limits, and what `policy` does."""
-    normaliser = network.layers[0]
-    assert isinstance(normaliser, Normalise), "a deployable network begins with its normaliser"
+    normaliser = next(layer for layer in network.layers if isinstance(layer, Normalise))
     generator = torch.Generator().manual_seed(seed)
     shape = (EPISODES, STEPS, network.inputs)
     far = torch.rand(shape, generator=generator) < OUTLIERS
     noise = torch.randn(shape, generator=generator) * torch.where(far, OUTLIER, SPREAD)
     low, high = (_limits(network, side) for side in ("low", "high"))
-    inputs = (normaliser.mean + normaliser.std * noise).clamp(low, high)
+    inputs, first = normaliser.mean + normaliser.std * noise, network.layers[0]
+    if isinstance(first, Reciprocal):
+        inputs = first.distances(inputs)
+    inputs = inputs.clamp(low, high)
     return Samples(inputs, rollout_outputs(policy, network, inputs))
 
 

@@ -62,7 +62,7 @@ def _seen_by_vehicle(wanted: Contract, field_deg: float, range_m: float, frame_i
 
 GOAL = {
     "goal_distance": TensorSpec((1,), unit="m"),
-    "goal_direction": TensorSpec((2,), frame="base", names=("x", "y")),
+    "goal_direction": TensorSpec((2,), unit="1", frame="base", names=("x", "y")),
 }
 
 

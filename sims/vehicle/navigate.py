@@ -52,7 +52,7 @@ class Navigate:
     ACTION: ClassVar[tuple[str, str]] = ("speed", "yaw_rate")
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
         "goal_distance": TensorSpec((1,), unit="m"),
-        "goal_direction": TensorSpec((2,), frame="base", names=("x", "y")),
+        "goal_direction": TensorSpec((2,), unit="1", frame="base", names=("x", "y")),
         "velocity": TensorSpec((2,), unit="m/s, rad/s", frame="base", names=("speed", "yaw_rate")),
         "time": TensorSpec((1,), unit="s", privileged=True),
     }

@@ -64,7 +64,7 @@ def test_what_it_cannot_serve_is_one_line(observation, action, message):
     assert "\n" not in str(caught.value)
 
 
-def test_distances_may_be_read_as_reciprocals_which_no_exporter_would_know():
+def test_distances_may_be_read_as_reciprocals():
     torch.manual_seed(0)
     near, far = TensorSpec((3,), unit="m"), TensorSpec((2,))
     contract = Contract({"near": near, "far": far}, CONTRACT.action, 0.1)
@@ -73,8 +73,11 @@ def test_distances_may_be_read_as_reciprocals_which_no_exporter_would_know():
     policy.fit(seen, torch.zeros(1, 1))
     read = torch.cat((1.0 / (seen["near"] + 0.1), seen["far"]), 1)
     torch.testing.assert_close(policy.features(seen), (read - read.mean(0)) / read.std(0))
-    for refused in (policy.layers, policy.deployable):
-        with pytest.raises(ValueError, match="reciprocal"):
-            refused()
+    with pytest.raises(ValueError, match=r"train with policy\.reciprocal=\[\]"):
+        policy.layers()
+    x = torch.cat((seen["near"], seen["far"]), 1)
+    torch.testing.assert_close(policy.deployable()(x)[:, :, None], policy.actions(seen))
+    x[0, 0], seen["near"][0, 0] = -1.0, 0.0  # noise of a sensor
+    torch.testing.assert_close(policy.deployable()(x)[:, :, None], policy.actions(seen))
     with pytest.raises(ValueError, match=r"\['nearby'\]; expected some of near, far"):
         MLPConfig(reciprocal=["nearby"]).build(contract)

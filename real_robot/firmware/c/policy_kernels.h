@@ -88,6 +88,14 @@ static inline float policy_inverse_sqrt(float x)
   return y;
 }
 
+/* Distances to 1 / (x + softening); what is below zero counts as zero. */
+static inline void policy_reciprocal_each(float *x, float softening, int count)
+{
+  for (int i = 0; i < count; i++) {
+    x[i] = 1.0f / ((x[i] > 0.0f ? x[i] : 0.0f) + softening);
+  }
+}
+
 static inline void policy_normalise(const float *x, const float *mean, const float *std, float *out, int count)
 {
   for (int i = 0; i < count; i++) {

@@ -27,12 +27,14 @@ SPECS = {
     "mlp": STATE,  # 18 -> 64 -> 64 -> 4
     "recurrent": STATE | PREVIOUS,  # 22 -> 16 -> GRU 16 -> 4
     "attention": STATE | AROUND,
+    "distances": STATE | {"ranges": TensorSpec((5,), unit="m")},
     "chunks": STATE,  # 7 of 15 odd-sized actions, from odd-sized layers
 }
 CONFIGS = {
     "mlp": MLPConfig(hidden=[64, 64]),
     "recurrent": RecurrentConfig(),
     "attention": AttentionConfig(),
+    "distances": MLPConfig(hidden=[16], reciprocal=["position", "ranges"]),
     "chunks": MLPConfig(hidden=[13, 30]),
 }
 KINDS = tuple(CONFIGS)

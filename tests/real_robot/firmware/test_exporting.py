@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from embodied.contract import Contract, TensorSpec
-from embodied.network import Network, chain, rollout_outputs
+from embodied.network import Network, Normalise, chain, rollout_outputs
 from policies.mlp import MLPConfig
 from real_robot.firmware import toolchain
 from real_robot.firmware.exporting import Export, Target, Weights, export
@@ -107,7 +107,7 @@ def test_every_damaged_constant_is_caught_at_boot(exported, tmp_path: Path, kind
     image = (tmp_path / "good.so").read_bytes()
     fields = (directory / "policy.c").read_text().split("} constants = {")[1].split("};")[0].split("  .")[1:]
     network = make(kind).deployable()
-    normaliser, last = network.layers[0], network.layers[-1]
+    normaliser, last = next(layer for layer in network.layers if isinstance(layer, Normalise)), network.layers[-1]
     anchor = image.find(normaliser.mean.numpy().tobytes())  # the first field; the constants follow it
     length = recorded(directory)["constant_bytes"]
     assert anchor > 0

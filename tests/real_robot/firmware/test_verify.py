@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from embodied.network import Normalise
 from real_robot.firmware import toolchain
 from real_robot.firmware.exporting import Export, Target, Weights, export
 from real_robot.firmware.samples import Samples
@@ -150,7 +151,7 @@ def test_the_stm32f405_example_builds_and_boots(exported, tmp_path: Path, kind: 
     run = [find("qemu-system-arm"), "-M", "netduinoplus2", *toolchain.QEMU, "-kernel", "policy.elf"]
     call(run, example)
     image = (example / "policy.elf").read_bytes()
-    std = make(kind).deployable().layers[0].std.numpy().tobytes()
+    std = next(layer.std for layer in make(kind).deployable().layers if isinstance(layer, Normalise)).numpy().tobytes()
     assert image.count(std) == 1
     (example / "policy.elf").write_bytes(image.replace(std, bytes([std[0] ^ 1]) + std[1:]))
     with pytest.raises(ValueError, match="failed with status 1"):
