@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -108,7 +108,7 @@ def evaluate(
     Where a task has fewer, each of them runs once; where environments share worlds, the last one is filled. The outcome
     depends neither on the number of environments nor on the order of episodes. `device` is the policy's; `progress`
     labels a bar (None: no bar); `watch` is called after every chunk with the environment, the chunk [N, K, A] and what
-    it did.
+    it did, `executed` only where an episode counts.
 
     Raises:
         ValueError: where a task has no environment, or nothing is to run.
@@ -134,8 +134,9 @@ def evaluate(
             actions = act(policy, observation, schedule.running, device, memory)
             chunk = actions[:, : env.contract.executed].to(env.device)
             transition = env.step(chunk)
-            if watch:
-                watch(env, chunk, transition)
+            if watch:  # what runs beside the episodes that count is nobody's
+                counts = transition.executed & schedule.running.to(env.device).unsqueeze(1)
+                watch(env, chunk, replace(transition, executed=counts))
             observation = transition.observation
             free = transition.done.cpu() & schedule.running
             rows = free.nonzero().squeeze(1)

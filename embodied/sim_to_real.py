@@ -86,8 +86,8 @@ def compare(runs: Sequence[BackEndRun], spec: TensorSpec) -> list[dict[str, Any]
     """JSON-ready rows, one for each of `runs`, the first of which is what the others are compared with.
 
     Each holds its summary (None where nothing could succeed), the paired gap to the first in success on the episodes
-    that both ran, the same for every metric, the discrepancy of actions (of a recording: from the recorded ones) and
-    quantiles of the latency.
+    that both ran, the same for every metric that both have, the discrepancy of actions (of a recording: from the
+    recorded ones) and quantiles of the latency.
     """
     reference = runs[0]
     rows = []
@@ -111,7 +111,8 @@ def _gap(result: EvaluationResult | None, reference: EvaluationResult | None) ->
         return None
     common = min(result.success.shape[1], reference.success.shape[1])
     ours, theirs = first_starts(result, common), first_starts(reference, common)
-    metrics = {name: float((ours.metrics[name] - theirs.metrics[name]).nanmean()) for name in theirs.metrics}
+    both = [name for name in theirs.metrics if name in ours.metrics]  # trials on a robot have none
+    metrics = {name: float((ours.metrics[name] - theirs.metrics[name]).nanmean()) for name in both}
     means = {name: None if math.isnan(mean) else mean for name, mean in metrics.items()}
     return {"success": vars(ours.gain_over(theirs)), "metrics": means, "episodes": ours.success.numel()}
 

@@ -31,6 +31,21 @@ def test_actions_are_logged_by_episode_whatever_runs_beside_it():
         assert torch.equal(actions, logs[1][task, start])
 
 
+def test_environments_without_an_episode_log_nothing():
+    log = ActionLog()
+    outcome = evaluate(ChaoticEnvironment(19), NetworkPolicy(), starts_per_task=2, watch=log)
+    lengths = {episode: len(actions) for episode, actions in log.episodes().items()}
+    assert lengths == {(task, start): int(outcome.steps[task, start]) for task in range(3) for start in range(2)}
+
+
+def test_a_back_end_may_lack_metrics():
+    simulator = BackEndRun("simulator", result([True, True], [0.1, 0.2]), {})
+    outcome = EvaluationResult(("task",), torch.tensor([[True, False]]), torch.full((1, 2), 7), 10)
+    gap = compare([simulator, BackEndRun("robot", outcome, {})], SPEC)[1]["gap"]
+    assert gap["success"]["difference"] == -0.5
+    assert gap["metrics"] == {}
+
+
 def test_discrepancy_is_in_half_ranges_over_the_steps_that_both_ran():
     ours = {(0, 0): torch.tensor([[0.5, 0.5], [0.0, 0.0], [9.0, 9.0]]), (0, 1): torch.zeros(1, 2)}
     theirs = {(0, 0): torch.tensor([[0.0, 0.25], [0.0, 0.0]]), (0, 2): torch.zeros(1, 2)}
