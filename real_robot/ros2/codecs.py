@@ -65,7 +65,7 @@ def stamp_s(message: Message) -> float | None:
     """
     if hasattr(message, "header"):
         stamp = message.header.stamp
-        return stamp.sec + 1e-9 * stamp.nanosec or None
+        return (10**9 * stamp.sec + stamp.nanosec) / 1e9 or None  # as a node's clock: the same time, bit for bit
     if hasattr(message, "timestamp"):
         return 1e-6 * (getattr(message, "timestamp_sample", 0) or message.timestamp)
     if hasattr(message, "layout") and message.layout.dim and message.layout.dim[0].label == STAMP:
@@ -158,6 +158,8 @@ class LabelledArrays:
         if [dim.label for dim in dims] != self.labels:
             raise ValueError(f"expected arrays {self.labels}, got {[dim.label for dim in dims]}")
         data = np.asarray(message.data, np.float64)
+        if dims[0].stride != 1:
+            raise ValueError(f"expected one number as the stamp, got {dims[0].stride}")
         if sum(dim.stride for dim in dims) != len(data):
             raise ValueError(f"expected {sum(dim.stride for dim in dims)} numbers, got {len(data)}")
         arrays, place = {}, dims[0].stride

@@ -120,6 +120,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
         self._robot.start()
         self._timing.restart()
         self._active = True
+        self._beat()
 
     def deactivate(self) -> None:
         """Stop the loop; the robot holds."""

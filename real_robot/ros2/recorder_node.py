@@ -84,7 +84,7 @@ class RecorderNode(ManagedNode[RecorderSettings]):
             recorder.close()
 
     def _now_s(self) -> float:
-        return self.get_clock().now().nanoseconds * 1e-9
+        return self.get_clock().now().nanoseconds / 1e9
 
     def _hear(self, topic: str, kind: str, text: str, data: bytes) -> None:
         if self._recorder:

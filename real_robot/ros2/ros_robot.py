@@ -44,7 +44,8 @@ class RosRobot:
         self.stopped = False
         """Whether `hold` is for good: the table's emergency takes its place."""
         self._node, self._table, self._measured = node, table, measured
-        self._simulated = bool(node.get_parameter("use_sim_time").value)
+        self.simulated = bool(node.get_parameter("use_sim_time").value)
+        """Whether time is a simulator's."""
         self._latest: dict[str, Reading | None] = {topic.name: None for topic in table.states}
         self._current = {topic.name for topic in table.states if not topic.lasting}
         self._due = set(self._current)
@@ -64,8 +65,8 @@ class RosRobot:
 
     def clock(self) -> float:
         """ROS time, s. A simulator's /clock may arrive after what was measured at that time: it is not behind that."""
-        now_s = self._node.get_clock().now().nanoseconds * 1e-9
-        return max(now_s, self._newest_s) if self._simulated else now_s
+        now_s = self._node.get_clock().now().nanoseconds / 1e9
+        return max(now_s, self._newest_s) if self.simulated else now_s
 
     def start(self) -> None:
         """Begin the stream without which some robots take no commands; the first command engages the robot."""
@@ -80,10 +81,6 @@ class RosRobot:
             oldest_s = min(parts[name].stamp_s for name in self._current)
             self._reading = Reading(observation, oldest_s, self._sequence)
         return self._reading
-
-    def heard(self, stamp_s: float) -> None:
-        """A message says that it is as late as `stamp_s`; see `clock`."""
-        self._newest_s = max(self._newest_s, stamp_s)
 
     def write(self, action: Array) -> None:
         """Publish `action` [A]; the first one engages the robot."""
@@ -157,9 +154,9 @@ class RosRobot:
             return
         measured_s = stamp_s(message)
         if measured_s is None:
-            measured_s = self._node.get_clock().now().nanoseconds * 1e-9
+            measured_s = self._node.get_clock().now().nanoseconds / 1e9
         self._latest[topic.name] = Reading(arrays, measured_s, self._sequence)
-        self.heard(measured_s)
+        self._newest_s = max(self._newest_s, measured_s)
         self._due.discard(topic.name)
         if not self._due and self._measured:
             self._due = set(self._current)

@@ -23,6 +23,7 @@ from real_robot.safety import Command, Safety, State
 
 CHECKS = 4
 """Looks at the watches per shortest timeout."""
+LIFELESS = "the policy's process gives no sign of life"
 
 
 @dataclass
@@ -54,6 +55,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
     def __init__(self) -> None:
         super().__init__("safety_node", SafetySettings)
         self._active = False
+        self._early: Command | None = None
 
     def configure(self) -> None:
         """Subscribe to the policy, advertise the robot's commands and the services."""
@@ -61,13 +63,14 @@ class SafetyNode(ManagedNode[SafetySettings]):
         if not settings.heartbeat_timeout_s > 0:
             raise ValueError(f"expected heartbeat_timeout_s > 0, got {settings.heartbeat_timeout_s}")
         self._table = robot_table(settings.robot, read_contract(settings.checkpoint), settings.options)
-        self._robot = RosRobot(self, self._table)
+        self._robot = RosRobot(self, self._table, measured=self._catch_up)
         self._limits = read_limits(settings.limits)
         self._safety = Safety(self._robot, self._limits, self._robot.clock)
         self._passed = self._held = 0
         command = self._table.command
-        subscribe(self, settings.prefix + command.name, command.codec.message, command.qos, self._pass_on)
+        # before the commands, so that of both the sign of life is handled first
         self.own(self.create_subscription(Header, settings.prefix + HEARTBEAT, self._beat, QoSProfile(depth=1)))
+        subscribe(self, settings.prefix + command.name, command.codec.message, command.qos, self._pass_on)
         latched = QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
         self._state = self.own(self.create_publisher(String, "~/state", latched))
         self.own(self.create_service(Trigger, "~/emergency_stop", self._stop))
@@ -81,7 +84,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
     def activate(self) -> None:
         """Pass commands on from now on."""
         self._robot.start()
-        self._began = False
+        self._began, self._early = False, None
         self._active = True
         self._say()
 
@@ -98,13 +101,22 @@ class SafetyNode(ManagedNode[SafetySettings]):
         if not self._began:
             self._began, self._beat_s, self._commanded_s = True, time.monotonic(), self._robot.clock()
         try:
-            action = self._table.command.codec.decode(message)[ACTION]
+            command = Command(self._table.command.codec.decode(message)[ACTION], stamp_s(message))
         except ValueError as error:
             self.get_logger().error(f"a command cannot be read: {error}", throttle_duration_sec=1.0)
             self._hold()
             return
+        if self._lifeless():
+            self._complain(LIFELESS)
+        elif self._robot.simulated and command.stamp_s is not None and command.stamp_s > self._robot.clock():
+            self._early = command
+        else:
+            self._check(command)
+
+    def _check(self, command: Command) -> None:
+        self._early = None
         self._commanded_s = self._robot.clock()
-        verdict = self._safety.command(Command(action, stamp_s(message)), self._robot.read())
+        verdict = self._safety.command(command, self._robot.read())
         self._passed += verdict.action is not None
         if verdict.action is None:
             self._held += 1
@@ -114,15 +126,24 @@ class SafetyNode(ManagedNode[SafetySettings]):
     def _beat(self, message: Header) -> None:
         self._beat_s = time.monotonic()
 
+    def _catch_up(self) -> None:
+        """A command of a simulated time that had not come to this process yet waits until it has."""
+        if self._active and self._early and (self._early.stamp_s or 0.0) <= self._robot.clock():
+            self._check(self._early)
+
     def _watch(self) -> None:
         if not self._active or not self._began:
             return
-        if time.monotonic() - self._beat_s > self.settings.heartbeat_timeout_s:
-            self._complain("the policy's process gives no sign of life")
+        self._catch_up()
+        if self._lifeless():
+            self._complain(LIFELESS)
         elif self._robot.clock() - self._commanded_s > self._limits.command_timeout_s:
             self._complain("commands stopped")
         elif self._safety.state is State.STOPPED:
             self._hold()
+
+    def _lifeless(self) -> bool:
+        return time.monotonic() - self._beat_s > self.settings.heartbeat_timeout_s
 
     def _complain(self, reason: str) -> None:
         if self._safety.state is State.ACTIVE:

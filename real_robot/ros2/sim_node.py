@@ -24,6 +24,7 @@ from std_srvs.srv import Trigger
 
 from embodied.environment import StartEnvironment, Transition
 from real_robot.robot import SimulatedRobot
+from real_robot.ros2.codecs import stamp_s
 from real_robot.ros2.managed import ManagedNode, Report
 from real_robot.ros2.ros_robot import publisher, subscribe, types
 from real_robot.ros2.tables import ACTION, robot_table
@@ -143,10 +144,12 @@ class SimNode(ManagedNode[SimSettings]):
         if not self._running:
             return
         try:
-            action = self._table.command.codec.decode(message)[ACTION]
+            action, stamp = self._table.command.codec.decode(message)[ACTION], stamp_s(message)
         except ValueError as error:
             self.get_logger().error(f"a command cannot be read: {error}", throttle_duration_sec=1.0)
             return
+        if self.settings.lock_step and stamp is not None and stamp < self._stamp_s:
+            return  # an answer to an earlier measurement, upon which the robot has held
         self._holding = False
         if self.settings.lock_step:
             self._write(action, time.perf_counter() - self._measured)
@@ -185,14 +188,15 @@ class SimNode(ManagedNode[SimSettings]):
             self._begin()
 
     def _measure(self) -> None:
-        """Publish the clock and what is measured now."""
+        """Publish what is measured now, and the clock."""
         reading = self._robot.read()
         assert reading is not None
-        self._stamp_s = self._earlier_s + reading.stamp_s
-        nanoseconds = round(1e9 * self._stamp_s)
-        self._time.publish(Clock(clock=Time(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)))
+        nanoseconds = round(1e9 * (self._earlier_s + reading.stamp_s))
+        self._stamp_s = nanoseconds / 1e9  # as a node's clock: the same time, bit for bit
         for topic, out in self._states:
             out.publish(topic.codec.encode(reading.observation, types, self._stamp_s))
+        # last, so that nobody knows the time without what was measured at it
+        self._time.publish(Clock(clock=Time(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)))
         self._measured = time.perf_counter()
 
     def _tell(self, transition: Transition) -> None:

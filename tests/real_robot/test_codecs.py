@@ -203,6 +203,13 @@ def test_odometry_by_hand():
     np.testing.assert_array_equal(arrays["angular_velocity"], [0, 0, 0.5])
 
 
+def test_a_stamp_is_the_time_of_a_nodes_clock_to_the_last_bit():
+    message = types("nav_msgs/msg/Odometry")()
+    for nanoseconds in range(10_000_000, 20_000_000_000, 10_000_000):
+        codecs.set_stamp(message, nanoseconds / 1e9)
+        assert codecs.stamp_s(message) == nanoseconds / 1e9
+
+
 def test_odometry_that_nobody_filled_in_is_refused():
     with pytest.raises(ValueError, match="expected unit quaternions"):
         body_codecs.Odometry(MOTION, "").decode(types("nav_msgs/msg/Odometry")())
