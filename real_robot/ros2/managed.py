@@ -186,20 +186,22 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
 
 
 def spin(make: Callable[[], ManagedNode]) -> None:
-    """Run a node until Ctrl-C or SIGTERM, upon which it stops safely before it goes."""
+    """Run a node until Ctrl-C, SIGTERM or an error, upon which it stops safely before it goes."""
     rclpy.init(signal_handler_options=SignalHandlerOptions.NO)  # rclpy's would close the node before it can hold
     node = make()
     executor = SingleThreadedExecutor()
     executor.add_node(node)
-    with suppress(KeyboardInterrupt):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        node.get_logger().info("waits to be configured")
-        executor.spin()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    node.trigger_shutdown()
-    node.destroy_node()
-    rclpy.shutdown()
+    try:
+        with suppress(KeyboardInterrupt):
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            node.get_logger().info("waits to be configured")
+            executor.spin()
+    finally:  # an error in a callback ends the process, but not before the robot holds
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        node.trigger_shutdown()
+        node.destroy_node()
+        rclpy.shutdown()
 
 
 def _leaves(tree: Any, prefix: str) -> list[tuple[str, Any]]:  # noqa: ANN401 - nested containers
