@@ -18,7 +18,7 @@ from real_robot.limits import Limits, load_limits
 from real_robot.robot import Array, Reading
 from real_robot.ros2.codecs import fill, installed, stamp_s
 from real_robot.ros2.managed import WARN, ManagedNode, Report
-from real_robot.ros2.tables import ACTION, Behaviour, Fixed, Qos, Table, Topic
+from real_robot.ros2.tables import ACTION, Behaviour, Call, Fixed, Qos, Table, Topic
 
 types = cache(installed)
 
@@ -53,9 +53,11 @@ class RosRobot:
         self._sequence = 0
         self._newest_s = -np.inf
         self._refused = ""
-        self._fault: str | None = None
+        self._fault: str | None = f"nothing heard on {table.status.name}" if table.status else None
+        self._heard_status = not table.status
         self._behaviour: Behaviour | None = None
         self._holding: Array | None = None
+        self._uncalled: list[Call] = []
         self._written = {key: np.resize(table.initial, spec.shape[0]) for key, spec in table.remembered.items()}
         self._engaged = bool(prefix)
         self._started_s = np.inf
@@ -73,8 +75,11 @@ class RosRobot:
         self._started_s = self.clock()
 
     def read(self) -> Reading | None:
-        """The newest of every topic; None before each has spoken, and while one of them cannot be read."""
-        if self._reading is None and all(self._latest.values()):
+        """The newest of every topic; None before each has spoken, and while one of them cannot be read.
+
+        A robot that has a status is not measured before it has told it: who commands would not see it taken over.
+        """
+        if self._reading is None and self._heard_status and all(self._latest.values()):
             parts = {name: part for name, part in self._latest.items() if part is not None}
             arrays = {key: value for part in parts.values() for key, value in part.observation.items()}
             observation = self._table.observe(arrays) | self._written
@@ -84,17 +89,24 @@ class RosRobot:
 
     def write(self, action: Array) -> None:
         """Publish `action` [A]; the first one engages the robot."""
+        if self._behaviour is not None:
+            self._behaviour, self._uncalled = None, []
         self._engage()
-        self._behaviour = None
         self._command(action)
 
     def hold(self) -> None:
-        """The table's `hold`, or its `emergency` once `stopped`; call it every period, as `write`."""
+        """The table's `hold`, or its `emergency` once `stopped`; call it every period, as `write`.
+
+        Messages may be lost: they are repeated for as long as the robot follows us. Calls are made once.
+        """
         behaviour = self._table.emergency if self.stopped else self._table.hold
+        obliged = self.stopped or not self._fault  # a robot that somebody else has taken over is left to them
         if behaviour is not self._behaviour:
             self._behaviour, self._holding = behaviour, None
-            if self.stopped or not self._fault:  # a robot that somebody else has taken over is left to them
-                self._do(behaviour)
+            self._uncalled = list(behaviour.calls) if obliged else []
+        if obliged:
+            self._send_all(behaviour)
+        self._call()
         reading = self.read()
         if self._holding is None:
             self._holding = behaviour.chosen(reading.observation if reading else None)
@@ -164,6 +176,7 @@ class RosRobot:
 
     def _obeys(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
         assert self._table.status is not None
+        self._heard_status = True
         self._fault = self._table.status.fault(message)
 
     def _command(self, action: Array) -> None:
@@ -176,17 +189,29 @@ class RosRobot:
         before_s = self._table.heartbeat.before_s if self._table.heartbeat else 0.0
         if not self._engaged and self.clock() - self._started_s >= before_s:
             self._engaged = True
-            self._do(self._table.engage)
+            self._send_all(self._table.engage)
+            self._uncalled = list(self._table.engage.calls)
+        self._call()
 
-    def _do(self, behaviour: Behaviour) -> None:
+    def _send_all(self, behaviour: Behaviour) -> None:
         for entry in behaviour.messages:
             self._send(entry)
-        for call in behaviour.calls:
-            kind: Any = types(call.type)
-            self._clients[call.name].call_async(fill(kind.Request(), call.fields))
+
+    def _call(self) -> None:
+        """Make the calls that are due; one whose service is not there is made when it is."""
+        calls, self._uncalled = self._uncalled, []
+        for call in calls:
+            client = self._clients[call.name]
+            if client.service_is_ready():
+                client.call_async(fill(types(call.type).Request(), call.fields))
+            else:
+                self._uncalled.append(call)
+                self._node.get_logger().error(f"no service {call.name}: it waits", throttle_duration_sec=1.0)
 
     def _beat(self) -> None:
-        if np.isfinite(self._started_s) and self._table.heartbeat:
+        """The sign of life; a robot that holds gets none, so that its own failsafe stands behind ours."""
+        holds = self._engaged and self._behaviour is not None
+        if np.isfinite(self._started_s) and self._table.heartbeat and not holds:
             self._send(self._table.heartbeat.message)
 
     def _send(self, entry: Fixed) -> None:

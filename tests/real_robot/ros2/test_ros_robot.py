@@ -1,0 +1,126 @@
+"""What a robot with a status is told: real publishers and subscriptions within one process."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import rclpy
+from rclpy.executors import SingleThreadedExecutor
+from std_msgs.msg import Bool, Float64MultiArray, String
+from std_srvs.srv import Trigger
+
+from embodied.contract import Contract, TensorSpec
+from real_robot.ros2.codecs import LabelledArrays
+from real_robot.ros2.managed import ManagedNode
+from real_robot.ros2.processes import claim_domain
+from real_robot.ros2.ros_robot import RosRobot, types
+from real_robot.ros2.tables import ACTION, COMMAND, Behaviour, Call, Fixed, Heartbeat, Status, Table, Topic
+
+CONTRACT = Contract({"position": TensorSpec((1,), unit="m")}, TensorSpec((1,), unit="m", low=(-1.0,), high=(1.0,)), 0.1)
+STATE = LabelledArrays({"position": CONTRACT.observation["position"]})
+
+
+@dataclass
+class Nothing:
+    """No settings."""
+
+
+def word(text: str) -> Fixed:
+    return Fixed("said", "std_msgs/msg/String", {"data": text})
+
+
+TABLE = Table(
+    "drone",
+    (Topic("observation", STATE, COMMAND),),
+    Topic("action", LabelledArrays({ACTION: CONTRACT.action}), COMMAND),
+    0.1,
+    hold=Behaviour(messages=(word("hold"),), calls=(Call("land", "std_srvs/srv/Trigger"),)),
+    emergency=Behaviour(messages=(word("off"),)),
+    engage=Behaviour(messages=(word("arm"),)),
+    heartbeat=Heartbeat(Fixed("alive", "std_msgs/msg/Bool", {"data": True}), rate_hz=50.0, before_s=0.0),
+    status=Status("status", "std_msgs/msg/Bool", COMMAND, lambda m: None if m.data else "somebody else flies"),
+)
+
+
+class World:
+    """The node of the robot, and a node that is the drone."""
+
+    def __init__(self) -> None:
+        self.node = ManagedNode("commander", Nothing)
+        self.node.declare_parameter("use_sim_time", False) if not self.node.has_parameter("use_sim_time") else None
+        self.drone = rclpy.create_node("drone")
+        self.robot = RosRobot(self.node, TABLE)
+        self.said: list[str] = []
+        self.beats = self.landed = 0
+        self.drone.create_subscription(String, "said", lambda m: self.said.append(m.data), 100)
+        self.drone.create_subscription(Bool, "alive", self._count, 100)
+        self.status = self.drone.create_publisher(Bool, "status", 1)
+        self.observation = self.drone.create_publisher(Float64MultiArray, "observation", 1)
+        self.executor = SingleThreadedExecutor()
+        for node in (self.node, self.drone):
+            self.executor.add_node(node)
+        self.until(lambda: self.status.get_subscription_count() and self.observation.get_subscription_count())
+        self.until(lambda: self.node.count_subscribers("said") and self.node.count_subscribers("alive"))
+
+    def _count(self, message: Bool) -> None:
+        self.beats += 1
+
+    def land(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self.landed += 1
+        return response
+
+    def until(self, condition) -> None:
+        for _ in range(400):
+            if condition():
+                return
+            self.executor.spin_once(timeout_sec=0.05)
+        raise AssertionError("waited in vain")
+
+    def spin(self, times: int = 20) -> None:
+        for _ in range(times):
+            self.executor.spin_once(timeout_sec=0.01)
+
+    def measure(self) -> None:
+        now_s = self.node.get_clock().now().nanoseconds / 1e9
+        self.observation.publish(STATE.encode({"position": np.zeros(1)}, types, now_s))
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    rclpy.init(domain_id=claim_domain()[1])
+    yield World()
+    rclpy.shutdown()
+
+
+def test_a_hold_is_repeated_until_the_robot_says_that_it_holds(world: World):
+    robot = world.robot
+    robot.start()
+    world.measure()
+    world.until(lambda: world.beats > 2)
+    assert robot.read() is None  # who flies it is not known yet
+    assert "nothing heard on status" in robot.report().message
+    world.status.publish(Bool(data=True))
+    world.until(lambda: robot.read() is not None)
+    robot.write(np.zeros(1))
+    world.until(lambda: world.said == ["arm"])
+    for count in (1, 2):
+        robot.hold()
+        world.until(lambda count=count: world.said == ["arm", *["hold"] * count])
+    assert world.landed == 0
+    world.drone.create_service(Trigger, "land", world.land)
+    world.until(lambda: robot._clients["land"].service_is_ready())
+    beats = world.beats
+    robot.hold()
+    world.until(lambda: world.landed == 1)  # its service was not there before
+    world.status.publish(Bool(data=False))
+    world.until(lambda: robot.report().message == "somebody else flies")
+    told = len(world.said)
+    robot.hold()
+    world.spin()
+    assert world.said[told:] == []
+    assert world.beats <= beats + 1  # its own failsafe stands behind our hold
+    assert world.landed == 1
+    robot.stopped = True
+    robot.hold()
+    world.until(lambda: world.said[-1] == "off")
