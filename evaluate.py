@@ -32,10 +32,11 @@ log = logging.getLogger("embodied")
 
 @dataclass
 class EvaluateConfig(ComparisonConfig):
-    """`suite` and `assets` default to those of training, `distributions` to all of the task.
+    """`suite`, `assets` and `threads` default to those of training, `distributions` to all of the task.
 
-    `video` or `render` films some episodes. With an `execution` (inpaint, blend, naive, synchronous) inference
-    takes `delay_s` while the robot goes on, `executed` actions between observations. `latency.*` as in training.
+    `video` or `render` films some episodes. With an `execution` (inpaint, blend, naive, synchronous) the policy's
+    inference takes `delay_s` while the robot goes on, `executed` actions between observations. Options `latency.*`,
+    those of train.py, make sensors and actuators late instead; the default is the latency of training.
     """
 
     checkpoint: str = MISSING
@@ -55,11 +56,11 @@ def run(arguments: list[str]) -> None:
     late = [argument for argument in arguments if argument.startswith("latency.")]
     config, given = compose(EvaluateConfig, "evaluate", [each for each in arguments if each not in late], {})
     config.check()
-    prepare(config.device, config.threads)
     saved = checkpoint.load(config.checkpoint)
     options = ("suite", "assets", "executed")
     common = [f"task.{name}={value}" for name in options if (value := getattr(config, name)) is not None] + late
     trained, composed = compose(TrainConfig, "train", common, GROUPS, saved.config)
+    prepare(config.device, trained.threads if config.threads is None else config.threads)
     policy = trained.policy.build(saved.contract).to(config.device)
     saved.restore(policy)
     robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)

@@ -318,6 +318,13 @@ def test_an_unreadable_checkpoint_names_the_one_before(refused, copied: Path):
     assert not (copied / "evaluation.json").exists()
 
 
+def test_a_run_is_measured_with_as_many_threads_as_it_was_trained_with(refused, monkeypatch, finished: Path):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(3))
+    for options, threads in (([], 1), (["threads=2"], 2)):
+        assert "nowhere" in refused(evaluate, f"checkpoint={finished}", "distributions=[nowhere]", *options)
+        assert torch.get_num_threads() == threads
+
+
 @pytest.mark.parametrize(("field", "value"), [("executed", 2), ("horizon", 16)])
 def test_a_checkpoint_of_another_contract_is_not_evaluated(refused, copied: Path, field: str, value: int):
     path = max((copied / "checkpoint").iterdir()) / "checkpoint.json"
