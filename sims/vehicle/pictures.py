@@ -26,9 +26,14 @@ class Map:
     route: Array
     size: int = 256
 
+    @property
+    def walls(self) -> Array:
+        """The segments that are there [W, 4]; the others are far away, in x or in y."""
+        return self.segments[(self.segments < FAR_M / 2).all(1)]
+
     def frame(self) -> tuple[Array, float]:
         """Middle of the picture, m, and pixels per metre."""
-        points = self.segments[self.segments[:, 0] < FAR_M / 2].reshape(-1, 2)
+        points = self.walls.reshape(-1, 2)
         low, high = points.min(0), points.max(0)
         return (low + high) / 2.0, SCALE * self.size / (float((high - low).max()) + 0.4)
 
@@ -56,7 +61,7 @@ def draw(world: Map, trail: Array, outline: tuple[float, float], origin: Array, 
         pen.ellipse(
             [*pixels(np.array([[x - radius, y + radius]]))[0], *pixels(np.array([[x + radius, y - radius]]))[0]], SHAPE
         )
-    for segment in world.segments[world.segments[:, 0] < FAR_M / 2]:
+    for segment in world.walls:
         pen.line(pixels(segment.reshape(2, 2)), fill=WALL, width=2 * SCALE)
     if len(world.route) == 1:
         (x, y), r = pixels(world.route)[0], 0.3 * scale
