@@ -4,7 +4,7 @@ Sensors measure and actuators take commands at the control rate; each measuremen
 time of its own, and the newest one that has arrived counts. So ages are whole periods, exactly: a latency of less than
 one counts as one. Measurements of an environment with K > 1 are made once per chunk; its commands are delayed one by
 one. A physical delay between command and effect, in fractions of a period, belongs into the simulator's dynamics
-(quadrotors: `delay_s` of an airframe). Letters: N environments, K executed actions, A action dimension, D ages.
+(quadrotors: `delay_s` of an airframe), the time that a policy needs for a chunk to `embodied.delay`. Letters: N environments, K executed actions, A action dimension, D ages.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ class LatencyEnvironment:
         spec = TensorSpec((2,), unit="s", names=NAMES, privileged=not config.told)
         self.contract = replace(env.contract, observation={**env.contract.observation, LATENCY: spec})
         dt_s, executed = env.contract.control_dt_s, env.contract.executed
-        self._observations = _Line(config.observation_s, config.jitter_s, executed * dt_s, purpose=0)
-        self._commands = _Line(config.action_s, config.jitter_s, dt_s, purpose=1)
+        jitter_s, device = config.jitter_s, env.device
+        self._observations = _Line(config.observation_s, jitter_s, executed * dt_s, purpose=0, device=device)
+        self._commands = _Line(config.action_s, jitter_s, dt_s, purpose=1, device=device)
         if isinstance(env, SharedEnvironment):
             self.group = env.group
         if isinstance(env, DifferentiableEnvironment):
@@ -100,7 +101,7 @@ class LatencyEnvironment:
         key = 1_000_003 * self.task_index.to(self.device) + self.start.to(self.device)
         for line in (self._observations, self._commands):
             line.begin(fresh, key)
-        self._observations.push(observation, fresh)
+        self._observations.push(_parts(observation), fresh)
         return self._observed()
 
     def step(self, actions: Tensor) -> Transition:
@@ -110,10 +111,10 @@ class LatencyEnvironment:
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         arrived = []
         for action in actions.unbind(1):
-            self._commands.push(TensorDict({"action": action}, batch_size=[self.num_envs]), everywhere)
+            self._commands.push({"action": action}, everywhere)
             arrived.append(self._commands.newest()[0]["action"])
         transition = self.env.step(torch.stack(arrived, 1))
-        self._observations.push(transition.observation, transition.executed.any(1))
+        self._observations.push(_parts(transition.observation), transition.executed.any(1))
         return replace(transition, observation=self._observed())
 
     def state_dict(self) -> dict[str, Any]:
@@ -131,23 +132,26 @@ class LatencyEnvironment:
     def _observed(self) -> TensorDict:
         observation, age = self._observations.newest()
         told = torch.stack((age * self._observations.period_s, self._commands.base_s), 1)
-        return observation.set(LATENCY, told.float())
+        return TensorDict({**observation, LATENCY: told.float()}, batch_size=[self.num_envs])
 
     def _detach(self) -> None:
         """Cut the graph, see `DifferentiableEnvironment`."""
         assert isinstance(self.env, DifferentiableEnvironment)
         self.env.detach()
         for line in (self._observations, self._commands):
-            line.messages = [message.detach() for message in line.messages]
+            line.detach()
 
 
 class _Line:
-    """Messages on their way, newest first, each with its delay in whole periods; for N environments."""
+    """Messages on their way, newest first, each with its delay in whole periods; for N environments on `device`."""
 
-    def __init__(self, range_s: list[float], jitter_s: float, period_s: float, *, purpose: int) -> None:
+    def __init__(
+        self, range_s: list[float], jitter_s: float, period_s: float, *, purpose: int, device: torch.device
+    ) -> None:
         self.range_s, self.jitter_s, self.period_s, self.purpose = range_s, jitter_s, period_s, purpose
+        self.device = device
         self.longest = int(_periods(torch.tensor(range_s[1] + jitter_s, dtype=torch.float64), period_s))
-        self.messages: list[TensorDict] = []
+        self.messages: dict[str, Tensor] = {}  # [D, N, ...]
         self.delays = self.sent = self.key = torch.empty(0, dtype=torch.int64)  # delays [D, N], others [N]
         self.base_s = torch.empty(0, dtype=torch.float64)  # [N]
 
@@ -166,44 +170,53 @@ class _Line:
         self.key, self.base_s = torch.where(fresh, key, self.key), torch.where(fresh, base_s, self.base_s)
         self.sent = torch.where(fresh, 0, self.sent)
 
-    def push(self, message: TensorDict, mask: Tensor) -> None:
-        """Send `message` [N] where `mask` [N]."""
-        deviation = 2.0 * _uniform(self.key, self.sent, self.purpose) - 1.0
-        delay = _periods((self.base_s + self.jitter_s * deviation).clamp_min(0.0), self.period_s)
-        before = self.messages or [message] * (self.longest + 1)
-        self.messages = [_where(mask, new, old) for new, old in zip([message, *before], before, strict=False)]
-        self.delays = torch.where(mask, torch.cat((delay.unsqueeze(0), self.delays[:-1])), self.delays)
-        self.sent = self.sent + mask.long()
+    def push(self, message: Mapping[str, Tensor], mask: Tensor) -> None:
+        """Send `message`, tensors [N, ...], where `mask` [N]."""
+        delay_s = self.base_s
+        if self.jitter_s:
+            deviation = 2.0 * _uniform(self.key, self.sent, self.purpose) - 1.0
+            delay_s = (delay_s + self.jitter_s * deviation).clamp_min(0.0)
+        self.delays = _pushed(self.delays, _periods(delay_s, self.period_s), mask)
+        before = self.messages or {name: part.expand(self.longest + 1, *part.shape) for name, part in message.items()}
+        self.messages = {name: _pushed(before[name], part, mask) for name, part in message.items()}
+        self.sent = self.sent + mask
 
-    def newest(self) -> tuple[TensorDict, Tensor]:
-        """The newest message that has arrived, or else the first one, [N], and its age in periods."""
+    def newest(self) -> tuple[dict[str, Tensor], Tensor]:
+        """The newest message that has arrived, or else the first one, [N, ...], and its age [N] in periods."""
+        if not self.longest:
+            return {name: part[0] for name, part in self.messages.items()}, torch.zeros_like(self.sent)
         ages = torch.arange(self.longest + 1, device=self.delays.device).unsqueeze(1)
         age = (self.delays <= ages).long().argmax(0)  # the first that has arrived; the oldest always has
         age = torch.minimum(age, self.sent - 1)
         rows = torch.arange(len(age), device=age.device)
-        return cast(TensorDict, TensorDict.stack(self.messages)[age, rows]), age
+        return {name: part[age, rows] for name, part in self.messages.items()}, age
+
+    def detach(self) -> None:
+        """Cut the graph of what is under way."""
+        self.messages = {name: part.detach() for name, part in self.messages.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything under way."""
-        under_way = TensorDict.stack(self.messages) if self.messages else {}
-        return {"messages": under_way} | {name: getattr(self, name) for name in LINE}
+        return {"messages": self.messages} | {name: getattr(self, name) for name in LINE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         for name in LINE:
-            setattr(self, name, state[name].to(self.key.device))
-        messages = state["messages"]
-        self.messages = list(messages.to(self.key.device).unbind(0)) if len(messages) else []
+            setattr(self, name, state[name].to(self.device))
+        self.messages = {name: part.to(self.device) for name, part in state["messages"].items()}
 
 
 LINE = ("delays", "sent", "key", "base_s")
 
 
-def _where(mask: Tensor, new: TensorDict, old: TensorDict) -> TensorDict:
-    return TensorDict(
-        {key: torch.where(mask.view(-1, *(1,) * (new[key].ndim - 1)), new[key], old[key]) for key in new.keys()},  # noqa: SIM118
-        batch_size=new.batch_size,
-    )
+def _pushed(rows: Tensor, new: Tensor, mask: Tensor) -> Tensor:
+    """`rows` [D, N, ...] with `new` [N, ...] before them and without the last, where `mask` [N]."""
+    moved = torch.cat((new.unsqueeze(0), rows[:-1]))
+    return torch.where(mask.view(-1, *(1,) * (new.ndim - 1)), moved, rows)
+
+
+def _parts(observation: TensorDict) -> dict[str, Tensor]:
+    return cast(dict[str, Tensor], dict(observation.items()))
 
 
 def _periods(latency_s: Tensor, period_s: float) -> Tensor:

@@ -1,10 +1,13 @@
 """Observations and commands arrive when they should, by hand; what is random is the same in every run."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from embodied.environment import DifferentiableEnvironment, SharedEnvironment, StartEnvironment
 from embodied.latency import LatencyConfig, LatencyEnvironment
+from embodied.tree import load_tree, save_tree
 from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
 
@@ -76,6 +79,28 @@ def test_latencies_are_those_of_the_episode_wherever_it_runs():
         chunk = torch.full((6, 1, 1), 0.02 * (-1) ** step)
         here, there = first.step(chunk[:2]).observation, second.step(chunk).observation[4:]
         assert (here == there).all()
+
+
+def test_what_is_under_way_arrives_after_a_restart(tmp_path: Path):
+    latency = {"observation_s": [0.0, 0.3], "action_s": [0.0, 0.3], "jitter_s": 0.1}
+    stayed, resumed = make(num_envs=6, **latency), make(num_envs=6, **latency)
+    stayed.reset()
+    chunks = 0.02 * torch.arange(12.0).view(12, 1, 1, 1).expand(-1, 6, -1, -1) - 0.1
+    for chunk in chunks[:5]:
+        stayed.step(chunk)
+    save_tree(tmp_path / "state", stayed.state_dict())
+    resumed.load_state_dict(load_tree(tmp_path / "state"))
+    for chunk in chunks[5:]:
+        assert (stayed.step(chunk).observation == resumed.step(chunk).observation).all()
+
+
+def test_what_is_under_way_is_on_the_device_of_the_environment():
+    env = make(observation_s=[0.1, 0.1])
+    env.reset()
+    elsewhere = Reach(2, executed=1, horizon=1, step_limit=50)
+    elsewhere.device = torch.device("meta")
+    resumed = LatencyEnvironment(elsewhere, LatencyConfig(observation_s=[0.1, 0.1]))
+    assert {part.device.type for part in resumed.load_state_dict(env.state_dict()).values()} == {"meta"}
 
 
 def test_the_critic_knows_and_the_actor_where_told():
