@@ -4,7 +4,8 @@ Sensors measure and actuators take commands at the control rate; each measuremen
 time of its own, and the newest one that has arrived counts. So ages are whole periods, exactly: a latency of less than
 one counts as one. Measurements of an environment with K > 1 are made once per chunk; its commands are delayed one by
 one. A physical delay between command and effect, in fractions of a period, belongs into the simulator's dynamics
-(quadrotors: `delay_s` of an airframe), the time that a policy needs for a chunk to `embodied.delay`. Letters: N environments, K executed actions, A action dimension, D ages.
+(quadrotors: `delay_s` of an airframe); the time that a policy takes for a chunk is that of `embodied.delay`. Letters:
+N environments, K executed actions, A action dimension, D ages.
 """
 
 from __future__ import annotations
