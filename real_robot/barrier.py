@@ -70,6 +70,10 @@ class Distance:
             )
         if self.motion is Motion.STEERED and self.wheelbase_m <= 0:
             raise ValueError("expected wheelbase_m > 0 of a steered vehicle")
+        if point and not self.planes and not self.spheres:
+            raise ValueError("expected `planes` or `spheres` for motion=point: what to keep distance from")
+        if not point and self.angle_step_rad == 0:
+            raise ValueError("expected angle_step_rad, the angle from one of `ranges` to the next")
         wrong = [row for row in self.planes + self.spheres if len(row) != len(self.elements) + 1]
         if wrong:
             raise ValueError(f"expected rows of {len(self.elements) + 1} numbers, got {wrong[0]}")

@@ -46,6 +46,12 @@ class ElementLimits:
     measured: str = ""
     rest: float = 0.0
 
+    @property
+    def limited(self) -> bool:
+        """Whether something is limited."""
+        bounds = (self.low, self.high, self.velocity, self.acceleration, self.jerk)
+        return any(math.isfinite(bound) for bound in bounds)
+
     def __post_init__(self) -> None:
         """Raise ValueError for limits that nothing can keep."""
         rates = (self.velocity, self.acceleration, self.jerk)
@@ -74,6 +80,8 @@ class Range:
         """Raise ValueError for an empty range."""
         if not (self.low < self.high and self.deceleration > 0 and self.acceleration >= 0):
             raise ValueError(f"expected low < high, acceleration >= 0 and deceleration > 0, got {self}")
+        if not self.rate and (self.acceleration, self.deceleration) != (0.0, INF):
+            raise ValueError(f"expected `rate`, the observed derivative that accelerations are of, got {self}")
 
 
 @dataclass
@@ -103,6 +111,8 @@ class Limits:
             raise ValueError("expected positive timeouts and clock_error_s >= 0")
         if not 0 < self.tilt_rad <= math.pi:
             raise ValueError(f"expected 0 < tilt_rad <= pi, got {self.tilt_rad}")
+        if bool(self.attitude) != (self.tilt_rad < math.pi):
+            raise ValueError("expected `attitude` and `tilt_rad` together: which observation may lean how far")
 
 
 def load_limits(path: Path) -> Limits:
@@ -113,10 +123,13 @@ def load_limits(path: Path) -> Limits:
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     try:
         limits = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Limits), OmegaConf.load(path)))
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {str(error).splitlines()[0]}") from error
+    except YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     assert isinstance(limits, Limits)
     return limits

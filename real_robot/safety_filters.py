@@ -49,7 +49,7 @@ class Filters:
         if unknown := set(limits.commands) - set(self._names):
             raise ValueError(f"limits of {sorted(unknown)}, expected elements of the action: {self._names}")
         for name, given, low, high in zip(self._names, self._limits, self._low, self._high, strict=True):
-            if given is None and math.isinf(high - low):
+            if math.isinf(high - low) and not (given and given.limited):
                 raise ValueError(f"no limits for action element {name!r}: give low and high, or name it in `commands`")
         self._axes = [self._element(contract, index) for index, given in enumerate(self._limits) if given]
         for index, given in enumerate(self._limits):

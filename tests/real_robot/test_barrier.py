@@ -170,15 +170,20 @@ def test_speed_toward_an_obstacle_is_what_braking_allows():
     assert barrier.filter(np.array([-1.0]), {"p": np.array([0.0])})[0] == 0.0
 
 
+WALL = [[1.0, 0.0]]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"elements": ["a"]}, "expected `position`"),
         ({"elements": ["a"], "position": "p", "planes": [[1.0]]}, "rows of 2 numbers"),
+        ({"elements": ["a"], "position": "p"}, "expected `planes` or `spheres`"),
+        ({"elements": ["a", "b"], "motion": Motion.TURNING, "ranges": "r", "ahead_m": 0.1}, "expected angle_step_rad"),
         ({"elements": ["a"], "motion": Motion.TURNING, "ranges": "r"}, "two elements"),
         ({"elements": ["a", "b"], "motion": Motion.STEERED, "ranges": "r", "ahead_m": 0.1}, "wheelbase_m"),
-        ({"elements": ["a"], "position": "p", "acceleration": 0.0}, "positive acceleration"),
-        ({"elements": ["a"], "position": "p", "jerk": 9.0}, "acceleration together"),
+        ({"elements": ["a"], "position": "p", "planes": WALL, "acceleration": 0.0}, "positive acceleration"),
+        ({"elements": ["a"], "position": "p", "planes": WALL, "jerk": 9.0}, "acceleration together"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(fields, message):

@@ -234,6 +234,10 @@ def test_limits_are_one_yaml_file(tmp_path):
         ("commands: {a: {velocity: -1}}", "positive limits"),
         ("commands: {a: {kind: DELTA, high: 1}}", "`measured`"),
         ("tilt_rad: 4", "tilt_rad"),
+        ("tilt_rad: 0.5", "`attitude` and `tilt_rad` together"),
+        ("attitude: rotation", "`attitude` and `tilt_rad` together"),
+        ("observed: {position.a: {low: -1, high: 1, deceleration: 2}}", "expected `rate`"),
+        ("commands: [", "is no YAML"),
         ("observed: {position.a: {low: 1, high: 0}}", "low < high"),
     ],
 )
@@ -251,7 +255,8 @@ def test_wrong_files_are_told_on_one_line(tmp_path, text, message):
         (Limits({"c": ElementLimits(), **VELOCITY}), "limits of \\['c'\\]"),
         (Limits({"a": VELOCITY["a"]}), "no limits for action element 'b'"),
         (Limits(dict(VELOCITY), {"position.c": Range()}), "no observed element 'position.c'"),
-        (Limits(dict(VELOCITY), attitude="position"), "attitude"),
+        (Limits({"a": VELOCITY["a"], "b": ElementLimits(Kind.VELOCITY)}), "no limits for action element 'b'"),
+        (Limits(dict(VELOCITY), attitude="position", tilt_rad=0.5), "attitude"),
         (Limits({"a": VELOCITY["a"], "b": ElementLimits(low=1.0, high=2.0)}), "expected rest inside"),
     ],
 )
