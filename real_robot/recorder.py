@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
@@ -65,7 +66,7 @@ class Recorder:
         self.dropped = 0
         self._unwritten_gap = 0
         self._generator_due = True
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._waiting: queue.Queue[Item | None] = queue.Queue(capacity)
         self._lock = threading.Lock()
         self._file = _File(self.path, contract, dict(origin or {}))
@@ -106,7 +107,7 @@ class Recorder:
         """Write what waits and the index.
 
         Raises:
-            OSError: where the file could not be written.
+            Exception: what went wrong with writing, such as OSError of a full disk.
         """
         if self._thread.is_alive():
             self._waiting.put(None)
@@ -158,14 +159,25 @@ class Recorder:
                 self._generator_due = True
 
     def _write_all(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            self._try(item)
+        self._try(None)
+        with contextlib.suppress(OSError):
+            self._file.stream.close()
+
+    def _try(self, item: Item | None) -> None:
+        """Write `item`, or the end if None; after a failure nothing more, while those who wait are let go."""
+        if self._failure:
+            return
         try:
-            while (item := self._waiting.get()) is not None:
-                self._file.write(item)
-                if self._waiting.empty():
-                    self._file.stream.flush()
-            self._file.finish(self.dropped)
-        except OSError as error:
-            self._failure = error
+            if item is None:
+                self._file.finish(self.dropped)
+                return
+            self._file.write(item)
+            if self._waiting.empty():
+                self._file.stream.flush()
+        except Exception as error:  # whatever it is: a thread that dies loses what follows without a word
+            self._failure = self._failure or error
 
 
 class _File:
@@ -205,7 +217,7 @@ class _File:
     def finish(self, dropped: int) -> None:
         self._writer.add_metadata(END, {"dropped": str(dropped)})
         self._writer.finish()
-        self.stream.close()
+        self.stream.flush()
 
     def _tick(self, tick: Tick) -> None:
         verdict, reading = tick.verdict, tick.reading

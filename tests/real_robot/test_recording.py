@@ -232,6 +232,17 @@ def test_a_full_disk_never_stops_the_loop_and_is_told(tmp_path: Path):
     assert 0 < len(ticks) < 1000
 
 
+def test_what_cannot_be_written_is_told_and_never_stops_the_loop(tmp_path: Path):
+    recorder = Recorder(tmp_path / "bag.mcap", CONTRACT, capacity=4)
+    for index in range(50):
+        strange = Reading({"position": np.zeros(3, np.complex64)}, 0.0, index)
+        recorder.write(0.0, strange, None, Verdict(State.ACTIVE, None))
+        time.sleep(0.002)
+    assert recorder.dropped > 0
+    with pytest.raises(ValueError, match="complex64"):
+        recorder.close()
+
+
 def test_what_cannot_be_recorded_is_refused(tmp_path: Path):
     (tmp_path / "there.mcap").write_bytes(b"")
     with pytest.raises(ValueError, match="never overwritten"):
