@@ -37,12 +37,12 @@ def written(recording: Recording) -> tuple[list[Tensor], Tensor]:
 
     Where the robot held by itself, nothing was written: such periods are left out.
     """
-    episodes: list[list[np.ndarray]] = []
+    episodes: list[list[np.ndarray]] = []  # what comes before the first begins is none
     latency_s = []
     for item in recording:
         if isinstance(item, Episode):
             episodes.append([])
-        elif isinstance(item, Tick) and item.verdict.action is not None and item.reading is not None:
+        elif episodes and isinstance(item, Tick) and item.verdict.action is not None and item.reading is not None:
             episodes[-1].append(item.verdict.action)
             latency_s.append(item.now_s - item.reading.stamp_s)
     shape = recording.contract.action.shape

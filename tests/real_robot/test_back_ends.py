@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from embodied.sim_to_real import discrepancy
 from policies.mlp import MLPConfig, MLPPolicy
 from real_robot.back_ends import replayed, written
+from real_robot.recorder import Recorder
 from real_robot.recording import Recording
+from real_robot.robot import Reading
+from real_robot.safety import State, Verdict
 from tests.embodied.reach import Reach
 from tests.real_robot.test_replay import EPISODES, STEPS, fly
 
@@ -45,3 +49,12 @@ def test_what_was_written_is_told_by_episode(bag: Path):
     assert [episode.shape for episode in actions] == [(STEPS, 1)] * EPISODES
     assert len(latency_s) == EPISODES * STEPS
     assert (latency_s == 0.0).all()  # a simulator's clock stands still meanwhile
+
+
+def test_what_comes_before_the_first_episode_is_none(tmp_path: Path):
+    contract = Reach(1, executed=1, horizon=1, tasks=1).contract
+    with Recorder(tmp_path / "bag.mcap", contract) as recorder:
+        recorder.write(0.0, Reading({}, 0.0, 0), None, Verdict(State.ACTIVE, np.zeros(1)))
+    actions, latency_s = written(Recording(tmp_path / "bag.mcap"))
+    assert actions == []
+    assert len(latency_s) == 0
