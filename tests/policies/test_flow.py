@@ -11,9 +11,10 @@ from policies.flow import FlowConfig, FlowPolicy, Sampler
 from tests.policies.observations import contract, observations
 
 
-def make(sampler: Sampler = Sampler.FLOW_SDE) -> FlowPolicy:
+def make(sampler: Sampler = Sampler.FLOW_SDE, **settings) -> FlowPolicy:
     torch.manual_seed(0)
-    policy = FlowConfig(width=32, hidden=32, sampler=sampler, noise_level=0.5, turn_rad=0.0).build(contract())
+    config = FlowConfig(width=32, hidden=32, sampler=sampler, noise_level=0.5, turn_rad=0.0, **settings)
+    policy = config.build(contract())
     policy.fit(observations(64), torch.randn(64, 4, 2) * 0.3)
     return policy
 
@@ -151,7 +152,7 @@ def running(actions: torch.Tensor, frozen: int, overlap: int) -> Running:
 
 @pytest.mark.parametrize("ranks", [False, True])
 def test_a_chunk_continues_the_running_one(ranks: bool) -> None:
-    policy, observation = make(), observations(40, seed=2)
+    policy, observation = make(guidance=5.0), observations(40, seed=2)
     if ranks:
         policy.start_ranking()
     alone = policy.act(observation, deterministic=True).actions

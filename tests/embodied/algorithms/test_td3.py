@@ -70,7 +70,7 @@ def test_rates_fall_to_their_final_share() -> None:
 def test_learns_to_reach_from_sparse_reward() -> None:
     _, learner, collector = make(learning_rate=3e-3, value_learning_rate=3e-3, lookahead=1, gradient_steps=64)
     rates = []
-    for _ in range(60):
+    for _ in range(25):
         rollout = collector.collect(8)
         rates.append(float(rollout.success.sum() / rollout.done.sum()))
         learner.update(rollout, 0.0)
