@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
 from embodied.contract import Binding, Contract
 from embodied.files import flush
-from embodied.policy import TrainablePolicy
-from embodied.tree import load_tree, save_tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from embodied.policy import TrainablePolicy
 
 FORMAT = 1
 FOLDER = "checkpoint"
@@ -103,11 +105,13 @@ def load(path: str | Path) -> Checkpoint:
     Raises:
         ValueError: on one line, where there is none or it is damaged, saying which other one to use.
     """
+    from safetensors.torch import load_file
+
+    from embodied.tree import load_tree
+
     directory = _locate(Path(path))
-    try:
-        record = json.loads((directory / "checkpoint.json").read_text())
-        if record["format"] != FORMAT:
-            raise ValueError(f"format {record['format']}, this version reads format {FORMAT}")
+    with _told(directory):
+        record = _record(directory)
         return Checkpoint(
             policy=load_file(directory / "policy.safetensors"),
             contract=Contract.from_dict(record["contract"]),
@@ -116,6 +120,31 @@ def load(path: str | Path) -> Checkpoint:
             state=load_tree(directory / "state.safetensors"),
             path=directory,
         )
+
+
+def load_contract(path: str | Path) -> Contract:
+    """The contract of the checkpoint at `path`, as `load` finds it, without the weights and without torch.
+
+    Raises:
+        ValueError: as `load`.
+    """
+    directory = _locate(Path(path))
+    with _told(directory):
+        return Contract.from_dict(_record(directory)["contract"])
+
+
+def _record(directory: Path) -> dict[str, Any]:
+    record = json.loads((directory / "checkpoint.json").read_text())
+    if record["format"] != FORMAT:
+        raise ValueError(f"format {record['format']}, this version reads format {FORMAT}")
+    return record
+
+
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    """What is wrong with the checkpoint in `directory`, on one line, with the one to use in its place."""
+    try:
+        yield
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         others = [str(other) for other in _complete(directory.parent) if other != directory]
         advice = f"use the one before it: {others[-1]}" if others else "there is no other one in this run; train anew"
@@ -123,6 +152,8 @@ def load(path: str | Path) -> Checkpoint:
 
 
 def _write(directory: Path, checkpoint: Checkpoint) -> None:
+    from embodied.tree import save_tree
+
     directory.mkdir()
     save_tree(directory / "state.safetensors", checkpoint.state)
     # A flat dict of tensors is a tree whose places are its keys, so any safetensors reader finds the usual names.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -169,4 +169,6 @@ def _by_name(spec: TensorSpec, field: str) -> dict[str, float]:
 def _order(wanted: TensorSpec, given: TensorSpec) -> Tensor | None:
     if not wanted.names or wanted.names == given.names:
         return None
+    import torch  # here alone: programs that watch over a robot need a contract, and start sooner without it
+
     return torch.tensor([given.names.index(name) for name in wanted.names])

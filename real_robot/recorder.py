@@ -16,22 +16,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
-from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.extras import needs_extra
-from embodied.policy import Decision, Policy
 from real_robot import cdr
 from real_robot.recording import END, FORMAT, METADATA, ROOT, Decided, Episode, Gap, Item, Message, Tick
 from real_robot.robot import Array, Clock, Reading
 from real_robot.safety import Verdict
 
 if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
     from embodied.chunking import Running
+    from embodied.policy import Decision, Policy
 
 log = logging.getLogger(__name__)
-P = TypeVar("P", bound=Policy)
+P = TypeVar("P", bound="Policy")
 CHUNK_BYTES = 4096, 8 << 20
 """Least and largest chunk; between them a chunk holds about a second, which is what a killed process loses."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 
 from embodied.contract import Contract
-from embodied.environment import Environment, Transition
+
+if TYPE_CHECKING:
+    from embodied.environment import Environment, Transition
 
 Array = np.ndarray
 Clock = Callable[[], float]
@@ -95,6 +96,8 @@ class SimulatedRobot:
             raise ValueError("expected reset() before the first command to a simulated robot")
         if np.shape(action) != self.contract.action.shape:
             raise ValueError(f"expected an action {self.contract.action.shape}, got {np.shape(action)}")
+        import torch  # here alone: what watches over a robot starts sooner without it
+
         chunk = torch.from_numpy(np.array(action, np.float32)).view(1, 1, -1).to(self.environment.device)
         self.transition = self.environment.step(chunk)
         self._periods += 1

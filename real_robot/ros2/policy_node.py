@@ -23,14 +23,14 @@ from embodied.chunking import Execution
 from embodied.policy import Policy
 from real_robot.chunk_executor import ChunkExecutor
 from real_robot.control_loop import Controller
+from real_robot.policy_client import PolicyClient
 from real_robot.recorder import Recorder
 from real_robot.ros2.managed import ERROR, OK, WARN, ManagedNode, Report
-from real_robot.ros2.ros_robot import RosRobot, read_limits
+from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_limits
 from real_robot.ros2.tables import robot_table
 from real_robot.safety import Safety, State, Verdict
 
-HEARTBEAT, HEARTBEAT_HZ = "heartbeat", 20.0
-"""Topic under the command's prefix on which an active policy node says that it lives."""
+HEARTBEAT_HZ = 20.0
 KEPT = 1000
 """Periods that /diagnostics tells of."""
 
@@ -84,13 +84,14 @@ class PolicyNode(ManagedNode[PolicySettings]):
         super().__init__("policy_node", PolicySettings)
         self._load = load
         self._active = False
-        self._executor: _Executor | None = None
+        self._executor: ChunkExecutor | None = None
+        self._policy: Policy | None = None
         self._recorder: Recorder | None = None
 
     def configure(self) -> None:
         """Load the policy, bind it to the robot, subscribe and advertise."""
         settings = self.settings
-        policy = self._load(settings)
+        policy = self._policy = self._load(settings)
         table = robot_table(settings.robot, policy.contract, settings.options)
         self._robot = RosRobot(self, table, settings.prefix, self._measured)
         if settings.recording:
@@ -98,12 +99,13 @@ class PolicyNode(ManagedNode[PolicySettings]):
             path, contract = Path(settings.recording), self._robot.contract
             self._recorder = Recorder(path, contract, origin=origin, clock=self._robot.clock)
             policy = self._recorder.watch(policy)
-        self._executor = _Executor(
+        self._executor = ChunkExecutor(
             policy, self._robot.contract, execution=settings.execution, clock=self._robot.clock,
             asynchronous=settings.asynchronous, device=settings.device,
         )  # fmt: skip
         self._safety = Safety(self._robot, read_limits(settings.limits), self._robot.clock)
-        self._controller = Controller(self._robot, self._executor, self._safety, self._robot.clock)
+        record = self._recorder.write if self._recorder else None
+        self._controller = Controller(self._robot, self._executor, self._safety, self._robot.clock, record)
         self._timing = _Timing(table.control_dt_s)
         self.reports["loop"] = self._report
         self._heartbeat = self.own(self.create_publisher(Header, settings.prefix + HEARTBEAT, QoSProfile(depth=1)))
@@ -132,9 +134,11 @@ class PolicyNode(ManagedNode[PolicySettings]):
         """Free the policy and finish the recording."""
         if self._executor:
             self._executor.close()
-        if self._recorder:
-            self._recorder.close()
-        self._executor = self._recorder = None
+        if isinstance(self._policy, PolicyClient):
+            self._policy.close()
+        recorder, self._executor, self._recorder, self._policy = self._recorder, None, None, None
+        if recorder:
+            recorder.close()
 
     def _restart(self) -> None:
         assert self._executor is not None
@@ -150,8 +154,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
     def _tick(self) -> None:
         if not self._active:
             return
-        began, now_s = time.perf_counter(), self._robot.clock()
-        reading = self._robot.read()
+        began = time.perf_counter()
         try:
             verdict = self._controller.tick()
         except Exception as error:  # whatever it is: a robot must not be left with its last command
@@ -161,8 +164,6 @@ class PolicyNode(ManagedNode[PolicySettings]):
         self._timing.add(began, time.perf_counter() - began, verdict)
         if verdict.action is None:
             self.get_logger().warning(f"nothing is commanded: {verdict.reason}", throttle_duration_sec=1.0)
-        if self._recorder and self._executor:
-            self._recorder.write(now_s, reading, self._executor.asked, verdict)
 
     def _beat(self) -> None:
         if self._active:
@@ -177,16 +178,6 @@ class PolicyNode(ManagedNode[PolicySettings]):
         if not self._active:
             return Report("inactive")
         return self._timing.report()
-
-
-class _Executor(ChunkExecutor):
-    """Remembers what it `asked` for last, for the recording."""
-
-    asked: np.ndarray | None = None
-
-    def action(self, now_s: float) -> np.ndarray | None:
-        self.asked = super().action(now_s)
-        return self.asked
 
 
 class _Timing:

@@ -20,6 +20,8 @@ from real_robot.ros2.codecs import fill, installed, stamp_s
 from real_robot.ros2.managed import WARN, ManagedNode, Report
 from real_robot.ros2.tables import ACTION, Behaviour, Call, Fixed, Qos, Table, Topic
 
+HEARTBEAT = "heartbeat"
+"""Topic under the command's prefix on which an active policy node says that it lives."""
 types = cache(installed)
 
 
@@ -227,7 +229,7 @@ def read_contract(path: str) -> Contract:
     given = Path(path)
     file = given if given.suffix == ".json" else given / "contract.json"
     if not file.is_file():
-        return checkpoint.load(given).contract
+        return checkpoint.load_contract(given)
     try:
         return Contract.from_dict(json.loads(file.read_text()))
     except json.JSONDecodeError as error:

@@ -16,8 +16,7 @@ from std_srvs.srv import Trigger
 
 from real_robot.ros2.codecs import stamp_s
 from real_robot.ros2.managed import ERROR, OK, WARN, ManagedNode, Report
-from real_robot.ros2.policy_node import HEARTBEAT
-from real_robot.ros2.ros_robot import RosRobot, read_contract, read_limits, subscribe
+from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_contract, read_limits, subscribe
 from real_robot.ros2.tables import ACTION, robot_table
 from real_robot.safety import Command, Safety, State
 

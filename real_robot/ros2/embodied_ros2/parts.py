@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
-
-from omegaconf import OmegaConf
 
 from embodied import checkpoint
 from embodied.environment import StartEnvironment
 from embodied.policy import Policy
-from embodied.task import PolicyConfig
-from policies.registry import POLICIES
+from policies.registry import trained_policy
 from real_robot.onnx_policy import OnnxPolicy
 from real_robot.policy_client import PolicyClient
 from real_robot.ros2.policy_node import PolicySettings
@@ -33,14 +29,7 @@ def load_policy(settings: PolicySettings) -> Policy:
         return PolicyClient(settings.server, Path(settings.token_file).read_text().strip())
     if (Path(settings.checkpoint) / "policy.onnx").exists():
         return OnnxPolicy(settings.checkpoint)
-    saved = checkpoint.load(settings.checkpoint)
-    choice, values = (saved.config.get(kind, {}).get("policy") for kind in ("choices", "values"))
-    if choice not in POLICIES:
-        raise ValueError(f"the configuration of {saved.path} has policy {choice!r}; expected {', '.join(POLICIES)}")
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(POLICIES[choice]), values))
-    policy = cast(PolicyConfig, config).build(saved.contract).to(settings.device)
-    saved.restore(policy)
-    return policy
+    return trained_policy(checkpoint.load(settings.checkpoint)).to(settings.device)
 
 
 def load_environment(settings: SimSettings) -> StartEnvironment:

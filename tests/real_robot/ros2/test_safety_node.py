@@ -1,5 +1,7 @@
 """safety_node alone: this process is both the policy and the robot."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from real_robot.ros2.processes import Processes
 from real_robot.ros2.robots import simulation
 from real_robot.ros2.ros_robot import types
 from real_robot.ros2.tables import ACTION
+from tests.real_robot.ros2.runs import untrained
 
 CONTRACT = Contract({"position": TensorSpec((1,), unit="m")}, TensorSpec((1,), unit="m", low=(-1.0,), high=(1.0,)), 0.1)
 TIMEOUT_S = 1.0
@@ -121,3 +124,13 @@ def test_commands_without_a_sign_of_life_are_not_passed_on(both: Both):
     both.measure(2.0)
     both.ask(2.0, 0.1)
     both.wait(lambda: both.written[-1] == (2.0, pytest.approx(0.1)), "commands of a policy that lives")
+
+
+def test_what_watches_over_a_robot_starts_without_torch(tmp_path: Path):
+    untrained(tmp_path / "run", CONTRACT)
+    program = (
+        "import sys; import real_robot.ros2.safety_node, real_robot.ros2.recorder_node as node;"
+        "print(node.read_contract(sys.argv[1]).to_json(), 'torch' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, check=True)
+    assert told.stdout == f"{CONTRACT.to_json()} False\n"
