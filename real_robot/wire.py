@@ -49,7 +49,15 @@ def unpack(data: bytes) -> dict[str, Any]:
         import msgpack
     try:
         message = msgpack.unpackb(data, object_hook=_decode, ext_hook=_refuse_extension)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        SyntaxError,
+        msgpack.UnpackException,
+    ) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"not a message of a policy client or server: {reason}") from error
     if not isinstance(message, dict):

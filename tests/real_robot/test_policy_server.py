@@ -178,6 +178,7 @@ BAD = {
     "complex": array("<c16", [1], bytes(16)),
     "text dtype": array("<U3", [1], bytes(12)),
     "no dtype": array("nonsense", [3], bytes(12)),
+    "no syntax": array("(,)f4", [3], bytes(12)),
     "negative shape": array("<f4", [-3], bytes(12)),
     "huge shape": array("<f4", [1 << 40, 1 << 40], bytes(12)),
     "wrong size": array("<f4", [3], bytes(8)),
