@@ -63,6 +63,8 @@ def run(arguments: list[str]) -> None:
     segments = cut(flown, KEYS, config.steps, model.past)
     held_out = torch.arange(len(segments.measured)) % 4 == 3
     fitted, other = (Segments(segments.measured[rows], segments.actions[rows]) for rows in (~held_out, held_out))
+    if not held_out.any():
+        raise ValueError(f"expected at least 4 segments of {config.steps} steps, got {len(held_out)}; record more")
     found = identify(model.simulate, parameters, fitted, model.guess(fitted.measured, fitted.actions))
     errors = {}
     for when, values in (("before", [p.initial for p in parameters]), ("after", found.values())):

@@ -44,7 +44,8 @@ class AttentionPolicy(MLPPolicy):
     everything in a row.
 
     Raises:
-        ValueError: where the contract has no tokens or no own state, and for what MLPPolicy cannot serve.
+        ValueError: where the contract has no tokens or no own state, where reciprocals of tokens are to be read, and
+            for what MLPPolicy cannot serve.
     """
 
     layers = None  # no chain of dense layers, which is what a DensePolicy describes
@@ -60,6 +61,8 @@ class AttentionPolicy(MLPPolicy):
                 f"policy=attention reads tokens [K, size] and an own state [size], got {self.actor_keys} of shapes "
                 f"{[contract.observation[key].shape for key in self.actor_keys]}; use policy=mlp"
             )
+        if read := [key for key in config.reciprocal if len(contract.observation[key].shape) == 2]:
+            raise ValueError(f"policy.reciprocal names {read}, which are tokens; expected distances of the own state")
         self.actor = nn.Sequential(TokenAttention(own, self.tokens, config.width))
         for a, b in pairwise([config.width, *config.head]):
             self.actor.extend([nn.Linear(a, b), nn.Tanh()])

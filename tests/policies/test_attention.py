@@ -97,3 +97,9 @@ def test_what_it_cannot_serve_is_one_line(missing: str):
     with pytest.raises(ValueError, match="use policy=mlp") as caught:
         AttentionConfig().build(Contract(observation, ACTION, 0.01))
     assert "\n" not in str(caught.value)
+
+
+def test_reciprocals_of_tokens_are_refused():
+    AttentionConfig(reciprocal=["state"]).build(CONTRACT)
+    with pytest.raises(ValueError, match="which are tokens"):
+        AttentionConfig(reciprocal=["state", "neighbours"]).build(CONTRACT)

@@ -157,3 +157,12 @@ def test_identify_py_as_a_user_runs_it(tmp_path: Path, capsys: pytest.CaptureFix
     assert record["estimates"]["mass_kg"]["value"] == pytest.approx(true.mass_kg, rel=0.03)
     assert record["held_out_errors"]["after"]["velocity"] < record["held_out_errors"]["before"]["velocity"]
     assert "error of angular_velocity after 20 steps" in capsys.readouterr().out
+
+
+def test_too_little_to_hold_any_out_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture):
+    fly(tmp_path / "a.mcap", CRAZYFLIE_21, 0, episodes=1)
+    options = [f"recordings=[{tmp_path / 'a.mcap'}]", "airframe=crazyflie_21", "parameters=[mass_kg]", "threads=1"]
+    options += ["steps=18", f"output={tmp_path / 'found.json'}"]
+    assert program.main(program_identify.run, program_identify.describe, options) == 1
+    assert "expected at least 4 segments of 18 steps, got 3" in capsys.readouterr().out
+    assert not (tmp_path / "found.json").exists()
