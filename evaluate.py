@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
 from embodied import checkpoint, program
 from embodied.compute import prepare
@@ -92,7 +92,7 @@ def run(arguments: list[str]) -> None:
 
 def describe() -> str:
     """Options."""
-    return f"{__doc__}\n{OmegaConf.to_yaml(OmegaConf.structured(EvaluateConfig))}"
+    return program.options(__doc__, EvaluateConfig)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
 from embodied import checkpoint, program
 from embodied.config import compose
@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> None:
 
 def describe() -> str:
     """Options."""
-    return f"{__doc__}\n{OmegaConf.to_yaml(OmegaConf.structured(ExportConfig))}"
+    return program.options(__doc__, ExportConfig)
 
 
 if __name__ == "__main__":

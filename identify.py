@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
 from embodied import program
 from embodied.compute import prepare
@@ -93,7 +93,7 @@ def parameter(airframe: Airframe, name: str, delay_steps: int) -> Parameter:
 
 def describe() -> str:
     """Options."""
-    return f"{__doc__}\n{OmegaConf.to_yaml(OmegaConf.structured(IdentifyConfig))}"
+    return program.options(__doc__, IdentifyConfig)
 
 
 if __name__ == "__main__":

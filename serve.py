@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING
 
 from embodied import checkpoint, program
 from embodied.compute import prepare
@@ -76,7 +76,7 @@ def token(path: Path) -> str:
 
 def describe() -> str:
     """Options."""
-    return f"{__doc__}\n{OmegaConf.to_yaml(OmegaConf.structured(ServeConfig))}"
+    return program.options(__doc__, ServeConfig)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
+
+from omegaconf import OmegaConf
 
 from embodied.interrupt import Stopped
 from embodied.logging import setup_console
@@ -31,3 +34,13 @@ def main(run: Callable[[list[str]], None], describe: Callable[[], str], argument
         log.error("interrupted")
         return 130
     return 0
+
+
+def options(told: str | None, config: type) -> str:
+    """What --help says: the program's docstring `told`, the docstrings of the dataclass `config`, its defaults."""
+    classes = [each for each in config.__mro__ if each is not object]
+    return "\n\n".join([*map(str.strip, [told or "", *map(_doc, classes)]), OmegaConf.to_yaml(config)])
+
+
+def _doc(given: type) -> str:
+    return inspect.cleandoc(given.__doc__ or "")

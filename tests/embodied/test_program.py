@@ -1,9 +1,11 @@
 """A user's mistake is one line and status 1, a bug keeps its traceback."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from embodied.interrupt import Stopped
-from embodied.program import main
+from embodied.program import main, options
 
 
 def failing(error: BaseException):
@@ -37,3 +39,21 @@ def test_a_bug_keeps_its_traceback():
 def test_help_runs_nothing(word, capsys):
     assert main(failing(AssertionError()), lambda: "the options", ["seed=1", word]) == 0
     assert capsys.readouterr().out == "the options\n"
+
+
+def test_help_explains_the_options_and_those_that_are_inherited():
+    @dataclass
+    class Shared:
+        """`seed` draws."""
+
+        seed: int = 0
+
+    @dataclass
+    class Config(Shared):
+        """`speed` is in m/s."""
+
+        speed: float = 1.5
+
+    assert (
+        options("A program.\n", Config) == "A program.\n\n`speed` is in m/s.\n\n`seed` draws.\n\nseed: 0\nspeed: 1.5\n"
+    )
