@@ -1,5 +1,8 @@
 """Settings of a node from its parameters."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -68,3 +71,36 @@ def test_nested_parameters_become_a_dataclass(context: rclpy.Context):
 def test_wrong_parameters_are_told(context: rclpy.Context, parameters: dict[str, Any], told: str):
     with pytest.raises(ValueError, match=told):
         settings(context, **parameters)
+
+
+FAILING = """
+from dataclasses import dataclass
+from real_robot.ros2.managed import ManagedNode, spin
+
+@dataclass
+class Nothing:
+    pass
+
+class Failing(ManagedNode):
+    def __init__(self):
+        super().__init__("failing", Nothing)
+        self.create_timer(0.01, self.fail)
+
+    def fail(self):
+        raise RuntimeError("a bug")
+
+    def deactivate(self):
+        print("holds", flush=True)
+
+spin(Failing)
+"""
+
+
+def test_a_node_that_fails_holds_before_it_ends():
+    environment = os.environ | {"ROS_AUTOMATIC_DISCOVERY_RANGE": "OFF"}
+    ended = subprocess.run(
+        [sys.executable, "-c", FAILING], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode != 0
+    assert "RuntimeError: a bug" in ended.stderr
+    assert ended.stdout == "holds\n"
