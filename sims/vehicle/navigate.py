@@ -16,6 +16,7 @@ from sims.vehicle.episode import FORWARD, YAW, YAW_RATE, Moment, Outcome
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.rooms import rooms
 from sims.vehicle.vehicles import Model
+from sims.vehicle.ways import remaining, ways
 from sims.vehicle.worlds import Array
 
 
@@ -26,7 +27,7 @@ class Navigate:
     Attributes:
         goal_m: an episode succeeds this close to the goal.
         half_m, divided, obstacles_low, obstacles_high, gap_m, way_m: of the rooms, see `rooms.rooms`.
-        reward_goal, reward_collision: at the end; reward_progress: per m towards the goal.
+        reward_goal, reward_collision: at the end; reward_progress: per m of the free way to the goal.
         weight_time: per second; weight_turn: of the squared change of the yaw rate's command, in half its range.
     """
 
@@ -55,22 +56,25 @@ class Navigate:
         "goal_direction": TensorSpec((2,), unit="1", frame="base", names=("x", "y")),
         "velocity": TensorSpec((2,), unit="m/s, rad/s", frame="base", names=("speed", "yaw_rate")),
         "time": TensorSpec((1,), unit="s", privileged=True),
+        "way": TensorSpec((1,), unit="m", privileged=True),
     }
 
     def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
-        """Rooms with obstacles."""
-        return rooms(
+        """Rooms with obstacles, and the way [M, G, G] to the goal from everywhere, see `ways`."""
+        made = rooms(
             rng, count, half_m=self.half_m, divided=self.divided,
             obstacles=(self.obstacles_low, self.obstacles_high), gap_m=self.gap_m,
             way_m=self.way_m,
         )  # fmt: skip
+        circles, segments, route = (torch.from_numpy(made[name]).float() for name in ("circles", "segments", "route"))
+        return made | {"way": ways(circles, segments, route[:, 0], self.half_m).numpy()}
 
     def begin(self, state: Tensor, world: TensorDict) -> Tensor:
         """The way driven, m."""
         return torch.zeros(len(state), 1, device=state.device)
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Where the goal is from the vehicle, its velocity, and for the critic the time since the beginning."""
+        """Where the goal is from the vehicle, its velocity; for the critic, time since the beginning and way ahead."""
         way, yaw = _to_goal(now), now.state[:, YAW]
         distance, angle = way.norm(dim=1, keepdim=True), torch.atan2(way[:, 1], way[:, 0]) - yaw
         return {
@@ -78,12 +82,13 @@ class Navigate:
             "goal_direction": torch.stack((angle.cos(), angle.sin()), 1),
             "velocity": now.state[:, [FORWARD, YAW_RATE]],
             "time": self.DT_S * now.steps.float().unsqueeze(1),
+            "way": self._remaining(now).unsqueeze(1),
         }
 
     def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:
         """Progress less time and turning; more for arriving, less for touching something."""
-        near, far = _to_goal(after).norm(dim=1), _to_goal(before).norm(dim=1)
-        done = near < self.goal_m
+        near, far = self._remaining(after), self._remaining(before)
+        done = _to_goal(after).norm(dim=1) < self.goal_m
         turn = (action[:, 1] - previous[:, 1]).square()
         reward = self.reward_progress * (far - near) - self.weight_time * self.DT_S - self.weight_turn * turn
         reward = reward + torch.where(hit, self.reward_collision, torch.where(done, self.reward_goal, 0.0))
@@ -97,6 +102,11 @@ class Navigate:
         return {"collision": hit.float()} | {
             name: torch.where(success, value, torch.nan) for name, value in arrived.items()
         }
+
+    def _remaining(self, now: Moment) -> Tensor:
+        """The way ahead [N], m; the straight line where no cell of the grid near the vehicle is free."""
+        found = remaining(now.world["way"], now.state[:, :2], self.half_m)
+        return torch.where(found.isfinite(), found, _to_goal(now).norm(dim=1))
 
 
 def _to_goal(now: Moment) -> Tensor:

@@ -1,0 +1,41 @@
+"""Ways to the goal: by hand in an empty room and around a wall, and never shorter than the straight line."""
+
+import math
+
+import pytest
+import torch
+
+from sims.vehicle.geometry import FAR_M
+from sims.vehicle.navigate import Navigate
+from sims.vehicle.ways import CELL_M, remaining, ways
+from sims.vehicle.worlds import worlds
+
+NO_CIRCLE = torch.tensor([[[FAR_M, FAR_M, 0.0]]])
+
+
+def test_without_obstacles_it_is_nearly_the_straight_line():
+    goal = torch.tensor([[3.0, 1.0]])
+    way = ways(NO_CIRCLE, torch.full((1, 1, 4), FAR_M), goal, 5.0)
+    for x, y in ((-3.0, 1.0), (3.0, -4.0), (-2.0, -4.0), (3.1, 1.1)):
+        straight = math.hypot(x - 3.0, y - 1.0)
+        found = float(remaining(way, torch.tensor([[x, y]]), 5.0))
+        assert straight - 1e-4 <= found <= 1.09 * straight + CELL_M  # eight directions: 8 % longer at worst
+
+
+def test_it_leads_around_a_wall():
+    wall = torch.tensor([[[0.0, -3.0, 0.0, 5.0]]])  # from the upper side of the room down, with a way below
+    way = ways(NO_CIRCLE, wall, torch.tensor([[2.0, 3.0]]), 5.0)
+    found = float(remaining(way, torch.tensor([[-2.0, 3.0]]), 5.0))
+    assert found == pytest.approx(2.0 * (4.2 + 2.0 * math.sqrt(2.0)), rel=0.05)  # straight and diagonal steps
+    assert float(remaining(way, torch.tensor([[0.0, 4.0]]), 5.0)) > 1.0
+    closed = torch.tensor([[[0.0, -5.0, 0.0, 5.0]]])
+    shut = ways(NO_CIRCLE, closed, torch.tensor([[2.0, 3.0]]), 5.0)
+    assert remaining(shut, torch.tensor([[-2.0, 3.0]]), 5.0).isinf()
+
+
+def test_every_room_has_a_way_from_its_start():
+    made = worlds(Navigate(), "eval", torch.arange(256))
+    found = remaining(made["way"], made["pose"][:, :2], 5.0)
+    assert found.isfinite().all()
+    assert (found >= made["length_m"] - 1e-3).all()
+    assert (found > 1.3 * made["length_m"]).float().mean() > 0.05  # some ways lead around a wall
