@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -33,7 +34,7 @@ def compose(
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    _check_choices(overrides, groups)
+    _check_choices(overrides, groups, [entry.name for entry in fields(cast(Any, root))])
     store = ConfigStore.instance()
     store.store(name=f"{name}_schema", node=root)
     for group, classes in groups.items():
@@ -68,11 +69,13 @@ def names(group: str, groups: Groups) -> list[str]:
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")) or sorted(groups[group])
 
 
-def _check_choices(overrides: Sequence[str], groups: Groups) -> None:
+def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[str]) -> None:
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise ValueError(f"expected key=value, got {override!r}; --help lists the options")
+        if key.partition(".")[0] not in options:  # Hydra may know it from another program's configuration
+            raise ValueError(f"unknown option {key!r}; expected one of {', '.join(options)}")
         if key in groups and value not in names(key, groups):
             raise ValueError(f"unknown {key} {value!r}; expected one of {', '.join(names(key, groups))}")
 
