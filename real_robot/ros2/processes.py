@@ -113,15 +113,17 @@ class Processes:
         if refused := [result.reason for result in results if not result.successful]:
             raise ValueError(f"{name} refuses parameters: {'; '.join(refused)}")
 
-    def trigger(self, service: str) -> str:
-        """Call a std_srvs/Trigger; returns its message.
+    def trigger(self, service: str, patience_s: float = 0.0) -> str:
+        """Call a std_srvs/Trigger, again for `patience_s` where it fails; returns its message.
 
         Raises:
             ValueError: where it fails.
         """
-        answer = self.call(Trigger, service, Trigger.Request())
-        if not answer.success:
-            raise ValueError(f"{service} failed: {answer.message}")
+        deadline = time.monotonic() + patience_s
+        while not (answer := self.call(Trigger, service, Trigger.Request())).success:
+            if time.monotonic() >= deadline:
+                raise ValueError(f"{service} failed: {answer.message}")
+            self.spin(0.05)
         return answer.message
 
     def call(self, kind: Any, service: str, request: Any, again_s: float = math.inf) -> Any:  # noqa: ANN401 - of ROS

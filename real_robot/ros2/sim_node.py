@@ -29,6 +29,9 @@ from real_robot.ros2.managed import ManagedNode, Report
 from real_robot.ros2.ros_robot import publisher, subscribe, types
 from real_robot.ros2.tables import ACTION, robot_table
 
+CLOCK_AGAIN_S = 0.2
+"""Wall time after which the clock is said again."""
+
 
 @dataclass
 class SimSettings:
@@ -42,6 +45,8 @@ class SimSettings:
         lock_step: see the module; else in real time, `real_time_factor` times as fast.
         hold_action: [A] what the robot's own controller does when it holds; zeros if empty.
         command_timeout_s: simulated time for which a command counts in real time.
+        listeners: nodes that have to hear the measurements before an episode begins in lock-step: a first one that is
+            lost would be waited for without end.
         start: number of the initial state that `~/reset` begins from; -1: the next one. May be set at any time.
     """
 
@@ -54,6 +59,7 @@ class SimSettings:
     real_time_factor: float = 1.0
     hold_action: list[float] = field(default_factory=list)
     command_timeout_s: float = 0.1
+    listeners: int = 1
     start: int = -1
 
 
@@ -125,12 +131,19 @@ class SimNode(ManagedNode[SimSettings]):
         self._measure()
 
     def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        response.success = self._active
-        response.message = "" if self._active else "activate the simulator first"
-        if self._active:
+        response.success, response.message = False, "activate the simulator first"
+        if self._active and self.settings.lock_step and not self._heard():
+            response.message = f"fewer than {self.settings.listeners} nodes hear the simulator as yet"
+        elif self._active:
             self._begin()
-            response.message = f"start {int(self._environment.start[0])}"
+            response.success, response.message = True, f"start {int(self._environment.start[0])}"
         return response
+
+    def _heard(self) -> bool:
+        """Whether those that an episode needs are connected: what is published earlier is lost."""
+        outs = [self._time, *(out for _, out in self._states)]
+        heard = all(out.get_subscription_count() >= self.settings.listeners for out in outs)
+        return heard and self.count_publishers(self._table.command.name) > 0
 
     def _hold(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - of the table's own type
         """Somebody asks the robot for its own safe behaviour: it goes on, by itself, until a command comes."""
@@ -160,7 +173,11 @@ class SimNode(ManagedNode[SimSettings]):
 
     def _run_freely(self) -> None:
         """One control period without waiting for a command."""
-        if not self._running or (self.settings.lock_step and not self._holding):
+        if not self._running:
+            return
+        if self.settings.lock_step and not self._holding:
+            if time.perf_counter() - self._measured > CLOCK_AGAIN_S:
+                self._tell_time()
             return
         fresh = self._command is not None and (
             self._robot.clock() - self._commanded_s <= self.settings.command_timeout_s
@@ -191,13 +208,18 @@ class SimNode(ManagedNode[SimSettings]):
         """Publish what is measured now, and the clock."""
         reading = self._robot.read()
         assert reading is not None
-        nanoseconds = round(1e9 * (self._earlier_s + reading.stamp_s))
-        self._stamp_s = nanoseconds / 1e9  # as a node's clock: the same time, bit for bit
+        self._nanoseconds = round(1e9 * (self._earlier_s + reading.stamp_s))
+        self._stamp_s = self._nanoseconds / 1e9  # as a node's clock: the same time, bit for bit
         for topic, out in self._states:
             out.publish(topic.codec.encode(reading.observation, types, self._stamp_s))
         # last, so that nobody knows the time without what was measured at it
-        self._time.publish(Clock(clock=Time(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)))
+        self._tell_time()
         self._measured = time.perf_counter()
+
+    def _tell_time(self) -> None:
+        """Publish the clock; nodes listen to it by best effort, so it is said again where nothing comes of it."""
+        time_now = Time(sec=self._nanoseconds // 10**9, nanosec=self._nanoseconds % 10**9)
+        self._time.publish(Clock(clock=time_now))
 
     def _tell(self, transition: Transition) -> None:
         environment = self._environment

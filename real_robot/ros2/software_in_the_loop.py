@@ -29,6 +29,8 @@ log = logging.getLogger("embodied")
 HEARTBEAT_TIMEOUT_S = 30.0
 """Long: on a machine that is busy a process may wait for its turn, and a hold would no longer be the policy's doing."""
 EPISODE_S = 600.0
+PATIENCE_S = 30.0
+"""For nodes to connect."""
 
 
 @dataclass
@@ -67,7 +69,7 @@ def run_episodes(wanted: Episodes, directory: Path | None = None) -> BackEndRun:
     outcomes = []
     with Processes(directory) as nodes, tqdm(total=wanted.episodes * max(1, len(wanted.tasks)), desc="ros2") as bar:
         _start_controller(nodes, wanted)
-        simulator = {"checkpoint": wanted.checkpoint, "lock_step": wanted.lock_step}
+        simulator = {"checkpoint": wanted.checkpoint, "lock_step": wanted.lock_step, "listeners": 2}
         nodes.start("sim_node", simulator | {"distribution": wanted.distribution, "overrides": ""})
         listener = _Listener(nodes)
         for task in wanted.tasks or [None]:
@@ -113,7 +115,7 @@ class _Listener:
         self.traces.clear()
         self.nodes.set("sim_node", start=start)
         self.nodes.trigger("/policy_node/reset")
-        self.nodes.trigger("/sim_node/reset")
+        self.nodes.trigger("/sim_node/reset", PATIENCE_S)
         self.nodes.wait(lambda: bool(self.outcomes and self.traces), f"the end of episode {start}", EPISODE_S)
         task, values = self.outcomes[0]
         assert values["start"] == start, f"expected the outcome of start {start}, got {values}"
