@@ -37,7 +37,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 import rclpy  # noqa: E402
 import yaml  # noqa: E402
+from builtin_interfaces.msg import Time  # noqa: E402
 from rclpy.qos import QoSProfile  # noqa: E402
+from rosgraph_msgs.msg import Clock  # noqa: E402
 from std_msgs.msg import Float64MultiArray  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
@@ -59,16 +61,19 @@ class Partner:
     """Who answers: the publisher that reaches it, and what has come of each period."""
 
     publisher: Any
+    clock: Any
     sent_s: dict[int, float] = field(default_factory=dict)
     took_s: dict[int, float] = field(default_factory=dict)
     late: int = 0
+    following: int = 0  # number of the next observation: stamps never go back
 
     def answered(self, message: Float64MultiArray, period_s: float) -> None:
         """A command: its stamp is that of the observation it answers."""
         now_s, stamp = time.perf_counter(), stamp_s(message)
         assert stamp is not None, "expected a stamped command"
         number = round(stamp / period_s)
-        self.took_s[number] = now_s - self.sent_s[number]
+        if number in self.sent_s:  # an answer of the first turn may come after it
+            self.took_s[number] = now_s - self.sent_s[number]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -115,7 +120,7 @@ def _at_rate(trained: Path, run: Path, period_s: float) -> Path:
 def _start(nodes: Processes, run: Path, period_s: float) -> dict[str, Partner]:
     """All partners, running and listening."""
     nodes.spawn(ECHO, [sys.executable, __file__, "--echo"])
-    # The clock never moves: a command is then stamped with the observation it answers, which is how it is told apart.
+    # The clock is that of the observations, so that a command is stamped with the one it answers.
     limits = nodes.directory / "limits.yaml"
     limits.write_text("observation_timeout_s: 1000.0\ncommand_timeout_s: 1000.0\n")
     settings = {"checkpoint": str(run), "use_sim_time": True, "limits": str(limits)}
@@ -126,7 +131,8 @@ def _start(nodes: Processes, run: Path, period_s: float) -> dict[str, Partner]:
     partners = {}
     for name, namespace in NAMESPACES.items():
         publisher = nodes.node.create_publisher(Float64MultiArray, f"/{namespace}/observation", QoSProfile(depth=2))
-        partners[name] = partner = Partner(publisher)
+        clock = nodes.node.create_publisher(Clock, f"/{namespace}/clock", QoSProfile(depth=1))
+        partners[name] = partner = Partner(publisher, clock)
         hear = lambda message, partner=partner: partner.answered(message, period_s)  # noqa: E731 - one of each
         nodes.node.create_subscription(Float64MultiArray, f"/{namespace}/action", hear, QoSProfile(depth=10))
         wanted = 2 if name == BOTH else 1  # safety_node measures, too
@@ -142,7 +148,7 @@ def _node(nodes: Processes, partner: str, program: str, parameters: dict[str, An
     (nodes.directory / namespace).mkdir(exist_ok=True)
     line = [sys.executable, "-m", f"{PROGRAMS}.{program}", "--ros-args", "--params-file", str(file)]
     name = f"{namespace}/{program}"
-    nodes.spawn(name, [*line, "-r", f"__ns:=/{namespace}"])
+    nodes.spawn(name, [*line, "-r", f"__ns:=/{namespace}", "-r", f"/clock:=/{namespace}/clock"])
     nodes.change(name, "configure", "activate")
 
 
@@ -163,21 +169,26 @@ def _turn(
     nodes: Processes, partner: Partner, messages: list[Float64MultiArray], seconds: float, period_s: float
 ) -> None:
     """Send an observation every period and hear the answers; the last one has a period more than the others."""
-    first = max(partner.sent_s, default=-1) + 1
     begin_s = time.perf_counter() + period_s
     for index in range(round(seconds / period_s)):
         deadline_s = begin_s + index * period_s
         while (left_s := deadline_s - time.perf_counter()) > 0:
             nodes.spin(left_s)
         partner.late += time.perf_counter() - deadline_s > period_s
-        number = first + index
+        number, partner.following = partner.following, partner.following + 1
         message = messages[number % len(messages)]
         message.data[0] = number * period_s
         partner.sent_s[number] = time.perf_counter()
         partner.publisher.publish(message)
+        partner.clock.publish(Clock(clock=_time(number * period_s)))
     end_s = time.perf_counter() + 2 * period_s
     while (left_s := end_s - time.perf_counter()) > 0:
         nodes.spin(left_s)
+
+
+def _time(seconds: float) -> Time:
+    nanoseconds = round(1e9 * seconds)
+    return Time(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)
 
 
 def echo() -> None:
