@@ -32,7 +32,7 @@ def test_trials_are_recorded_and_judged(hover: Path, tmp_path: Path, monkeypatch
     def ask(question: str, timeout_s: float | None) -> str | None:
         asked.append(question)
         if timeout_s is not None:
-            time.sleep(min(timeout_s, 1.0))
+            time.sleep(min(timeout_s, 1.7))  # nodes need some of it to connect
             return None if len(asked) < 3 else ""
         return next(answers)
 
