@@ -19,6 +19,7 @@ from omegaconf import MISSING
 from embodied import program
 from embodied.compute import prepare
 from embodied.config import compose
+from embodied.errors import UserError
 from embodied.files import complete_or_absent
 from real_robot.identification import Parameter, Segments, cut, identify, prediction_error
 from real_robot.lerobot_dataset import pieces
@@ -55,7 +56,7 @@ def run(arguments: list[str]) -> None:
     config, _ = compose(IdentifyConfig, "identify", arguments, {})
     prepare("cpu", config.threads)
     if config.airframe not in AIRFRAMES:
-        raise ValueError(f"unknown airframe {config.airframe!r}; expected one of {', '.join(AIRFRAMES)}")
+        raise UserError(f"unknown airframe {config.airframe!r}; expected one of {', '.join(AIRFRAMES)}")
     airframe = AIRFRAMES[config.airframe]
     model = FlightModel(airframe, config.parameters, Options(drag=True, delay_steps=config.delay_steps))
     parameters = [parameter(airframe, name, config.delay_steps) for name in config.parameters]
@@ -64,7 +65,7 @@ def run(arguments: list[str]) -> None:
     held_out = torch.arange(len(segments.measured)) % 4 == 3
     fitted, other = (Segments(segments.measured[rows], segments.actions[rows]) for rows in (~held_out, held_out))
     if not held_out.any():
-        raise ValueError(f"expected at least 4 segments of {config.steps} steps, got {len(held_out)}; record more")
+        raise UserError(f"expected at least 4 segments of {config.steps} steps, got {len(held_out)}; record more")
     found = identify(model.simulate, parameters, fitted, model.guess(fitted.measured, fitted.actions))
     errors = {}
     for when, values in (("before", [p.initial for p in parameters]), ("after", found.values())):
@@ -74,9 +75,8 @@ def run(arguments: list[str]) -> None:
     for name, one in found.estimates.items():
         log.info(f"{name:12} {one.value:10.4g}  [{one.low:.4g}, {one.high:.4g}]  before {getattr(airframe, name):.4g}")
     for key in KEYS:
-        log.info(
-            f"error of {key} after {config.steps} steps: {errors['before'][key]:.4g} -> {errors['after'][key]:.4g}"
-        )
+        change = f"{errors['before'][key]:.4g} -> {errors['after'][key]:.4g}"
+        log.info(f"error of {key} after {config.steps} steps: {change}")
     record = asdict(config) | found.summary() | {"held_out_errors": errors}
     with complete_or_absent(Path(config.output)) as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n")

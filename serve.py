@@ -20,6 +20,7 @@ from omegaconf import MISSING
 from embodied import checkpoint, program
 from embodied.compute import prepare
 from embodied.config import compose
+from embodied.errors import UserError
 from embodied.interrupt import GracefulStop
 from policies.registry import trained_policy
 from real_robot.policy_server import PolicyServer, ServerLimits
@@ -63,14 +64,14 @@ def token(path: Path) -> str:
     """What stands in `path`; a new token, for the owner's eyes alone, where there is no such file.
 
     Raises:
-        ValueError: where others may read it.
+        UserError: where others may read it.
     """
     if not path.exists():
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
     if path.stat().st_mode & 0o077:
-        raise ValueError(f"others may read the token in {path}; chmod 600 {path}")
+        raise UserError(f"others may read the token in {path}; chmod 600 {path}")
     return path.read_text().strip()
 
 

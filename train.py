@@ -20,6 +20,7 @@ from embodied import checkpoint, program
 from embodied.algorithms.registry import ALGORITHMS
 from embodied.compute import prepare
 from embodied.config import compose, names
+from embodied.errors import UserError
 from embodied.latency import LatencyConfig, with_latency
 from embodied.trainer import Trainer, TrainerConfig
 from policies.registry import POLICIES
@@ -61,11 +62,11 @@ def run(arguments: list[str]) -> None:
     if config.eval_only:
         evaluate_instead(resumed, arguments)
     if resumed and not (Path(resumed) / checkpoint.FOLDER).is_dir():
-        raise ValueError(f"resume={resumed} is a checkpoint; expected the directory of the run that holds it")
+        raise UserError(f"resume={resumed} is a checkpoint; expected the directory of the run that holds it")
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     directory = Path(resumed or config.output or Path("outputs") / config.task.name / stamp)
     if not resumed and (directory / checkpoint.FOLDER).exists():
-        raise ValueError(f"{directory} holds a run; continue it with resume={directory}, or choose another output")
+        raise UserError(f"{directory} holds a run; continue it with resume={directory}, or choose another output")
     record["values"]["resume"] = None  # a run is the same however often it was stopped
     trainer = Trainer(
         config, with_latency(config.task, config.latency), config.policy, config.algorithm, directory,
@@ -79,7 +80,7 @@ def run(arguments: list[str]) -> None:
 def evaluate_instead(resumed: str | None, arguments: list[str]) -> NoReturn:
     """Become evaluate.py, which takes the options that are left."""
     if resumed is None:
-        raise ValueError("eval_only=true needs the run to measure: resume=DIR")
+        raise UserError("eval_only=true needs the run to measure: resume=DIR")
     options = [a for a in arguments if a.partition("=")[0] not in ("resume", "eval_only", *GROUPS)]
     evaluate = str(Path(__file__).with_name("evaluate.py"))
     os.execv(sys.executable, [sys.executable, evaluate, f"checkpoint={resumed}", *options])

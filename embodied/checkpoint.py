@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from embodied.contract import Binding, Contract
+from embodied.errors import UserError
 from embodied.files import flush
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Checkpoint:
         """Plan how `provider` (an environment, a robot) serves this policy, in the chunks it was trained in.
 
         Raises:
-            ValueError: on one line, where it cannot.
+            UserError: on one line, where it cannot.
         """
         rows = [
             f"{size}: expected {getattr(self.contract, size)}, got {getattr(provider, size)}"
@@ -54,7 +55,7 @@ class Checkpoint:
             if getattr(self.contract, size) != getattr(provider, size)
         ]
         if rows := rows + self.contract.differences(provider):
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint {self.path} was trained under another contract ({'; '.join(rows)}); "
                 "use the task and chunk sizes of its config, or train anew"
             )
@@ -64,13 +65,13 @@ class Checkpoint:
         """Load the weights into `policy`.
 
         Raises:
-            ValueError: on one line, where they belong to another network.
+            UserError: on one line, where they belong to another network.
         """
         try:
             policy.load_state_dict(self.policy)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
-            raise ValueError(
+            raise UserError(
                 f"the weights of {self.path} are of another network ({reason}...); use the policy of its config"
             ) from error
 
@@ -103,7 +104,7 @@ def load(path: str | Path) -> Checkpoint:
     """Read the checkpoint at `path`: a run's directory (its newest), or one numbered directory.
 
     Raises:
-        ValueError: on one line, where there is none or it is damaged, saying which other one to use.
+        UserError: on one line, where there is none or it is damaged, saying which other one to use.
     """
     from safetensors.torch import load_file
 
@@ -126,7 +127,7 @@ def load_contract(path: str | Path) -> Contract:
     """The contract of the checkpoint at `path`, as `load` finds it, without the weights and without torch.
 
     Raises:
-        ValueError: as `load`.
+        UserError: as `load`.
     """
     directory = _locate(Path(path))
     with _told(directory):
@@ -136,7 +137,7 @@ def load_contract(path: str | Path) -> Contract:
 def _record(directory: Path) -> dict[str, Any]:
     record = json.loads((directory / "checkpoint.json").read_text())
     if record["format"] != FORMAT:
-        raise ValueError(f"format {record['format']}, this version reads format {FORMAT}")
+        raise UserError(f"format {record['format']}, this version reads format {FORMAT}")
     return record
 
 
@@ -148,7 +149,7 @@ def _told(directory: Path) -> Iterator[None]:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         others = [str(other) for other in _complete(directory.parent) if other != directory]
         advice = f"use the one before it: {others[-1]}" if others else "there is no other one in this run; train anew"
-        raise ValueError(f"the checkpoint {directory} cannot be read ({error}); {advice}") from error
+        raise UserError(f"the checkpoint {directory} cannot be read ({error}); {advice}") from error
 
 
 def _write(directory: Path, checkpoint: Checkpoint) -> None:
@@ -179,4 +180,4 @@ def _locate(path: Path) -> Path:
     for folder in (path / FOLDER, path):
         if complete := _complete(folder):
             return complete[-1]
-    raise ValueError(f"no checkpoint in {path}; expected a run's directory, such as outputs/<task>/<time>")
+    raise UserError(f"no checkpoint in {path}; expected a run's directory, such as outputs/<task>/<time>")

@@ -18,6 +18,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.errors import UserError
 from embodied.policy import Decision, Policy
 
 EARLY = 0.25
@@ -39,7 +40,7 @@ class Execution(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> Execution:
-        raise ValueError(f"unknown execution {value!r}; expected one of {', '.join(way.value for way in cls)}")
+        raise UserError(f"unknown execution {value!r}; expected one of {', '.join(way.value for way in cls)}")
 
     @property
     def aligned(self) -> bool:
@@ -101,9 +102,9 @@ class InpaintingPolicy(Policy, Protocol):
 
 
 def check_execution(policy: Policy, execution: Execution) -> None:
-    """Raise ValueError where `policy` cannot do what `execution` asks for."""
+    """Raise UserError where `policy` cannot do what `execution` asks for."""
     if execution is Execution.INPAINT and not isinstance(policy, InpaintingPolicy):
-        raise ValueError(f"{type(policy).__name__} cannot inpaint; use execution=blend")
+        raise UserError(f"{type(policy).__name__} cannot inpaint; use execution=blend")
 
 
 def follow(

@@ -10,6 +10,8 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
+from embodied.errors import UserError
+
 CONFIGS = Path(__file__).parent.parent / "configs"
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
@@ -24,7 +26,7 @@ def compose(
     `saved` is the JSON-ready form of an earlier run: its choices and values take the place of the defaults.
 
     Raises:
-        ValueError: on one line, for an unknown key, name or type, listing the valid ones, and for `saved` of another
+        UserError: on one line, for an unknown key, name or type, listing the valid ones, and for `saved` of another
             version or with other choices.
     """
     from hydra import compose as hydra_compose
@@ -54,14 +56,14 @@ def compose(
         values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
         return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values}
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(_explain(error)) from error
+        raise UserError(_explain(error)) from error
 
 
 def at_least(config: object, least: int, *fields: str) -> None:
-    """Raise ValueError unless the numbers `fields` of `config` are `least` or more."""
+    """Raise UserError unless the numbers `fields` of `config` are `least` or more."""
     for field in fields:
         if getattr(config, field) < least:
-            raise ValueError(f"expected {field} of at least {least}, got {getattr(config, field)}")
+            raise UserError(f"expected {field} of at least {least}, got {getattr(config, field)}")
 
 
 def names(group: str, groups: Groups) -> list[str]:
@@ -73,17 +75,17 @@ def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[s
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not re.fullmatch(r"\w+(\.\w+)*", key):
-            raise ValueError(f"expected key=value, got {override!r}; --help lists the options")
+            raise UserError(f"expected key=value, got {override!r}; --help lists the options")
         if key.partition(".")[0] not in options:  # Hydra may know it from another program's configuration
-            raise ValueError(f"unknown option {key!r}; expected one of {', '.join(options)}")
+            raise UserError(f"unknown option {key!r}; expected one of {', '.join(options)}")
         if key in groups and value not in names(key, groups):
-            raise ValueError(f"unknown {key} {value!r}; expected one of {', '.join(names(key, groups))}")
+            raise UserError(f"unknown {key} {value!r}; expected one of {', '.join(names(key, groups))}")
 
 
 def _check_same(chosen: Mapping[str, str], before: Mapping[str, str]) -> None:
     for group, name in chosen.items():
         if name != before[group]:
-            raise ValueError(f"the saved run has {group}={before[group]}, got {group}={name}; start a new run for that")
+            raise UserError(f"the saved run has {group}={before[group]}, got {group}={name}; start a new run for that")
 
 
 def _saved(config: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - OmegaConf's
@@ -92,7 +94,7 @@ def _saved(config: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - Ome
     try:
         return OmegaConf.merge(config, values)
     except OmegaConfBaseException as error:
-        raise ValueError(f"the saved configuration is of another version ({_explain(error)}); train anew") from error
+        raise UserError(f"the saved configuration is of another version ({_explain(error)}); train anew") from error
 
 
 def _explain(error: Exception) -> str:

@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from embodied.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -32,11 +34,11 @@ class TensorSpec:
     privileged: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError where names or limits do not fit the last axis."""
+        """Raise UserError where names or limits do not fit the last axis."""
         for field in ("names", "low", "high"):
             given = len(getattr(self, field))
             if given and (not self.shape or given != self.shape[-1]):
-                raise ValueError(
+                raise UserError(
                     f"TensorSpec of shape {self.shape} has {given} {field}; expected one per last-axis element"
                 )
 
@@ -81,11 +83,11 @@ class Contract:
     executed: int = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible rates or chunk sizes."""
+        """Raise UserError for impossible rates or chunk sizes."""
         if self.control_dt_s <= 0:
-            raise ValueError(f"control_dt_s must be positive, got {self.control_dt_s}")
+            raise UserError(f"control_dt_s must be positive, got {self.control_dt_s}")
         if not 1 <= self.executed <= self.horizon:
-            raise ValueError(f"need 1 <= executed <= horizon, got executed={self.executed}, horizon={self.horizon}")
+            raise UserError(f"need 1 <= executed <= horizon, got executed={self.executed}, horizon={self.horizon}")
 
     def bind(self, provider: Contract) -> Binding:
         """Plan how `provider` (an environment, dataset or robot) serves this contract (a policy).
@@ -94,10 +96,10 @@ class Contract:
         provider's element order, actions are scattered into it.
 
         Raises:
-            ValueError: with one row per difference.
+            UserError: with one row per difference.
         """
         if rows := self.differences(provider):
-            raise ValueError("contracts differ:\n  " + "\n  ".join(rows))
+            raise UserError("contracts differ:\n  " + "\n  ".join(rows))
         both = [key for key in self.observation if key in provider.observation]
         observation = {key: _order(self.observation[key], provider.observation[key]) for key in both}
         return Binding(observation, _order(provider.action, self.action))
@@ -138,7 +140,7 @@ class Contract:
         """Read `to_dict`'s form.
 
         Raises:
-            ValueError: where a field is missing, unknown or malformed.
+            UserError: where a field is missing, unknown or malformed.
         """
         try:
             fields = dict(data)
@@ -146,7 +148,7 @@ class Contract:
             fields["action"] = _spec(fields["action"])
             return Contract(**fields)
         except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not a contract ({error}); expected the fields of Contract.to_dict()") from error
+            raise UserError(f"not a contract ({error}); expected the fields of Contract.to_dict()") from error
 
     def to_json(self) -> str:
         """Text form for files."""

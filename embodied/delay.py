@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.chunking import Execution, Running, check_execution, follow, shifted, steps_until
+from embodied.errors import UserError
 from embodied.memory import RecurrentPolicy
 from embodied.network import MEMORY
 from embodied.policy import Decision, Policy
@@ -36,7 +37,7 @@ class DelayedPolicy:
         device: the policy's.
 
     Raises:
-        ValueError: where chunks do not last for the delay, or the policy or its contract do not allow `execution`.
+        UserError: where chunks do not last for the delay, or the policy or its contract do not allow `execution`.
     """
 
     def __init__(
@@ -92,12 +93,12 @@ class DelayedPolicy:
         waits = self.execution is Execution.SYNCHRONOUS
         longest = executed - 1 if waits else min(executed, horizon - executed)
         if not 0 <= self.steps <= longest or delay_s < 0.0:
-            raise ValueError(
+            raise UserError(
                 f"expected delay_s from 0 to {longest * self.contract.control_dt_s:g}, got {delay_s:g}: no more is "
                 f"covered by horizon={horizon} executed={executed} under execution={self.execution.value}"
             )
         if waits and not all(low <= 0.0 <= high for low, high in zip(spec.low, spec.high, strict=True)):
-            raise ValueError("execution=synchronous holds by a command of zero, which is outside the action's limits")
+            raise UserError("execution=synchronous holds by a command of zero, which is outside the action's limits")
 
 
 def delayed(
@@ -106,10 +107,10 @@ def delayed(
     """`policy` as `execution` names, or itself where that is None; see `DelayedPolicy`.
 
     Raises:
-        ValueError: where there is a delay and no way to go on meanwhile.
+        UserError: where there is a delay and no way to go on meanwhile.
     """
     if execution is not None:
         return DelayedPolicy(policy, delay_s, Execution(execution), executed=executed, device=device)
     if delay_s:
-        raise ValueError(f"delay_s needs execution=..., one of {', '.join(way.value for way in Execution)}")
+        raise UserError(f"delay_s needs execution=..., one of {', '.join(way.value for way in Execution)}")
     return policy

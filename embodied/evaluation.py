@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from embodied.environment import SharedEnvironment, StartEnvironment, Transition
+from embodied.errors import UserError
 from embodied.memory import Memory
 from embodied.policy import Policy
 
@@ -81,10 +82,10 @@ class EvaluationResult:
         the interval keeps its width where few or no pairs differ.
 
         Raises:
-            ValueError: where the two did not run the same episodes.
+            UserError: where the two did not run the same episodes.
         """
         if (self.tasks, self.success.shape, self.step_limit) != (before.tasks, before.success.shape, before.step_limit):
-            raise ValueError("expected two evaluations of the same tasks, starts and step limit to compare")
+            raise UserError("expected two evaluations of the same tasks, starts and step limit to compare")
         won = int((self.success & ~before.success).sum())
         lost = int((before.success & ~self.success).sum())
         pairs = self.success.numel()
@@ -111,13 +112,13 @@ def evaluate(
     it did, `executed` only where an episode counts.
 
     Raises:
-        ValueError: where a task has no environment, or nothing is to run.
+        UserError: where a task has no environment, or nothing is to run.
     """
     group = env.group if isinstance(env, SharedEnvironment) else 1
     wanted = -(-starts_per_task // group) * group
     starts_per_task = min(wanted, env.num_starts or wanted)
     if starts_per_task < 1:
-        raise ValueError(f"expected at least one episode of each task, got {starts_per_task}")
+        raise UserError(f"expected at least one episode of each task, got {starts_per_task}")
     schedule = _Schedule(env, starts_per_task)
     shape = (len(env.task_names), starts_per_task)
     success, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
@@ -161,7 +162,7 @@ class _Schedule:
         self.next = [0] * len(env.task_names)
         missing = [name for index, name in enumerate(env.task_names) if index not in self.task_index]
         if missing:
-            raise ValueError(
+            raise UserError(
                 f"no environment runs {', '.join(missing)}; use at least one per task: num_envs={len(self.next)}"
             )
         self.start = torch.full((env.num_envs,), -1)

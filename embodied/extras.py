@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from embodied.errors import UserError
+
 
 @contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
     """Around imports of packages that the `extra` of this distribution installs.
 
     Raises:
-        ValueError: on one line, where one is missing.
+        UserError: on one line, where one is missing.
     """
     try:
         yield
     except ImportError as error:
-        raise ValueError(f"{error.name} is not installed: pip install 'embodied-rl[{extra}]'") from error
+        raise UserError(f"{error.name} is not installed: pip install 'embodied-rl[{extra}]'") from error

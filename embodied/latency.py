@@ -21,6 +21,7 @@ from torch import Tensor
 
 from embodied.contract import TensorSpec
 from embodied.environment import DifferentiableEnvironment, SharedEnvironment, StartEnvironment, Transition
+from embodied.errors import UserError
 from embodied.memory import RecurrentPolicy
 from embodied.policy import Decision, Policy
 from embodied.task import BaselineTask, Task
@@ -43,13 +44,13 @@ class LatencyConfig:
     told: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what is no range."""
+        """Raise UserError for what is no range."""
         for name in ("observation_s", "action_s"):
             given = getattr(self, name)
             if len(given) != 2 or not 0.0 <= given[0] <= given[1]:
-                raise ValueError(f"expected {name} as [lowest, highest] of at least 0, got {given}")
+                raise UserError(f"expected {name} as [lowest, highest] of at least 0, got {given}")
         if self.jitter_s < 0.0:
-            raise ValueError(f"expected jitter_s of at least 0, got {self.jitter_s}")
+            raise UserError(f"expected jitter_s of at least 0, got {self.jitter_s}")
 
     @property
     def present(self) -> bool:
@@ -258,11 +259,11 @@ class LatencyTask:
         """Those of the task; they know of no latency.
 
         Raises:
-            ValueError: where the policy would be told one.
+            UserError: where the policy would be told one.
         """
         found = self.task.demonstrations(directory, seed)
         if found is not None and self.config.told:
-            raise ValueError("demonstrations say nothing about latencies; use latency.told=false")
+            raise UserError("demonstrations say nothing about latencies; use latency.told=false")
         return found
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:

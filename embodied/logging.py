@@ -24,7 +24,7 @@ class Logger:
     A resumed run passes how many `rows` its checkpoint knew: what was logged after it is dropped, so that curves join.
 
     Raises:
-        ValueError: where Weights & Biases is asked for and not installed.
+        UserError: where Weights & Biases is asked for and not installed.
     """
 
     def __init__(

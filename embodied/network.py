@@ -249,7 +249,7 @@ class DeployablePolicy(Policy, Protocol):
         """What it does when it acts deterministically.
 
         Raises:
-            ValueError: where it has no normalisation statistics.
+            UserError: where it has no normalisation statistics.
         """
         ...
 

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environment import DifferentiableEnvironment, StartEnvironment, Transition, UnrolledEnvironment
+from embodied.errors import UserError
 from embodied.memory import Memory
 from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
 
@@ -67,11 +68,11 @@ def first_decisions(env: StartEnvironment, generator: torch.Generator, count: in
     states that a policy will live in.
 
     Raises:
-        ValueError: where actions have no limits.
+        UserError: where actions have no limits.
     """
     spec = env.contract.action
     if not spec.low:
-        raise ValueError("expected action limits in the contract; a policy without demonstrations starts from them")
+        raise UserError("expected action limits in the contract; a policy without demonstrations starts from them")
     low, high = torch.tensor(spec.low), torch.tensor(spec.high)
     shape = (env.num_envs, env.contract.executed, *spec.shape)
     observations: list[TensorDict] = []

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from embodied.contract import TensorSpec
 from embodied.environment import StartEnvironment, Transition
+from embodied.errors import UserError
 from embodied.evaluation import EvaluationResult
 
 Episode = tuple[int, int]
@@ -66,10 +67,10 @@ def discrepancy(actions: Mapping[Episode, Tensor], others: Mapping[Episode, Tens
     Compared step by step while both run, [episodes]; empty where they have none in common.
 
     Raises:
-        ValueError: where actions have no limits, so that nothing says what is large.
+        UserError: where actions have no limits, so that nothing says what is large.
     """
     if not spec.low:
-        raise ValueError("expected action limits in the contract; differences are told in half ranges of them")
+        raise UserError("expected action limits in the contract; differences are told in half ranges of them")
     half_range = (torch.tensor(spec.high) - torch.tensor(spec.low)) / 2
     return torch.tensor([float(each.square().mean().sqrt()) for each in _differences(actions, others, half_range)])
 

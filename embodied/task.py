@@ -110,6 +110,6 @@ class LearnerConfig(Protocol):
         """Make the learner of `policy` in `env`.
 
         Raises:
-            ValueError: where it needs demonstrations and there are none.
+            UserError: where it needs demonstrations and there are none.
         """
         ...

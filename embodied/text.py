@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import zlib
 
+from embodied.errors import UserError
+
 WORD_BUCKETS = 4096
 """Ids run from 1 to WORD_BUCKETS - 1; 0 is padding."""
 
@@ -15,10 +17,10 @@ def hash_words(text: str, length: int = 16) -> list[int]:
     `alphabet_soup_1` and `alphabet soup` give the same ids, so object names and instructions share embeddings.
 
     Raises:
-        ValueError: where the text has more than `length` words.
+        UserError: where the text has more than `length` words.
     """
     words = re.findall(r"[a-z]+", text.lower())
     if len(words) > length:
-        raise ValueError(f"expected at most {length} words, got {len(words)}: {text!r}")
+        raise UserError(f"expected at most {length} words, got {len(words)}: {text!r}")
     ids = [1 + zlib.crc32(word.encode()) % (WORD_BUCKETS - 1) for word in words]
     return ids + [0] * (length - len(ids))

@@ -26,6 +26,7 @@ from embodied.algorithms.sft import SFTConfig
 from embodied.checkpoint import Checkpoint
 from embodied.config import at_least
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.evaluation import evaluate
 from embodied.interrupt import GracefulStop, Stopped
 from embodied.logging import Logger
@@ -82,7 +83,7 @@ class TrainerConfig:
     sft: SFTConfig = field(default_factory=SFTConfig)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for sizes that nothing can be done with."""
+        """Raise UserError for sizes that nothing can be done with."""
         at_least(self, 0, "env_steps")
         at_least(self, 1, "num_envs", "checkpoint_every", "evaluation_starts", "evaluation_envs")
 
@@ -114,7 +115,7 @@ class Trainer:
         self.env = task.environment(config.num_envs, task.distributions[0], "train", seed, device)
         tasks, fewest = len(self.env.task_names), min(config.num_envs, config.evaluation_envs)
         if fewest < tasks:
-            raise ValueError(f"expected num_envs and evaluation_envs of at least {tasks}, one per task; got {fewest}")
+            raise UserError(f"expected num_envs and evaluation_envs of at least {tasks}, one per task; got {fewest}")
         self.policy = policy.build(self.env.contract).to(device)
         self.stage = Stage.SFT
         self.counters = {"iteration": 0, "env_steps": 0, "episodes": 0, "rl_gradient_steps": 0, "cpu_s": 0.0}

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from embodied.errors import UserError
 from embodied.files import complete_or_absent
 
 Tree = Any
@@ -29,7 +30,7 @@ def save_tree(path: str | Path, tree: Tree) -> None:
     """Write `tree` to `path`: complete and on the disk, or not at all.
 
     Raises:
-        ValueError: where the tree holds something that is not in the list above, naming the place.
+        UserError: where the tree holds something that is not in the list above, naming the place.
     """
     writer = _Writer()
     structure = json.dumps(writer.encode(tree, ()))
@@ -41,7 +42,7 @@ def load_tree(path: str | Path) -> Tree:
     """Read what `save_tree` wrote.
 
     Raises:
-        ValueError: where the file is missing, cut short or something else.
+        UserError: where the file is missing, cut short or something else.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -49,7 +50,7 @@ def load_tree(path: str | Path) -> Tree:
             structure = json.loads((file.metadata() or {})["tree"])
         return _decode(structure, tensors)
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
 
 
 class _Writer:

@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from embodied.environment import StartEnvironment
+from embodied.errors import UserError
 from embodied.evaluation import act
 from embodied.files import complete_or_absent
 from embodied.memory import Memory
@@ -50,11 +51,11 @@ def film(
     as its own contract says: its episodes are those of `evaluate`. `device` is the policy's.
 
     Raises:
-        ValueError: where the policy's chunk cannot be cut into the environment's.
+        UserError: where the policy's chunk cannot be cut into the environment's.
     """
     executed, every = policy.contract.executed, env.contract.executed
     if executed % every:
-        raise ValueError(f"expected an environment whose chunks of {every} actions fill the policy's {executed}")
+        raise UserError(f"expected an environment whose chunks of {every} actions fill the policy's {executed}")
     observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs, env.device)
     running = torch.ones(env.num_envs, dtype=torch.bool)
     won = torch.zeros_like(running)

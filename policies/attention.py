@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from embodied.config import at_least
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.network import PRESENT, TokenAttention, Tokens
 from policies.mlp import STILL, MLPConfig, MLPPolicy
 
@@ -29,7 +30,7 @@ class AttentionConfig(MLPConfig):
     head: list[int] = field(default_factory=lambda: [16])
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible sizes."""
+        """Raise UserError for impossible sizes."""
         at_least(self, 1, "width")
 
     def build(self, contract: Contract) -> AttentionPolicy:
@@ -44,7 +45,7 @@ class AttentionPolicy(MLPPolicy):
     everything in a row.
 
     Raises:
-        ValueError: where the contract has no tokens or no own state, where reciprocals of tokens are to be read, and
+        UserError: where the contract has no tokens or no own state, where reciprocals of tokens are to be read, and
             for what MLPPolicy cannot serve.
     """
 
@@ -57,12 +58,12 @@ class AttentionPolicy(MLPPolicy):
         self.tokens = [place for place in places if isinstance(place, Tokens)]
         own = [place for place in places if isinstance(place, tuple)]
         if not self.tokens or not own:
-            raise ValueError(
+            raise UserError(
                 f"policy=attention reads tokens [K, size] and an own state [size], got {self.actor_keys} of shapes "
                 f"{[contract.observation[key].shape for key in self.actor_keys]}; use policy=mlp"
             )
         if read := [key for key in config.reciprocal if len(contract.observation[key].shape) == 2]:
-            raise ValueError(f"policy.reciprocal names {read}, which are tokens; expected distances of the own state")
+            raise UserError(f"policy.reciprocal names {read}, which are tokens; expected distances of the own state")
         self.actor = nn.Sequential(TokenAttention(own, self.tokens, config.width))
         for a, b in pairwise([config.width, *config.head]):
             self.actor.extend([nn.Linear(a, b), nn.Tanh()])

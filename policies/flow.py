@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from embodied.chunking import Running
 from embodied.config import at_least
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation
 from policies.augmentation import CARTESIAN, hide_distractors, random_image
 from policies.encoders import ObjectEncoder
@@ -68,7 +69,7 @@ class FlowConfig:
     guidance: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible sizes."""
+        """Raise UserError for impossible sizes."""
         at_least(self, 1, "width", "hidden", "denoising_steps", "candidates", "explored_candidates")
 
     def build(self, contract: Contract) -> FlowPolicy:
@@ -85,9 +86,7 @@ class FlowPolicy(nn.Module):
     def __init__(self, contract: Contract, config: FlowConfig) -> None:
         super().__init__()
         if config.turn_rad and contract.action.names[:6] != CARTESIAN:
-            raise ValueError(
-                f"expected actions {CARTESIAN} to turn scenes, got {contract.action.names}; set turn_rad=0"
-            )
+            raise UserError(f"expected actions {CARTESIAN} to turn scenes, got {contract.action.names}; set turn_rad=0")
         self.contract, self.config = contract, config
         self.grid = TimeGrid(config.denoising_steps)
         self.encoder = ObjectEncoder(config.width)
@@ -242,7 +241,7 @@ class FlowPolicy(nn.Module):
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Score stored denoising paths: one velocity evaluation for Flow-SDE, S for Flow-Noise."""
         if self.config.sampler is Sampler.ODE:
-            raise ValueError("sampler=ode has no likelihood; use flow_sde or flow_noise")
+            raise UserError("sampler=ode has no likelihood; use flow_sde or flow_noise")
         features, path = self.encoder(observation), sample["path"]
         rows = torch.arange(len(path), device=path.device)
         everywhere = self.config.sampler is Sampler.FLOW_NOISE

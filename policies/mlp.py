@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.network import Network, reciprocal
 from embodied.policy import Decision, Evaluation
 
@@ -42,7 +43,7 @@ class MLPPolicy(nn.Module):
     summed over the K executed actions) is defined on.
 
     Raises:
-        ValueError: where an observation has a variable axis or the action has no limits.
+        UserError: where an observation has a variable axis or the action has no limits.
     """
 
     def __init__(self, contract: Contract, config: MLPConfig) -> None:
@@ -53,14 +54,14 @@ class MLPPolicy(nn.Module):
         self.keys = [*self.actor_keys, *(key for key, spec in specs.items() if spec.privileged)]
         varying = [key for key in self.keys if -1 in specs[key].shape]
         if varying or not self.actor_keys:
-            raise ValueError(
+            raise UserError(
                 f"policy=mlp reads float32 observations of fixed size; got {varying or 'none'}: use policy=flow"
             )
         self.reciprocal = config.reciprocal
         if unknown := [key for key in config.reciprocal if key not in self.keys]:
-            raise ValueError(f"policy.reciprocal names {unknown}; expected some of {', '.join(self.keys)}")
+            raise UserError(f"policy.reciprocal names {unknown}; expected some of {', '.join(self.keys)}")
         if not contract.action.low:
-            raise ValueError("MLPPolicy needs action limits; set low and high in the action spec")
+            raise UserError("MLPPolicy needs action limits; set low and high in the action spec")
         chunk = contract.horizon * contract.action.shape[-1]
         self.observed, self.feature_size = (
             sum(math.prod(specs[key].shape) for key in keys) for keys in (self.actor_keys, self.keys)
@@ -142,9 +143,7 @@ class MLPPolicy(nn.Module):
         It maps physical observations to actions in half ranges around the middle, differentiably.
         """
         if self.reciprocal:
-            raise ValueError(
-                "bptt takes dense layers alone, which reciprocals are not; train with policy.reciprocal=[]"
-            )
+            raise UserError("bptt takes dense layers alone, which reciprocals are not; train with policy.reciprocal=[]")
         linear = [layer for layer in self.actor if isinstance(layer, nn.Linear)]
         weight = linear[0].weight / self.std[: self.observed]
         bias = linear[0].bias - weight @ self.mean[: self.observed]
@@ -153,7 +152,7 @@ class MLPPolicy(nn.Module):
     def deployable(self) -> Network:
         """The mean of the executed actions as it is exported, its normaliser inside."""
         if not self.fitted:
-            raise ValueError("the policy has no normalisation statistics; train it before it is exported")
+            raise UserError("the policy has no normalisation statistics; train it before it is exported")
         distances = [key for key in self.reciprocal if key in self.actor_keys]
         mean, std = self.mean[: self.observed], self.std[: self.observed]
         return Network.of(self.contract, mean, std, self.actor, distances)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from embodied.config import at_least
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.memory import STARTED
 from embodied.network import GRU, MEMORY, chain
 from embodied.policy import Decision
@@ -30,7 +31,7 @@ class RecurrentConfig(MLPConfig):
     memory: int = 16
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible sizes."""
+        """Raise UserError for impossible sizes."""
         at_least(self, 1, "encoder", "memory")
 
     def build(self, contract: Contract) -> RecurrentPolicy:
@@ -110,7 +111,7 @@ class RecurrentPolicy(MLPPolicy):
         """Mean of the raw action [N, H * A] and next memory [N, M]."""
         inputs = self._inputs(observation)
         if MEMORY not in observation.keys():  # noqa: SIM118 - a TensorDict iterates over its batch
-            raise ValueError(
+            raise UserError(
                 f'policy=recurrent reads its memory as observation "{MEMORY}" [N, {self.gru.size}]; begin episodes '
                 f'with initial_memory(N) and go on with sample["{MEMORY}"] of the decision before'
             )

@@ -21,7 +21,7 @@ def replayed(path: str | Path, policy: Policy, device: str = "cpu") -> BackEndRu
     Episodes are numbered as they were recorded. The latency is that of the recorded periods.
 
     Raises:
-        ValueError: where it is no recording, or one of other observations.
+        UserError: where it is no recording, or one of other observations.
     """
     recording = Recording(path)
     actions: dict[Numbered, Tensor] = {}

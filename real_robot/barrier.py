@@ -13,6 +13,7 @@ from enum import Enum
 
 import numpy as np
 
+from embodied.errors import UserError
 from real_robot.robot import Array
 
 TOLERANCE = 1e-12
@@ -60,33 +61,31 @@ class Distance:
     delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError where the parts do not belong together."""
+        """Raise UserError where the parts do not belong together."""
         point = self.motion is Motion.POINT
         if point != bool(self.position) or point == bool(self.ranges):
-            raise ValueError("expected `position` for motion=point, and `ranges` for a vehicle")
+            raise UserError("expected `position` for motion=point, and `ranges` for a vehicle")
         if not point and (len(self.elements) != 2 or self.ahead_m <= 0):
-            raise ValueError(
-                "expected a vehicle's two elements and ahead_m > 0, the point in front that keeps distance"
-            )
+            raise UserError("expected a vehicle's two elements and ahead_m > 0, the point in front that keeps distance")
         if self.motion is Motion.STEERED and self.wheelbase_m <= 0:
-            raise ValueError("expected wheelbase_m > 0 of a steered vehicle")
+            raise UserError("expected wheelbase_m > 0 of a steered vehicle")
         if point and not self.planes and not self.spheres:
-            raise ValueError("expected `planes` or `spheres` for motion=point: what to keep distance from")
+            raise UserError("expected `planes` or `spheres` for motion=point: what to keep distance from")
         if not point and self.angle_step_rad == 0:
-            raise ValueError("expected angle_step_rad, the angle from one of `ranges` to the next")
+            raise UserError("expected angle_step_rad, the angle from one of `ranges` to the next")
         wrong = [row for row in self.planes + self.spheres if len(row) != len(self.elements) + 1]
         if wrong:
-            raise ValueError(f"expected rows of {len(self.elements) + 1} numbers, got {wrong[0]}")
+            raise UserError(f"expected rows of {len(self.elements) + 1} numbers, got {wrong[0]}")
         if not (self.acceleration > 0 and self.jerk > 0 and self.margin_m >= 0 and self.delay_s >= 0):
-            raise ValueError("expected positive acceleration and jerk, margin_m and delay_s >= 0")
+            raise UserError("expected positive acceleration and jerk, margin_m and delay_s >= 0")
         if math.isinf(self.acceleration) and not math.isinf(self.jerk):
-            raise ValueError("expected an acceleration together with a jerk")
+            raise UserError("expected an acceleration together with a jerk")
 
 
 class Barrier:
     """`Distance` made ready for one control period `dt_s`.
 
-    Raises ValueError for a plane without a normal.
+    Raises UserError for a plane without a normal.
     """
 
     def __init__(self, distance: Distance, dt_s: float) -> None:
@@ -95,7 +94,7 @@ class Barrier:
         planes = np.array(distance.planes, np.float64).reshape(-1, size + 1)
         lengths = np.linalg.norm(planes[:, :-1], axis=1, keepdims=True)
         if (lengths == 0).any():
-            raise ValueError("expected a plane's normal to have a length, got zeros")
+            raise UserError("expected a plane's normal to have a length, got zeros")
         self._planes = planes / lengths
         self._spheres = np.array(distance.spheres, np.float64).reshape(-1, size + 1)
         ramp_s = 0.0 if math.isinf(distance.jerk) else distance.acceleration / distance.jerk

@@ -13,6 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from embodied.errors import UserError
+
 STRING = "std_msgs/msg/String"
 IMAGE = "sensor_msgs/msg/Image"
 _ARRAYS = {
@@ -49,10 +51,10 @@ def array_type(dtype: str, shape: tuple[int, ...]) -> str:
     """Message type for arrays of `dtype` and `shape`: an image where it is one (uint8, [height, width, 1 or 3]).
 
     Raises:
-        ValueError: for a dtype that no message carries.
+        UserError: for a dtype that no message carries.
     """
     if dtype not in _ARRAYS:
-        raise ValueError(f"cannot record arrays of {dtype}; expected one of {', '.join(_ARRAYS)}")
+        raise UserError(f"cannot record arrays of {dtype}; expected one of {', '.join(_ARRAYS)}")
     return IMAGE if dtype == "uint8" and _is_picture(shape) else _ARRAYS[dtype][0]
 
 
@@ -76,7 +78,7 @@ def decode_string(data: bytes) -> str:
     """The inverse of `encode_string`.
 
     Raises:
-        ValueError: where the bytes are no such message.
+        UserError: where the bytes are no such message.
     """
     return _Reader(data).string()
 
@@ -85,7 +87,7 @@ def encode_array(array: np.ndarray, stamp_ns: int = 0, frame: str = "") -> bytes
     """`array` as the message of `array_type`; an image carries its stamp and `frame`.
 
     Raises:
-        ValueError: for a dtype that no message carries.
+        UserError: for a dtype that no message carries.
     """
     if array.dtype not in _ELEMENTS:
         array_type(str(array.dtype), array.shape)  # says what is wrong
@@ -125,7 +127,7 @@ def decode_array(data: bytes, message_type: str, dtype: str) -> np.ndarray:
     """The inverse of `encode_array`.
 
     Raises:
-        ValueError: where the bytes are no such message.
+        UserError: where the bytes are no such message.
     """
     reader = _Reader(data)
     if message_type == IMAGE:
@@ -136,7 +138,7 @@ def decode_array(data: bytes, message_type: str, dtype: str) -> np.ndarray:
         reader.numbers("B")
         (step,) = reader.numbers("I")
         if encoding not in _ENCODINGS.values() or step % max(1, width):
-            raise ValueError(f"expected an image of {' or '.join(_ENCODINGS.values())} without padding, got {encoding}")
+            raise UserError(f"expected an image of {' or '.join(_ENCODINGS.values())} without padding, got {encoding}")
         shape = height, width, step // max(1, width)
     else:
         (dimensions,) = reader.numbers("I")
@@ -148,7 +150,7 @@ def decode_array(data: bytes, message_type: str, dtype: str) -> np.ndarray:
         shape = tuple(sizes)
     values = reader.elements(_ARRAYS[dtype][1])
     if values.size != math.prod(shape):
-        raise ValueError(f"expected {math.prod(shape)} elements in a {message_type}, got {values.size}")
+        raise UserError(f"expected {math.prod(shape)} elements in a {message_type}, got {values.size}")
     return values.reshape(shape).astype(dtype)
 
 
@@ -179,12 +181,12 @@ class _Writer:
 
 
 class _Reader:
-    """Takes what `_Writer` appended; cut or other bytes raise ValueError."""
+    """Takes what `_Writer` appended; cut or other bytes raise UserError."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.place = data, len(_HEADER)
         if data[: self.place] != _HEADER:
-            raise ValueError(f"expected a little-endian CDR message, got bytes that begin with {data[: self.place]!r}")
+            raise UserError(f"expected a little-endian CDR message, got bytes that begin with {data[: self.place]!r}")
 
     def numbers(self, kinds: str) -> tuple[int, ...]:
         found = []
@@ -206,5 +208,5 @@ class _Reader:
         start = self.place + -(self.place - len(_HEADER)) % alignment
         self.place = start + count
         if self.place > len(self.data):
-            raise ValueError(f"expected a message of at least {self.place} bytes, got {len(self.data)}")
+            raise UserError(f"expected a message of at least {self.place} bytes, got {len(self.data)}")
         return self.data[start : self.place]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from embodied.chunking import Execution, Running, check_execution, follow, shifted, steps_until, steps_within
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.memory import Memory
 from embodied.policy import Decision, Policy
 from real_robot.robot import Array, Clock, Reading
@@ -78,7 +79,7 @@ class ChunkExecutor:
         device: the policy's.
 
     Raises:
-        ValueError: where the contracts differ or `policy` cannot do what `execution` asks for.
+        UserError: where the contracts differ or `policy` cannot do what `execution` asks for.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class ChunkExecutor:
     ) -> None:
         check_execution(policy, execution)
         if latency_s < 0.0:
-            raise ValueError(f"expected latency_s of at least 0, got {latency_s}")
+            raise UserError(f"expected latency_s of at least 0, got {latency_s}")
         self._binding = policy.contract.bind(contract)
         self._policy, self._execution, self._clock, self._device = policy, execution, clock, device
         self._horizon, self._dt_s = policy.contract.horizon, policy.contract.control_dt_s

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from embodied.environment import StartEnvironment
+from embodied.errors import UserError
 from embodied.evaluation import evaluate
 from embodied.policy import Policy
 from embodied.sim_to_real import ActionLog, BackEndRun
@@ -38,14 +39,14 @@ class ComparisonConfig:
         return self.seed * self.episodes
 
     def check(self) -> None:
-        """Raise ValueError for an unknown back end, and for one that lacks what it needs."""
+        """Raise UserError for an unknown back end, and for one that lacks what it needs."""
         for name in self.sim_to_real:
             if name not in BACK_ENDS:
-                raise ValueError(f"unknown back end {name!r} in sim_to_real; expected some of {', '.join(BACK_ENDS)}")
+                raise UserError(f"unknown back end {name!r} in sim_to_real; expected some of {', '.join(BACK_ENDS)}")
         if "bag" in self.sim_to_real and not self.bag:
-            raise ValueError("back end bag replays a recording: bag=FILE.mcap")
+            raise UserError("back end bag replays a recording: bag=FILE.mcap")
         if "robot" in self.sim_to_real and not self.robot:
-            raise ValueError("back end robot needs its ROS 2 parameters: robot=FILE, such as launch/config/arm.yaml")
+            raise UserError("back end robot needs its ROS 2 parameters: robot=FILE, such as launch/config/arm.yaml")
 
 
 @dataclass
@@ -74,7 +75,7 @@ class Comparison:
         """The same with dynamics and latencies that differ from episode to episode."""
         name = self.task.name
         if not (changes := self.config.randomised.get(name)):
-            raise ValueError(f"nothing says how to randomise {name}; expected randomised.{name}=['option=value']")
+            raise UserError(f"nothing says how to randomise {name}; expected randomised.{name}=['option=value']")
         return self._simulated("randomised", changes)
 
     def ros2(self) -> BackEndRun:
@@ -100,7 +101,7 @@ class Comparison:
         assert self.config.robot is not None
         env = self.environment(1, [])
         if len(env.task_names) != 1:
-            raise ValueError(f"trials on a robot are of one task, the run has {len(env.task_names)}")
+            raise UserError(f"trials on a robot are of one task, the run has {len(env.task_names)}")
         trials = Trials(
             str(self.checkpoint), self.config.robot, env.task_names[0], self.config.episodes, self.config.first_start,
             env.step_limit, env.contract.control_dt_s,

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from embodied.errors import UserError
+
 
 @dataclass
 class Tank:
@@ -28,11 +30,11 @@ class Tank:
     reserve_j: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError where the pairs or the energies do not fit."""
+        """Raise UserError where the pairs or the energies do not fit."""
         if not self.elements or len(self.elements) != len(self.conjugate):
-            raise ValueError(f"expected one conjugate for each element, got {self.elements} and {self.conjugate}")
+            raise UserError(f"expected one conjugate for each element, got {self.elements} and {self.conjugate}")
         if not 0 <= self.reserve_j <= self.start_j <= self.most_j:
-            raise ValueError(f"expected 0 <= reserve_j <= start_j <= most_j, got {self}")
+            raise UserError(f"expected 0 <= reserve_j <= start_j <= most_j, got {self}")
 
 
 class EnergyTank:

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environment import Transition
+from embodied.errors import UserError
 from real_robot.intervention import Operator
 from real_robot.robot import Clock, Reading, Robot
 from real_robot.safety import Safety, State
@@ -64,7 +65,7 @@ class RobotEnvironment:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if min(executed, step_limit) < 1:
-            raise ValueError(f"expected executed and step_limit of at least 1, got {executed} and {step_limit}")
+            raise UserError(f"expected executed and step_limit of at least 1, got {executed} and {step_limit}")
         self.contract = replace(robot.contract, horizon=executed, executed=executed)
         self.device, self.task_names, self.step_limit = torch.device("cpu"), (task,), step_limit
         self.task_index = torch.zeros(1, dtype=torch.int64)
@@ -83,7 +84,7 @@ class RobotEnvironment:
         """As `StartEnvironment.reset`; blocks until `ready` returns. `seed` begins to count initial states anew.
 
         Raises:
-            ValueError: where the robot does not measure anything.
+            UserError: where the robot does not measure anything.
         """
         if seed is not None:
             self.start = torch.full((1,), -1)
@@ -174,7 +175,7 @@ class RobotEnvironment:
         deadline = self._clock() + FIRST_READING_S
         while (reading := self._robot.read()) is None:
             if self._clock() > deadline:
-                raise ValueError(f"the robot measured nothing in {FIRST_READING_S:g} s; is its driver running?")
+                raise UserError(f"the robot measured nothing in {FIRST_READING_S:g} s; is its driver running?")
             self._sleep(self._period_s)
         return reading
 

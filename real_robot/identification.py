@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.errors import UserError
 from real_robot.lerobot_dataset import Piece
 
 Simulate = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -45,9 +46,9 @@ class Parameter:
     high: float
 
     def __post_init__(self) -> None:
-        """Raise ValueError where the guess is outside."""
+        """Raise UserError where the guess is outside."""
         if not self.low <= self.initial <= self.high or self.initial == 0.0:
-            raise ValueError(
+            raise UserError(
                 f"expected {self.name} between {self.low} and {self.high}, and not 0 to begin with, got {self.initial}"
             )
 
@@ -91,7 +92,7 @@ def cut(pieces: Iterable[Piece], keys: Sequence[str], steps: int, past: int) -> 
     """Cut pieces of a recording into segments of `steps`, each after `past` actions; `keys` are what is compared.
 
     Raises:
-        ValueError: where no piece is long enough.
+        UserError: where no piece is long enough.
     """
     measured, actions = [], []
     for piece in pieces:
@@ -101,7 +102,7 @@ def cut(pieces: Iterable[Piece], keys: Sequence[str], steps: int, past: int) -> 
             measured.append(rows[first : first + steps + 1])
             actions.append(piece.actions[first - past : first + steps])
     if not measured:
-        raise ValueError(f"expected pieces of more than {past + steps} periods without a break, got shorter ones")
+        raise UserError(f"expected pieces of more than {past + steps} periods without a break, got shorter ones")
     return Segments(torch.from_numpy(np.stack(measured)).double(), torch.from_numpy(np.stack(actions)).double())
 
 
@@ -114,11 +115,11 @@ def identify(
     """Estimate `parameters` from `segments`; `start` [S, X] are first guesses of their initial states.
 
     Raises:
-        ValueError: where there are too few segments, the simulation gives no finite numbers, or nothing depends on one
+        UserError: where there are too few segments, the simulation gives no finite numbers, or nothing depends on one
             of the parameters.
     """
     if len(start) <= len(parameters):
-        raise ValueError(f"expected more segments than the {len(parameters)} parameters, got {len(start)}; record more")
+        raise UserError(f"expected more segments than the {len(parameters)} parameters, got {len(start)}; record more")
     fit = _Fit(simulate, parameters, segments, start)
     iterations = fit.run()
     deviation = fit.covariance().diagonal().sqrt() * fit.scale
@@ -230,7 +231,7 @@ class _Fit:
     def _weigh(self) -> None:
         """Weigh every measured number by what is left of it."""
         if not self.residual.isfinite().all():
-            raise ValueError("the simulation gives no finite numbers; begin nearer, or cut shorter segments")
+            raise UserError("the simulation gives no finite numbers; begin nearer, or cut shorter segments")
         Y = self.segments.measured.shape[-1]
         left = self.residual.reshape(-1, Y)
         free = left.numel() - self.start.numel() - len(self.theta)
@@ -246,4 +247,4 @@ class _Fit:
         flat = curvature.diagonal() <= 1e-9
         if flat.any():
             names = ", ".join(name for name, is_flat in zip(self.names, flat.tolist(), strict=True) if is_flat)
-            raise ValueError(f"nothing that was recorded depends on {names}; leave it out, or move more")
+            raise UserError(f"nothing that was recorded depends on {names}; leave it out, or move more")

@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from embodied.contract import Contract
+from embodied.errors import UserError
 from real_robot.robot import Array, Clock
 from real_robot.safety_filters import action_indices
 
@@ -65,12 +66,12 @@ class Keyboard:
     A terminal tells that a key was pressed but not that it was let go: each press counts for `lasting_s`, longer than
     the pause before a key repeats.
 
-    Raises ValueError where `descriptor` is no terminal.
+    Raises UserError where `descriptor` is no terminal.
     """
 
     def __init__(self, descriptor: int = 0, *, lasting_s: float = 0.6, clock: Clock = time.monotonic) -> None:
         if not os.isatty(descriptor):
-            raise ValueError("expected a terminal to read keys from; run it in one, or use a gamepad or SpaceMouse")
+            raise UserError("expected a terminal to read keys from; run it in one, or use a gamepad or SpaceMouse")
         self._descriptor, self._lasting_s, self._clock = descriptor, lasting_s, clock
         self._before = termios.tcgetattr(descriptor)
         self._blocking = os.get_blocking(descriptor)
@@ -136,14 +137,14 @@ SPACEMOUSE = Layout(
 class InputDevice:
     """A gamepad or SpaceMouse by its event device, /dev/input/by-id/*-event-joystick or *-event-mouse.
 
-    Deflections below `dead` are none. Raises ValueError where the device can't be opened.
+    Deflections below `dead` are none. Raises UserError where the device can't be opened.
     """
 
     def __init__(self, path: Path, layout: Layout, *, dead: float = 0.1, clock: Clock = time.monotonic) -> None:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
-            raise ValueError(
+            raise UserError(
                 f"can't read {path}: {error.strerror}; is it plugged in, and you in group input?"
             ) from error
         self._layout, self._dead, self._clock = layout, dead, clock
@@ -226,20 +227,20 @@ class Operator:
         axes: action element -> (axis, action at full deflection).
         gripper: the action element that the gripper button turns over, between its limits; "" for none.
 
-    Raises ValueError for elements that the action does not have.
+    Raises UserError for elements that the action does not have.
     """
 
     def __init__(
         self, channel: Channel, contract: Contract, axes: Mapping[str, tuple[str, float]], gripper: str = ""
     ) -> None:
         if unknown := {axis for axis, _ in axes.values()} - set(AXES):
-            raise ValueError(f"unknown axes {sorted(unknown)}; expected some of {AXES}")
+            raise UserError(f"unknown axes {sorted(unknown)}; expected some of {AXES}")
         spec = contract.action
         self._channel, self._axes = channel, list(axes.values())
         self._index = action_indices(contract, list(axes))
         self._gripper = int(action_indices(contract, [gripper])[0]) if gripper else None
         if self._gripper is not None and not spec.low:
-            raise ValueError(f"expected limits of {gripper!r} in the contract, between which the button turns it over")
+            raise UserError(f"expected limits of {gripper!r} in the contract, between which the button turns it over")
         self._ends = (spec.low[self._gripper], spec.high[self._gripper]) if self._gripper is not None else (0.0, 0.0)
         self._closed: bool | None = None  # as the person wants it; None: as the policy does
         self.pressed: frozenset[str] = frozenset()

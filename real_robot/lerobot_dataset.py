@@ -21,6 +21,7 @@ import numpy as np
 
 from embodied import program
 from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.network import elements
 from real_robot.recording import Episode, Gap, Item, Recording, Tick
@@ -54,14 +55,14 @@ def write(recordings: Sequence[Recording], directory: str | Path, *, robot: str 
     dataset every frame is one period after the one before.
 
     Raises:
-        ValueError: where `directory` exists, contracts differ, an observation changes its shape, or nothing was driven.
+        UserError: where `directory` exists, contracts differ, an observation changes its shape, or nothing was driven.
     """
     directory = Path(directory)
     if directory.exists():
-        raise ValueError(f"{directory} exists; choose another folder for the dataset")
+        raise UserError(f"{directory} exists; choose another folder for the dataset")
     for other in recordings[1:]:
         if other.contract != recordings[0].contract:
-            raise ValueError(f"{other.path} and {recordings[0].path} have different contracts; make a dataset of each")
+            raise UserError(f"{other.path} and {recordings[0].path} have different contracts; make a dataset of each")
     temporary = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -124,7 +125,7 @@ def _piece(task: str, ticks: Sequence[Tick], contract: Contract) -> Piece:
             continue
         shapes = {reading[key].shape for reading in readings}
         if len(shapes) > 1:
-            raise ValueError(f"{key} changes its shape ({sorted(shapes)}), a feature of a LeRobot dataset cannot")
+            raise UserError(f"{key} changes its shape ({sorted(shapes)}), a feature of a LeRobot dataset cannot")
         observation[key] = np.stack([reading[key] for reading in readings])
     actions = np.stack([np.asarray(tick.verdict.action) for tick in ticks]).astype(contract.action.dtype)
     return Piece(task, observation, actions, np.array([tick.intervention for tick in ticks]))
@@ -153,7 +154,7 @@ class _Writer:
         features = _features(self.contract, piece, self.rate)
         if self.features and features != self.features:
             changed = [key for key, feature in features.items() if feature != self.features[key]]
-            raise ValueError(f"{', '.join(changed)} has another shape than in the first episode")
+            raise UserError(f"{', '.join(changed)} has another shape than in the first episode")
         if not self.features:
             self.features = features
             shapes = {key: value.shape[1:] for key, value in piece.observation.items()}
@@ -175,7 +176,7 @@ class _Writer:
     def finish(self) -> None:
         """Write what describes the whole."""
         if not self.episodes:
-            raise ValueError("nothing was driven in these recordings: no tick has a measurement and a written action")
+            raise UserError("nothing was driven in these recordings: no tick has a measurement and a written action")
         self.file.close()
         self._parquet(EPISODES_PATH, self.pa.Table.from_pylist(self.episodes))
         self._parquet("meta/tasks.parquet", self._task_table())
@@ -317,7 +318,7 @@ def _rate(control_dt_s: float) -> int | float:
 def main(arguments: list[str]) -> None:
     """RECORDING... DATASET."""
     if len(arguments) < 2:
-        raise ValueError("expected RECORDING... DATASET")
+        raise UserError("expected RECORDING... DATASET")
     *recordings, directory = arguments
     episodes = write([Recording(path) for path in recordings], directory)
     program.log.info(f"wrote {directory}: {episodes} episodes")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from embodied.algorithms.sft import cut_chunks
 from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.network import elements
 from real_robot.lerobot_dataset import ACTION, CAMERA, STATE, is_camera
@@ -34,7 +35,7 @@ def chunks(directory: str | Path, contract: Contract) -> TensorDict:
     """Chunks {observation, actions [D, H, A], valid [D, H]} of all episodes of a dataset, as `contract` reads them.
 
     Raises:
-        ValueError: where the folder is no dataset, or does not serve the contract; says what is missing, what is there.
+        UserError: where the folder is no dataset, or does not serve the contract; says what is missing, what is there.
     """
     return TensorDict.cat([cut_chunks(*episode, contract.horizon) for episode in read(directory, contract)])
 
@@ -43,7 +44,7 @@ def read(directory: str | Path, contract: Contract) -> Iterator[tuple[TensorDict
     """Observation [L] and actions [L, A] of every episode, in the order and with the keys of `contract`.
 
     Raises:
-        ValueError: as `chunks`.
+        UserError: as `chunks`.
     """
     source = _Source(Path(directory))
     columns = source.plan(contract)
@@ -81,9 +82,9 @@ class _Source:
             self.features: dict[str, Any] = self.info["features"]
             version = self.info["codebase_version"]
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{directory} is no LeRobot dataset: {type(error).__name__}: {error}") from error
+            raise UserError(f"{directory} is no LeRobot dataset: {type(error).__name__}: {error}") from error
         if version not in VERSIONS:
-            raise ValueError(f"{directory} has format {version}; expected one of {', '.join(VERSIONS)}")
+            raise UserError(f"{directory} has format {version}; expected one of {', '.join(VERSIONS)}")
         path = directory / "meta/contract.json"
         self.contract = Contract.from_dict(json.loads(path.read_text())) if path.exists() else None
 
@@ -103,15 +104,15 @@ class _Source:
                 for key, feature in self.features.items()
                 if key.startswith(("observation", ACTION))
             )
-            raise ValueError(f"{self.directory} does not serve the contract ({'; '.join(rows)}); it has {has}")
+            raise UserError(f"{self.directory} does not serve the contract ({'; '.join(rows)}); it has {has}")
         log.warning(f"{self.directory} tells no units and frames; they are taken to be those of the contract")
         return {key: column for key, column in found.items() if isinstance(column, _Column)}
 
     def _own_plan(self, own: Contract, wanted: Contract, needed: dict[str, TensorSpec]) -> dict[str, _Column]:
         try:
             binding = wanted.bind(own)
-        except ValueError as error:
-            raise ValueError(f"{self.directory} does not serve the contract: {' '.join(str(error).split())}") from error
+        except UserError as error:
+            raise UserError(f"{self.directory} does not serve the contract: {' '.join(str(error).split())}") from error
         where = {name: place for place, name in enumerate(_names(self.features.get(STATE, {})))}
         columns = {}
         for key in needed:
@@ -158,7 +159,7 @@ class _Source:
         try:
             table = pa.concat_tables([pq.read_table(file, columns=columns) for file in files])
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"cannot read the data of {self.directory}: {error}") from error
+            raise UserError(f"cannot read the data of {self.directory}: {error}") from error
         table = table.sort_by([("episode_index", "ascending"), ("frame_index", "ascending")])
         numbers = table["episode_index"].to_numpy()
         starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
@@ -194,10 +195,10 @@ class _Source:
                 if len(frames) == length:
                     return np.stack(frames)
         except (OSError, StopIteration, RuntimeError) as error:
-            raise ValueError(f"cannot read {path}: {error}") from error
+            raise UserError(f"cannot read {path}: {error}") from error
         finally:
             reader.close()
-        raise ValueError(f"expected {length} frames from {first} on in {path}, got {len(frames)}; it is cut short")
+        raise UserError(f"expected {length} frames from {first} on in {path}, got {len(frames)}; it is cut short")
 
     def _video(self, key: str, episode: int) -> tuple[Path, int]:
         """The file that holds an episode's pictures, and the number of the first."""
@@ -214,7 +215,7 @@ class _Source:
                     chunk, number, start_s = (row[name] for name in names)
                     path = template.format(video_key=key, chunk_index=chunk, file_index=number)
                     return self.directory / path, round(start_s * self.info["fps"])
-        raise ValueError(f"meta/episodes of {self.directory} does not tell where {key} of episode {episode} is")
+        raise UserError(f"meta/episodes of {self.directory} does not tell where {key} of episode {episode} is")
 
 
 def _names(feature: dict[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
+from embodied.errors import UserError
 from real_robot.barrier import Distance
 from real_robot.energy_tank import Tank
 
@@ -53,12 +54,12 @@ class ElementLimits:
         return any(math.isfinite(bound) for bound in bounds)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for limits that nothing can keep."""
+        """Raise UserError for limits that nothing can keep."""
         rates = (self.velocity, self.acceleration, self.jerk)
         if not (self.low < self.high and all(rate > 0 for rate in rates) and self.scale > 0):
-            raise ValueError(f"expected low < high, positive limits and a positive scale, got {self}")
+            raise UserError(f"expected low < high, positive limits and a positive scale, got {self}")
         if self.kind is not Kind.POSITION and not self.measured and (self.low, self.high) != (-INF, INF):
-            raise ValueError(f"expected `measured`, the observed position that {self.low} and {self.high} bound")
+            raise UserError(f"expected `measured`, the observed position that {self.low} and {self.high} bound")
 
 
 @dataclass
@@ -77,11 +78,11 @@ class Range:
     deceleration: float = INF
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an empty range."""
+        """Raise UserError for an empty range."""
         if not (self.low < self.high and self.deceleration > 0 and self.acceleration >= 0):
-            raise ValueError(f"expected low < high, acceleration >= 0 and deceleration > 0, got {self}")
+            raise UserError(f"expected low < high, acceleration >= 0 and deceleration > 0, got {self}")
         if not self.rate and (self.acceleration, self.deceleration) != (0.0, INF):
-            raise ValueError(f"expected `rate`, the observed derivative that accelerations are of, got {self}")
+            raise UserError(f"expected `rate`, the observed derivative that accelerations are of, got {self}")
 
 
 @dataclass
@@ -106,20 +107,20 @@ class Limits:
     clock_error_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for times or angles out of range."""
+        """Raise UserError for times or angles out of range."""
         if not (self.observation_timeout_s > 0 and self.command_timeout_s > 0 and self.clock_error_s >= 0):
-            raise ValueError("expected positive timeouts and clock_error_s >= 0")
+            raise UserError("expected positive timeouts and clock_error_s >= 0")
         if not 0 < self.tilt_rad <= math.pi:
-            raise ValueError(f"expected 0 < tilt_rad <= pi, got {self.tilt_rad}")
+            raise UserError(f"expected 0 < tilt_rad <= pi, got {self.tilt_rad}")
         if bool(self.attitude) != (self.tilt_rad < math.pi):
-            raise ValueError("expected `attitude` and `tilt_rad` together: which observation may lean how far")
+            raise UserError("expected `attitude` and `tilt_rad` together: which observation may lean how far")
 
 
 def load_limits(path: Path) -> Limits:
     """Read a YAML file of the fields of `Limits`.
 
     Raises:
-        ValueError: on one line, for unknown fields, wrong types and impossible limits.
+        UserError: on one line, for unknown fields, wrong types and impossible limits.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -128,8 +129,8 @@ def load_limits(path: Path) -> Limits:
     try:
         limits = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Limits), OmegaConf.load(path)))
     except OmegaConfBaseException as error:
-        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path}: {str(error).splitlines()[0]}") from error
     except YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     assert isinstance(limits, Limits)
     return limits

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.network import MEMORY
 from embodied.policy import Decision
@@ -23,7 +24,7 @@ class OnnxPolicy:
     It has `initial_memory` where the exported policy remembers.
 
     Raises:
-        ValueError: where the folder holds no such export.
+        UserError: where the folder holds no such export.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -38,13 +39,13 @@ class OnnxPolicy:
             self.contract = Contract.from_dict(json.loads((directory / "contract.json").read_text()))
             record: dict[str, Any] = json.loads((directory / "export.json").read_text())
             if record["target"] != "onnx":
-                raise ValueError(f"it was exported with target={record['target']}")
+                raise UserError(f"it was exported with target={record['target']}")
             self._session = onnxruntime.InferenceSession(
                 str(directory / "policy.onnx"), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # ONNX Runtime's have no class of their own in common
             reason = " ".join(str(error).split())
-            raise ValueError(f"{directory} holds no policy exported with target=onnx ({reason})") from error
+            raise UserError(f"{directory} holds no policy exported with target=onnx ({reason})") from error
         if record["initial_memory"] is not None:
             self._initial = torch.tensor(record["initial_memory"])
             self.initial_memory = self._initial_memory

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from embodied.chunking import Running
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.memory import STARTED
 from embodied.network import MEMORY
@@ -41,7 +42,7 @@ class PolicyClient:
         constants: what else to send with every observation, such as openpi's {"prompt": "..."}.
 
     Raises:
-        ValueError: where the contract is missing, or is not the server's.
+        UserError: where the contract is missing, or is not the server's.
         OSError: where the server cannot be reached, or refuses.
     """
 
@@ -60,9 +61,9 @@ class PolicyClient:
         metadata = self._connect(time.monotonic() + deadline_s)
         told = Contract.from_dict(metadata["contract"]) if "contract" in metadata else contract
         if told is None:
-            raise ValueError(f"{uri} does not tell the contract of its policy; give it: contract=...")
+            raise UserError(f"{uri} does not tell the contract of its policy; give it: contract=...")
         if contract is not None and (rows := told.differences(contract)):
-            raise ValueError(f"the policy at {uri} has another contract ({'; '.join(rows)})")
+            raise UserError(f"the policy at {uri} has another contract ({'; '.join(rows)})")
         self.contract, self._ours = told, "contract" in metadata
         self._initial = metadata.get("initial_memory")
         if self._initial is not None:
@@ -126,7 +127,7 @@ class PolicyClient:
         shape = (self.contract.horizon, *self.contract.action.shape)
         if not isinstance(actions, np.ndarray) or actions.shape != shape:
             got = actions.shape if isinstance(actions, np.ndarray) else type(actions).__name__
-            raise ValueError(f"expected actions {shape} from {self.uri}, got {got}")
+            raise UserError(f"expected actions {shape} from {self.uri}, got {got}")
         sample = {MEMORY: torch.from_numpy(reply[MEMORY]).unsqueeze(0)} if self._initial is not None else {}
         batch = torch.from_numpy(actions.astype(np.float32, copy=False)).unsqueeze(0)
         return Decision(batch, TensorDict(sample, batch_size=[1]), torch.full((1, 1), torch.nan))
@@ -150,7 +151,7 @@ class PolicyClient:
     def _check_same(self, metadata: dict[str, Any]) -> None:
         if self._ours and metadata.get("contract") != _plain(self.contract):
             self._drop()
-            raise ValueError(f"{self.uri} now serves a policy of another contract; connect anew")
+            raise UserError(f"{self.uri} now serves a policy of another contract; connect anew")
 
     def _exchange(self, data: bytes, until: float) -> dict[str, Any]:
         connection = self._connection
@@ -164,7 +165,7 @@ class PolicyClient:
             raise TimeoutError(f"the policy server {self.uri} did not answer within {self.deadline_s} s") from error
         if isinstance(reply, str):
             self._drop()
-            raise ValueError(f"the policy server {self.uri} refuses: {' '.join(reply.split())[-300:]}")
+            raise UserError(f"the policy server {self.uri} refuses: {' '.join(reply.split())[-300:]}")
         return unpack(reply)
 
     def _connect(self, until: float) -> dict[str, Any]:
@@ -188,7 +189,7 @@ class PolicyClient:
             self._drop()
             raise ConnectionError(f"cannot reach the policy server {self.uri}: {error}") from error
         if isinstance(greeting, str):
-            raise ValueError(f"{self.uri} is no policy server: it greets with text")
+            raise UserError(f"{self.uri} is no policy server: it greets with text")
         return unpack(greeting)
 
 

@@ -23,6 +23,7 @@ from tensordict import TensorDict
 
 from embodied.chunking import InpaintingPolicy, Running
 from embodied.contract import TensorSpec
+from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.memory import RecurrentPolicy
 from embodied.network import MEMORY
@@ -64,7 +65,7 @@ class PolicyServer:
         limits: see there.
 
     Raises:
-        ValueError: for a token that is too short to be one.
+        UserError: for a token that is too short to be one.
         OSError: where the address cannot be listened on.
     """
 
@@ -79,7 +80,7 @@ class PolicyServer:
         limits: ServerLimits | None = None,
     ) -> None:
         if len(token) < 16:
-            raise ValueError(f"expected a token of at least 16 characters, got {len(token)}")
+            raise UserError(f"expected a token of at least 16 characters, got {len(token)}")
         self.host, self.port = host, port
         self._answerer = _Answerer(policy, device)
         self._token, self._limits = token.encode(), limits or ServerLimits()
@@ -185,10 +186,10 @@ class _Answerer:
         started = time.perf_counter()
         try:
             if isinstance(request, str):
-                raise ValueError("expected a binary message, got text")
+                raise UserError("expected a binary message, got text")
             message = unpack(request)
             decision = self._decide(message, _Options.of(message.pop(OPTIONS, {})))
-        except ValueError as error:
+        except UserError as error:
             return " ".join(str(error).split())
         except Exception:
             log.exception("the policy failed")
@@ -206,7 +207,7 @@ class _Answerer:
         if options.running is None:
             return self.policy.act(observation, deterministic=options.deterministic, generator=generator)
         if not isinstance(self.policy, InpaintingPolicy):
-            raise ValueError(f"{type(self.policy).__name__} cannot continue running chunks")
+            raise UserError(f"{type(self.policy).__name__} cannot continue running chunks")
         running = self._running(options.running)
         return self.policy.inpaint(observation, running, deterministic=options.deterministic, generator=generator)
 
@@ -216,16 +217,16 @@ class _Answerer:
         specs |= {"frozen": TensorSpec((), "int64"), "overlap": TensorSpec((), "int64")}
         arrays = {key: self._checked(key, spec, given.get(key)) for key, spec in specs.items()}
         if not 0 <= arrays["frozen"] <= arrays["overlap"] <= contract.horizon:
-            raise ValueError(f"expected 0 <= frozen <= overlap <= {contract.horizon} in running")
+            raise UserError(f"expected 0 <= frozen <= overlap <= {contract.horizon} in running")
         return Running(**{key: torch.from_numpy(value).unsqueeze(0).to(self.device) for key, value in arrays.items()})
 
     @staticmethod
     def _checked(key: str, spec: TensorSpec, value: object) -> np.ndarray:
         if not isinstance(value, np.ndarray):
-            raise ValueError(f"{key}: expected an array of {spec.dtype} {spec.shape}, got {type(value).__name__}")
+            raise UserError(f"{key}: expected an array of {spec.dtype} {spec.shape}, got {type(value).__name__}")
         fits = len(spec.shape) == value.ndim and all(a in (-1, b) for a, b in zip(spec.shape, value.shape, strict=True))
         if str(value.dtype) != spec.dtype or not fits:
-            raise ValueError(f"{key}: expected {spec.dtype} {spec.shape}, got {value.dtype} {value.shape}")
+            raise UserError(f"{key}: expected {spec.dtype} {spec.shape}, got {value.dtype} {value.shape}")
         return value
 
 
@@ -242,10 +243,10 @@ class _Options:
         try:
             options = _Options(**given)  # type: ignore[arg-type]
         except TypeError as error:
-            raise ValueError(f"{OPTIONS}: expected deterministic, seed and running, got {given!r:.80}") from error
+            raise UserError(f"{OPTIONS}: expected deterministic, seed and running, got {given!r:.80}") from error
         kinds = type(options.deterministic), type(options.seed)
         if kinds != (bool, int) or not isinstance(options.running, dict | None) or not 0 <= options.seed < 2**63:
-            raise ValueError(f"{OPTIONS}: expected a bool, a number and a map, got {given!r:.80}")
+            raise UserError(f"{OPTIONS}: expected a bool, a number and a map, got {given!r:.80}")
         return options
 
 

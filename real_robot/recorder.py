@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
 from embodied.extras import needs_extra
 from real_robot import cdr
 from real_robot.recording import END, FORMAT, METADATA, ROOT, Decided, Episode, Gap, Item, Message, Tick
@@ -51,7 +52,7 @@ class Recorder:
         capacity: items.
 
     Raises:
-        ValueError: where `path` exists, or the contract holds what cannot be recorded.
+        UserError: where `path` exists, or the contract holds what cannot be recorded.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class _File:
         try:
             self.stream = path.open("xb")
         except FileExistsError as error:
-            raise ValueError(f"{path} exists; recordings are never overwritten, choose another path") from error
+            raise UserError(f"{path} exists; recordings are never overwritten, choose another path") from error
         self._contract = contract
         self._channels: dict[Hashable, int] = {}
         self._schemas: dict[str, int] = {}
@@ -284,8 +285,8 @@ def _row(batch: Any) -> Array:  # noqa: ANN401 - a Tensor, which TensorDict does
 def _check_recordable(key: str, spec: TensorSpec) -> None:
     try:
         cdr.array_type(spec.dtype, spec.shape)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from error
 
 
 def _chunk_bytes(contract: Contract) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.extras import needs_extra
 from real_robot import cdr
 from real_robot.robot import Array, Reading
@@ -87,7 +88,7 @@ class Recording:
     """Reads what a `Recorder` wrote, also where the process was killed: `complete` says after reading whether it was.
 
     Raises:
-        ValueError: where the file is missing or no recording.
+        UserError: where the file is missing or no recording.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -95,7 +96,7 @@ class Recording:
         self.complete = False
         told = next((record for record in _records(self.path) if _kind(record) == METADATA), None)
         if told is None or told.metadata.get("format") != FORMAT:
-            raise ValueError(f"{path}: expected a recording of format {FORMAT}; other MCAP files hold no contract")
+            raise UserError(f"{path}: expected a recording of format {FORMAT}; other MCAP files hold no contract")
         self.contract = Contract.from_dict(json.loads(told.metadata["contract"]))
         self.origin: dict[str, Any] = json.loads(told.metadata["origin"])
 
@@ -164,7 +165,7 @@ def _records(path: Path) -> Iterator[Any]:
     except EndOfFile:
         return
     except (OSError, ValueError, McapError, ZstdError, struct.error, MemoryError) as error:
-        raise ValueError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
 
 
 class _Whole(io.BufferedReader):

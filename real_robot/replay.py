@@ -14,6 +14,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.chunking import InpaintingPolicy, Running
+from embodied.errors import UserError
 from embodied.memory import STARTED, Memory
 from embodied.network import MEMORY
 from embodied.policy import Decision, Policy
@@ -48,7 +49,7 @@ def replay(recording: Recording, policy: Policy, device: torch.device | str = "c
     from the recorded state. What the memory was on the robot is compared, too.
 
     Raises:
-        ValueError: where the recording holds no decisions, or other observations than the policy reads.
+        UserError: where the recording holds no decisions, or other observations than the policy reads.
     """
     memory, tally = Memory(policy, 1, device), _Tally()
     generator = torch.Generator(device)
@@ -76,7 +77,7 @@ def replay_executor(recording: Recording, make: Callable[[Clock], Executor]) -> 
     `make` gets the recorded clock. The executor has to be synchronous: how long inference took is not recorded.
 
     Raises:
-        ValueError: where the recording holds no ticks.
+        UserError: where the recording holds no ticks.
     """
     now, tally = 0.0, _Tally()
     executor = make(lambda: now)
@@ -101,12 +102,12 @@ def _ask(policy: Policy, observation: TensorDict, item: Decided, generator: torc
         if not item.running:
             return policy.act(observation, **options)
         if not isinstance(policy, InpaintingPolicy):
-            raise ValueError(f"the recorded policy continued running chunks, {type(policy).__name__} cannot")
+            raise UserError(f"the recorded policy continued running chunks, {type(policy).__name__} cannot")
         known = {name: torch.from_numpy(value).to(observation.device) for name, value in item.running.items()}
         return policy.inpaint(observation, Running(**{k: v.unsqueeze(0) for k, v in known.items()}), **options)
     except KeyError as error:
         read = ", ".join(item.observation)
-        raise ValueError(f"the policy reads {error}, the recorded one read {read}; replay the one recorded") from error
+        raise UserError(f"the policy reads {error}, the recorded one read {read}; replay the one recorded") from error
 
 
 def _batch(observation: dict[str, Array]) -> TensorDict:
@@ -147,7 +148,7 @@ class _Tally:
 
     def result(self, expected: str) -> Replay:
         if not self.compared + self.skipped:
-            raise ValueError(f"the recording holds no {expected}")
+            raise UserError(f"the recording holds no {expected}")
         episodes = tuple(tuple(answers) for answers in self.episodes if answers)
         return Replay(self.compared, self.identical, self.largest, self.skipped, episodes)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from embodied.contract import Contract
+from embodied.errors import UserError
 
 if TYPE_CHECKING:
     from embodied.environment import Environment, Transition
@@ -66,7 +67,7 @@ class SimulatedRobot:
     def __init__(self, environment: Environment, holding: Callable[[dict[str, Array]], Array]) -> None:
         if environment.num_envs != 1 or environment.contract.executed != 1:
             got = f"{environment.num_envs} environments and K={environment.contract.executed}"
-            raise ValueError(f"expected one environment that executes single actions, got {got}")
+            raise UserError(f"expected one environment that executes single actions, got {got}")
         self.contract, self.environment, self._holding = environment.contract, environment, holding
         self.transition: Transition | None = None
         self._keys = [key for key, spec in self.contract.observation.items() if not spec.privileged]

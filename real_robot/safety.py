@@ -10,6 +10,7 @@ from enum import Enum
 import numpy as np
 
 from embodied.contract import Contract
+from embodied.errors import UserError
 from real_robot.limits import Limits, Range, load_limits
 from real_robot.robot import Array, Clock, Reading, Robot
 from real_robot.safety_filters import Element, Filters, observed_element
@@ -51,7 +52,7 @@ class Safety:
     once, until input is good again. A bound on what is observed, a robot that fails, and `trip` stop it until `reset`.
     All methods may be called from any thread: once `trip` has returned, nothing is written.
 
-    Raises ValueError for limits that do not fit the robot's contract.
+    Raises UserError for limits that do not fit the robot's contract.
     """
 
     def __init__(self, robot: Robot, limits: Limits, clock: Clock) -> None:
@@ -191,4 +192,4 @@ def _attitude(contract: Contract, key: str) -> list[Element]:
     for needed, read in ((("zz",), ("zz",)), (("x", "y", "z", "w"), ("x", "y"))):
         if set(needed) <= set(names):
             return [observed_element(contract, f"{key}.{name}") for name in read]
-    raise ValueError(f"expected an attitude with an element zz or x, y, z, w; {key!r} has {names}")
+    raise UserError(f"expected an attitude with an element zz or x, y, z, w; {key!r} has {names}")

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from embodied.contract import Contract
+from embodied.errors import UserError
 from real_robot.barrier import Barrier, Distance
 from real_robot.energy_tank import EnergyTank, Tank
 from real_robot.limits import INF, ElementLimits, Kind, Limits
@@ -21,7 +22,7 @@ def observed_element(contract: Contract, name: str) -> Element:
     """Where "key.element" is in an observation; elements without names have numbers.
 
     Raises:
-        ValueError: where the contract's observation has no such element.
+        UserError: where the contract's observation has no such element.
     """
     key, _, element = name.partition(".")
     spec = contract.observation.get(key)
@@ -30,13 +31,13 @@ def observed_element(contract: Contract, name: str) -> Element:
         if element in names:
             return key, names.index(element)
     known = [key for key, spec in contract.observation.items() if not spec.privileged and len(spec.shape) == 1]
-    raise ValueError(f"no observed element {name!r}; expected key.element with a key of {known}")
+    raise UserError(f"no observed element {name!r}; expected key.element with a key of {known}")
 
 
 class Filters:
     """Turns a sound action [A] into one inside all limits.
 
-    Raises ValueError for limits of elements that the contract does not have, and for elements without any.
+    Raises UserError for limits of elements that the contract does not have, and for elements without any.
     """
 
     def __init__(self, contract: Contract, limits: Limits) -> None:
@@ -47,10 +48,10 @@ class Filters:
         self._high = np.array(contract.action.high or (INF,) * size)
         self._limits = [limits.commands.get(name) for name in self._names]
         if unknown := set(limits.commands) - set(self._names):
-            raise ValueError(f"limits of {sorted(unknown)}, expected elements of the action: {self._names}")
+            raise UserError(f"limits of {sorted(unknown)}, expected elements of the action: {self._names}")
         for name, given, low, high in zip(self._names, self._limits, self._low, self._high, strict=True):
             if math.isinf(high - low) and not (given and given.limited):
-                raise ValueError(f"no limits for action element {name!r}: give low and high, or name it in `commands`")
+                raise UserError(f"no limits for action element {name!r}: give low and high, or name it in `commands`")
         self._axes = [self._element(contract, index) for index, given in enumerate(self._limits) if given]
         for index, given in enumerate(self._limits):
             if given and given.kind is not Kind.POSITION:
@@ -114,11 +115,11 @@ class _LimitedElement:
         if self._position:
             low, high = max(low, limits.low), min(high, limits.high)
             if not low <= limits.rest <= high and measured is None:
-                raise ValueError(f"expected rest inside {low} to {high}, got {limits.rest}")
+                raise UserError(f"expected rest inside {low} to {high}, got {limits.rest}")
             self._axis = Axis(low, high, -fastest, fastest, b, c)
         else:
             if not low <= 0.0 <= high:
-                raise ValueError(f"expected a velocity whose limits contain zero, got {command}")
+                raise UserError(f"expected a velocity whose limits contain zero, got {command}")
             self._axis = Axis(limits.low, limits.high, max(low, -fastest), min(high, fastest), b, c)
 
     def start(self, observation: dict[str, Array]) -> bool:
@@ -166,9 +167,7 @@ class _DistanceFilter:
         self._scale = np.array([_rate_scale(limits, name, contract.control_dt_s) for name in distance.elements])
         key = distance.position or distance.ranges
         if key not in contract.observation:
-            raise ValueError(
-                f"no observation {key!r} to keep distance by; expected one of {list(contract.observation)}"
-            )
+            raise UserError(f"no observation {key!r} to keep distance by; expected one of {list(contract.observation)}")
         self._barrier = Barrier(distance, contract.control_dt_s)
 
     def apply(self, wanted: Array, observation: dict[str, Array], axes: list[_LimitedElement]) -> Array:
@@ -219,11 +218,11 @@ def action_indices(contract: Contract, elements: list[str]) -> Array:
     """Where `elements` are in the action.
 
     Raises:
-        ValueError: where one is not.
+        UserError: where one is not.
     """
     names = action_names(contract)
     if unknown := [element for element in elements if element not in names]:
-        raise ValueError(f"no action elements {unknown}; expected some of {names}")
+        raise UserError(f"no action elements {unknown}; expected some of {names}")
     return np.array([names.index(element) for element in elements])
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied.errors import UserError
 from embodied.extras import needs_extra
 
 OPTIONS = "__options__"
@@ -29,21 +30,21 @@ def pack(message: dict[str, Any]) -> bytes:
     """`message`, of arrays, numbers, text, lists and maps, as bytes.
 
     Raises:
-        ValueError: where it holds anything else.
+        UserError: where it holds anything else.
     """
     with needs_extra("robot"):
         import msgpack
     try:
         return bytes(msgpack.Packer(default=_encode).pack(message))
     except TypeError as error:
-        raise ValueError(f"cannot send this: {error}") from error
+        raise UserError(f"cannot send this: {error}") from error
 
 
 def unpack(data: bytes) -> dict[str, Any]:
     """The inverse of `pack`; arrays are copies, writable.
 
     Raises:
-        ValueError: on one line, for bytes that are no such message. Nothing in them is ever executed.
+        UserError: on one line, for bytes that are no such message. Nothing in them is ever executed.
     """
     with needs_extra("robot"):
         import msgpack
@@ -59,9 +60,9 @@ def unpack(data: bytes) -> dict[str, Any]:
         msgpack.UnpackException,
     ) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"not a message of a policy client or server: {reason}") from error
+        raise UserError(f"not a message of a policy client or server: {reason}") from error
     if not isinstance(message, dict):
-        raise ValueError(f"not a message of a policy client or server: expected a map, got {type(message).__name__}")
+        raise UserError(f"not a message of a policy client or server: expected a map, got {type(message).__name__}")
     return message
 
 
@@ -79,9 +80,9 @@ def _decode(found: dict[Any, Any]) -> Any:  # noqa: ANN401 - any message
     if b"__ndarray__" in found:
         dtype, shape, data = _dtype(found[b"dtype"]), found[b"shape"], found[b"data"]
         if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-            raise ValueError(f"an array of shape {shape!r}")
+            raise UserError(f"an array of shape {shape!r}")
         if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"an array of {dtype} and shape {shape} with other data")
+            raise UserError(f"an array of {dtype} and shape {shape} with other data")
         return np.frombuffer(data, dtype).reshape(shape).copy()
     if b"__npgeneric__" in found:
         return _dtype(found[b"dtype"]).type(found[b"data"])
@@ -90,7 +91,7 @@ def _decode(found: dict[Any, Any]) -> Any:  # noqa: ANN401 - any message
 
 def _dtype(name: object) -> np.dtype:
     if not isinstance(name, str):
-        raise ValueError(f"a dtype {name!r}")
+        raise UserError(f"a dtype {name!r}")
     dtype = np.dtype(name)
     _check_dtype(dtype)
     return dtype
@@ -98,8 +99,8 @@ def _dtype(name: object) -> np.dtype:
 
 def _check_dtype(dtype: np.dtype) -> None:
     if dtype.kind not in KINDS or dtype.itemsize > 8:
-        raise ValueError(f"an array of {dtype}; expected bool, integers or floats of up to 64 bits")
+        raise UserError(f"an array of {dtype}; expected bool, integers or floats of up to 64 bits")
 
 
 def _refuse_extension(code: int, _: bytes) -> Any:  # noqa: ANN401 - msgpack's
-    raise ValueError(f"an extension type {code}")
+    raise UserError(f"an extension type {code}")

@@ -13,6 +13,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 
+from embodied.errors import UserError
 from embodied.files import complete_or_absent
 
 # What may change results (contraction of a*b+c) changes them for all lanes alike: all run the same instructions.
@@ -40,7 +41,7 @@ def load(source: str) -> ctypes.CDLL | None:
     """The library of C `source`, compiled unless the cache has it; None where there is no compiler.
 
     Raises:
-        ValueError: with the compiler's message, where it fails.
+        UserError: with the compiler's message, where it fails.
     """
     program = compiler()
     if program is None:
@@ -77,7 +78,7 @@ def _compile(command: list[str], source: str, path: Path) -> None:
     result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     if result.returncode:
         reason = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip()[-200:])
-        raise ValueError(f"{command[0]} could not compile a simulator ({reason}); set CC to another compiler")
+        raise UserError(f"{command[0]} could not compile a simulator ({reason}); set CC to another compiler")
 
 
 def _version(program: str) -> str:

@@ -23,6 +23,7 @@ from embodied.advantage import chunk_reward, gae, values
 from embodied.algorithms.schedule import fall
 from embodied.config import at_least
 from embodied.environment import DifferentiableEnvironment, StartEnvironment
+from embodied.errors import UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
 from embodied.rollout import DifferentiableCollector, Rollout
 
@@ -44,10 +45,10 @@ class BPTTConfig:
     trace: float = 0.95
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible sizes."""
+        """Raise UserError for impossible sizes."""
         at_least(self, 1, "decisions", "value_epochs", "value_minibatch")
         if self.critic and self.discount >= 1.0:
-            raise ValueError(f"expected a discount below 1 with critic=true, got {self.discount}")
+            raise UserError(f"expected a discount below 1 with critic=true, got {self.discount}")
 
     def build(
         self,
@@ -59,12 +60,12 @@ class BPTTConfig:
         """Make the learner of `policy` in `env`; the demonstrations are not used.
 
         Raises:
-            ValueError: for an environment or a policy without gradients.
+            UserError: for an environment or a policy without gradients.
         """
         if not isinstance(env, DifferentiableEnvironment):
-            raise ValueError("expected a differentiable simulator for algorithm=bptt; use algorithm=ppo")
+            raise UserError("expected a differentiable simulator for algorithm=bptt; use algorithm=ppo")
         if not isinstance(policy, DeterministicPolicy):
-            raise ValueError("expected a policy with deterministic actions for algorithm=bptt; use policy=mlp")
+            raise UserError("expected a policy with deterministic actions for algorithm=bptt; use policy=mlp")
         return BPTT(policy, self, generator)
 
 

@@ -28,6 +28,7 @@ from embodied.algorithms.schedule import fall
 from embodied.config import at_least
 from embodied.contract import Contract
 from embodied.environment import StartEnvironment
+from embodied.errors import UserError
 from embodied.memory import RecurrentPolicy
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout import Collector, Rollout, Starts, first_decisions
@@ -55,7 +56,7 @@ class DistillationConfig:
     max_gradient_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible sizes."""
+        """Raise UserError for impossible sizes."""
         at_least(self, 1, "decisions", "epochs", "minibatch", "teacher_steps")
 
     def build(
@@ -68,7 +69,7 @@ class DistillationConfig:
         """Make the teacher and the learner of `policy`, the student; the demonstrations are not used.
 
         Raises:
-            ValueError: for a teacher that cannot be told what it is to be told, or that its learner cannot train.
+            UserError: for a teacher that cannot be told what it is to be told, or that its learner cannot train.
         """
         teacher = self.teacher.build(informed(env.contract, self.told)).to(policy.device)
         observation, actions = first_decisions(env, generator)
@@ -80,11 +81,11 @@ def informed(contract: Contract, told: list[str]) -> Contract:
     """`contract` with the privileged observations `told` in everybody's reach.
 
     Raises:
-        ValueError: where one of them is not there, or is no secret.
+        UserError: where one of them is not there, or is no secret.
     """
     secrets = [key for key, spec in contract.observation.items() if spec.privileged]
     if unknown := [key for key in told if key not in secrets]:
-        raise ValueError(f"expected told to be among the privileged observations {secrets}, got {unknown}")
+        raise UserError(f"expected told to be among the privileged observations {secrets}, got {unknown}")
     specs = contract.observation
     return replace(contract, observation=specs | {key: replace(specs[key], privileged=False) for key in told})
 

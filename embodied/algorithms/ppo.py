@@ -51,7 +51,7 @@ class PPOConfig:
     final: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible sizes."""
+        """Raise UserError for impossible sizes."""
         at_least(self, 1, "decisions", "epochs", "minibatch")
 
     def build(

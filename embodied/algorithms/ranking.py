@@ -26,6 +26,7 @@ from embodied.advantage import explained_variance, gae, values
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
 from embodied.config import at_least
 from embodied.environment import StartEnvironment
+from embodied.errors import UserError
 from embodied.policy import RankingPolicy, TrainablePolicy
 from embodied.replay import ChunkReplay
 from embodied.rollout import Collector, Rollout
@@ -62,11 +63,11 @@ class RankingConfig:
     max_gradient_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible sizes."""
+        """Raise UserError for impossible sizes."""
         at_least(self, 1, "epochs", "value_minibatch", "gradient_steps", "minibatch", "window")
         at_least(self, 0, "warmup")
         if not 0.0 < self.imitated <= 1.0:
-            raise ValueError(f"expected imitated in (0, 1], got {self.imitated}")
+            raise UserError(f"expected imitated in (0, 1], got {self.imitated}")
 
     @property
     def decisions(self) -> int:
@@ -83,10 +84,10 @@ class RankingConfig:
         """Make the learner of `policy` in `env`, beside `demonstrations` [D] chunks; `generator` draws minibatches.
 
         Raises:
-            ValueError: for a policy that cannot rank.
+            UserError: for a policy that cannot rank.
         """
         if not isinstance(policy, RankingPolicy):
-            raise ValueError("expected a policy that ranks candidates for algorithm=ranking; use policy=flow")
+            raise UserError("expected a policy that ranks candidates for algorithm=ranking; use policy=flow")
         imitation = self.imitation.build(policy, demonstrations, env, generator)
         return Ranking(policy, self, imitation, env.num_envs, generator)
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.config import at_least
 from embodied.environment import StartEnvironment
+from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.replay import ChunkReplay, EpisodeAssembler
 from embodied.rollout import Collector, Rollout
@@ -52,7 +53,7 @@ class SelfImitationConfig:
     sft: SFTConfig = field(default_factory=SFTConfig)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible sizes."""
+        """Raise UserError for impossible sizes."""
         at_least(self, 1, "decisions", "rounds", "gradient_steps", "capacity", "attempts")
 
     def build(
@@ -65,10 +66,10 @@ class SelfImitationConfig:
         """Make the learner of `policy` in `env`, beside `demonstrations` [D] chunks; `generator` draws minibatches.
 
         Raises:
-            ValueError: without demonstrations.
+            UserError: without demonstrations.
         """
         if demonstrations is None:
-            raise ValueError("imitation needs demonstrations, which this task has not; use algorithm=ppo")
+            raise UserError("imitation needs demonstrations, which this task has not; use algorithm=ppo")
         return SelfImitation(policy, self, demonstrations, env, generator)
 
 

@@ -34,7 +34,7 @@ class SFTConfig:
     max_gradient_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible sizes."""
+        """Raise UserError for impossible sizes."""
         at_least(self, 1, "batch")
 
     def build(self, policy: TrainablePolicy, generator: torch.Generator) -> SFT:

@@ -27,6 +27,7 @@ from embodied.advantage import n_step
 from embodied.algorithms.schedule import fall
 from embodied.config import at_least
 from embodied.environment import StartEnvironment
+from embodied.errors import UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
 from embodied.replay import ChunkReplay
 from embodied.rollout import Collector, Rollout
@@ -56,7 +57,7 @@ class TD3Config:
     hidden: list[int] = field(default_factory=lambda: [64, 64])
 
     def __post_init__(self) -> None:
-        """Raise ValueError for impossible sizes."""
+        """Raise UserError for impossible sizes."""
         at_least(self, 1, "decisions", "gradient_steps", "lookahead", "minibatch", "capacity", "policy_delay")
 
     def build(
@@ -69,12 +70,12 @@ class TD3Config:
         """Make the learner of `policy`; `generator` draws minibatches, the demonstrations are not used.
 
         Raises:
-            ValueError: for a policy without deterministic actions, or actions without limits.
+            UserError: for a policy without deterministic actions, or actions without limits.
         """
         if not isinstance(policy, DeterministicPolicy):
-            raise ValueError("expected a policy with deterministic actions for algorithm=td3; use policy=mlp")
+            raise UserError("expected a policy with deterministic actions for algorithm=td3; use policy=mlp")
         if not env.contract.action.low:
-            raise ValueError("expected action limits for algorithm=td3; set low and high in the action spec")
+            raise UserError("expected action limits for algorithm=td3; set low and high in the action spec")
         return TD3(policy, self, generator)
 
 

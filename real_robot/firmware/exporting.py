@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from embodied.errors import UserError
 from embodied.network import DeployablePolicy, Network
 from embodied.policy import Policy
 from real_robot.firmware import examples, graphs
@@ -61,12 +62,12 @@ class Export:
     checkpoint: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for options that the target does not have."""
+        """Raise UserError for options that the target does not have."""
         if self.weights is Weights.int8 and self.target is not Target.c:
-            raise ValueError(f"weights=int8 is for target=c, got target={self.target.value}")
+            raise UserError(f"weights=int8 is for target=c, got target={self.target.value}")
         if self.opset is not None:
             if self.target is not Target.onnx:
-                raise ValueError(f"opset={self.opset} is for target=onnx, got target={self.target.value}")
+                raise UserError(f"opset={self.opset} is for target=onnx, got target={self.target.value}")
             graphs.check_opset(self.opset)
 
     @property
@@ -79,11 +80,11 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
     """Write `policy` into `directory`, which takes the place of an earlier export; returns what export.json says.
 
     Raises:
-        ValueError: on one line, where the policy, its contract or the directory do not allow it, or the check fails;
+        UserError: on one line, where the policy, its contract or the directory do not allow it, or the check fails;
             then nothing is left behind.
     """
     if not isinstance(policy, DeployablePolicy):
-        raise ValueError(f"{type(policy).__name__} cannot be exported; expected policy=mlp, recurrent or attention")
+        raise UserError(f"{type(policy).__name__} cannot be exported; expected policy=mlp, recurrent or attention")
     network = policy.deployable()
     _check_network(network)
     samples = draw(policy, network)
@@ -144,7 +145,7 @@ def _write_c(network: Network, samples: Samples, options: Export, directory: Pat
     with tempfile.TemporaryDirectory() as work:
         outputs, status = run_on_host(directory, samples.inputs, Path(work))
     if status != 0:
-        raise ValueError(f"the exported policy_check() says {status} on this machine, expected 0; see policy.h")
+        raise UserError(f"the exported policy_check() says {status} on this machine, expected 0; see policy.h")
     return {
         "examples": written,
         "constant_bytes": source.constant_bytes,
@@ -159,7 +160,7 @@ def _check_error(error: float, network: Network, options: Export) -> None:
     tolerance = TOLERANCE[options.weights] + network.limits.rounding
     if not error <= tolerance:
         advice = "; use weights=float32" if options.weights is Weights.int8 else ""
-        raise ValueError(
+        raise UserError(
             f"the export differs from the policy by {error:.2g} half action ranges, expected at most {tolerance:g}"
             f"{advice}"
         )
@@ -168,10 +169,10 @@ def _check_error(error: float, network: Network, options: Export) -> None:
 def _check_network(network: Network) -> None:
     broken = [name for name, values in network.state_dict().items() if not values.isfinite().all()]
     if broken:
-        raise ValueError(f"the policy holds infinity or not a number in {', '.join(broken)}; train it anew")
+        raise UserError(f"the policy holds infinity or not a number in {', '.join(broken)}; train it anew")
     for name, spec in [*network.contract.observation.items(), ("action", network.contract.action)]:
         if not spec.unit:
-            raise ValueError(
+            raise UserError(
                 f'{name} has no unit in the contract, and firmware is written from it; set unit (such as "m", or '
                 '"1" for numbers without dimension)'
             )
@@ -181,7 +182,7 @@ def _check_network(network: Network) -> None:
 def _whole_directory(directory: Path) -> Iterator[Path]:
     """Give the body a temporary folder: it becomes `directory`, and goes where the body fails."""
     if directory.exists() and not (directory / RECORD).exists():
-        raise ValueError(f"{directory} exists and holds no export; choose another output")
+        raise UserError(f"{directory} exists and holds no export; choose another output")
     missing = [parent for parent in directory.parents if not parent.exists()]
     temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)

@@ -6,6 +6,7 @@ import math
 
 from torch import nn
 
+from embodied.errors import UserError
 from embodied.network import GRU, SOFTENING, Network, Normalise, Reciprocal, TokenAttention, ToRange
 from real_robot.firmware.constants import Constants, literal, whole_blocks
 from real_robot.firmware.quantization import QuantizedLinear
@@ -20,7 +21,7 @@ class Generator:
     local arrays with their sizes, `middle` the centre of the action's range.
 
     Raises:
-        ValueError: on one line, for a layer that C has no kernel for.
+        UserError: on one line, for a layer that C has no kernel for.
     """
 
     def __init__(self, network: Network) -> None:
@@ -38,7 +39,7 @@ class Generator:
         }  # fmt: skip
         for index, layer in enumerate(network.layers):
             if type(layer) not in writers:
-                raise ValueError(
+                raise UserError(
                     f"target=c has no kernel for layer {index}, {type(layer).__name__}; expected {EXPRESSIBLE}; "
                     "other layers need target=onnx or target=torchscript"
                 )
@@ -78,7 +79,7 @@ class Generator:
 
     def _layer_norm(self, name: str, layer: nn.LayerNorm) -> None:
         if layer.normalized_shape != (self.width,) or layer.weight is None or layer.bias is None:
-            raise ValueError(f"target=c: expected LayerNorm({self.width}) with weight and bias, got {layer}")
+            raise UserError(f"target=c: expected LayerNorm({self.width}) with weight and bias, got {layer}")
         gain = self.constants.floats(f"{name}_gain", layer.weight)
         bias = self.constants.floats(f"{name}_bias", layer.bias)
         self.lines.append(f"policy_layer_norm({self.x}, {gain}, {bias}, {literal(layer.eps)}, {self.width});")

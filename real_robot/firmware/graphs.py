@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.network import Network
 from real_robot.firmware.samples import Samples
@@ -21,9 +22,9 @@ Act = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
 def check_opset(opset: int) -> None:
-    """Raise ValueError for an opset that is not offered."""
+    """Raise UserError for an opset that is not offered."""
     if opset not in OPSETS:
-        raise ValueError(f"expected opset from {OPSETS[0]} to {OPSETS[-1]}, got {opset}")
+        raise UserError(f"expected opset from {OPSETS[0]} to {OPSETS[-1]}, got {opset}")
 
 
 def write(network: Network, samples: Samples, target: str, opset: int, directory: Path) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def _write_onnx(network: Network, example: tuple[Tensor, ...], opset: int, path:
             )  # fmt: skip
     except torch.onnx.errors.OnnxExporterError as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"ONNX opset {opset} cannot express the policy: {reason}") from error
+        raise UserError(f"ONNX opset {opset} cannot express the policy: {reason}") from error
     onnx.checker.check_model(str(path))
     evaluator = ReferenceEvaluator(str(path))
 

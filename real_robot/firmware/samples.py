@@ -35,7 +35,7 @@ class Samples:
         """Read what `save` wrote.
 
         Raises:
-            ValueError: where it is missing or damaged.
+            UserError: where it is missing or damaged.
         """
         return Samples(**load_tree(directory / FILE))
 

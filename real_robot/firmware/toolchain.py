@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.errors import UserError
 from real_robot.firmware.samples import STEPS
 
 C = Path(__file__).with_name("c")
@@ -62,11 +63,11 @@ def find(tool: str) -> str:
     """Path of a tool.
 
     Raises:
-        ValueError: on one line, naming the package that has it.
+        UserError: on one line, naming the package that has it.
     """
     path = shutil.which(tool)
     if path is None:
-        raise ValueError(f"{tool} is not installed: {PACKAGES[tool]}")
+        raise UserError(f"{tool} is not installed: {PACKAGES[tool]}")
     return path
 
 
@@ -74,11 +75,11 @@ def host_compiler() -> str:
     """Path of this machine's C compiler.
 
     Raises:
-        ValueError: on one line, where there is none.
+        UserError: on one line, where there is none.
     """
     path = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "cc", "gcc", "clang"))), None)
     if path is None:
-        raise ValueError("no C compiler found, and exported C is checked before it is given out: apt-get install gcc")
+        raise UserError("no C compiler found, and exported C is checked before it is given out: apt-get install gcc")
     return path
 
 
@@ -86,7 +87,7 @@ def call(command: Sequence[str | Path], directory: Path) -> str:
     """Run a tool in `directory`; returns what it printed.
 
     Raises:
-        ValueError: on one line, where it fails or does not end.
+        UserError: on one line, where it fails or does not end.
     """
     words = [str(word) for word in command]
     try:
@@ -95,10 +96,10 @@ def call(command: Sequence[str | Path], directory: Path) -> str:
             timeout=TIME_LIMIT_S,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{Path(words[0]).name} did not end within {TIME_LIMIT_S} s") from error
+        raise UserError(f"{Path(words[0]).name} did not end within {TIME_LIMIT_S} s") from error
     if result.returncode:
         said = " ".join((result.stderr or result.stdout).split())[:300]
-        raise ValueError(f"{Path(words[0]).name} failed with status {result.returncode}: {said}")
+        raise UserError(f"{Path(words[0]).name} failed with status {result.returncode}: {said}")
     return result.stdout
 
 

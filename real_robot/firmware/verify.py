@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.network import ToRange
 from real_robot.firmware.exporting import RECORD
 from real_robot.firmware.samples import Samples
@@ -57,7 +58,7 @@ def verify(directory: Path, core: str = "m4", tolerance: float | None = None) ->
     """Build and run the export in `directory` on `core`, "m4" or "m7"; `tolerance` in half action ranges.
 
     Raises:
-        ValueError: on one line, where a tool is missing or `directory` holds no C export.
+        UserError: on one line, where a tool is missing or `directory` holds no C export.
     """
     record = _read_record(directory)
     contract = Contract.from_dict(json.loads((directory / "contract.json").read_text()))
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         result = verify(options.directory, options.core, options.tolerance)
-    except (OSError, ValueError) as error:
+    except (OSError, UserError) as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     values = asdict(result)
     text = json.dumps(values, indent=2) if options.json else "\n".join(f"{key}: {values[key]}" for key in values)
@@ -113,10 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _read_record(directory: Path) -> dict[str, str]:
     path = directory / RECORD
     if not path.exists():
-        raise ValueError(f"{directory} holds no {RECORD}; expected what `python export.py target=c` has written")
+        raise UserError(f"{directory} holds no {RECORD}; expected what `python export.py target=c` has written")
     record = json.loads(path.read_text())
     if record["target"] != "c":
-        raise ValueError(f"{directory} holds an export to {record['target']}; expected target=c")
+        raise UserError(f"{directory} holds an export to {record['target']}; expected target=c")
     return record
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embodied.contract import TensorSpec
+from embodied.errors import UserError
 from real_robot.ros2 import frames
 from real_robot.ros2.codecs import MATRIX, XYZ, Arrays, Message, Types, as_spec, set_stamp, set_vector, vector
 
@@ -68,10 +69,10 @@ def motion_specs(quantities: Mapping[str, str]) -> dict[str, TensorSpec]:
     """Specs of observations by key, where `quantities` says which quantity each is.
 
     Raises:
-        ValueError: for an unknown quantity.
+        UserError: for an unknown quantity.
     """
     if unknown := [name for name in quantities.values() if name not in QUANTITIES]:
-        raise ValueError(f"unknown quantities {unknown}; expected some of {', '.join(QUANTITIES)}")
+        raise UserError(f"unknown quantities {unknown}; expected some of {', '.join(QUANTITIES)}")
     return {key: QUANTITIES[name][0] for key, name in quantities.items()}
 
 
@@ -116,9 +117,9 @@ def write_pose(pose: Message, position: np.ndarray, rotation: np.ndarray) -> Non
 
 
 def check_frame(message: Message, expected: str) -> None:
-    """Raise ValueError where the message is in another frame than `expected`."""
+    """Raise UserError where the message is in another frame than `expected`."""
     if message.header.frame_id != expected:
-        raise ValueError(f"expected a message in frame {expected!r}, got {message.header.frame_id!r}")
+        raise UserError(f"expected a message in frame {expected!r}, got {message.header.frame_id!r}")
 
 
 @dataclass
@@ -135,7 +136,7 @@ class Odometry:
     specs: Mapping[str, TensorSpec] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown quantity."""
+        """Raise UserError for an unknown quantity."""
         self.specs = motion_specs(self.quantities)
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
@@ -169,9 +170,9 @@ class Pose:
     specs: Mapping[str, TensorSpec] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a quantity that a pose does not have."""
+        """Raise UserError for a quantity that a pose does not have."""
         if moving := [name for name in self.quantities.values() if not name.startswith(("position", "rotation"))]:
-            raise ValueError(f"a pose has no {', '.join(moving)}; take them from odometry")
+            raise UserError(f"a pose has no {', '.join(moving)}; take them from odometry")
         self.specs = motion_specs(self.quantities)
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
@@ -232,24 +233,24 @@ class LaserScan:
         """Ranges [beams], m.
 
         Raises:
-            ValueError: where the scan does not see an angle, or holds NaN.
+            UserError: where the scan does not see an angle, or holds NaN.
         """
         ((key, spec),) = self.specs.items()
         ranges = np.asarray(message.ranges, np.float64)
         step = message.angle_increment
         if not len(ranges) or not step:
-            raise ValueError(f"LaserScan of {len(ranges)} rays, {step} rad apart; expected some")
+            raise UserError(f"LaserScan of {len(ranges)} rays, {step} rad apart; expected some")
         # whole turns apart is the same ray: drivers count from 0 to 2 pi or from -pi to pi
         turns = (self.angles_rad - message.angle_min) * np.sign(step) % (2 * np.pi)
         index = np.rint(turns / abs(step)).astype(int)
         full = round(2 * np.pi / abs(step))
         index = np.where(index >= len(ranges), index - full, index)
         if ((index < 0) | (index >= len(ranges))).any():
-            raise ValueError(
+            raise UserError(
                 f"LaserScan from {message.angle_min} rad, {len(ranges)} rays, misses some of {key}'s angles"
             )
         if np.isnan(ranges[index]).any():
-            raise ValueError("LaserScan holds NaN; filter broken rays out in the driver")
+            raise UserError("LaserScan holds NaN; filter broken rays out in the driver")
         return {key: as_spec(key, spec, ranges[index].clip(0.0, self.range_m))}
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
@@ -275,11 +276,11 @@ class Image:
         """The picture.
 
         Raises:
-            ValueError: for another size or encoding.
+            UserError: for another size or encoding.
         """
         ((key, spec),) = self.specs.items()
         if message.encoding not in ("rgb8", "bgr8"):
-            raise ValueError(f"{key}: expected an image in rgb8 or bgr8, got {message.encoding!r}")
+            raise UserError(f"{key}: expected an image in rgb8 or bgr8, got {message.encoding!r}")
         rows = np.frombuffer(message.data, np.uint8).reshape(message.height, message.step)
         picture = rows[:, : 3 * message.width].reshape(message.height, message.width, 3)
         return {key: as_spec(key, spec, picture[..., ::-1] if message.encoding == "bgr8" else picture)}

@@ -3,7 +3,7 @@
 A codec says in `specs` which arrays a message carries. `decode` reads them out of a message and `encode` makes the
 message of them, so that every codec also speaks for the other side: a simulator's. Nothing of ROS is imported here:
 messages are read by their attributes, and made of the classes that `Types` gives for names such as
-"sensor_msgs/msg/JointState". All raise ValueError on one line for a message that is not what was agreed on.
+"sensor_msgs/msg/JointState". All raise UserError on one line for a message that is not what was agreed on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from embodied.contract import TensorSpec
+from embodied.errors import UserError
 
 Message = Any
 """A ROS message of any type: read and written by attribute."""
@@ -47,13 +48,13 @@ def installed(name: str) -> Callable[[], Message]:
     """The class of messages (or services) `name`, such as "sensor_msgs/msg/JointState", of the ROS that is sourced.
 
     Raises:
-        ValueError: where its package is not installed.
+        UserError: where its package is not installed.
     """
     package, kind, message = name.split("/")
     try:
         return getattr(importlib.import_module(f"{package}.{kind}"), message)
     except (ImportError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{name} not found ({error}); install {package}, or build it and source its workspace"
         ) from error
 
@@ -114,13 +115,13 @@ def as_spec(key: str, spec: TensorSpec, values: Any) -> np.ndarray:  # noqa: ANN
     """`values` as an array of the spec's type, where they have its shape.
 
     Raises:
-        ValueError: for another number of elements.
+        UserError: for another number of elements.
     """
     given = np.asarray(values)
     if given.ndim != len(spec.shape) or any(
         want not in (-1, got) for want, got in zip(spec.shape, given.shape, strict=True)
     ):
-        raise ValueError(f"{key}: expected shape {spec.shape}, got {given.shape}")
+        raise UserError(f"{key}: expected shape {spec.shape}, got {given.shape}")
     return given.astype(spec.dtype)
 
 
@@ -142,33 +143,33 @@ class LabelledArrays:
     labels: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a shape with more than one open axis."""
+        """Raise UserError for a shape with more than one open axis."""
         self.labels = [STAMP, *(label(key, spec) for key, spec in self.specs.items())]
         for key, spec in self.specs.items():
             if -1 in spec.shape[1:]:
-                raise ValueError(f"{key}: expected at most the first axis of shape {spec.shape} to vary")
+                raise UserError(f"{key}: expected at most the first axis of shape {spec.shape} to vary")
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
         """Arrays by key.
 
         Raises:
-            ValueError: for other labels or lengths.
+            UserError: for other labels or lengths.
         """
         dims = message.layout.dim
         if [dim.label for dim in dims] != self.labels:
-            raise ValueError(f"expected arrays {self.labels}, got {[dim.label for dim in dims]}")
+            raise UserError(f"expected arrays {self.labels}, got {[dim.label for dim in dims]}")
         data = np.asarray(message.data, np.float64)
         if dims[0].stride != 1:
-            raise ValueError(f"expected one number as the stamp, got {dims[0].stride}")
+            raise UserError(f"expected one number as the stamp, got {dims[0].stride}")
         if sum(dim.stride for dim in dims) != len(data):
-            raise ValueError(f"expected {sum(dim.stride for dim in dims)} numbers, got {len(data)}")
+            raise UserError(f"expected {sum(dim.stride for dim in dims)} numbers, got {len(data)}")
         arrays, place = {}, dims[0].stride
         for (key, spec), dim in zip(self.specs.items(), dims[1:], strict=True):
             part = data[place : place + dim.stride]
             place += dim.stride
             shape = (dim.size, *spec.shape[1:])
             if len(part) != np.prod(shape):
-                raise ValueError(f"{key}: expected {shape}, got {len(part)} numbers")
+                raise UserError(f"{key}: expected {shape}, got {len(part)} numbers")
             arrays[key] = as_spec(key, spec, part.reshape(shape))
         return arrays
 
@@ -230,17 +231,17 @@ class JointState:
         """Arrays by key, in the contract's order.
 
         Raises:
-            ValueError: where a joint or a field of it is missing.
+            UserError: where a joint or a field of it is missing.
         """
         index = {name: place for place, name in enumerate(message.name)}
         if missing := [name for name in self.ros_joints if name not in index]:
-            raise ValueError(f"JointState without joints {missing}; it has {list(message.name)}")
+            raise UserError(f"JointState without joints {missing}; it has {list(message.name)}")
         order = [index[name] for name in self.ros_joints]
         arrays = {}
         for key, name in self.fields.items():
             values = np.asarray(getattr(message, name), np.float64)
             if len(values) != len(message.name):
-                raise ValueError(f"JointState: expected {len(message.name)} elements of {name}, got {len(values)}")
+                raise UserError(f"JointState: expected {len(message.name)} elements of {name}, got {len(values)}")
             arrays[key] = as_spec(key, self.specs[key], values[order])
         return arrays
 
@@ -272,7 +273,7 @@ class JointTrajectory:
         """The last point's positions, in the contract's order."""
         ((key, spec),) = self.specs.items()
         if sorted(message.joint_names) != sorted(self.ros_joints) or not message.points:
-            raise ValueError(f"expected a point for {list(self.ros_joints)}, got {list(message.joint_names)}")
+            raise UserError(f"expected a point for {list(self.ros_joints)}, got {list(message.joint_names)}")
         order = [list(message.joint_names).index(name) for name in self.ros_joints]
         return {key: as_spec(key, spec, np.asarray(message.points[-1].positions, np.float64)[order])}
 

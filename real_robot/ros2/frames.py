@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from embodied.errors import UserError
+
 Array = NDArray[np.float64]
 HALF = np.sqrt(0.5)
 
@@ -51,12 +53,12 @@ def matrix(quaternion: ArrayLike) -> Array:
     """Rotation matrix [..., 3, 3] of a quaternion (w, x, y, z) [..., 4] of any length but zero.
 
     Raises:
-        ValueError: for a quaternion that is not finite or far from unit length, as in a message nobody filled in.
+        UserError: for a quaternion that is not finite or far from unit length, as in a message nobody filled in.
     """
     given = np.asarray(quaternion, np.float64)
     length = np.linalg.norm(given, axis=-1, keepdims=True)
     if not (np.abs(length - 1.0) < 0.1).all():  # false for nan
-        raise ValueError(f"expected unit quaternions, got {given.tolist()}; is the sender's orientation filled in?")
+        raise UserError(f"expected unit quaternions, got {given.tolist()}; is the sender's orientation filled in?")
     w, x, y, z = np.moveaxis(given / length, -1, 0)
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.qos import qos_policy_name_from_kind
 from rclpy.signals import SignalHandlerOptions
+
+from embodied.errors import UserError
 
 S, E = TypeVar("S"), TypeVar("E")
 OK, WARN, ERROR = (cast(bytes, getattr(DiagnosticStatus, level)) for level in ("OK", "WARN", "ERROR"))
@@ -38,10 +41,10 @@ class Report:
 class ManagedNode(LifecycleNode, Generic[S]):
     """A lifecycle node with `settings`, read from its parameters when it is configured.
 
-    A subclass says what `configure`, `activate`, `deactivate` and `cleanup` do; a ValueError of theirs is logged on one
-    line. A failed configure leaves the node unconfigured; any other failure is an error, after which the node has
-    deactivated and freed all it had, which is all that it has declared its `own`. `reports` are published on
-    /diagnostics twice a second, also while a simulator's clock stands still.
+    A subclass says what `configure`, `activate`, `deactivate` and `cleanup` do; a UserError of theirs is logged on one
+    line, any other error with its traceback. A failed configure leaves the node unconfigured; any other failure is an
+    error, after which the node has deactivated and freed all it had, which is all that it has declared its `own`.
+    `reports` are published on /diagnostics twice a second, also while a simulator's clock stands still.
     """
 
     def __init__(self, name: str, settings: type[S]) -> None:
@@ -123,11 +126,11 @@ class ManagedNode(LifecycleNode, Generic[S]):
     def _try(self, what: str, action: Callable[[], None]) -> TransitionCallbackReturn:
         try:
             action()
-        except ValueError as error:
+        except UserError as error:
             self.get_logger().error(f"{what}: {' '.join(str(error).split())}")
             return TransitionCallbackReturn.ERROR
-        except Exception as error:  # rclpy would swallow it
-            self.get_logger().error(f"{what} failed: {type(error).__name__}: {error}")
+        except Exception:  # rclpy would swallow it
+            self.get_logger().error(f"{what} failed: {traceback.format_exc()}")
             return TransitionCallbackReturn.ERROR
         return TransitionCallbackReturn.SUCCESS
 
@@ -163,7 +166,7 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
     """The dataclass `cls` from the node's parameters, "a.b" being field b of field a; declares those left out.
 
     Raises:
-        ValueError: on one line, for an unknown parameter or a wrong type.
+        UserError: on one line, for an unknown parameter or a wrong type.
     """
     nested: dict[str, Any] = {}
     for name, parameter in node.get_parameters_by_prefix("").items():
@@ -178,7 +181,7 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
     try:
         config = OmegaConf.merge(OmegaConf.structured(cls), nested)
     except OmegaConfBaseException as error:
-        raise ValueError(f"parameters of {node.get_name()}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"parameters of {node.get_name()}: {str(error).splitlines()[0]}") from error
     for name, value in _leaves(OmegaConf.to_container(config, enum_to_str=True), ""):
         if not node.has_parameter(name):
             node.declare_parameter(name, value)

@@ -24,6 +24,8 @@ from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
 from std_srvs.srv import Trigger
 
+from embodied.errors import UserError
+
 TRANSITIONS = {
     "configure": Transition.TRANSITION_CONFIGURE,
     "activate": Transition.TRANSITION_ACTIVATE,
@@ -42,7 +44,7 @@ class Processes:
 
     `shared`: in the domain of this process, where a robot may be, in place of one of their own.
     `directory` keeps their parameters and what they write; None: a temporary one, without what is ROS's own log.
-    Everything that waits raises ValueError after `PATIENCE_S`, with the last lines that the node has written.
+    Everything that waits raises UserError after `PATIENCE_S`, with the last lines that the node has written.
     """
 
     def __init__(self, directory: Path | None = None, shared: bool = False) -> None:
@@ -92,14 +94,14 @@ class Processes:
         """Take node `name` through `transitions`: configure, activate, deactivate, cleanup.
 
         Raises:
-            ValueError: where one fails.
+            UserError: where one fails.
         """
         self.state(name)  # which is answered once its process is up; one of the same name may have just been killed
         for transition in transitions:
             request = ChangeState.Request()
             request.transition.id = TRANSITIONS[transition]
             if not self.call(ChangeState, f"/{name}/change_state", request).success:
-                raise ValueError(f"{name} does not {transition}; it says: {self.said(name)}")
+                raise UserError(f"{name} does not {transition}; it says: {self.said(name)}")
 
     def state(self, name: str) -> str:
         """The lifecycle state of node `name`: "unconfigured", "inactive", "active", "finalized"."""
@@ -111,18 +113,18 @@ class Processes:
         request.parameters = [Parameter(key, value=value).to_parameter_msg() for key, value in parameters.items()]
         results = self.call(SetParameters, f"/{name}/set_parameters", request).results
         if refused := [result.reason for result in results if not result.successful]:
-            raise ValueError(f"{name} refuses parameters: {'; '.join(refused)}")
+            raise UserError(f"{name} refuses parameters: {'; '.join(refused)}")
 
     def trigger(self, service: str, patience_s: float = 0.0) -> str:
         """Call a std_srvs/Trigger, again for `patience_s` where it fails; returns its message.
 
         Raises:
-            ValueError: where it fails.
+            UserError: where it fails.
         """
         deadline = time.monotonic() + patience_s
         while not (answer := self.call(Trigger, service, Trigger.Request())).success:
             if time.monotonic() >= deadline:
-                raise ValueError(f"{service} failed: {answer.message}")
+                raise UserError(f"{service} failed: {answer.message}")
             self.spin(0.05)
         return answer.message
 
@@ -146,14 +148,14 @@ class Processes:
         """Handle messages until `condition`.
 
         Raises:
-            ValueError: where it does not come, or a process has ended.
+            UserError: where it does not come, or a process has ended.
         """
         deadline = time.monotonic() + patience_s
         while not condition():
             ended = [name for name, process in self.running.items() if process.poll() is not None]
             if ended or time.monotonic() > deadline:
                 said = "; ".join(f"{name}: {self.said(name)}" for name in ended or self.running)
-                raise ValueError(f"waited for {what}, but {ended or 'nothing'} ended; {said}")
+                raise UserError(f"waited for {what}, but {ended or 'nothing'} ended; {said}")
             self._executor.spin_once(timeout_sec=0.05)
 
     def spin(self, seconds: float) -> None:
@@ -203,4 +205,4 @@ def claim_domain() -> tuple[int, int]:
             return claim, domain
         except OSError:
             os.close(claim)
-    raise ValueError(f"ROS domains {DOMAINS.start} to {DOMAINS.stop - 1} are all taken; end what runs there")
+    raise UserError(f"ROS domains {DOMAINS.start} to {DOMAINS.stop - 1} are all taken; end what runs there")

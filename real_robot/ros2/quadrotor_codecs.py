@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embodied.contract import TensorSpec
+from embodied.errors import UserError
 from real_robot.ros2 import frames
 from real_robot.ros2.body_codecs import Motion, motion_of, motion_specs, observed, read_pose, write_pose
 from real_robot.ros2.codecs import Arrays, Message, Types, as_spec, set_stamp, set_vector, vector
@@ -37,18 +38,18 @@ class VehicleOdometry:
     specs: Mapping[str, TensorSpec] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown quantity."""
+        """Raise UserError for an unknown quantity."""
         self.specs = motion_specs(self.quantities)
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
         """Observations by key.
 
         Raises:
-            ValueError: for frames that are not known, or an attitude that PX4 does not have.
+            UserError: for frames that are not known, or an attitude that PX4 does not have.
         """
         if message.pose_frame not in POSE_FRAMES or message.velocity_frame not in (message.pose_frame, BODY_FRD):
             got = f"pose_frame={message.pose_frame}, velocity_frame={message.velocity_frame}"
-            raise ValueError(
+            raise UserError(
                 f"VehicleOdometry in unknown frames ({got}); expected NED or FRD: is the estimator running?"
             )
         rotation = frames.matrix(frames.attitude_ned_enu(message.q))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
 from real_robot.ros2.body_codecs import Odometry, quantities_of
 from real_robot.ros2.codecs import Codec
 from real_robot.ros2.quadrotor_codecs import (
@@ -107,7 +108,7 @@ def _px4(
     arrays: Sequence[str],
 ) -> Table:  # fmt: skip
     if version not in PX4_STATUS:
-        raise ValueError(f"unknown version {version!r} of PX4; expected one of {', '.join(PX4_STATUS)}, in quotes")
+        raise UserError(f"unknown version {version!r} of PX4; expected one of {', '.join(PX4_STATUS)}, in quotes")
     alive = Fixed("fmu/in/offboard_control_mode", "px4_msgs/msg/OffboardControlMode", {mode: True}, PX4)
     states = [Topic("fmu/out/vehicle_odometry", VehicleOdometry(quantities_of(wanted.observation)), PX4)]
     return make_table(

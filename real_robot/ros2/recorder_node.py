@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from embodied.errors import UserError
 from real_robot.recorder import Recorder
 from real_robot.ros2.managed import OK, WARN, ManagedNode, Report
 from real_robot.ros2.ros_robot import read_contract, subscribe, types
@@ -59,14 +60,14 @@ class RecorderNode(ManagedNode[RecorderSettings]):
         spoken.append((settings.prefix + command.name, command.codec.message))
         for entry in settings.topics:
             if len(entry.split()) != 2:
-                raise ValueError(f"expected a topic and its type, such as '/tf tf2_msgs/msg/TFMessage', got {entry!r}")
+                raise UserError(f"expected a topic and its type, such as '/tf tf2_msgs/msg/TFMessage', got {entry!r}")
             spoken.append(tuple(entry.split()))
         for name, kind in dict(spoken).items():
             hear = partial(self._hear, self.resolve_topic_name(name), kind, definition(kind))
             subscribe(self, name, kind, LISTENED, hear, raw=True)
         self._directory = Path(settings.directory)
         if not self._directory.is_dir():
-            raise ValueError(f"expected a directory for recordings, got {self._directory}")
+            raise UserError(f"expected a directory for recordings, got {self._directory}")
         self._messages = 0
         self.reports["recording"] = self._report
 

@@ -14,6 +14,7 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from embodied import checkpoint
 from embodied.contract import Contract
+from embodied.errors import UserError
 from real_robot.limits import Limits, load_limits
 from real_robot.robot import Array, Reading
 from real_robot.ros2.codecs import fill, installed, stamp_s
@@ -224,7 +225,7 @@ def read_contract(path: str) -> Contract:
     """The contract of a run, a checkpoint, an export, or a contract.json.
 
     Raises:
-        ValueError: on one line, where there is none.
+        UserError: on one line, where there is none.
     """
     given = Path(path)
     file = given if given.suffix == ".json" else given / "contract.json"
@@ -233,7 +234,7 @@ def read_contract(path: str) -> Contract:
     try:
         return Contract.from_dict(json.loads(file.read_text()))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is no JSON ({error}); expected the contract.json of an export") from error
+        raise UserError(f"{file} is no JSON ({error}); expected the contract.json of an export") from error
 
 
 def read_limits(path: str) -> Limits:

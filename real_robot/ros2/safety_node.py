@@ -14,6 +14,7 @@ from rclpy.qos import QoSDurabilityPolicy, QoSProfile
 from std_msgs.msg import Header, String
 from std_srvs.srv import Trigger
 
+from embodied.errors import UserError
 from real_robot.ros2.codecs import stamp_s
 from real_robot.ros2.managed import ERROR, OK, WARN, ManagedNode, Report
 from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_contract, read_limits, subscribe
@@ -60,7 +61,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         """Subscribe to the policy, advertise the robot's commands and the services."""
         settings = self.settings
         if not settings.heartbeat_timeout_s > 0:
-            raise ValueError(f"expected heartbeat_timeout_s > 0, got {settings.heartbeat_timeout_s}")
+            raise UserError(f"expected heartbeat_timeout_s > 0, got {settings.heartbeat_timeout_s}")
         self._table = robot_table(settings.robot, read_contract(settings.checkpoint), settings.options)
         self._robot = RosRobot(self, self._table, measured=self._catch_up)
         self._limits = read_limits(settings.limits)

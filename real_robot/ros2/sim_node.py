@@ -23,6 +23,7 @@ from std_msgs.msg import Float64MultiArray
 from std_srvs.srv import Trigger
 
 from embodied.environment import StartEnvironment, Transition
+from embodied.errors import UserError
 from real_robot.robot import SimulatedRobot
 from real_robot.ros2.codecs import stamp_s
 from real_robot.ros2.managed import ManagedNode, Report
@@ -85,12 +86,12 @@ class SimNode(ManagedNode[SimSettings]):
         """Build the simulator and its topics."""
         settings = self.settings
         if not settings.real_time_factor > 0:
-            raise ValueError(f"expected real_time_factor > 0, got {settings.real_time_factor}")
+            raise UserError(f"expected real_time_factor > 0, got {settings.real_time_factor}")
         self._environment = self._load(settings)
         contract = self._environment.contract
         hold = self._hold_action = np.array(settings.hold_action or np.zeros(contract.action.shape), np.float32)
         if hold.shape != contract.action.shape:
-            raise ValueError(f"expected hold_action of {contract.action.shape[0]} numbers, got {len(hold)}")
+            raise UserError(f"expected hold_action of {contract.action.shape[0]} numbers, got {len(hold)}")
         self._robot = SimulatedRobot(self._environment, lambda _: hold)
         self._table = table = robot_table(settings.robot, contract, settings.options)
         self._time = self.own(self.create_publisher(Clock, "/clock", QoSProfile(depth=1)))

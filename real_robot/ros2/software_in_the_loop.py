@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from embodied import program
 from embodied.config import compose
+from embodied.errors import UserError
 from embodied.evaluation import EvaluationResult
 from embodied.files import complete_or_absent
 from embodied.sim_to_real import BackEndRun
@@ -60,12 +61,12 @@ def run_episodes(wanted: Episodes, directory: Path | None = None) -> BackEndRun:
     """Launch the nodes, run the episodes, end the nodes; their logs go into `directory`.
 
     Raises:
-        ValueError: where rclpy is not installed, or a node fails.
+        UserError: where rclpy is not installed, or a node fails.
     """
     try:
         from real_robot.ros2.processes import Processes
     except ImportError as error:
-        raise ValueError(f"{error.name} is not installed; run this in .venv-ros, which `make ros` makes") from error
+        raise UserError(f"{error.name} is not installed; run this in .venv-ros, which `make ros` makes") from error
     outcomes = []
     with Processes(directory) as nodes, tqdm(total=wanted.episodes * max(1, len(wanted.tasks)), desc="ros2") as bar:
         _start_controller(nodes, wanted)

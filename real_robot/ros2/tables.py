@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
 from real_robot.ros2.codecs import Arrays, Codec, LabelledArrays, Message, Types, fill, set_stamp
 
 ACTION = "action"
@@ -198,10 +199,10 @@ def make_table(
     """The table of a robot, with labelled arrays and remembered actions as `wanted` asks for them.
 
     Raises:
-        ValueError: for `arrays` that the policy does not observe.
+        UserError: for `arrays` that the policy does not observe.
     """
     if missing := [key for key in arrays if key not in wanted.observation]:
-        raise ValueError(f"arrays {missing} are no observations of the policy; it reads {list(wanted.observation)}")
+        raise UserError(f"arrays {missing} are no observations of the policy; it reads {list(wanted.observation)}")
     specs = {key: wanted.observation[key] for key in arrays}
     labelled = (Topic("observation", LabelledArrays(specs), COMMAND),) if specs else ()
     action = command.codec.specs[ACTION]
@@ -216,17 +217,17 @@ def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Tab
     """The table of `robot` with its `options`, for a policy of contract `wanted`.
 
     Raises:
-        ValueError: for an unknown robot or option, and where the robot cannot serve the policy: with a table of the
+        UserError: for an unknown robot or option, and where the robot cannot serve the policy: with a table of the
             differences.
     """
     from real_robot.ros2.robots import ROBOTS
 
     if robot not in ROBOTS:
-        raise ValueError(f"unknown robot {robot!r}; expected one of {', '.join(sorted(ROBOTS))}")
+        raise UserError(f"unknown robot {robot!r}; expected one of {', '.join(sorted(ROBOTS))}")
     known = list(inspect.signature(ROBOTS[robot]).parameters)[1:]
     if unknown := set(options) - set(known):
-        raise ValueError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(known) or 'none'}")
+        raise UserError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(known) or 'none'}")
     table = ROBOTS[robot](wanted, **options)
     if rows := wanted.differences(table.contract):
-        raise ValueError(f"the policy does not fit {robot}:\n  " + "\n  ".join(rows))
+        raise UserError(f"the policy does not fit {robot}:\n  " + "\n  ".join(rows))
     return table

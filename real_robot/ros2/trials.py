@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from embodied.errors import UserError
 from embodied.evaluation import EvaluationResult
 from embodied.sim_to_real import BackEndRun
 from real_robot.back_ends import written
@@ -55,17 +56,17 @@ def run_trials(trials: Trials, directory: Path, ask: Ask) -> BackEndRun:
     """Run the trials in this process's ROS domain; `directory` gets the recording and the nodes' logs.
 
     Raises:
-        ValueError: where rclpy is not installed, a file is missing or there already, or a node fails.
+        UserError: where rclpy is not installed, a file is missing or there already, or a node fails.
     """
     try:
         from real_robot.ros2.processes import Processes
     except ImportError as error:
-        raise ValueError(f"{error.name} is not installed; run this in .venv-ros, which `make ros` makes") from error
+        raise UserError(f"{error.name} is not installed; run this in .venv-ros, which `make ros` makes") from error
     if not Path(trials.parameters).is_file():
-        raise ValueError(f"no parameter file {trials.parameters!r}; expected one as launch/config/arm.yaml")
+        raise UserError(f"no parameter file {trials.parameters!r}; expected one as launch/config/arm.yaml")
     recording = directory / RECORDING
     if recording.exists():
-        raise ValueError(f"{recording} is there from earlier trials; move it away")
+        raise UserError(f"{recording} is there from earlier trials; move it away")
     with Processes(directory, shared=True) as nodes:
         common = {"checkpoint": trials.checkpoint}
         nodes.start("safety_node", common, files=[trials.parameters])
@@ -109,11 +110,11 @@ def console(question: str, timeout_s: float | None) -> str | None:
     """Ask on the terminal.
 
     Raises:
-        ValueError: where nobody can answer.
+        UserError: where nobody can answer.
     """
     log.info(question)
     if not select.select([sys.stdin], [], [], timeout_s)[0]:
         return None
     if not (line := sys.stdin.readline()):
-        raise ValueError("trials on a robot need a person at the terminal; standard input has ended")
+        raise UserError("trials on a robot need a person at the terminal; standard input has ended")
     return line.strip().lower()

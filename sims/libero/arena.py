@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
 
+from embodied.errors import UserError
 from sims.libero import mjcf
 from sims.libero.assets import Assets
 from sims.libero.bddl import Problem, Region
@@ -110,9 +111,9 @@ WORKSPACES = {
 
 
 def workspace_of(problem: Problem) -> Workspace:
-    """The workspace of `problem`; raises ValueError for a problem class LIBERO's 130 tasks do not use."""
+    """The workspace of `problem`; raises UserError for a problem class LIBERO's 130 tasks do not use."""
     if problem.name not in WORKSPACES:
-        raise ValueError(f"unknown LIBERO problem class {problem.name!r}; expected one of {', '.join(WORKSPACES)}")
+        raise UserError(f"unknown LIBERO problem class {problem.name!r}; expected one of {', '.join(WORKSPACES)}")
     return WORKSPACES[problem.name]
 
 

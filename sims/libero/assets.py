@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from embodied.errors import UserError
+
 HUB_DATASET = "lerobot/libero-assets"
 FOLDERS = ("articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects")
 HOW_TO_GET = (
@@ -28,7 +30,7 @@ STAND_IN = Assets(None, "stand-in")
 def find_assets(path: str | Path | None = None) -> Assets:
     """Official assets from `path`, $LIBERO_ASSETS or a downloaded copy, else stand-ins.
 
-    `path` may also be the word "stand-in". Raises ValueError when a folder is named that does not hold the assets:
+    `path` may also be the word "stand-in". Raises UserError when a folder is named that does not hold the assets:
     a typing error must not silently turn a benchmark into one on stand-ins.
     """
     for source, named in (("assets", path), ("LIBERO_ASSETS", os.environ.get("LIBERO_ASSETS"))):
@@ -37,7 +39,7 @@ def find_assets(path: str | Path | None = None) -> Assets:
         if named:
             folder = Path(named).expanduser().resolve()
             if not _complete(folder):
-                raise ValueError(f"{source}={named}: expected a folder with {', '.join(FOLDERS)}; {HOW_TO_GET}")
+                raise UserError(f"{source}={named}: expected a folder with {', '.join(FOLDERS)}; {HOW_TO_GET}")
             return Assets(folder, "official")
     downloaded = next(filter(_complete, _downloaded()), None)
     return STAND_IN if downloaded is None else Assets(downloaded, "official")

@@ -11,6 +11,7 @@ import mujoco
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from embodied.errors import UserError
 from sims.libero.poses import Poses, Posing
 from sims.libero.scene import build_scene
 from sims.libero.simulation import Simulation
@@ -45,7 +46,7 @@ class Cameras:
     pixels, but edges, fine textures and highlights differ: train and evaluate a policy on the same one.
 
     Raises:
-        ValueError: for a camera that the scenes lack, or a backend that does not work here.
+        UserError: for a camera that the scenes lack, or a backend that does not work here.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Cameras:
 def choose_backend() -> Backend:
     """The fastest back end that works here: OpenGL only on a graphics card without CUDA.
 
-    On a CPU, OpenGL takes three times as long as the ray tracer. Raises ValueError where neither works.
+    On a CPU, OpenGL takes three times as long as the ray tracer. Raises UserError where neither works.
     """
     from sims.libero.gl_renderer import graphics_card, opengl
 
@@ -107,7 +108,7 @@ def choose_backend() -> Backend:
         from sims.libero import ray_tracer  # noqa: F401 (whether it can be imported is the question)
     except ImportError as error:
         if opengl() is None:
-            raise ValueError(f"no renderer works here ({error}); pip install 'embodied-rl[libero]'") from error
+            raise UserError(f"no renderer works here ({error}); pip install 'embodied-rl[libero]'") from error
         return "gl"
     return "gl" if graphics_card() and not warp.is_cuda_available() else "rays"
 
@@ -124,7 +125,7 @@ def _renderer(backend: Backend) -> type[Renderer]:
     from sims.libero.gl_renderer import GLRenderer, opengl
 
     if opengl() is None:
-        raise ValueError('backend="gl" needs OpenGL, but no context opens here; install EGL or use backend="rays"')
+        raise UserError('backend="gl" needs OpenGL, but no context opens here; install EGL or use backend="rays"')
     log.info(f"rendering with MuJoCo's OpenGL renderer on {opengl()}")
     return GLRenderer
 
@@ -133,4 +134,4 @@ def _check_names(model: mujoco.MjModel, names: Sequence[str]) -> None:
     known = [model.camera(i).name for i in range(model.ncam)]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"unknown camera {', '.join(unknown)}; expected among {', '.join(known)}")
+        raise UserError(f"unknown camera {', '.join(unknown)}; expected among {', '.join(known)}")

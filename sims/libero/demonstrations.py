@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.tree import load_tree, save_tree
 from sims.libero.assets import Assets
 from sims.libero.environment import LiberoEnvironment
@@ -61,11 +62,11 @@ def load(path: str | Path) -> Demonstrations:
     """Read what `Demonstrations.save` wrote.
 
     Raises:
-        ValueError: where the file is missing, cut short or something else.
+        UserError: where the file is missing, cut short or something else.
     """
     tree = load_tree(path)
     if not isinstance(tree, dict) or tree.pop("demonstrations", None) != FORMAT:
-        raise ValueError(f"{path}: expected demonstrations of format {FORMAT}; make them anew")
+        raise UserError(f"{path}: expected demonstrations of format {FORMAT}; make them anew")
     return Demonstrations(contract=Contract.from_dict(tree.pop("contract")), **tree)
 
 
@@ -93,10 +94,10 @@ def collect(
         progress: whether to show the bar.
 
     Raises:
-        ValueError: where the expert cannot do a task.
+        UserError: where the expert cannot do a task.
     """
     if episodes < 1:
-        raise ValueError(f"expected at least one episode per task, got {episodes}")
+        raise UserError(f"expected at least one episode per task, got {episodes}")
     num_envs = len(tasks) * min(episodes, AT_ONCE)
     env = LiberoEnvironment(
         tasks, num_envs, distribution="wide", split="train", horizon=1, executed=1,
@@ -164,7 +165,7 @@ class _Recorder:
         if self.failed[task] > self.succeeded[task] + SPARE_FAILURES:
             tried, name = self.failed[task] + self.succeeded[task], self.env.task_names[task]
             outcome = f"the scripted expert failed in {self.failed[task]} of {tried} episodes of {name}"
-            raise ValueError(f"{outcome}; choose tasks that it can do, task.tasks=[...]")
+            raise UserError(f"{outcome}; choose tasks that it can do, task.tasks=[...]")
 
     def _begin(self, free: Tensor) -> TensorDict:
         """Start as many new episodes in the `free` environments [N] as their tasks still need; stop the others."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.environment import Transition
+from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
 from sims.libero.observation import Observer, action_spec, observation_specs
 from sims.libero.placement import Placement, check_names
@@ -65,7 +66,7 @@ class LiberoEnvironment:
         check_names(distribution, split)
         if not tasks or num_envs < 1 or step_limit < 1:
             got = f"{len(tasks)} tasks, num_envs={num_envs}, step_limit={step_limit}"
-            raise ValueError(f"expected at least one task, one environment and one step, got {got}")
+            raise UserError(f"expected at least one task, one environment and one step, got {got}")
         self.assets = assets if isinstance(assets, Assets) else find_assets(assets)
         self.scenes = [build_scene(task, self.assets) for task in tasks]
         self.num_envs, self.step_limit = num_envs, step_limit
@@ -157,11 +158,11 @@ class LiberoEnvironment:
         """Continue from `state_dict`; returns the observations of all environments.
 
         Raises:
-            ValueError: where the state is of another number of environments.
+            UserError: where the state is of another number of environments.
         """
         if len(state["start"]) != self.num_envs:
             saved = len(state["start"])
-            raise ValueError(f"the saved state has {saved} environments, got {self.num_envs}; use num_envs={saved}")
+            raise UserError(f"the saved state has {saved} environments, got {self.num_envs}; use num_envs={saved}")
         self.simulation.load_state_dict(state["simulation"])
         self._reseed(state["seed"])
         self.start, self.steps = state["start"].clone(), state["steps"].clone()
@@ -170,7 +171,7 @@ class LiberoEnvironment:
 
     def _reseed(self, seed: int) -> None:
         if not 0 <= seed < 1 << 31:
-            raise ValueError(f"expected a seed in [0, 2^31), got {seed}")
+            raise UserError(f"expected a seed in [0, 2^31), got {seed}")
         self._seed = seed
         self._taken = torch.zeros(len(self.scenes), dtype=torch.int64)
 

@@ -11,6 +11,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.errors import UserError
 from sims.libero.geometry import Array
 from sims.libero.planning import Planner, target_position
 from sims.libero.predicates import holds
@@ -47,7 +48,7 @@ class Expert:
     `noise` is the standard deviation of smooth noise on the actions, of which 1 is full speed.
 
     Raises:
-        ValueError: for a task whose goal is not to put objects somewhere.
+        UserError: for a task whose goal is not to put objects somewhere.
     """
 
     def __init__(self, simulation: Simulation, *, noise: float = 0.0, seed: int = 0) -> None:
@@ -56,7 +57,7 @@ class Expert:
         for scene in self._planners:
             other = next((goal.kind for goal in scene.goal if goal.kind not in PLACES), None)
             if other is not None:
-                raise ValueError(
+                raise UserError(
                     f"no scripted expert for {scene.task.name}: it puts objects somewhere, no {other!r} goals; "
                     "choose tasks that it can do, task.tasks=[...]"
                 )

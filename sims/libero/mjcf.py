@@ -4,6 +4,8 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from embodied.errors import UserError
+
 SECTIONS = ("actuator", "sensor", "tendon", "equality", "contact")
 REFERENCES = ("name", "material", "texture", "joint", "joint1", "joint2", "mesh", "site", "body1", "body2", "geom")
 """Attributes that hold a name of the model itself and so take the instance's prefix."""
@@ -15,11 +17,11 @@ def numbers(values: Iterable[float]) -> str:
 
 
 def load(path: Path) -> ET.Element:
-    """Model at `path`: default classes written out, file names absolute. ValueError when missing or unreadable."""
+    """Model at `path`: default classes written out, file names absolute. UserError when missing or unreadable."""
     try:
         root = ET.parse(path).getroot()
     except (OSError, ET.ParseError) as error:
-        raise ValueError(f"{path}: expected a readable MJCF file; is the asset folder complete? ({error})") from error
+        raise UserError(f"{path}: expected a readable MJCF file; is the asset folder complete? ({error})") from error
     for element in root.iterfind("./asset/*[@file]"):
         element.set("file", str((path.parent / element.get("file", "")).resolve()))
     _write_out_classes(root)

@@ -12,6 +12,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.errors import UserError
 from sims.libero.predicates import Predicate
 from sims.libero.scene import Scene
 
@@ -39,7 +40,7 @@ class NativePredicate(Structure):
         """Convert one predicate."""
         count = len(predicate.addresses)
         if count > MAX_ADDRESSES:
-            raise ValueError(f"a goal on {count} joints; native.c was built for at most {MAX_ADDRESSES}")
+            raise UserError(f"a goal on {count} joints; native.c was built for at most {MAX_ADDRESSES}")
         return cls(
             *(KINDS[predicate.kind], predicate.a, predicate.b, predicate.owner_a, predicate.owner_b),
             *(int(predicate.any_joint), count, (c_int * MAX_ADDRESSES)(*predicate.addresses)),
@@ -145,10 +146,10 @@ def _load() -> ctypes.CDLL:
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # native.c's calls into MuJoCo resolve against it
     loaded = ctypes.CDLL(str(LIBRARY))
     if loaded.native_mujoco_version() != mujoco.mj_version():
-        raise ValueError(f"it was compiled for another MuJoCo than the installed {mujoco.__version__}")
+        raise UserError(f"it was compiled for another MuJoCo than the installed {mujoco.__version__}")
     sizes = (loaded.native_simulation_bytes(), loaded.native_scene_bytes(), loaded.native_predicate_bytes())
     if sizes != tuple(map(ctypes.sizeof, (NativeSimulation, NativeScene, NativePredicate))):
-        raise ValueError(OUTDATED)
+        raise UserError(OUTDATED)
     loaded.native_open.restype = c_void_p
     loaded.native_open.argtypes = [c_int]
     loaded.native_close.restype = None

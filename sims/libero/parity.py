@@ -24,6 +24,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
 from sims.libero.scene import Scene, build_scene
 from sims.libero.simulation import Simulation
@@ -64,12 +65,12 @@ class Trace:
             with np.load(path, allow_pickle=False) as arrays:
                 self.arrays = {name: arrays[name] for name in ARRAYS}
         except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{path}: expected an .npz with {', '.join(ARRAYS)}; {error}") from error
+            raise UserError(f"{path}: expected an .npz with {', '.join(ARRAYS)}; {error}") from error
         self.scene = build_scene(_task(path, str(self.arrays["bddl"])), assets)
         self.episodes, self.steps = self.arrays["actions"].shape[:2]
         ours = [self.scene.model.body(i).name for i in range(self.scene.model.nbody)]
         if ours != self.arrays["body_names"].tolist():
-            raise ValueError(f"{path}: expected the bodies {ours}, got {self.arrays['body_names'].tolist()}")
+            raise UserError(f"{path}: expected the bodies {ours}, got {self.arrays['body_names'].tolist()}")
 
     def state(self, episode: int, step: int) -> tuple[Array, Array]:
         """Recorded qpos [nq] and qvel [nv] before control step `step`."""
@@ -89,7 +90,7 @@ class Trace:
 
 
 def measure(path: Path, assets: Assets, sleep: bool = True) -> Parity:
-    """Compare with one file of recorded episodes; ValueError when it does not fit our scene of its task."""
+    """Compare with one file of recorded episodes; UserError when it does not fit our scene of its task."""
     trace = Trace(path, assets)
     simulation, nudged = (Simulation([trace.scene] * trace.episodes, sleep=sleep) for _ in range(2))
     agree = _replay(trace, simulation) == trace.arrays["success"].any(axis=1)
@@ -120,9 +121,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         assets = find_assets(options.assets)
         if assets.kind != "official":
-            raise ValueError("parity needs LIBERO's official assets; set LIBERO_ASSETS or give --assets DIR")
+            raise UserError("parity needs LIBERO's official assets; set LIBERO_ASSETS or give --assets DIR")
         results = [measure(path, assets, sleep=not options.no_sleep) for path in options.files]
-    except (OSError, ValueError) as problem:
+    except (OSError, UserError) as problem:
         sys.exit(f"error: {problem}")
     sys.stdout.write(json.dumps([asdict(r) for r in results], indent=2) + "\n" if options.json else _table(results))
 
@@ -132,7 +133,7 @@ def _task(path: Path, bddl: str) -> Task:
         for task in load_tasks(suite):
             if task.bddl.name == bddl:
                 return task
-    raise ValueError(f"{path}: no LIBERO task is called {bddl}")
+    raise UserError(f"{path}: no LIBERO task is called {bddl}")
 
 
 def _replay(trace: Trace, simulation: Simulation) -> NDArray[np.bool_]:

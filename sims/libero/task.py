@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.sft import cut_chunks
+from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.policy import Policy
 from embodied.video import film, tile, write_video
@@ -63,7 +64,7 @@ class LiberoTask:
         """Make environments that start from the `split` ("train" or "eval") of `distribution`; always on the CPU.
 
         Raises:
-            ValueError: where the simulator is not installed.
+            UserError: where the simulator is not installed.
         """
         with needs_extra("libero"):
             from sims.libero.environment import LiberoEnvironment
@@ -78,7 +79,7 @@ class LiberoTask:
         """Chunks of the expert's episodes, one from every control step; made once, then read from `directory`.
 
         Raises:
-            ValueError: where `directory` holds demonstrations of something else.
+            UserError: where `directory` holds demonstrations of something else.
         """
         from sims.libero.demonstrations import collect, load
 
@@ -92,7 +93,7 @@ class LiberoTask:
             made.save(path)
         found = load(path)
         if differences := self._differences(found, seed):
-            raise ValueError(f"{path} was made for something else ({'; '.join(differences)}); choose another output")
+            raise UserError(f"{path} was made for something else ({'; '.join(differences)}); choose another output")
         return TensorDict.cat([cut_chunks(*episode, self.horizon) for episode in found.episodes()])
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.errors import UserError
+
 GRAVITY = 9.81
 """m/s^2."""
 
@@ -54,16 +56,16 @@ class Airframe:
     delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for parameters with which nothing could fly."""
+        """Raise UserError for parameters with which nothing could fly."""
         for field in fields(self):
             value, least = getattr(self, field.name), 0.0
             positive = field.name in POSITIVE
             if not math.isfinite(value) or value < least or (positive and value == least):
-                raise ValueError(
+                raise UserError(
                     f"expected {field.name} {'above' if positive else 'of at least'} 0, got {value}; check its unit"
                 )
         if self.thrust_to_weight <= 1.0:
-            raise ValueError(f"expected a thrust-to-weight ratio above 1, got {self.thrust_to_weight:.2f}; cannot fly")
+            raise UserError(f"expected a thrust-to-weight ratio above 1, got {self.thrust_to_weight:.2f}; cannot fly")
 
     @property
     def thrust_to_weight(self) -> float:
@@ -205,7 +207,7 @@ def sample_platforms(draws: Tensor, lightest_kg: float = 0.032, heaviest_kg: flo
     if draws.ndim != 2 or len(draws) != DRAWS:
         raise ValueError(f"expected draws of shape ({DRAWS}, M), got {tuple(draws.shape)}")
     if not 0.0 < lightest_kg <= heaviest_kg:
-        raise ValueError(f"expected 0 < lightest_kg <= heaviest_kg, got {lightest_kg} and {heaviest_kg}")
+        raise UserError(f"expected 0 < lightest_kg <= heaviest_kg, got {lightest_kg} and {heaviest_kg}")
     u = list(draws.unbind(0))
     mass = lightest_kg * (heaviest_kg / lightest_kg) ** u[0]
     size = (mass / 0.03) ** (1.0 / 3.0)  # of a crazyflie

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
+from embodied.errors import UserError
 from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.arithmetic import Rows, Value, clip, sqrt, where
 
@@ -44,11 +45,11 @@ class Options:
     ground_z_m: float = -0.65
 
     def __post_init__(self) -> None:
-        """Raise ValueError for wind without drag or an impossible delay."""
+        """Raise UserError for wind without drag or an impossible delay."""
         if self.wind and not self.drag:
-            raise ValueError("wind acts through drag; set drag=true, too")
+            raise UserError("wind acts through drag; set drag=true, too")
         if not 0 <= self.delay_steps <= 8:
-            raise ValueError(f"expected delay_steps from 0 to 8, got {self.delay_steps}")
+            raise UserError(f"expected delay_steps from 0 to 8, got {self.delay_steps}")
 
     @property
     def state_rows(self) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.environment import Transition
+from embodied.errors import UserError
 from embodied.rollout import Rollout
 from sims.quadrotor.airframes import CRAZYFLIE, DRAWS, PARAMETERS, Airframe, sample_platforms, scatter
 from sims.quadrotor.dynamics import DT_S, Body, Options
@@ -72,7 +73,7 @@ class QuadrotorEnvironment:
     ) -> None:
         if min(num_envs, step_limit, history, executed) < 1:
             got = f"num_envs={num_envs}, step_limit={step_limit}, history={history}, executed={executed}"
-            raise ValueError(f"expected at least one of each, got {got}")
+            raise UserError(f"expected at least one of each, got {got}")
         self.num_envs, self.step_limit, self.split = num_envs, step_limit, split
         self.device, self.airframe, self.scatter_width = torch.device(device), airframe, scatter_width
         self.mdp: Mdp = mdp or Hover()
@@ -184,12 +185,12 @@ class QuadrotorEnvironment:
         """Continue from `state_dict`; returns the observations of all environments.
 
         Raises:
-            ValueError: where the state is of other environments.
+            UserError: where the state is of other environments.
         """
         mine = self.state_dict()
         for name in (*SAVED, "start", "history"):
             if state[name].shape != mine[name].shape:
-                raise ValueError(
+                raise UserError(
                     f"the saved {name} has shape {tuple(state[name].shape)}, expected {tuple(mine[name].shape)}; "
                     "use the num_envs, history and options that it was saved with"
                 )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from embodied.errors import UserError
 from sims.quadrotor import dynamics
 from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.dynamics import Body, Options
@@ -22,12 +23,12 @@ class FlightModel:
     Letters: B flights of T steps, D = `past` actions before them.
 
     Raises:
-        ValueError: for a parameter that no airframe has.
+        UserError: for a parameter that no airframe has.
     """
 
     def __init__(self, airframe: Airframe, names: Sequence[str], options: Options) -> None:
         if unknown := [name for name in names if name not in PARAMETERS]:
-            raise ValueError(f"unknown parameters {', '.join(unknown)}; expected some of {', '.join(PARAMETERS)}")
+            raise UserError(f"unknown parameters {', '.join(unknown)}; expected some of {', '.join(PARAMETERS)}")
         self.airframe, self.names, self.options = airframe, list(names), options
         self.past = options.past_actions
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.errors import UserError
 from embodied.seeding import derive
 from sims.quadrotor.arithmetic import GOLDEN, Rows, mix, uniform
 
@@ -47,7 +48,7 @@ class Stream:
 
     def __init__(self, seed: int) -> None:
         if not 0 <= seed < 1 << 31:
-            raise ValueError(f"expected a seed in [0, 2^31), got {seed}")
+            raise UserError(f"expected a seed in [0, 2^31), got {seed}")
         self.seed, self.taken = seed, 0
 
     def take(self, count: int) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.environment import Transition
+from embodied.errors import UserError
 from sims.quadrotor.airframes import CRAZYFLIE, Airframe
 from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Body, Options
 from sims.quadrotor.hover import ERROR_STEPS
@@ -72,7 +73,7 @@ class SwarmEnvironment:
         noise: bool = True,
     ) -> None:
         if min(num_envs, step_limit, executed) < 1:
-            raise ValueError(
+            raise UserError(
                 f"expected at least one of each, got num_envs={num_envs}, step_limit={step_limit}, executed={executed}"
             )
         self.mdp, self.airframe, self.options = mdp or Swarm(), airframe, options or Options()
@@ -180,11 +181,11 @@ class SwarmEnvironment:
         """Continue from `state_dict`; returns the observations of all drones.
 
         Raises:
-            ValueError: where the state is of other environments.
+            UserError: where the state is of other environments.
         """
         for name, mine in self._worlds.tensors().items():
             if state["worlds"][name].shape != mine.shape:
-                raise ValueError(
+                raise UserError(
                     f"the saved {name} has shape {tuple(state['worlds'][name].shape)}, expected {tuple(mine.shape)}; "
                     "use the num_envs, drones and options that it was saved with"
                 )

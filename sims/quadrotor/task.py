@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from embodied.config import at_least
+from embodied.errors import UserError
 from embodied.files import complete_or_absent
 from embodied.policy import Policy
 from embodied.video import Frames, film, tile, write_video
@@ -104,20 +105,20 @@ class QuadrotorTask:
     reward: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(WEIGHTS))
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an unknown airframe or impossible sizes."""
+        """Raise UserError for an unknown airframe or impossible sizes."""
         at_least(self, 1, "history", "step_limit")
         if self.goal not in GOALS:
-            raise ValueError(f"unknown goal {self.goal!r}; expected one of {', '.join(GOALS)}")
+            raise UserError(f"unknown goal {self.goal!r}; expected one of {', '.join(GOALS)}")
         if self.airframe not in AIRFRAMES:
-            raise ValueError(f"unknown airframe {self.airframe!r}; expected one of {', '.join(AIRFRAMES)}")
+            raise UserError(f"unknown airframe {self.airframe!r}; expected one of {', '.join(AIRFRAMES)}")
         for mdp in GOALS[self.goal].distributions.values():
             reweighted(mdp, self.reward)
         if not 0.0 <= self.randomisation <= SCATTER_MAX:
-            raise ValueError(f"expected randomisation from 0 to {SCATTER_MAX}, got {self.randomisation}")
+            raise UserError(f"expected randomisation from 0 to {SCATTER_MAX}, got {self.randomisation}")
         if self.goal == "swarm" and (self.randomisation or self.history != 1):
-            raise ValueError("goal=swarm has no randomisation and no history; leave them out")
+            raise UserError("goal=swarm has no randomisation and no history; leave them out")
         if GOALS[self.goal].platforms and (self.randomisation or self.airframe != "crazyflie"):
-            raise ValueError(f"goal={self.goal} flies platforms of its own; leave out airframe and randomisation")
+            raise UserError(f"goal={self.goal} flies platforms of its own; leave out airframe and randomisation")
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -135,11 +136,11 @@ class QuadrotorTask:
         """Make environments that start from the `split` ("train" or "eval").
 
         Raises:
-            ValueError: for an unknown distribution.
+            UserError: for an unknown distribution.
         """
         goal = GOALS[self.goal]
         if distribution not in goal.distributions:
-            raise ValueError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
         mdp = reweighted(goal.distributions[distribution], self.reward)
         common: dict[str, Any] = {
             "options": goal.options, "split": split, "step_limit": self.step_limit, "seed": seed,
@@ -191,13 +192,13 @@ def reweighted(mdp: Any, reward: Mapping[str, float | None]) -> Any:  # noqa: AN
     """`mdp` with other `reward` weights, by name; those that are None stay.
 
     Raises:
-        ValueError: where it has no such weight.
+        UserError: where it has no such weight.
     """
     changed = {name: weight for name, weight in reward.items() if weight is not None}
     names = weights(mdp)
     for name in changed:
         if name not in names:
-            raise ValueError(f"unknown weight {name!r} in task.reward; expected one of {', '.join(names)}")
+            raise UserError(f"unknown weight {name!r} in task.reward; expected one of {', '.join(names)}")
     return replace(mdp, **changed)
 
 

@@ -16,6 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.errors import UserError
 from embodied.rollout import Rollout
 from sims.quadrotor.emit import LANES
 from sims.quadrotor.episode import COUNTERS, Episode
@@ -44,7 +45,7 @@ def unroll(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Rollout
     CPU all of it is one call of compiled C each way; elsewhere the same is done step by step.
 
     Raises:
-        ValueError: for layers that do not fit the contract, another chunk than K = 1, or before the first reset.
+        UserError: for layers that do not fit the contract, another chunk than K = 1, or before the first reset.
     """
     _check(env, layers, decisions)
     started = time.perf_counter()
@@ -68,7 +69,7 @@ def unroll_source(episode: Episode) -> str:
 
 def _check(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> None:
     if env.contract.executed != 1:
-        raise ValueError(f"unroll flies one action a decision, got executed={env.contract.executed}; use executed=1")
+        raise UserError(f"unroll flies one action a decision, got executed={env.contract.executed}; use executed=1")
     env.check_begun()
     if decisions < 1 or not 1 <= len(layers) <= MAX_LAYERS:
         raise ValueError(

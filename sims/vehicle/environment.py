@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
 from embodied.environment import Transition
+from embodied.errors import UserError
 from embodied.seeding import derive
 from sims.vehicle.episode import FORWARD, STEERING, Mdp, Moment, Outcome
 from sims.vehicle.geometry import Lidar, mix
@@ -64,7 +65,7 @@ class VehicleEnvironment:
         self.step_limit = mdp.STEP_LIMIT if step_limit is None else step_limit
         if min(num_envs, self.step_limit, executed) < 1:
             got = f"num_envs={num_envs}, step_limit={step_limit}, executed={executed}"
-            raise ValueError(f"expected at least one of each, got {got}")
+            raise UserError(f"expected at least one of each, got {got}")
         self.simulator = Simulator(
             mdp.MODEL, lidar or mdp.LIDAR, dt_s=mdp.DT_S, substeps=mdp.SUBSTEPS, device=device, backend=backend
         )
@@ -146,12 +147,12 @@ class VehicleEnvironment:
         """Continue from `state_dict`; returns the observations of all environments.
 
         Raises:
-            ValueError: where the state is of other environments.
+            UserError: where the state is of other environments.
         """
         mine = self.state_dict()
         for name in (*SAVED, *MOMENT, "start"):
             if state[name].shape != mine[name].shape:
-                raise ValueError(
+                raise UserError(
                     f"the saved {name} has shape {tuple(state[name].shape)}, expected {tuple(mine[name].shape)}; "
                     "use the num_envs and lidar that it was saved with"
                 )
@@ -263,7 +264,7 @@ def action_spec(mdp: Mdp, vehicle: Vehicle) -> TensorSpec:
 
 def _checked(seed: int) -> int:
     if not 0 <= seed < 1 << 31:
-        raise ValueError(f"expected a seed in [0, 2^31), got {seed}")
+        raise UserError(f"expected a seed in [0, 2^31), got {seed}")
     return seed
 
 

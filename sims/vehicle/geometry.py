@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embodied.errors import UserError
+
 FAR_M = 1e6
 """Where shapes lie that fill up a world with fewer than others."""
 GOLDEN, COUNTER = 0x9E3779B9, 0x85EBCA6B
@@ -32,9 +34,9 @@ class Lidar:
     noise_m: float = 0.01
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a lidar that can not be."""
+        """Raise UserError for a lidar that can not be."""
         if self.beams < 2 or not 0.0 < self.field_rad <= 2.0 * math.pi + 1e-6 or self.range_m <= 0 or self.noise_m < 0:
-            raise ValueError(f"expected 2 beams or more in (0, 2 pi] rad, a positive range and noise >= 0, got {self}")
+            raise UserError(f"expected 2 beams or more in (0, 2 pi] rad, a positive range and noise >= 0, got {self}")
 
     @property
     def spacing_rad(self) -> float:

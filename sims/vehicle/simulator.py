@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.errors import UserError
 from sims import native
 from sims.vehicle import dynamics
 from sims.vehicle.geometry import Lidar, cast, noisy, touching
@@ -43,7 +44,7 @@ class Simulator:
         usual = "c" if self.device.type == "cpu" and native.compiler() else "torch"
         self.backend = backend or usual
         if self.backend not in BACKENDS or (self.backend == "c" and usual != "c"):
-            raise ValueError(f"expected a backend of {BACKENDS}, c with a compiler on the CPU; got {backend}")
+            raise UserError(f"expected a backend of {BACKENDS}, c with a compiler on the CPU; got {backend}")
         self.angles = lidar.angles().to(self.device)
         self._directions = self.angles.cos(), self.angles.sin()
 

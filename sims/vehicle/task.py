@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from embodied.config import at_least
+from embodied.errors import UserError
 from embodied.files import complete_or_absent
 from embodied.policy import Policy
 from embodied.video import Frames, film, tile, write_video
@@ -59,11 +60,11 @@ class VehicleTask:
     step_limit: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what there is not."""
+        """Raise UserError for what there is not."""
         if self.goal not in GOALS:
-            raise ValueError(f"unknown goal {self.goal!r}; expected one of {', '.join(GOALS)}")
+            raise UserError(f"unknown goal {self.goal!r}; expected one of {', '.join(GOALS)}")
         if not 0.0 <= self.randomisation < 1.0:
-            raise ValueError(f"expected task.randomisation in [0, 1), got {self.randomisation}")
+            raise UserError(f"expected task.randomisation in [0, 1), got {self.randomisation}")
         mdp, vehicle = GOALS[self.goal]
         self._mdp = _changed(mdp, self.numbers, "task.numbers")
         self._vehicle = _changed(VEHICLES[vehicle], self.vehicle, "task.vehicle")
@@ -87,10 +88,10 @@ class VehicleTask:
         """Make environments; `split` "eval" has worlds that training has not.
 
         Raises:
-            ValueError: for an unknown distribution or split.
+            UserError: for an unknown distribution or split.
         """
         if distribution not in self.distributions:
-            raise ValueError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
         return VehicleEnvironment(
             num_envs, mdp=self._mdp, vehicle=self._vehicle, lidar=self._lidar, randomisation=self.randomisation,
             split=split, step_limit=self.step_limit, seed=seed, device=device,
@@ -147,9 +148,9 @@ def _changed(given: T, numbers: Mapping[str, float | None], option: str) -> T:
     """The dataclass `given` with other `numbers`, by name; those that are None stay, whole numbers stay whole.
 
     Raises:
-        ValueError: for a number that it does not have.
+        UserError: for a number that it does not have.
     """
     changed = {name: value for name, value in numbers.items() if value is not None}
     if unknown := [name for name in changed if name not in _names(given)]:
-        raise ValueError(f"unknown number {unknown[0]!r} in {option}; expected one of {', '.join(_names(given))}")
+        raise UserError(f"unknown number {unknown[0]!r} in {option}; expected one of {', '.join(_names(given))}")
     return replace(given, **{name: type(getattr(given, name))(value) for name, value in changed.items()})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from embodied import checkpoint
 from embodied.environment import StartEnvironment
+from embodied.errors import UserError
 from embodied.policy import Policy
 from policies.registry import trained_policy
 from real_robot.onnx_policy import OnnxPolicy
@@ -18,14 +19,14 @@ def load_policy(settings: PolicySettings) -> Policy:
     """The policy that `settings` name: of a checkpoint, an export to ONNX, or a policy server.
 
     Raises:
-        ValueError: on one line, where there is none, or not one alone is named.
+        UserError: on one line, where there is none, or not one alone is named.
         OSError: where the server cannot be reached.
     """
     if bool(settings.checkpoint) == bool(settings.server):
-        raise ValueError("expected one of checkpoint and server")
+        raise UserError("expected one of checkpoint and server")
     if settings.server:
         if not settings.token_file:
-            raise ValueError("expected token_file, which holds the token of the policy server")
+            raise UserError("expected token_file, which holds the token of the policy server")
         return PolicyClient(settings.server, Path(settings.token_file).read_text().strip())
     if (Path(settings.checkpoint) / "policy.onnx").exists():
         return OnnxPolicy(settings.checkpoint)
@@ -36,7 +37,7 @@ def load_environment(settings: SimSettings) -> StartEnvironment:
     """One environment of the task of a run, that executes single actions.
 
     Raises:
-        ValueError: on one line, where the run or an override is not valid.
+        UserError: on one line, where the run or an override is not valid.
     """
     # train.py and configs/ stay in the clone: simulators run from there
     from embodied.config import compose
