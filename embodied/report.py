@@ -65,6 +65,16 @@ class Report:
             if stage != "rl" and ("rl", distribution) in self.results
         }
 
+    def gains_over_better(self) -> dict[str, tuple[str, Gain]]:
+        """By distribution with both: which stage, SFT or its control, succeeded more often, and RL's gain over it."""
+        gains: dict[str, tuple[str, Gain]] = {}
+        for (stage, distribution), gain in self.gains().items():
+            both = {("sft", distribution), ("sft_control", distribution)} <= self.results.keys()
+            better = distribution not in gains or gain.difference <= gains[distribution][1].difference
+            if both and better and not stage.startswith(BASELINE):
+                gains[distribution] = (stage, gain)
+        return gains
+
     def to_dict(self) -> dict[str, Any]:
         """Content of report.json."""
         return {
@@ -80,6 +90,10 @@ class Report:
             "gains": [
                 {"over": stage, "distribution": distribution, **vars(gain)}
                 for (stage, distribution), gain in self.gains().items()
+            ],
+            "gains_over_better": [
+                {"over": stage, "distribution": distribution, **vars(gain)}
+                for distribution, (stage, gain) in self.gains_over_better().items()
             ],
             "env_steps": self.env_steps,
             "episodes": self.episodes,
@@ -103,10 +117,7 @@ class Report:
             f"{_metrics(result)}"
             for (stage, distribution), result in self._ordered().items()
         ]
-        gains = [
-            f"  RL over {title(stage)} on {distribution}: {_points(gain)}"
-            for (stage, distribution), gain in self.gains().items()
-        ]
+        gains = [f"  {line}" for line in self._gains()]
         assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
         following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory), self.exportable))]
         where = f"Report: {_from_here(Path(directory) / 'report.md')}"
@@ -134,7 +145,8 @@ class Report:
         return marks
 
     def _page(self, directory: Path) -> str:
-        parts = [f"# {self.task}", *([_STAND_IN] if self.assets == "stand-in" else []), self._rates(), self._gains()]
+        parts = [f"# {self.task}", *([_STAND_IN] if self.assets == "stand-in" else []), self._rates()]
+        parts.append("\n".join(f"- {line}, paired on the same episodes" for line in self._gains()))
         parts.append("![Learning curves](curves.png)")
         if (directory / "video.mp4").exists():
             parts.append("Video, before and after: [video.mp4](video.mp4)")
@@ -156,11 +168,17 @@ class Report:
             )
         return table(header, rows)
 
-    def _gains(self) -> str:
-        return "\n".join(
-            f"- RL over {title(stage)} on {distribution}: {_points(gain)}, paired on the same episodes"
+    def _gains(self) -> list[str]:
+        both = f"the better of {STAGES['sft']} and {STAGES['sft_control']}"
+        better = [
+            f"RL over {both} on {distribution}, which is {title(stage)}: {_points(gain)}"
+            for distribution, (stage, gain) in self.gains_over_better().items()
+        ]
+        each = [
+            f"RL over {title(stage)} on {distribution}: {_points(gain)}"
             for (stage, distribution), gain in self.gains().items()
-        )
+        ]
+        return better + each
 
     def _tasks(self) -> str:
         if not self.results:

@@ -1,14 +1,13 @@
 """Training told once: SFT on demonstrations -> RL -> a control, each evaluated on the same episodes.
 
-The control is supervised training of the same start for the same number of gradient steps: what RL gains is told
-beside it. A task without demonstrations is RL alone, from a new network. A run is checkpointed as a whole, so that one
-that was killed continues with the numbers of one that was not.
+The control is SFT that goes on as it was, optimiser, average and last learning rate, for as many gradient steps as RL
+took: what RL gains is told over the better of the two. A task without demonstrations is RL alone, from a new network. A
+run is checkpointed as a whole, so that one that was killed continues with the numbers of one that was not.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from tensordict import TensorDict
 from tqdm import tqdm
 
 from embodied import checkpoint, seeding
-from embodied.algorithms.sft import SFTConfig
+from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.checkpoint import Checkpoint
 from embodied.config import at_least
 from embodied.contract import Contract
@@ -31,7 +30,7 @@ from embodied.evaluation import evaluate
 from embodied.interrupt import GracefulStop, Stopped
 from embodied.logging import Logger
 from embodied.network import DeployablePolicy
-from embodied.policy import Policy, TrainablePolicy
+from embodied.policy import Policy
 from embodied.report import BASELINE, Report, resume_command, title
 from embodied.rollout import Collector, first_decisions
 from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task
@@ -121,7 +120,9 @@ class Trainer:
         self.counters = {"iteration": 0, "env_steps": 0, "episodes": 0, "rl_gradient_steps": 0, "cpu_s": 0.0}
         exportable = isinstance(self.policy, DeployablePolicy)
         self.report, self.timer = Report(task.name, task.asset_kind, seed, exportable), PhaseTimer()
-        self.before: dict[str, Any] = {}  # where RL and its control start: what SFT converged to
+        self.before: dict[
+            str, Any
+        ] = {}  # where RL and its control start: SFT's learner, or an untrained "policy" alone
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
         with self.timer("demonstrations"):
             given = demonstrations and demonstrations(self.env.contract)
@@ -153,9 +154,10 @@ class Trainer:
         if not self.parts:
             executed = self.demonstrations["actions"][self.demonstrations["valid"]]
             self.policy.fit(self._told(self.demonstrations["observation"]).to(self.device), executed.to(self.device))
-        self._supervise(self.policy, self.config.sft)
+        learner = self.config.sft.build(self.policy, seeding.generator(self.seed, "sft"))
+        self._supervise(learner, self.config.sft.steps)
         self._evaluate(self.policy)
-        self.before = copy.deepcopy(self.policy.state_dict())
+        self.before = copy.deepcopy(learner.state_dict())
         self._enter(Stage.RL)
 
     def _told(self, observation: TensorDict) -> TensorDict:
@@ -172,7 +174,7 @@ class Trainer:
         if not self.before:
             observation, actions = first_decisions(self.env, seeding.generator(self.seed, "random play"))
             self.policy.fit(observation.to(self.device), actions.to(self.device))
-            self.before = copy.deepcopy(self.policy.state_dict())
+            self.before = {"policy": copy.deepcopy(self.policy.state_dict())}
         learner = self.algorithm.build(
             self.policy, self.demonstrations, self.env, seeding.generator(self.seed, "learner")
         )
@@ -214,22 +216,23 @@ class Trainer:
         return success
 
     def _control(self) -> None:
-        policy = copy.deepcopy(self.policy)
-        policy.load_state_dict(self.before)
-        self._supervise(policy, dataclasses.replace(self.config.sft, steps=self.counters["rl_gradient_steps"]))
-        self._evaluate(policy)
+        learner = self.config.sft.build(copy.deepcopy(self.policy), seeding.generator(self.seed, "sft"))
+        learner.load_state_dict(copy.deepcopy(self.before))
+        self._supervise(learner, self.config.sft.steps + self.counters["rl_gradient_steps"])
+        self._evaluate(learner.policy)
         self._enter(Stage.DONE)
 
-    def _supervise(self, policy: TrainablePolicy, config: SFTConfig) -> None:
-        """Train `policy` on the demonstrations for `config.steps` gradient steps, resuming where a run was cut off."""
+    def _supervise(self, learner: SFT, steps: int) -> None:
+        """Train on the demonstrations until `steps` gradient steps are done, resuming where a run was cut off."""
         assert self.demonstrations is not None
-        learner = config.build(policy, seeding.generator(self.seed, self.stage.value))
+        first = learner.gradient_steps
         self._resume({"learner": learner})
-        with tqdm(total=config.steps, initial=learner.gradient_steps, desc=self._label, unit="step") as bar:
-            while learner.gradient_steps < config.steps:
-                steps = min(SEGMENT, config.steps - learner.gradient_steps)
+        done = learner.gradient_steps - first
+        with tqdm(total=steps - first, initial=done, desc=self._label, unit="step") as bar:
+            while learner.gradient_steps < steps:
+                segment = min(SEGMENT, steps - learner.gradient_steps)
                 with self.timer(self._label):
-                    loss = learner.fit(self.demonstrations, steps, bar.update)
+                    loss = learner.fit(self.demonstrations, segment, bar.update)
                 self.logger.log(learner.gradient_steps, {f"{self.stage.value}/loss": loss})
                 self._keep({"learner": learner}, learner.gradient_steps % (10 * SEGMENT) == 0)
 
@@ -255,7 +258,7 @@ class Trainer:
         if not self.config.video or path.exists():
             return False
         before = copy.deepcopy(self.policy)
-        before.load_state_dict(self.before)
+        before.load_state_dict(self.before["policy"])
         with self.timer("video"):
             first = "before: untrained" if self.demonstrations is None else "before: SFT"
             self.task.video(path, {first: before, "after: RL": self.policy}, self.device)
@@ -287,7 +290,7 @@ class Trainer:
                 "rng": seeding.rng_state(),
                 "report": self.report.state_dict(),
                 "wall_s": self.timer.seconds,
-                "converged": self.before,
+                "before": self.before,
                 "parts": parts,
             }
             counters = {**self.counters, "stage": self.stage.value, "log_rows": self.logger.rows}
@@ -305,7 +308,7 @@ class Trainer:
         self.counters = {name: saved.counters.get(name, 0) for name in self.counters}
         self.report.load_state_dict(saved.state["report"])
         self.timer = PhaseTimer(saved.state["wall_s"])
-        self.before, self.parts = saved.state["converged"], saved.state["parts"]
+        self.before, self.parts = saved.state["before"], saved.state["parts"]
         seeding.set_rng_state(saved.state["rng"])
         log.info(f"continuing {self.stage.value} at {self.counters['env_steps']:,} environment steps")
         return saved.counters["log_rows"]

@@ -54,11 +54,15 @@ class SFT:
         self.gradient_steps = 0
 
     def fit(self, chunks: TensorDict, steps: int, progress: Callable[[], object] | None = None) -> float:
-        """Take `steps` gradient steps on minibatches of `chunks` (see `step`); returns the last tenth's mean loss."""
+        """Take `steps` gradient steps on minibatches of `chunks` (see `step`); returns the last tenth's mean loss.
+
+        Those beyond the number planned go on at the final learning rate.
+        """
         losses = []
         for _ in range(steps):
             rows = torch.randint(len(chunks), (self.config.batch,), generator=self.generator)
-            losses.append(self.step(chunks[rows], self.gradient_steps / self.config.steps))
+            planned = self.gradient_steps < self.config.steps
+            losses.append(self.step(chunks[rows], self.gradient_steps / self.config.steps if planned else 1.0))
             if progress:
                 progress()
         tail = losses[-max(1, len(losses) // 10) :]

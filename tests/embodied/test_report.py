@@ -44,6 +44,22 @@ def test_json_holds_what_the_documentation_promises(tmp_path):
     assert (over_control["over"], over_control["distribution"]) == ("sft_control", "wide")
     assert over_control["difference"] == pytest.approx(10 / 20)
     assert over_control["low"] > 0
+    assert record["gains_over_better"] == [over_control]
+
+
+@pytest.mark.parametrize(("sft", "control", "better"), [(6, 4, "sft"), (4, 6, "sft_control"), (5, 5, "sft_control")])
+def test_the_gain_is_told_over_the_better_of_sft_and_its_control(tmp_path, sft, control, better):
+    made = Report("libero_pick", "official", seed=0)
+    for stage, successes in (("rl", 10), ("sft", sft), ("sft_control", control), ("baseline planner", 9)):
+        made.add(stage, "wide", outcome(successes))
+    made.add("rl", "official", outcome(10))
+    made.add("sft", "official", outcome(5))
+    assert made.gains_over_better() == {"wide": (better, outcome(10).gain_over(outcome(max(sft, control))))}
+    made.write(tmp_path, {})
+    name = {"sft": "SFT", "sft_control": "SFT control"}[better]
+    line = f"RL over the better of SFT and SFT control on wide, which is {name}: +{(10 - max(sft, control)) * 10}.0"
+    assert line in (tmp_path / "report.md").read_text()
+    assert line in made.summary(tmp_path)
 
 
 def test_page_shows_intervals_gains_and_stand_ins(tmp_path):

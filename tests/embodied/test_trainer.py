@@ -1,5 +1,6 @@
 """A whole run on a small task: stages, control, report, and that an interrupted run ends with the same numbers."""
 
+import copy
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied import seeding
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import DistillationConfig
 from embodied.algorithms.ppo import PPOConfig
@@ -76,12 +78,14 @@ SCRATCH = {
 POLICY = RankingMLPConfig(hidden=[16])
 STUDENT = RecurrentConfig(hidden=[8], encoder=4, memory=4)
 ITERATIONS = 6
+SFT_STEPS = 50
+SFT_CONFIG = SFTConfig(SFT_STEPS, batch=16, learning_rate=3e-3)
 
 
 def trainer(directory: Path, algorithm: str, kind: type[Trainer] = Trainer) -> Trainer:
     config = TrainerConfig(
         num_envs=8, env_steps=ITERATIONS * 80, checkpoint_every=2, evaluation_starts=6, evaluation_envs=4, video=False,
-        sft=SFTConfig(steps=50, batch=16),
+        sft=SFT_CONFIG,
     )  # fmt: skip
     task = ScratchTask() if algorithm in SCRATCH else ReachTask()
     policy = STUDENT if algorithm == "distillation" else POLICY
@@ -105,8 +109,29 @@ def test_a_run_reports_every_stage(tmp_path: Path, algorithm: str) -> None:
     # the control took the gradient steps of RL
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     control = [row["step"] for row in rows if "sft_control/loss" in row]
-    assert control[-1] == run.counters["rl_gradient_steps"] > 0
+    assert control[-1] - SFT_STEPS == run.counters["rl_gradient_steps"] > 0
     assert trainer(tmp_path, algorithm).run().to_dict()["evaluations"] == report["evaluations"]
+
+
+def test_the_control_is_supervised_training_that_never_stopped(tmp_path: Path) -> None:
+    class Watched(Trainer):
+        """Keeps the weights of what is evaluated."""
+
+        def _evaluate(self, policy, stage=None):
+            weights[self.stage.value] = {name: value.clone() for name, value in policy.state_dict().items()}
+            super()._evaluate(policy, stage)
+
+    weights: dict[str, dict] = {}
+    run = trainer(tmp_path, "ppo", Watched)
+    policy = copy.deepcopy(run.policy)
+    run.run()
+    chunks = ReachTask().demonstrations(tmp_path, 0)
+    policy.fit(chunks["observation"], chunks["actions"][chunks["valid"]])
+    learner = SFT_CONFIG.build(policy, seeding.generator(0, "sft"))
+    for stage, steps in (("sft", SFT_STEPS), ("sft_control", run.counters["rl_gradient_steps"])):
+        learner.fit(chunks, steps)
+        assert all(torch.equal(weights[stage][name], value) for name, value in policy.state_dict().items())
+    assert learner.optimiser.param_groups[0]["lr"] == SFT_CONFIG.final_learning_rate
 
 
 @pytest.mark.parametrize("algorithm", SCRATCH)

@@ -77,6 +77,9 @@ def test_the_learning_rate_falls_by_a_cosine_and_then_stays():
     assert rates[0] == pytest.approx(1e-2)
     assert rates[5] == pytest.approx(5.5e-3)
     assert rates[10:] == pytest.approx([1e-3] * 3)
+    _, unplanned = make(steps=0, learning_rate=1e-2, final_learning_rate=1e-3)
+    unplanned.fit(chunks(), 1)
+    assert unplanned.optimiser.param_groups[0]["lr"] == pytest.approx(1e-3)
 
 
 def test_it_learns_what_it_is_shown():
