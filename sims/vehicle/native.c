@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 enum { X, Y, YAW, FORWARD, LEFTWARD, RATE, STEERING, STATE };
 enum { DIFFERENTIAL_DRIVE, KINEMATIC_BICYCLE, DYNAMIC_BICYCLE };
@@ -224,5 +225,66 @@ void scan(long n, long beams, float first, float spacing, float range, float noi
             sweep(&s, low, fabsf(width), at[0][j], at[1][j], at[2][j] - at[0][j], at[3][j] - at[1][j], 0.0f);
         }
         if (noise > 0.0f) disturb(&s, noise, mix((uint32_t)key[i] + (uint32_t)steps[i] * 0x85EBCA6Bu));
+    }
+}
+
+// Cells [m, size, size] of square rooms around the origin whose middles are farther than `clear` from every shape: 1.
+void open_cells(long m, long size, float cell, float half, float clear, long nc, const float *circles, long ns,
+                const float *segments, uint8_t *open) {
+    for (long k = 0; k < m; k++, circles += 3 * nc, segments += 4 * ns, open += size * size) {
+        memset(open, 1, size * size);
+        for (long j = 0; j < nc + ns; j++) {
+            int round = j < nc;
+            const float *c = circles + 3 * j, *g = segments + 4 * (j - nc);
+            float ax = round ? c[0] : g[0], ay = round ? c[1] : g[1], bx = round ? ax : g[2], by = round ? ay : g[3];
+            float radius = round ? c[2] : 0.0f, ex = bx - ax, ey = by - ay;
+            float squared = ex * ex + ey * ey, reach = radius + clear + cell;  // a cell more: it is tested below
+            squared = squared < 1e-9f ? 1e-9f : squared;
+            long low_x = clamp((fminf(ax, bx) - reach + half) / cell, 0.0f, size);
+            long low_y = clamp((fminf(ay, by) - reach + half) / cell, 0.0f, size);
+            long high_x = clamp((fmaxf(ax, bx) + reach + half) / cell, 0.0f, size);
+            long high_y = clamp((fmaxf(ay, by) + reach + half) / cell, 0.0f, size);
+            for (long i = low_x; i < high_x; i++) {
+                for (long l = low_y; l < high_y; l++) {
+                    float x = (i + 0.5f) * cell - half - ax, y = (l + 0.5f) * cell - half - ay;
+                    float share = clamp((x * ex + y * ey) / squared, 0.0f, 1.0f);
+                    x -= share * ex, y -= share * ey;
+                    if (sqrtf(x * x + y * y) - radius <= clear) open[i * size + l] = 0;
+                }
+            }
+        }
+    }
+}
+
+// One row of `spread`: from the row `before` it, if there is one, then along it in the direction `way`.
+static int sweep_row(long size, float cell, long way, const float *cost, const float *before, float *value) {
+    int changed = 0;
+    for (long j = 0; before && j < size; j++) {
+        float aslant = fminf(before[j > 0 ? j - 1 : j], before[j + 1 < size ? j + 1 : j]);
+        float best = fminf(before[j] + cell * cost[j], aslant + 1.41421356f * cell * cost[j]);
+        changed |= best < value[j];
+        value[j] = fminf(value[j], best);
+    }
+    for (long i = 1, j = way > 0 ? 1 : size - 2; i < size; i++, j += way) {
+        float best = value[j - way] + cell * cost[j];
+        changed |= best < value[j];
+        value[j] = fminf(value[j], best);
+    }
+    return changed;
+}
+
+// Distances `value` [m, size, size]: every cell takes the best of its eight neighbours with the step from there, times
+// its own `cost`, until none changes. Rows are swept down and up in turn.
+void spread(long m, long size, float cell, const float *cost, float *value) {
+    for (long k = 0; k < m; k++, cost += size * size, value += size * size) {
+        int changed;
+        do {
+            changed = 0;
+            for (long i = 0; i < size; i++)
+                changed |= sweep_row(size, cell, 1, cost + i * size, i ? value + (i - 1) * size : 0, value + i * size);
+            for (long i = size - 1; i >= 0; i--)
+                changed |= sweep_row(size, cell, -1, cost + i * size, i < size - 1 ? value + (i + 1) * size : 0,
+                                     value + i * size);
+        } while (changed);
     }
 }

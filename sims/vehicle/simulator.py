@@ -5,22 +5,13 @@ Letters in shape comments: N vehicles, C circles, S segments, B beams of the lid
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from embodied.errors import UserError
-from sims import native
 from sims.vehicle import dynamics
+from sims.vehicle.compiled import choose, given, library
 from sims.vehicle.geometry import Lidar, cast, noisy, touching
 from sims.vehicle.vehicles import PARAMETERS, Model
-
-BACKENDS = ("c", "torch")
 
 
 class Simulator:
@@ -41,10 +32,7 @@ class Simulator:
     ) -> None:  # fmt: skip
         self.model, self.lidar, self.dt_s, self.substeps = model, lidar, dt_s, substeps
         self.device = torch.device(device)
-        usual = "c" if self.device.type == "cpu" and native.compiler() else "torch"
-        self.backend = backend or usual
-        if self.backend not in BACKENDS or (self.backend == "c" and usual != "c"):
-            raise UserError(f"expected a backend of {BACKENDS}, c with a compiler on the CPU; got {backend}")
+        self.backend = choose(backend, self.device)
         self.angles = lidar.angles().to(self.device)
         self._directions = self.angles.cos(), self.angles.sin()
 
@@ -73,10 +61,10 @@ class Simulator:
         lidar = self.lidar
         if self.backend == "c":
             out = torch.empty(len(state), lidar.beams)
-            _library().scan(
+            library().scan(
                 len(state), lidar.beams, float(self.angles[0]), lidar.spacing_rad, lidar.range_m, lidar.noise_m,
-                *_given(*self._directions, state, parameters, key, steps),
-                circles.shape[1], *_given(circles), segments.shape[1], *_given(segments, out),
+                *given(*self._directions, state, parameters, key, steps),
+                circles.shape[1], *given(circles), segments.shape[1], *given(segments, out),
             )  # fmt: skip
             return out
         yaw, mounted = state[:, 2:3], parameters[:, PARAMETERS.index("lidar_x_m"), None]
@@ -88,34 +76,9 @@ class Simulator:
         self, state: Tensor, command: Tensor, parameters: Tensor, circles: Tensor, segments: Tensor, frozen: Tensor
     ) -> tuple[Tensor, Tensor]:
         state, hit = state.clone(memory_format=torch.contiguous_format), torch.empty_like(frozen)
-        _library().advance(
+        library().advance(
             len(state), self.substeps, self.dt_s / self.substeps, int(self.model),
-            *_given(frozen, command, parameters), circles.shape[1], *_given(circles), segments.shape[1],
-            *_given(segments, state, hit),
+            *given(frozen, command, parameters), circles.shape[1], *given(circles), segments.shape[1],
+            *given(segments, state, hit),
         )  # fmt: skip
         return state, hit
-
-
-def _given(*tensors: Tensor) -> list[ctypes.c_void_p]:
-    """Where the numbers of contiguous tensors of one to four bytes a number are."""
-    for tensor in tensors:
-        assert tensor.is_contiguous()
-        assert tensor.dtype in (torch.float32, torch.int32, torch.bool)
-    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-
-
-@cache
-def _library() -> Any:  # noqa: ANN401 - a library has the functions it has
-    indices = ", ".join((*map(str.upper, PARAMETERS), "PARAMETERS"))
-    library = native.load(f"enum {{ {indices} }};\n" + Path(__file__).with_name("native.c").read_text())
-    assert library is not None
-    functions: tuple[Callable[..., None], ...] = (library.advance, library.scan)
-    long, number, pointer = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
-    shapes = [long, pointer, long, pointer]
-    types = (
-        [long, long, number, long, *[pointer] * 3, *shapes, *[pointer] * 2],
-        [long, long, *[number] * 4, *[pointer] * 6, *shapes, pointer],
-    )
-    for function, arguments in zip(functions, types, strict=True):
-        function.argtypes, function.restype = arguments, None  # type: ignore[attr-defined]
-    return library

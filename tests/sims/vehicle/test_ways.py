@@ -5,11 +5,13 @@ import math
 import pytest
 import torch
 
+from sims import native
 from sims.vehicle.geometry import FAR_M
 from sims.vehicle.navigate import Navigate
-from sims.vehicle.ways import CELL_M, remaining, ways
+from sims.vehicle.ways import CELL_M, remaining, spread, ways
 from sims.vehicle.worlds import worlds
 
+needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
 NO_CIRCLE = torch.tensor([[[FAR_M, FAR_M, 0.0]]])
 
 
@@ -31,6 +33,24 @@ def test_it_leads_around_a_wall():
     closed = torch.tensor([[[0.0, -5.0, 0.0, 5.0]]])
     shut = ways(NO_CIRCLE, closed, torch.tensor([[2.0, 3.0]]), 5.0)
     assert remaining(shut, torch.tensor([[-2.0, 3.0]]), 5.0).isinf()
+
+
+@needs_compiler
+def test_compiled_ways_are_those_of_torch():
+    made = worlds(Navigate(), "train", torch.arange(64))
+    given = made["circles"], made["segments"], made["route"][:, 0], 5.0
+    assert torch.equal(ways(*given, backend="c"), ways(*given, backend="torch"))
+
+
+@needs_compiler
+def test_compiled_distances_over_uneven_cells_are_those_of_torch():
+    draws = torch.rand(8, 30, 30, generator=torch.Generator().manual_seed(0))
+    cost = torch.where(draws < 0.3, torch.inf, 1.0 + 9.0 * draws)
+    start = torch.full_like(cost, torch.inf)
+    start[:, 4, 7] = 0.0
+    found = [spread(start, cost, 0.1, backend=backend) for backend in ("c", "torch")]
+    assert torch.allclose(*found, rtol=1e-6)
+    assert 0.5 < found[0].isfinite().float().mean() < 0.8
 
 
 def test_every_room_has_a_way_from_its_start():

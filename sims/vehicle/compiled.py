@@ -1,0 +1,58 @@
+"""The functions of native.c, compiled at first use, and what they are given."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.errors import UserError
+from sims import native
+from sims.vehicle.vehicles import PARAMETERS
+
+BACKENDS = ("c", "torch")
+
+
+def choose(backend: str | None, device: torch.device) -> str:
+    """`backend`, or the one that is usual on `device` if None: C on the CPU where there is a compiler, else torch.
+
+    Raises:
+        UserError: for an unknown one, and for C where it is not usual.
+    """
+    usual = "c" if device.type == "cpu" and native.compiler() else "torch"
+    backend = backend or usual
+    if backend not in BACKENDS or (backend == "c" and usual != "c"):
+        raise UserError(f"expected a backend of {BACKENDS}, c with a compiler on the CPU; got {backend}")
+    return backend
+
+
+def given(*tensors: Tensor) -> list[ctypes.c_void_p]:
+    """Where the numbers of contiguous tensors of one to four bytes a number are."""
+    for tensor in tensors:
+        assert tensor.is_contiguous()
+        assert tensor.dtype in (torch.float32, torch.int32, torch.bool)
+    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+
+
+@cache
+def library() -> Any:  # noqa: ANN401 - a library has the functions it has
+    """The compiled functions; ask `native.compiler` first whether there are any."""
+    indices = ", ".join((*map(str.upper, PARAMETERS), "PARAMETERS"))
+    compiled = native.load(f"enum {{ {indices} }};\n" + Path(__file__).with_name("native.c").read_text())
+    assert compiled is not None
+    long, number, pointer = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
+    shapes = [long, pointer, long, pointer]
+    types = {
+        "advance": [long, long, number, long, *[pointer] * 3, *shapes, *[pointer] * 2],
+        "scan": [long, long, *[number] * 4, *[pointer] * 6, *shapes, pointer],
+        "open_cells": [long, long, *[number] * 3, *shapes, pointer],
+        "spread": [long, long, number, pointer, pointer],
+    }
+    for name, arguments in types.items():
+        function = getattr(compiled, name)
+        function.argtypes, function.restype = arguments, None
+    return compiled
