@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             partner.sent_s.clear()
             partner.took_s.clear()
             partner.late = 0
-        for _ in tqdm(range(turns), desc="turns"):
+        for _ in tqdm(range(turns), desc="turns", disable=None):
             for partner in partners.values():
                 _turn(nodes, partner, messages, options.slice, period_s)
     report = _report(partners, period_s, options)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from tqdm import tqdm
 
 from embodied.environment import SharedEnvironment, StartEnvironment, Transition
 from embodied.errors import UserError
 from embodied.memory import Memory
 from embodied.policy import Policy
+from embodied.progress import Progress
 
 Z95 = NormalDist().inv_cdf(0.975)
 BLOCK = 32
@@ -126,7 +126,7 @@ def evaluate(
     free = torch.ones(env.num_envs, dtype=torch.bool)
     observation: TensorDict | None = None
     memory = Memory(policy, env.num_envs, env.device)
-    with tqdm(total=success.numel(), desc=progress, disable=progress is None, unit="episode") as bar:
+    with Progress(progress or "", success.numel(), "episode", shown=progress is not None) as bar:
         while schedule.assign(free) or schedule.running.any():
             if observation is None or schedule.fresh.any():
                 mask = None if observation is None else schedule.fresh

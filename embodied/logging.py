@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from tqdm import tqdm
 from embodied.extras import needs_extra
 
 METRICS = "metrics.jsonl"
+LOG = "run.log"
+PACKAGES = ("embodied", "policies", "sims", "real_robot")
 
 
 class Logger:
@@ -89,21 +92,48 @@ def read_metrics(directory: str | Path) -> list[dict[str, float]]:
 
 
 def setup_console() -> None:
-    """Show the run's messages (`logging.getLogger("embodied")` and its siblings) above progress bars."""
-    handler = _TqdmHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    for package in ("embodied", "policies", "sims", "real_robot"):
+    """Show the run's messages (`logging.getLogger("embodied")` and its siblings) above progress bars, and only there.
+
+    Warnings and errors go to stderr, the rest to stdout.
+    """
+    for package in PACKAGES:
         logger = logging.getLogger(package)
-        logger.handlers = [handler]
+        for handler in logger.handlers[:]:
+            logger.removeHandler(handler)
+            handler.close()
         logger.setLevel(logging.INFO)
         logger.propagate = False
+    _add(_Console())
 
 
-class _TqdmHandler(logging.Handler):
-    """Writes messages so that they do not tear progress bars."""
+def log_to(directory: Path) -> None:
+    """Write the messages to come into run.log in `directory`, too: with the traceback of what fails.
+
+    The console then says where that is, until the next `setup_console`.
+    """
+    handler = logging.FileHandler(directory / LOG, delay=True, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    _add(handler)
+
+
+def run_log() -> str | None:
+    """Where `log_to` writes now."""
+    handlers = logging.getLogger(PACKAGES[0]).handlers
+    return next((each.baseFilename for each in handlers if isinstance(each, logging.FileHandler)), None)
+
+
+def _add(handler: logging.Handler) -> None:
+    for package in PACKAGES:
+        logging.getLogger(package).addHandler(handler)
+
+
+class _Console(logging.Handler):
+    """Writes messages so that they do not tear progress bars, and a traceback only where no file takes it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record))
+        path = run_log() if record.exc_info else None
+        text = f"{record.getMessage()}; the traceback is in {path}" if path else self.format(record)
+        tqdm.write(text, file=sys.stderr if record.levelno >= logging.WARNING else sys.stdout)
 
 
 def _start_wandb(directory: Path, config: Mapping[str, Any] | None, project: str) -> Any:  # noqa: ANN401 - optional

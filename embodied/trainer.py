@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict
-from tqdm import tqdm
 
 from embodied import checkpoint, seeding
 from embodied.algorithms.sft import SFT, SFTConfig
@@ -31,6 +30,7 @@ from embodied.interrupt import GracefulStop, Stopped
 from embodied.logging import Logger
 from embodied.network import DeployablePolicy
 from embodied.policy import Policy
+from embodied.progress import Progress
 from embodied.report import BASELINE, Report, resume_command, title
 from embodied.rollout import Collector, first_decisions
 from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task
@@ -183,10 +183,10 @@ class Trainer:
         parts = {"learner": learner, "collector": collector}
         self._resume(parts)
         total, done = self.config.env_steps, self.counters["env_steps"]
-        with tqdm(total=total, initial=done, desc="RL", unit="step", unit_scale=True, smoothing=0.05) as bar:
+        with Progress("RL", total, "step", initial=done) as bar:
             while self.counters["env_steps"] < total:
-                bar.set_postfix_str(f"success {self._iterate(learner, collector):.0%}")
-                bar.update(min(total, self.counters["env_steps"]) - bar.n)
+                success = self._iterate(learner, collector)
+                bar.update(min(total, self.counters["env_steps"]) - bar.done, f"success {success:.0%}")
                 self._keep(parts, self.counters["iteration"] % self.config.checkpoint_every == 0)
         self.counters["rl_gradient_steps"] = learner.gradient_steps
         self._keep(parts, due=True)
@@ -228,7 +228,7 @@ class Trainer:
         first = learner.gradient_steps
         self._resume({"learner": learner})
         done = learner.gradient_steps - first
-        with tqdm(total=steps - first, initial=done, desc=self._label, unit="step") as bar:
+        with Progress(self._label, steps - first, "step", initial=done) as bar:
             while learner.gradient_steps < steps:
                 segment = min(SEGMENT, steps - learner.gradient_steps)
                 with self.timer(self._label):

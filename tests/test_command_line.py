@@ -61,7 +61,7 @@ def refused(capsys):
 
     def ask(module, *arguments: str) -> str:
         assert program.main(module.run, module.describe, list(arguments)) == 1
-        lines = capsys.readouterr().out.strip().splitlines()
+        lines = capsys.readouterr().err.strip().splitlines()
         assert len(lines) == 1
         assert lines[0].startswith("error: ")
         return lines[0]
@@ -216,8 +216,8 @@ def test_an_unknown_task_is_one_line_that_lists_the_tasks():
     assert completed.returncode == 1
     tasks = ", ".join(sorted(path.stem for path in (ROOT / "configs" / "task").glob("*.yaml")))
     assert "libero_pick, " in tasks
-    assert completed.stdout == f"error: unknown task 'nope'; expected one of {tasks}\n"
-    assert completed.stderr == ""
+    assert completed.stderr == f"error: unknown task 'nope'; expected one of {tasks}\n"
+    assert completed.stdout == ""
 
 
 def test_help_lists_tasks_and_options():
@@ -235,8 +235,8 @@ def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
     )
     completed = run("-c", code, *SMALL, f"output={tmp_path / 'run'}")
     assert completed.returncode == 1
-    assert completed.stdout == "error: mujoco is not installed: pip install 'embodied-rl[libero]'\n"
-    assert completed.stderr == ""
+    assert completed.stderr == "error: mujoco is not installed: pip install 'embodied-rl[libero]'\n"
+    assert completed.stdout == ""
     assert not (tmp_path / "run").exists()
 
 

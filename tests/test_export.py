@@ -41,7 +41,8 @@ def ask(capsys):
 
     def run(*arguments: str) -> tuple[int, list[str]]:
         status = program.main(export.run, export.describe, list(arguments))
-        return status, capsys.readouterr().out.strip().splitlines()
+        written = capsys.readouterr()
+        return status, (written.err if status else written.out).strip().splitlines()
 
     return run
 

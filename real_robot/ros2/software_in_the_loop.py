@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 from omegaconf import MISSING, OmegaConf
-from tqdm import tqdm
 
 from embodied import program
 from embodied.config import compose
 from embodied.errors import UserError
 from embodied.evaluation import EvaluationResult
 from embodied.files import complete_or_absent
+from embodied.progress import Progress
 from embodied.sim_to_real import BackEndRun
 
 log = logging.getLogger("embodied")
@@ -68,7 +68,8 @@ def run_episodes(wanted: Episodes, directory: Path | None = None) -> BackEndRun:
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; run this in .venv-ros, which `make ros` makes") from error
     outcomes = []
-    with Processes(directory) as nodes, tqdm(total=wanted.episodes * max(1, len(wanted.tasks)), desc="ros2") as bar:
+    episodes = wanted.episodes * max(1, len(wanted.tasks))
+    with Processes(directory) as nodes, Progress("ros2", episodes, "episode") as bar:
         _start_controller(nodes, wanted)
         simulator = {"checkpoint": wanted.checkpoint, "lock_step": wanted.lock_step, "listeners": 2}
         nodes.start("sim_node", simulator | {"distribution": wanted.distribution, "overrides": ""})

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from tqdm import tqdm
 
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.progress import Progress
 from embodied.tree import load_tree, save_tree
 from sims.libero.assets import Assets
 from sims.libero.environment import LiberoEnvironment
@@ -104,7 +104,7 @@ def collect(
         step_limit=step_limit, assets=assets, seed=seed, threads=threads,
     )  # fmt: skip
     recorder = _Recorder(env, Expert(env.simulation, noise=noise, seed=seed), episodes)
-    with tqdm(total=len(tasks) * episodes, desc="demonstrations", unit="episode", disable=not progress) as bar:
+    with Progress("demonstrations", len(tasks) * episodes, "episode", shown=progress) as bar:
         while recorder.running.any():
             bar.update(recorder.step())
     origin = {"tasks": list(env.task_names), "assets": env.assets.kind, "seed": seed, "noise": noise}

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from embodied.errors import UserError
 from embodied.interrupt import Stopped
+from embodied.logging import log_to
 from embodied.program import main, options
 
 
@@ -18,21 +20,51 @@ def failing(error: BaseException):
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
-        (ValueError("expected a\n  b"), 1, "error: expected a b"),
-        (FloatingPointError("simulation 3 diverged"), 1, "error: simulation 3 diverged"),
-        (PermissionError(13, "Permission denied", "/x"), 1, "error: [Errno 13] Permission denied: '/x'"),
-        (Stopped("Stopped and saved."), 0, "Stopped and saved."),
+        (UserError("expected a\n  b"), 1, "error: expected a b"),
+        (
+            PermissionError(13, "No", "/x"),
+            1,
+            "error: PermissionError: [Errno 13] No: '/x'",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
 def test_what_a_user_can_put_right_is_one_line(error, status, line, capsys):
     assert main(failing(error), str, []) == status
-    assert capsys.readouterr().out == line + "\n"
+    assert capsys.readouterr() == ("", line + "\n")
 
 
-def test_a_bug_keeps_its_traceback():
-    with pytest.raises(RuntimeError):
-        main(failing(RuntimeError("bug")), str, [])
+def test_a_run_that_was_stopped_is_no_error(capsys):
+    assert main(failing(Stopped("Stopped and saved.")), str, []) == 0
+    assert capsys.readouterr() == ("Stopped and saved.\n", "")
+
+
+BUGS = [
+    ValueError("no\n broadcast"),
+    FloatingPointError("diverged"),
+    FileNotFoundError(2, "No", "x"),
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: type(bug).__name__)
+def test_a_bug_keeps_its_traceback(bug, capsys):
+    assert main(failing(bug), str, []) == 1
+    assert "in run\n    raise error\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: type(bug).__name__)
+def test_a_bug_in_a_run_is_one_line_that_names_the_log_with_its_traceback(bug, tmp_path, capsys):
+    def run(arguments: list[str]) -> None:
+        log_to(tmp_path)
+        raise bug
+
+    assert main(run, str, []) == 1
+    told = " ".join(str(bug).split())
+    line = f"error: {type(bug).__name__}: {told}; the traceback is in {tmp_path / 'run.log'}\n"
+    assert capsys.readouterr() == ("", line)
+    assert "in run\n    raise bug\n" in (tmp_path / "run.log").read_text()
+    assert main(failing(UserError("another")), str, []) == 1  # and a later program does not write there
+    assert "another" not in (tmp_path / "run.log").read_text()
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])

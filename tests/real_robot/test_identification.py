@@ -164,5 +164,5 @@ def test_too_little_to_hold_any_out_is_one_line(tmp_path: Path, capsys: pytest.C
     options = [f"recordings=[{tmp_path / 'a.mcap'}]", "airframe=crazyflie_21", "parameters=[mass_kg]", "threads=1"]
     options += ["steps=18", f"output={tmp_path / 'found.json'}"]
     assert program.main(program_identify.run, program_identify.describe, options) == 1
-    assert "expected at least 4 segments of 18 steps, got 3" in capsys.readouterr().out
+    assert "expected at least 4 segments of 18 steps, got 3" in capsys.readouterr().err
     assert not (tmp_path / "found.json").exists()
