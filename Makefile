@@ -5,6 +5,7 @@
 # make ros     install ROS 2 beside it, in .venv-ros (x86-64 Linux, Python 3.11 to 3.13; nothing else is needed)
 # make test-ros  install, then run the tests over real ROS 2 messages
 # make check   lint and types
+# make mutants  install, then put faults into a copy of the tree one by one: which do the tests catch? (half an hour)
 # make clean   remove the virtual environments and build products (results in outputs/ stay)
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -15,7 +16,7 @@ ROS := .venv-ros
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
-.PHONY: pick hover navigate test ros test-ros check install clean
+.PHONY: pick hover navigate test ros test-ros check mutants install clean
 
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
@@ -39,6 +40,10 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python embodied
+
+# Options in ARGS, e.g. make mutants ARGS="--packages vehicle"; a whole pass writes benchmarks/results/mutants.json.
+mutants: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python benchmarks/mutants.py $(or $(ARGS),--json benchmarks/results/mutants.json)
 
 install: $(VENV)/installed-dev
 

@@ -102,6 +102,7 @@ def test_a_varying_axis_takes_any_length(count):
         ),
         (action(high=()), "action high: expected {'left': 1.0, 'right': 2.0}, got {}"),
         (changed(control_dt_s=0.02), "control_dt_s: expected 0.05, got 0.02"),
+        (changed(control_dt_s=0.0501), "control_dt_s: expected 0.05, got 0.0501"),
         (changed(horizon=9, executed=9), "chunk: provider executes 9 actions, policy predicts 8"),
     ],
 )

@@ -98,6 +98,12 @@ def test_no_initial_state_runs_twice():
     assert sorted(env.episodes) == [(task, start) for task in range(3) for start in range(5)]
 
 
+def test_initial_states_are_those_from_the_first_one_on():
+    env = ChaoticEnvironment(4)
+    evaluate(env, NetworkPolicy(), starts_per_task=3, first_start=5)
+    assert sorted(env.episodes) == [(task, start) for task in range(3) for start in (5, 6, 7)]
+
+
 def test_worlds_that_environments_share_are_filled():
     env = ChaoticEnvironment(6, tasks=1)
     env.group = 3

@@ -81,6 +81,25 @@ def test_latencies_are_those_of_the_episode_wherever_it_runs():
         assert (here == there).all()
 
 
+def test_an_episode_sees_and_does_nothing_of_the_one_before():
+    env = make(observation_s=[0.2, 0.2], action_s=[0.2, 0.2])
+    run(env, MOVES)
+    begun = env.reset(mask=torch.tensor([True, False]), starts=torch.tensor([2, 2]))["position"][:, 0]
+    assert begun.tolist() == pytest.approx(
+        [0.4, run(make(observation_s=[0.2, 0.2], action_s=[0.2, 0.2]), MOVES)[1][-1]]
+    )
+    seen = [env.step(torch.full((2, 1, 1), move)).observation["position"][0].item() for move in MOVES]
+    assert env.env.position[0].item() == pytest.approx(0.4 + 3 * 0.01 + 0.02 + 0.03 + 0.04)
+    assert seen == pytest.approx([0.4, 0.4, 0.41, 0.42, 0.43, 0.45])
+
+
+def test_an_ended_episode_sends_nothing_more():
+    env = LatencyEnvironment(Reach(2, executed=1, horizon=1, step_limit=3), LatencyConfig(observation_s=[0.2, 0.2]))
+    env.reset(starts=torch.zeros(2, dtype=torch.long))
+    seen = [env.step(torch.full((2, 1, 1), 0.1)).observation["position"][0].item() for _ in range(6)]
+    assert seen == pytest.approx([0.3, 0.3, 0.4, 0.4, 0.4, 0.4])
+
+
 def test_what_is_under_way_arrives_after_a_restart(tmp_path: Path):
     latency = {"observation_s": [0.0, 0.3], "action_s": [0.0, 0.3], "jitter_s": 0.1}
     stayed, resumed = make(num_envs=6, **latency), make(num_envs=6, **latency)

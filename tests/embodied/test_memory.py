@@ -94,6 +94,16 @@ def test_a_filmed_policy_remembers():
     assert len(flown.frames) - 1 == -(-int(measured.steps[0, [0, 2]].max()) // 2)
 
 
+def test_only_who_has_acted_goes_on():
+    env = Reach(3, tasks=1)
+    policy = Patient(env, 2)
+    memory = Memory(policy, 3)
+    seen = memory.with_observation(env.reset(starts=torch.zeros(3)))
+    memory.keep([policy.act(seen[torch.tensor([0, 2])])], torch.tensor([0, 2]))
+    assert memory.values.flatten().tolist() == [1, 2, 1]
+    assert memory.started.tolist() == [False, True, False]
+
+
 def test_a_policy_with_a_memory_does_not_act_without_it():
     env = Reach(2)
     with pytest.raises(ValueError, match="reads its memory as observation"):

@@ -29,6 +29,12 @@ def test_rollout_borders_do_not_matter() -> None:
     assert (whole == parts).all()
 
 
+def test_of_more_rows_than_fit_the_last_are_held() -> None:
+    replay = ChunkReplay(3)
+    replay.add(TensorDict({"x": torch.arange(7)}, batch_size=[7]))
+    assert replay.rows["x"].sort().values.tolist() == [4, 5, 6]
+
+
 def test_ring_overwrites_the_oldest() -> None:
     replay = ChunkReplay(3)
     for value in range(5):
