@@ -22,11 +22,16 @@ GRIPPER_SPEED = np.array([-0.01, 0.01])  # change of the fingers' normalised com
 def control_step(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: np.void, action: Array) -> bool:
     """One control step of `action` [7]; `memory` is a record of native.CONTROLLER. False where numbers blow up."""
     for substep in range(SUBSTEPS):
+        fresh = bool(memory["fresh"])
+        if fresh:
+            goal_position, push = _recalled(model, data, scene, memory, action)
+            memory["fresh"] = 0.0
         mujoco.mj_fwdPosition(model, data)
         mujoco.mj_fwdVelocity(model, data)
-        if substep == 0:
-            goal_position = set_goal(data, scene, memory, action)
-        data.ctrl[scene.arm_actuator] = torques(model, data, scene, memory, goal_position)
+        if not fresh:
+            goal_position = set_goal(data, scene, memory, action) if substep == 0 else goal_position
+            push = torques(model, data, scene, memory, goal_position)
+        data.ctrl[scene.arm_actuator] = compensated(model, data, scene, push)
         data.ctrl[scene.gripper_actuator] = grip(model, scene, memory, action[6])
         mujoco.mj_fwdActuation(model, data)
         mujoco.mj_fwdAcceleration(model, data)
@@ -64,7 +69,7 @@ def rotation_matrix(axis_angle: Array) -> Array:
 
 
 def torques(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: np.void, goal_position: Array) -> Array:
-    """Joint torques [7] N m: tau = J'(F - Lambda J p) + M p + bias, clipped to the actuators' range.
+    """Joint torques [7] N m but for what compensates gravity and Coriolis: tau = J'(F - Lambda J p) + M p.
 
     F = (Lambda_pos a_pos, Lambda_rot a_rot) with accelerations a = kp * error - kd * velocity that bring the hand to
     its goal and p = kp (posture - q) - kd qd that bring the joints to their posture; Lambda = pinv(J M^-1 J').
@@ -76,8 +81,12 @@ def torques(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: np
     posture = POSTURE_KP * (memory["posture"] - data.qpos[scene.arm_qposadr]) - 2 * np.sqrt(POSTURE_KP) * velocity
     wrench = np.concatenate([_pinv(inverse[:3, :3]) @ desired[:3], _pinv(inverse[3:, 3:]) @ desired[3:]])
     wrench -= _pinv(inverse) @ (jacobian @ posture)
-    result = jacobian.T @ wrench + inertia @ posture + data.qfrc_bias[scene.arm_dofadr]
-    return np.clip(result, *model.actuator_ctrlrange[scene.arm_actuator].T)
+    return jacobian.T @ wrench + inertia @ posture
+
+
+def compensated(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, push: Array) -> Array:
+    """Torques to command: gravity and Coriolis compensated, clipped to the actuators' range."""
+    return np.clip(push + data.qfrc_bias[scene.arm_dofadr], *model.actuator_ctrlrange[scene.arm_actuator].T)
 
 
 def grip(model: mujoco.MjModel, scene: Scene, memory: np.void, action: float) -> Array:
@@ -85,6 +94,25 @@ def grip(model: mujoco.MjModel, scene: Scene, memory: np.void, action: float) ->
     memory["gripper"] = np.clip(memory["gripper"] + GRIPPER_SPEED * np.sign(action), -1.0, 1.0)
     low, high = model.actuator_ctrlrange[scene.gripper_actuator].T
     return 0.5 * (high + low) + 0.5 * (high - low) * memory["gripper"]
+
+
+def _recalled(
+    model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: np.void, action: Array
+) -> tuple[Array, Array]:
+    """Goal position [3] and torques [7] of an episode's first substep.
+
+    Stock's controller looks at the arm when a reset makes it, and next at the second substep, whatever state is written
+    in between: here it is at rest in its posture.
+    """
+    qpos, qvel = data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr]
+    data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr] = memory["posture"], 0.0
+    mujoco.mj_kinematics(model, data)
+    mujoco.mj_comPos(model, data)
+    mujoco.mj_makeM(model, data)
+    goal_position = set_goal(data, scene, memory, action)
+    push = torques(model, data, scene, memory, goal_position)
+    data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr] = qpos, qvel
+    return goal_position, push
 
 
 def _arm(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[Array, Array]:

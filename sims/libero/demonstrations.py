@@ -21,7 +21,7 @@ from embodied.tree import load_tree, save_tree
 from sims.libero.assets import Assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert import Expert
-from sims.libero.suite import STEP_LIMIT, Task
+from sims.libero.suite import Task
 
 FORMAT = 1
 AT_ONCE = 8
@@ -77,7 +77,7 @@ def collect(
     assets: Assets | str | Path | None = None,
     seed: int = 0,
     noise: float = 0.1,
-    step_limit: int = STEP_LIMIT,
+    step_limit: int | None = None,
     threads: int | None = None,
     progress: bool = True,
 ) -> Demonstrations:
@@ -89,7 +89,7 @@ def collect(
         assets: see `LiberoEnvironment`.
         seed: of initial states and noise.
         noise: standard deviation of the smooth noise on the expert's actions, 1 is full speed.
-        step_limit: control steps within which an episode has to succeed.
+        step_limit: control steps within which an episode has to succeed; the suite's own if None.
         threads: of the simulation; the result does not depend on it.
         progress: whether to show the bar.
 
@@ -108,7 +108,7 @@ def collect(
         while recorder.running.any():
             bar.update(recorder.step())
     origin = {"tasks": list(env.task_names), "assets": env.assets.kind, "seed": seed, "noise": noise}
-    return recorder.result(origin | {"step_limit": step_limit})
+    return recorder.result(origin | {"step_limit": env.step_limit})
 
 
 class _Recorder:

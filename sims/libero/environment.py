@@ -22,11 +22,9 @@ from sims.libero.observation import Observer, action_spec, observation_specs
 from sims.libero.placement import Placement, check_names
 from sims.libero.scene import build_scene
 from sims.libero.simulation import Simulation
-from sims.libero.suite import OFFICIAL_STARTS, STEP_LIMIT, Task
+from sims.libero.suite import OFFICIAL_STARTS, WARM_UP, Task, step_limit_of
 
 CONTROL_DT_S = 0.05
-WARM_UP = np.tile([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0], (5, 1))
-"""Actions that LIBERO's evaluation runs before every episode, so that objects settle; they count for no limit."""
 STARTS_PER_SEED = 1 << 24
 
 
@@ -41,7 +39,7 @@ class LiberoEnvironment:
         distribution: "official" (LIBERO's 50 initial states) or "wide", see `placement`.
         split: "train" or "eval": initial states of the wide distribution that have none in common.
         horizon: H, actions a policy predicts; `executed`: K, actions run between observations.
-        step_limit: control steps after which an episode is truncated.
+        step_limit: control steps after which an episode is truncated; the suite's own (`STEP_LIMITS`) if None.
         assets: where objects come from, or a path to official ones; found by `find_assets` if None.
         seed: which initial states an unnamed reset takes.
         threads: of the simulation; all cores if None.
@@ -57,19 +55,19 @@ class LiberoEnvironment:
         split: str = "train",
         horizon: int = 8,
         executed: int = 8,
-        step_limit: int = STEP_LIMIT,
+        step_limit: int | None = None,
         assets: Assets | str | Path | None = None,
         seed: int = 0,
         threads: int | None = None,
         image_size: int | None = None,
     ) -> None:
         check_names(distribution, split)
-        if not tasks or num_envs < 1 or step_limit < 1:
+        if not tasks or num_envs < 1 or (step_limit is not None and step_limit < 1):
             got = f"{len(tasks)} tasks, num_envs={num_envs}, step_limit={step_limit}"
             raise UserError(f"expected at least one task, one environment and one step, got {got}")
         self.assets = assets if isinstance(assets, Assets) else find_assets(assets)
         self.scenes = [build_scene(task, self.assets) for task in tasks]
-        self.num_envs, self.step_limit = num_envs, step_limit
+        self.num_envs, self.step_limit = num_envs, step_limit or step_limit_of(tasks)
         self.device = torch.device("cpu")
         self.task_names = tuple(task.name for task in tasks)
         self.task_index = torch.arange(num_envs) % len(tasks)

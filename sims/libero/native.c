@@ -16,6 +16,7 @@ int native_mujoco_version(void) { return mjVERSION_HEADER; }
 int native_simulation_bytes(void) { return (int)sizeof(Simulation); }
 int native_scene_bytes(void) { return (int)sizeof(Scene); }
 int native_predicate_bytes(void) { return (int)sizeof(Predicate); }
+int native_controller_bytes(void) { return (int)sizeof(Controller); }
 
 static int finite(const double* x, int n) {
   for (int i = 0; i < n; i++)
@@ -24,10 +25,10 @@ static int finite(const double* x, int n) {
 }
 
 // mj_step1, control and mj_step2, without MuJoCo's checks: those write to a log and go on; 0 where numbers blow up.
-static int substep(const Simulation* s, const double goal_position[3], double grip) {
+static int substep(const Simulation* s, const double torques[ARM], double grip) {
   const mjModel* m = s->model;
   mjData* d = s->data;
-  if (!control_arm(s, goal_position)) return 0;
+  drive_arm(s, torques);
   control_gripper(s, grip);
   mj_fwdActuation(m, d);
   mj_fwdAcceleration(m, d);
@@ -37,13 +38,19 @@ static int substep(const Simulation* s, const double goal_position[3], double gr
   return 1;
 }
 
+// Stock's controller looks at the arm when a reset makes it, and next at the second substep, whatever state is written
+// in between: an episode's first goal and torques are those of the reset's pose.
 static int control_step(const Simulation* s, const double action[7]) {
-  double goal_position[3];
+  double goal_position[3], torques[ARM];
   for (int i = 0; i < SUBSTEPS; i++) {
+    int fresh = s->controller->fresh != 0;
+    if (fresh && !recalled_torques(s, action, goal_position, torques)) return 0;
+    s->controller->fresh = 0;
     mj_fwdPosition(s->model, s->data);
     mj_fwdVelocity(s->model, s->data);
-    if (i == 0) set_goal(s, action, goal_position);
-    if (!substep(s, goal_position, action[6])) return 0;
+    if (!fresh && i == 0) set_goal(s, action, goal_position);
+    if (!fresh && !arm_torques(s, goal_position, torques)) return 0;
+    if (!substep(s, torques, action[6])) return 0;
   }
   return finite(s->data->qpos, s->model->nq) && finite(s->data->qvel, s->model->nv);
 }

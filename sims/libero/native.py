@@ -20,8 +20,11 @@ LIBRARY = Path(__file__).with_name("libnative.so")
 KINDS = {"in": 0, "on_object": 1, "on_site": 2, "joint": 3}
 MAX_ADDRESSES = 8
 OUTDATED = "it was compiled from another version of native.c"
-CONTROLLER = np.dtype([("goal_orientation", "f8", (3, 3)), ("posture", "f8", (7,)), ("gripper", "f8", (2,))])
-"""One simulation's controller memory: goal rotation matrix, null-space joints (rad), finger commands in [-1, 1]."""
+CONTROLLER = np.dtype(
+    [("goal_orientation", "f8", (3, 3)), ("posture", "f8", (7,)), ("gripper", "f8", (2,)), ("fresh", "f8")]
+)
+"""One simulation's controller memory: goal rotation matrix, null-space joints (rad), finger commands in [-1, 1], and 1
+until the first control step, which starts from what the controller saw when it was made: the arm in its posture."""
 
 
 class NativePredicate(Structure):
@@ -147,8 +150,9 @@ def _load() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(LIBRARY))
     if loaded.native_mujoco_version() != mujoco.mj_version():
         raise UserError(f"it was compiled for another MuJoCo than the installed {mujoco.__version__}")
-    sizes = (loaded.native_simulation_bytes(), loaded.native_scene_bytes(), loaded.native_predicate_bytes())
-    if sizes != tuple(map(ctypes.sizeof, (NativeSimulation, NativeScene, NativePredicate))):
+    sizes = [loaded.native_simulation_bytes(), loaded.native_scene_bytes(), loaded.native_predicate_bytes()]
+    sizes.append(loaded.native_controller_bytes())
+    if sizes != [*map(ctypes.sizeof, (NativeSimulation, NativeScene, NativePredicate)), CONTROLLER.itemsize]:
         raise UserError(OUTDATED)
     loaded.native_open.restype = c_void_p
     loaded.native_open.argtypes = [c_int]

@@ -192,8 +192,9 @@ static void desired_accelerations(const Simulation* s, const double goal_positio
   for (int i = 0; i < 6; i++) desired[i] = kp * error[i] - kd * velocity[i];
 }
 
-// OSC_POSE torques: hand towards its goal, posture in the null space, gravity and Coriolis compensated.
-static int control_arm(const Simulation* s, const double goal_position[3]) {
+// OSC_POSE torques: hand towards its goal, posture in the null space; what compensates gravity and Coriolis is added by
+// drive_arm.
+static int arm_torques(const Simulation* s, const double goal_position[3], double torques[ARM]) {
   const Scene* scene = s->scene;
   const mjData* d = s->data;
   double inertia[ARM * ARM], jacobian[6 * ARM], inverse[36], velocity[6], wrench[6], posture[ARM], leak[6];
@@ -216,12 +217,37 @@ static int control_arm(const Simulation* s, const double goal_position[3]) {
   mju_subFrom(wrench, leak, 6);
 
   for (int i = 0; i < ARM; i++) {
-    double torque = d->qfrc_bias[scene->arm_dof[i]] + mju_dot(inertia + ARM * i, posture, ARM);
-    for (int k = 0; k < 6; k++) torque += jacobian[k * ARM + i] * wrench[k];
-    const double* range = s->model->actuator_ctrlrange + 2 * scene->arm_actuator[i];
-    s->data->ctrl[scene->arm_actuator[i]] = clip(torque, range[0], range[1]);
+    torques[i] = mju_dot(inertia + ARM * i, posture, ARM);
+    for (int k = 0; k < 6; k++) torques[i] += jacobian[k * ARM + i] * wrench[k];
   }
   return 1;
+}
+
+// The same where stock's controller last saw the arm: at rest in its posture, from which the goal is set, too.
+static int recalled_torques(const Simulation* s, const double action[7], double goal_position[3], double torques[ARM]) {
+  mjData* d = s->data;
+  double qpos[ARM], qvel[ARM];
+  for (int i = 0; i < ARM; i++) {
+    double* position = d->qpos + s->scene->arm_qpos[i];
+    double* velocity = d->qvel + s->scene->arm_dof[i];
+    qpos[i] = *position, qvel[i] = *velocity;
+    *position = s->controller->posture[i], *velocity = 0;
+  }
+  mj_kinematics(s->model, d);
+  mj_comPos(s->model, d);
+  mj_makeM(s->model, d);
+  set_goal(s, action, goal_position);
+  int ok = arm_torques(s, goal_position, torques);
+  for (int i = 0; i < ARM; i++) d->qpos[s->scene->arm_qpos[i]] = qpos[i], d->qvel[s->scene->arm_dof[i]] = qvel[i];
+  return ok;
+}
+
+static void drive_arm(const Simulation* s, const double torques[ARM]) {
+  for (int i = 0; i < ARM; i++) {
+    const double* range = s->model->actuator_ctrlrange + 2 * s->scene->arm_actuator[i];
+    double torque = torques[i] + s->data->qfrc_bias[s->scene->arm_dof[i]];
+    s->data->ctrl[s->scene->arm_actuator[i]] = clip(torque, range[0], range[1]);
+  }
 }
 
 // The two fingers' commands creep in opposite senses towards closed (action > 0) or open, in [-1, 1] of their range.

@@ -18,8 +18,8 @@ typedef struct {  // addresses in the model
   const Predicate* goal;
 } Scene;
 
-typedef struct {  // what outlives a control step
-  double goal_orientation[9], posture[ARM], gripper[2];
+typedef struct {  // what outlives a control step; fresh: none was run yet
+  double goal_orientation[9], posture[ARM], gripper[2], fresh;
 } Controller;
 
 typedef struct {

@@ -54,8 +54,9 @@ class Simulation:
         """Start simulation `i` anew from `qpos` [nq], `qvel` [nv]; nothing of its past remains.
 
         `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] place fixtures; the scene's own are used where None. The
-        controller starts as stock's does at reset: its null-space posture and goal orientation are those of the arm at
-        `initial_joint` [7] rad (the scene's nominal one where None), whatever `qpos` says.
+        controller starts as stock's does at reset: its null-space posture, its goal orientation and the place that the
+        first action starts from are those of the arm at `initial_joint` [7] rad (the scene's nominal one where None),
+        whatever `qpos` says.
         """
         scene, data, model = self.scenes[i], self.data[i], self.models[i]
         qpos, qvel = _copied("qpos", qpos, model.nq), _copied("qvel", qvel, model.nv)
@@ -66,7 +67,7 @@ class Simulation:
         mujoco.mj_resetData(model, data)
         data.qpos[scene.arm_qposadr] = posture
         mujoco.mj_kinematics(model, data)
-        self.memory[i] = (data.site_xmat[scene.grip_site].reshape(3, 3), posture, 0.0)
+        self.memory[i] = (data.site_xmat[scene.grip_site].reshape(3, 3), posture, 0.0, 1.0)
         data.qpos[:], data.qvel[:] = qpos, qvel
         mujoco.mj_forward(model, data)
 

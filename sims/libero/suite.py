@@ -13,8 +13,13 @@ from embodied.errors import UserError
 from sims.libero.bddl import Problem, parse
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
-STEP_LIMIT = 280
-"""Control steps of an episode that LIBERO's evaluation allows for its object suite."""
+STEP_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520}
+"""Suite -> control steps of an episode. They are OpenVLA's (arXiv 2406.09246, run_libero_eval.py), which the work after
+it uses: a little more than the longest human demonstration of each suite. LIBERO's own evaluation allows 600 everywhere
+(eval.max_steps of its configuration)."""
+WARM_UP = np.tile([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0], (5, 1))
+"""Actions that run before every episode, so that objects settle; they count for no limit. Five as in LIBERO's own
+evaluation, whose actions are all zero, which leaves the fingers half open; OpenVLA's open them, as here, and are ten."""
 OFFICIAL_STARTS = 50
 INSTALL = "pip install --no-deps hf-libero==0.1.4 robosuite==1.5.2"
 
@@ -39,6 +44,11 @@ def load_tasks(suite: str, names_or_indices: Sequence[str | int] | None = None) 
     if names_or_indices is None:
         return [_load(suite, index) for index in range(len(names))]
     return [_load(suite, _index(suite, names, key)) for key in names_or_indices]
+
+
+def step_limit_of(tasks: Sequence[Task]) -> int:
+    """Control steps that evaluations allow an episode of `tasks`: those of the suite that has most."""
+    return max(STEP_LIMITS[task.suite] for task in tasks)
 
 
 def initial_states(task: Task) -> np.ndarray:

@@ -17,7 +17,7 @@ from embodied.extras import needs_extra
 from embodied.policy import Policy
 from embodied.video import film, tile, write_video
 from sims.libero.assets import Assets, find_assets
-from sims.libero.suite import STEP_LIMIT, Task, load_tasks
+from sims.libero.suite import Task, load_tasks, step_limit_of
 
 if TYPE_CHECKING:
     from sims.libero.demonstrations import Demonstrations
@@ -32,9 +32,10 @@ class LiberoTask:
     """`tasks` (names or numbers; all if empty) of one LIBERO suite, learned by one policy.
 
     `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with
-    action noise `noise` come from the scripted expert. Training episodes are truncated at `train_step_limit`: a policy
-    that has dithered that long seldom succeeds, and should not be imitated where it does. `assets` is a folder of
-    LIBERO's own objects, or "stand-in".
+    action noise `noise` come from the scripted expert. Evaluations allow `step_limit` control steps (None: what the
+    suite's are evaluated with, `suite.STEP_LIMITS`). Training episodes are truncated at `train_step_limit` (None: half
+    of that): a policy that has dithered that long seldom succeeds, and should not be imitated where it does. `assets`
+    is a folder of LIBERO's own objects, or "stand-in".
     """
 
     name: str = "libero"
@@ -43,8 +44,8 @@ class LiberoTask:
     assets: str | None = None
     horizon: int = 8
     executed: int = 4
-    step_limit: int = STEP_LIMIT
-    train_step_limit: int = 140
+    step_limit: int | None = None
+    train_step_limit: int | None = None
     episodes: int = 1
     noise: float = 0.1
 
@@ -69,9 +70,12 @@ class LiberoTask:
         with needs_extra("libero"):
             from sims.libero.environment import LiberoEnvironment
 
+        tasks = self._tasks()
         step_limit = self.train_step_limit if split == "train" else self.step_limit
+        if split == "train" and step_limit is None:
+            step_limit = step_limit_of(tasks) // 2
         return LiberoEnvironment(
-            self._tasks(), num_envs, distribution=distribution, split=split, horizon=self.horizon,
+            tasks, num_envs, distribution=distribution, split=split, horizon=self.horizon,
             executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
         )  # fmt: skip
 
@@ -118,10 +122,11 @@ class LiberoTask:
     def _differences(self, found: Demonstrations, seed: int) -> list[str]:
         tasks = [task.name for task in self._tasks()]
         expected = {"tasks": tasks, "assets": self.asset_kind, "seed": seed, "noise": self.noise}
-        expected |= {"step_limit": self.step_limit, "episodes": self.episodes * len(tasks)}
+        env = self.environment(1, "wide", "eval")
+        expected |= {"step_limit": env.step_limit, "episodes": self.episodes * len(tasks)}
         made = {**found.origin, "episodes": len(found.lengths)}
         rows = [f"{key}: expected {value}, got {made[key]}" for key, value in expected.items() if made[key] != value]
-        return rows + self.environment(1, "wide", "train").contract.differences(found.contract)
+        return rows + env.contract.differences(found.contract)
 
     def _assets(self) -> Assets:
         return find_assets(self.assets)

@@ -4,7 +4,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from sims.libero import controller
+from sims.libero import controller, native
 from sims.libero.assets import STAND_IN
 from sims.libero.scene import build_scene
 from sims.libero.simulation import Simulation
@@ -77,6 +77,8 @@ def test_torques_at_rest_hold_against_gravity_alone(scene, simulation):
     mujoco.mj_forward(scene.model, data)
     here = data.site_xpos[scene.grip_site].copy()
     torques = controller.torques(scene.model, data, scene, simulation.memory[0], here)
+    np.testing.assert_allclose(torques, np.zeros(7), atol=1e-9)
+    torques = controller.compensated(scene.model, data, scene, torques)
     np.testing.assert_allclose(torques, data.qfrc_bias[scene.arm_dofadr], atol=1e-9)
 
 
@@ -88,9 +90,47 @@ def test_position_error_accelerates_the_hand_by_kp_times_it(scene, simulation):
     mujoco.mj_forward(model, data)
     error = np.array([0.01, -0.02, 0.005])
     goal = data.site_xpos[scene.grip_site] + error
-    torques = controller.torques(model, data, scene, simulation.memory[0], goal) - data.qfrc_bias[scene.arm_dofadr]
+    torques = controller.torques(model, data, scene, simulation.memory[0], goal)
     jacobian, inertia = controller._arm(model, data, scene)
     np.testing.assert_allclose(jacobian[:3] @ np.linalg.solve(inertia, torques), controller.KP * error, rtol=1e-6)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_first_action_starts_where_the_reset_left_the_hand(scene, monkeypatch, compiled):
+    """Stock writes an initial state after its controller looked at the arm: a first action of zeros is a pull back."""
+    if not compiled:
+        monkeypatch.setattr(native, "library", lambda: None)
+    simulation = Simulation([scene] * 2)
+    data, state = simulation.data[0], initial_states(scene.task)[0]
+    data.qpos[scene.arm_qposadr] = scene.initial_arm
+    mujoco.mj_kinematics(scene.model, data)
+    nominal, _ = hand(simulation)
+    for i in range(2):
+        simulation.write(i, state[1 : 1 + scene.model.nq], np.zeros(scene.model.nv))
+    before, _ = hand(simulation)
+    simulation.memory["fresh"][1] = 0.0  # that one looks now, and is told to go there
+    simulation.step([0, 1], np.array([[[0.0] * 7], [[*(nominal - before) / controller.POSITION_SCALE, 0, 0, 0, 0]]]))
+    assert np.linalg.norm(nominal - before) > 5e-3
+    moved, told = (simulation.data[i].site_xpos[scene.grip_site] - before for i in range(2))
+    assert moved @ (nominal - before) > 0.1 * np.linalg.norm(nominal - before) ** 2
+    np.testing.assert_allclose(moved, told, atol=0.15 * np.linalg.norm(told))  # but for the first of 25 substeps
+    assert simulation.memory["fresh"][0] == 0.0
+
+
+def test_the_first_substep_pushes_as_the_reset_pose_would_and_leaves_the_state_alone(scene, simulation):
+    model, data, memory = scene.model, simulation.data[0], simulation.memory[0]
+    state = data.qpos.copy(), data.qvel.copy()
+    action = np.array([0.2, -0.1, 0.3, 0.1, 0.0, -0.2, -1.0])
+    goal, push = controller._recalled(model, data, scene, memory, action)
+    np.testing.assert_array_equal(data.qpos, state[0])
+    np.testing.assert_array_equal(data.qvel, state[1])
+    there = Simulation([scene])  # at the nominal arm, at rest
+    data = there.data[0]
+    data.qpos[:], data.qvel[:] = state[0], 0.0
+    data.qpos[scene.arm_qposadr] = scene.initial_arm
+    mujoco.mj_forward(model, data)
+    np.testing.assert_allclose(goal, controller.set_goal(data, scene, there.memory[0], action), atol=1e-12)
+    np.testing.assert_allclose(push, controller.torques(model, data, scene, there.memory[0], goal), atol=1e-8)
 
 
 def test_the_hand_follows_commands(simulation):
@@ -105,6 +145,7 @@ def test_the_hand_follows_commands(simulation):
 def test_torques_stay_within_the_motors_limits(scene, simulation):
     far = np.array([5.0, 5.0, 5.0])
     torques = controller.torques(scene.model, simulation.data[0], scene, simulation.memory[0], far)
+    torques = controller.compensated(scene.model, simulation.data[0], scene, torques)
     limits = scene.model.actuator_ctrlrange[scene.arm_actuator]
     assert (torques >= limits[:, 0]).all()
     assert (torques <= limits[:, 1]).all()

@@ -11,7 +11,7 @@ from sims.libero import parity
 from sims.libero.assets import STAND_IN
 from sims.libero.scene import build_scene
 from sims.libero.simulation import Simulation
-from sims.libero.suite import initial_states, load_tasks
+from sims.libero.suite import WARM_UP, initial_states, load_tasks
 
 ASSETS = os.environ.get("LIBERO_ASSETS")
 TRACES = Path(ASSETS).parent / "libero_traces" if ASSETS else None
@@ -25,6 +25,11 @@ def record(path, gain=1.0, steps=12, episodes=2):
         simulation.write(e, state[1 : 1 + scene.model.nq], state[1 + scene.model.nq :])
     ids, actions = np.arange(episodes), np.random.default_rng(0).uniform(-0.5, 0.5, (episodes, steps, 7))
     simulation.step(ids, np.zeros((episodes, 40, 7)), stop_on_success=False)
+    starts = np.stack([np.concatenate(([0.0], data.qpos, data.qvel)) for data in simulation.data])
+    for e, state in enumerate(starts):
+        simulation.write(e, state[1 : 1 + scene.model.nq], state[1 + scene.model.nq :])
+    warm_up = np.broadcast_to(WARM_UP, (episodes, *WARM_UP.shape))
+    simulation.step(ids, warm_up, stop_on_success=False)
     rows = {name: [] for name in ("qpos", "qvel", "success", "gripper_action", "goal_orientation")}
 
     def note():
@@ -41,6 +46,7 @@ def record(path, gain=1.0, steps=12, episodes=2):
     stacked = {name: np.moveaxis(np.array(values), 0, 1) for name, values in rows.items()}
     np.savez(
         path,
+        init_state=starts,
         actions=actions,
         qpos_after_warmup=stacked["qpos"][:, 0],
         qvel_after_warmup=stacked["qvel"][:, 0],
@@ -64,6 +70,15 @@ def test_our_own_recording_agrees(tmp_path):
     assert result.steps_free + result.steps_contact == 24
     assert result.steps_free > 10
     assert result.step_error_free_max < 1e-8
+    assert result.warm_up_error_max < 1e-12
+
+
+def test_a_recording_that_began_elsewhere_is_noticed(tmp_path):
+    path = record(tmp_path / "own.npz", steps=1)
+    arrays = dict(np.load(path))
+    arrays["initial_joint"][1] += 0.01  # where stock's controller first saw the arm
+    np.savez(path, **arrays)
+    assert parity.measure(path, STAND_IN, sleep=False).warm_up_error_max > 1e-3
 
 
 def test_another_controller_is_noticed(tmp_path):
@@ -90,7 +105,7 @@ def test_a_broken_recording_is_one_line(tmp_path, content):
 
 def test_a_recording_without_an_array_is_refused(tmp_path):
     np.savez(tmp_path / "part.npz", actions=np.zeros((1, 1, 7)))
-    with pytest.raises(ValueError, match=r"part\.npz: expected an \.npz with actions, success"):
+    with pytest.raises(ValueError, match=r"part\.npz: expected an \.npz with init_state, actions"):
         parity.measure(tmp_path / "part.npz", STAND_IN)
 
 
@@ -117,5 +132,6 @@ def test_stock_libero_recordings(name, capsys):
     parity.main([str(TRACES / f"{name}.npz"), "--json", "--no-sleep"])
     (result,) = json.loads(capsys.readouterr().out)
     assert result["replays_agree"] == result["replays"]
+    assert result["warm_up_error_max"] <= 1e-12
     assert result["step_error_free_max"] <= 1e-6
     assert result["step_error_contact_p99"] <= 1e-4

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from sims.libero import suite as suite_module
-from sims.libero.suite import SUITES, initial_states, load_tasks, package_folder
+from sims.libero.suite import SUITES, initial_states, load_tasks, package_folder, step_limit_of
 
 
 def test_order_and_instructions_are_the_benchmarks():
@@ -36,6 +36,14 @@ def test_unknown_task_is_an_error_that_lists_the_tasks(key):
 def test_unknown_suite_is_an_error_that_lists_the_suites():
     with pytest.raises(ValueError, match="libero_spatial, libero_object"):
         load_tasks("libero_objects")
+
+
+def test_step_limits_are_those_of_each_suite_and_the_longest_where_they_mix():
+    limits = [step_limit_of(load_tasks(suite, [0])) for suite in SUITES]
+    assert dict(zip(SUITES, limits, strict=True)) == {
+        "libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520,
+    }  # fmt: skip
+    assert step_limit_of(load_tasks("libero_spatial", [0]) + load_tasks("libero_10", [0])) == 520
 
 
 def test_missing_package_says_how_to_install_it():

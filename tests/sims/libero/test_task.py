@@ -21,6 +21,7 @@ def task(**settings) -> LiberoTask:
 def test_training_is_cut_short_and_evaluation_is_not():
     train, held_out = (task().environment(2, "wide", split) for split in ("train", "eval"))
     assert (train.step_limit, held_out.step_limit) == (140, 280)
+    assert task(step_limit=99, train_step_limit=9).environment(2, "wide", "train").step_limit == 9
     assert (train.num_starts, task().environment(2, "official", "eval").num_starts) == (None, 50)
 
 
