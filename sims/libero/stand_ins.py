@@ -1,6 +1,6 @@
 """Objects of our own making for libero_object, where LIBERO's assets cannot be had.
 
-They are primitives with LIBERO's dimensions and masses; pictures and success rates on them are not the benchmark's.
+They are primitives with LIBERO's dimensions and inertia; pictures and success rates on them are not the benchmark's.
 Every shape is described upright, z up, around the point that LIBERO's initial states give the pose of.
 """
 
@@ -35,7 +35,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Can:
-    """Upright cylinder of `radius` between heights `low` and `high`, m.
+    """Upright cylinder of `radius` between heights `low` and `high`, m, centred at `at`.
 
     It collides as an octagon of four boxes: flat faces give the fingers an area to hold, a curved one a single point.
     """
@@ -44,13 +44,13 @@ class Can:
     low: float
     high: float
     colour: str
+    at: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """One object: `mass` kg, the body axis that is `up`, parts that collide, and parts that are only seen."""
+    """One object: the body axis that is `up`, parts that collide, and parts that are only seen."""
 
-    mass: float
     up: str
     parts: tuple[Box | Can, ...]
     seen: tuple[Box | Can, ...] = ()
@@ -62,9 +62,10 @@ BLUE, GREEN, BROWN = "0.15 0.36 0.70 1", "0.36 0.58 0.22 1", "0.33 0.19 0.11 1"
 WICKER, WICKER_DARK = "0.74 0.55 0.32 1", "0.58 0.40 0.21 1"
 
 
-def _tin_can(mass: float, label: str, band: str) -> StandIn:
-    can = Can(0.0306, -0.0385, 0.0376, TIN)
-    return StandIn(mass, "y", (can,), (Can(0.0311, -0.034, 0.033, label), Can(0.0314, -0.008, 0.012, band)))
+def _tin_can(radius: float, at: tuple[float, float], label: str, band: str) -> StandIn:
+    can = Can(radius, -0.0385, 0.0376, TIN, at)
+    around = Can(radius + 0.0005, -0.034, 0.033, label, at), Can(radius + 0.0008, -0.008, 0.012, band, at)
+    return StandIn("y", (can,), around)
 
 
 def _carton(label: str, cap: str) -> StandIn:
@@ -72,53 +73,50 @@ def _carton(label: str, cap: str) -> StandIn:
     gable = (Box(0.0262, 0.0190, 0.0398, 0.0480, PAPER), Box(0.0262, 0.0105, 0.0480, 0.0555, PAPER))
     ridge = Box(0.0262, 0.0034, 0.0555, 0.0614, PAPER)
     label_band = Box(0.0266, 0.0266, -0.052, 0.012, label)
-    return StandIn(0.0317, "y", (body, *gable, ridge), (label_band, Can(0.0085, 0.0475, 0.0590, cap)))
+    return StandIn("y", (body, *gable, ridge), (label_band, Can(0.0085, 0.0475, 0.0590, cap)))
 
 
-def _block(mass: float, half: tuple[float, float, float], colour: str, band: str) -> StandIn:
-    x, y, z = half
-    seen = Box(x * 0.55, y + 0.0004, -z - 0.0002, z + 0.0004, band)
-    return StandIn(mass, "z", (Box(x, y, -z, z, colour),), (seen,))
+def _block(x: float, y: float, low: float, high: float, colour: str, band: str, at: float = 0.0) -> StandIn:
+    seen = Box(x * 0.55, y + 0.0004, low - 0.0002, high + 0.0004, band, (at, 0.0))
+    return StandIn("z", (Box(x, y, low, high, colour, (at, 0.0)),), (seen,))
 
 
 def _basket() -> StandIn:
     lean = 0.07  # rad: the walls open upwards
     base = Box(0.0766, 0.0724, 0.0042, 0.0220, WICKER_DARK)
-    sides = [Box(0.0067, 0.0724, 0.0130, 0.1410, WICKER, (sign * 0.0742, 0.0), (0.0, sign * lean)) for sign in (-1, 1)]
-    ends = [Box(0.0724, 0.0067, 0.0180, 0.1458, WICKER, (0.0, sign * 0.0688), (-sign * lean, 0.0)) for sign in (-1, 1)]
-    return StandIn(0.1361, "z", (base, *sides, *ends))
+    places = [(sign, (0.0005 + sign * 0.0737, 0.0)) for sign in (-1, 1)]
+    sides = [Box(0.0067, 0.0724, 0.0130, 0.1410, WICKER, at, (0.0, sign * lean)) for sign, at in places]
+    ends = [Box(0.0724, 0.0067, 0.0180, 0.1458, WICKER, (0.0, sign * 0.0680), (-sign * lean, 0.0)) for sign in (-1, 1)]
+    return StandIn("z", (base, *sides, *ends))
 
 
 STAND_INS: dict[str, StandIn] = {
-    "alphabet_soup": _tin_can(0.0259, RED, PAPER),
-    "tomato_sauce": _tin_can(0.0266, DARK_RED, GREEN),
+    "alphabet_soup": _tin_can(0.0312, (0.0, 0.0037), RED, PAPER),
+    "tomato_sauce": _tin_can(0.0310, (0.0, 0.0033), DARK_RED, GREEN),
     "milk": _carton(BLUE, BLUE),
     "orange_juice": _carton(ORANGE, GREEN),
-    "butter": _block(0.0052, (0.0381, 0.0198, 0.0087), YELLOW, PAPER),
-    "cream_cheese": _block(0.0062, (0.0406, 0.0213, 0.0089), PAPER, BLUE),
-    "chocolate_pudding": _block(0.0102, (0.0401, 0.0232, 0.0131), BROWN, CREAM),
+    "butter": _block(0.0381, 0.0198, -0.0087, 0.0087, YELLOW, PAPER),
+    "cream_cheese": _block(0.0406, 0.0213, -0.0089, 0.0089, PAPER, BLUE),
+    "chocolate_pudding": _block(0.0401, 0.0232, -0.0131, 0.0143, BROWN, CREAM, at=-0.0005),
     "salad_dressing": StandIn(
-        0.0218,
         "y",
         (
-            Box(0.0262, 0.0173, -0.0727, 0.0, GREEN),
+            Box(0.0264, 0.0177, -0.0727, 0.0, GREEN, (-0.001, 0.0)),
             Box(0.0205, 0.0172, 0.0, 0.011, GREEN),
             Can(0.0168, 0.011, 0.0728, PAPER),
         ),
-        (Box(0.0265, 0.0176, -0.055, -0.012, CREAM),),
+        (Box(0.0267, 0.0180, -0.055, -0.012, CREAM, (-0.001, 0.0)),),
     ),
     "ketchup": StandIn(
-        0.0232,
         "y",
         (
-            Box(0.0280, 0.0170, -0.0724, -0.006, RED),
-            Box(0.0238, 0.0180, -0.006, 0.022, RED),
+            Box(0.0280, 0.0170, -0.0724, -0.006, RED, (0.0005, -0.0008)),
+            Box(0.0238, 0.0183, -0.006, 0.022, RED, (0.0005, -0.0008)),
             Can(0.0170, 0.022, 0.0731, RED),
         ),
-        (Box(0.0283, 0.0173, -0.052, -0.016, PAPER), Can(0.0173, 0.052, 0.0733, PAPER)),
+        (Box(0.0283, 0.0173, -0.052, -0.016, PAPER, (0.0005, -0.0008)), Can(0.0173, 0.052, 0.0733, PAPER)),
     ),
     "bbq_sauce": StandIn(
-        0.0122,
         "z",
         (
             Box(0.0235, 0.0145, -0.0546, -0.001, BROWN),
@@ -129,7 +127,23 @@ STAND_INS: dict[str, StandIn] = {
     ),
     "basket": _basket(),
 }
-"""Category -> stand-in; dimensions and masses as in LIBERO, measured on its collision geometry."""
+"""Category -> stand-in; dimensions as in LIBERO, measured on its collision geometry."""
+
+INERTIA: dict[str, tuple[float, tuple[float, float, float], tuple[float, ...]]] = {
+    "alphabet_soup": (0.02585, (0.00003, -0.00080, -0.00267), (18.2, 13.36, 18.68, -0.012, 0, 0)),
+    "tomato_sauce": (0.02663, (0.00057, -0.00079, -0.00235), (18.79, 13.93, 19.39, -0.017, -0.047, -0.003)),
+    "milk": (0.03167, (0.00035, -0.01198, 0.0), (43.29, 14.49, 43.36, 0.029, 0, -0.004)),
+    "orange_juice": (0.03167, (-0.00035, -0.01198, 0.0), (43.29, 14.49, 43.36, -0.029, 0, 0.004)),
+    "butter": (0.005247, (0.0, 0.0, 0.0), (0.8163, 2.67, 3.221, 0, 0, 0)),
+    "cream_cheese": (0.006194, (0.0, 0.0, 0.0), (1.105, 3.569, 4.344, 0, 0, 0)),
+    "chocolate_pudding": (0.01019, (-0.00050, 0.0, 0.00063), (2.459, 6.098, 7.281, 0, 0, 0)),
+    "salad_dressing": (0.02178, (-0.00046, -0.00563, 0.00021), (33.97, 5.193, 35.19, -0.376, 0, 0.023)),
+    "ketchup": (0.02322, (0.00042, -0.00898, 0.00078), (37.93, 6.991, 40.33, 0.046, -0.003, 0.015)),
+    "bbq_sauce": (0.01218, (0.0, 0.0, -0.00760), (11.16, 12.11, 2.603, 0, 0, 0)),
+    "basket": (0.1361, (0.00127, 0.00010, 0.06086), (639.0, 684.3, 816.8, 0.765, 3.738, -0.278)),
+}
+"""Category -> mass, kg, centre of mass, m, and moments xx, yy, zz, xy, xz, yz about it, 1e-6 kg m2, in the body frame;
+measured on LIBERO's models."""
 
 BASKET_REGION = {"name": "contain_region", "type": "box", "rgba": "0 0 0 0"}
 BASKET_REGION |= {"pos": "0 0 0.07185", "size": "0.06108 0.06108 0.06949"}
@@ -165,11 +179,12 @@ def stand_in_model(category: str) -> ET.Element:
     root = ET.fromstring("<mujoco><asset/><worldbody><body><body name='object'/></body></worldbody></mujoco>")
     outer = root.find("worldbody/body")
     body = outer.find("body")
-    collision = [geom for part in stand_in.parts for geom in _collision(part)]
-    density = stand_in.mass / sum(8 * np.prod(geom["half"]) for geom in collision)
-    for geom in collision:
+    mass, centre, moments = INERTIA[category]
+    inertia = {"mass": repr(mass), "pos": mjcf.numbers(centre), "fullinertia": mjcf.numbers(1e-6 * np.array(moments))}
+    ET.SubElement(body, "inertial", inertia)
+    for geom in (geom for part in stand_in.parts for geom in _collision(part)):
         attributes = SURFACE | {"type": "box", "size": mjcf.numbers(geom["half"]), "group": "0"}
-        ET.SubElement(body, "geom", attributes | _pose(geom, stand_in.up) | {"density": repr(float(density))})
+        ET.SubElement(body, "geom", attributes | _pose(geom, stand_in.up))
     for part in (*stand_in.parts, *stand_in.seen):
         ET.SubElement(body, "geom", _shown(part, stand_in.up))
     if category == "basket":
@@ -191,7 +206,7 @@ def _collision(part: Box | Can) -> list[dict]:
     side = part.radius * np.tan(np.pi / 8)
     return [
         {
-            "pos": (0.0, 0.0, middle),
+            "pos": (*part.at, middle),
             "quat": (np.cos(yaw / 2), 0.0, 0.0, np.sin(yaw / 2)),
             "half": (part.radius, side, half_height - inset),
         }
@@ -206,7 +221,7 @@ def _shown(part: Box | Can, up: str) -> dict[str, str]:
         (box,) = _collision(part)
         return seen | {"type": "box", "size": mjcf.numbers(box["half"])} | _pose(box, up)
     middle, half_height = (part.low + part.high) / 2, (part.high - part.low) / 2
-    pose = _pose({"pos": (0.0, 0.0, middle), "quat": UPRIGHT["z"]}, up)
+    pose = _pose({"pos": (*part.at, middle), "quat": UPRIGHT["z"]}, up)
     return seen | {"type": "cylinder", "size": mjcf.numbers((part.radius, half_height))} | pose
 
 
