@@ -141,7 +141,7 @@ def measure_ours(scene: Scene, episodes: list[Episode], cameras: bool, seconds: 
         cpu, wall = time.process_time(), time.perf_counter()
         reached = np.zeros(SIMULATIONS, dtype=bool)
         for ids, chunk in _chunks(rows):
-            executed, success = simulation.step(ids, chunk, stop_on_success=False)
+            executed, success, _ = simulation.step(ids, chunk, stop_on_success=False)
             total.steps, reached[ids] = total.steps + int(executed.sum()), reached[ids] | success
             if eyes is not None:
                 eyes.render(ids)

@@ -38,6 +38,7 @@ class Transition:
     metrics: dict[str, Tensor] = field(default_factory=dict)  # [N] each
     actions: Tensor | None = None  # [N, K, A] what was executed, where a person may take over; None: what was given
     human: Tensor | None = None  # [N, K] bool, which of `actions` are the person's
+    diverged: Tensor | None = None  # [N] bool, terminated because the simulator's numbers blew up; None: none ever are
 
     @property
     def done(self) -> Tensor:

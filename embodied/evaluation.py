@@ -49,18 +49,23 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationResult:
-    """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts]."""
+    """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts].
+
+    `diverged` of them failed because the simulator's numbers blew up.
+    """
 
     tasks: tuple[str, ...]
     success: Tensor
     steps: Tensor
     step_limit: int
     metrics: dict[str, Tensor] = field(default_factory=dict)
+    diverged: int = 0
 
     def summary(self) -> dict[str, Any]:
         """JSON-ready: success, low, high, metrics, episodes, step_limit and the same for each task.
 
-        A metric is the mean over the episodes in which it is defined, null where there are none.
+        A metric is the mean over the episodes in which it is defined, null where there are none. `diverged` is told
+        where there are any.
         """
         per_task = [
             {
@@ -69,7 +74,11 @@ class EvaluationResult:
             }
             for row, task in enumerate(self.tasks)
         ]  # fmt: skip
-        return {**_rate(self.success), **self._means(slice(None)), "step_limit": self.step_limit, "per_task": per_task}
+        diverged = {"diverged": self.diverged} if self.diverged else {}
+        return {
+            **_rate(self.success), **self._means(slice(None)), "step_limit": self.step_limit, **diverged,
+            "per_task": per_task,
+        }  # fmt: skip
 
     def _means(self, rows: int | slice) -> dict[str, float | None]:
         means = {name: float(values[rows].nanmean()) for name, values in self.metrics.items()}
@@ -124,6 +133,7 @@ def evaluate(
     success, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
     metrics: dict[str, Tensor] = {}
     free = torch.ones(env.num_envs, dtype=torch.bool)
+    diverged = 0
     observation: TensorDict | None = None
     memory = Memory(policy, env.num_envs, env.device)
     with Progress(progress or "", success.numel(), "episode", shown=progress is not None) as bar:
@@ -144,11 +154,12 @@ def evaluate(
             place = env.task_index.cpu()[rows], schedule.start[rows]
             success[place] = transition.success.cpu()[rows]
             steps[place] = env.steps.cpu()[rows].to(steps.dtype)
+            diverged += 0 if transition.diverged is None else int(transition.diverged.cpu()[rows].sum())
             for name, values in transition.metrics.items():
                 metrics.setdefault(name, torch.full(shape, math.nan, dtype=torch.float64))
                 metrics[name][place] = values.cpu()[rows].double()
             bar.update(len(rows))
-    return EvaluationResult(tuple(env.task_names), success, steps, env.step_limit, metrics)
+    return EvaluationResult(tuple(env.task_names), success, steps, env.step_limit, metrics, diverged)
 
 
 class _Schedule:

@@ -163,9 +163,8 @@ class Report:
         for (stage, distribution), result in self._ordered().items():
             row = result.summary()
             shown = [_number(row.get(name)) for name in metrics]
-            rows.append(
-                [title(stage), distribution, _rate(row), *shown, str(result.success.numel()), str(result.step_limit)]
-            )
+            episodes = f"{row['episodes']}{_diverged(row)}"
+            rows.append([title(stage), distribution, _rate(row), *shown, episodes, str(result.step_limit)])
         return table(header, rows)
 
     def _gains(self) -> list[str]:
@@ -293,7 +292,11 @@ def _rate(row: Mapping[str, Any]) -> str:
 
 def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> str:
     row = pick(result.summary())
-    return "".join(f", {name} {_number(row[name])}" for name in result.metrics)
+    return "".join(f", {name} {_number(row[name])}" for name in result.metrics) + _diverged(row)
+
+
+def _diverged(row: Mapping[str, Any]) -> str:
+    return f", {row['diverged']} diverged" if "diverged" in row else ""
 
 
 def _number(value: float | None) -> str:

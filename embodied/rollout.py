@@ -45,6 +45,7 @@ class Rollout:
     simulation_s: float  # wall time
     policy_s: float
     human: Tensor | None = None  # [T, N, K] bool, actions in which a person took the place of the policy
+    diverged: int = 0  # episodes that ended because the simulator's numbers blew up
 
     @property
     def done(self) -> Tensor:
@@ -158,6 +159,7 @@ class Collector:
     ) -> Rollout:
         observations, decisions, transitions, starts = zip(*rows, strict=True)
         human = [transition.human for transition in transitions if transition.human is not None]
+        diverged = [each.diverged & each.executed.any(1) for each in transitions if each.diverged is not None]
         return Rollout(
             observation=torch.stack(list(observations)),
             next_observation=torch.stack([transition.observation for transition in transitions]),
@@ -173,6 +175,7 @@ class Collector:
             simulation_s=simulation_s,
             policy_s=policy_s,
             human=torch.stack(human) if len(human) == len(transitions) else None,
+            diverged=sum(int(each.sum()) for each in diverged),
         )
 
 

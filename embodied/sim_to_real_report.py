@@ -63,7 +63,8 @@ def _cells(row: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 
 def _metrics(summary: Mapping[str, Any]) -> list[str]:
-    return [name for name in summary if name not in ("success", "low", "high", "episodes", "step_limit", "per_task")]
+    told = ("success", "low", "high", "episodes", "step_limit", "diverged", "per_task")
+    return [name for name in summary if name not in told]
 
 
 def _figure(runs: Sequence[BackEndRun], rows: Sequence[Mapping[str, Any]], spec: TensorSpec) -> Any:  # noqa: ANN401

@@ -212,6 +212,8 @@ class Trainer:
         self.counters["episodes"] += episodes
         success = float(rollout.success.sum()) / max(1, episodes)
         shown = {"rollout/success": success, "rollout/episode_steps": rollout.env_steps / max(1, episodes)}
+        if rollout.diverged:
+            shown["rollout/diverged"] = rollout.diverged
         self.logger.log(self.counters["env_steps"], shown | {f"rl/{name}": value for name, value in metrics.items()})
         return success
 

@@ -5,6 +5,7 @@ Letters in shape comments: N environments, K executed actions of a chunk, M obje
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from sims.libero.placement import Placement, check_names
 from sims.libero.scene import build_scene
 from sims.libero.simulation import Simulation
 from sims.libero.suite import OFFICIAL_STARTS, WARM_UP, Task, step_limit_of
+
+log = logging.getLogger(__name__)
 
 CONTROL_DT_S = 0.05
 STARTS_PER_SEED = 1 << 24
@@ -85,7 +88,7 @@ class LiberoEnvironment:
         self.num_starts = OFFICIAL_STARTS if distribution == "official" else None
         self.start = torch.full((num_envs,), -1)
         self.steps = torch.zeros(num_envs, dtype=torch.int64)
-        self._success = torch.zeros(num_envs, dtype=torch.bool)
+        self._success, self._diverged = torch.zeros(2, num_envs, dtype=torch.bool)
         self._reseed(seed)
 
     def reset(self, mask: Tensor | None = None, seed: int | None = None, starts: Tensor | None = None) -> TensorDict:
@@ -108,7 +111,7 @@ class LiberoEnvironment:
             raise ValueError(f"expected initial states >= 0, got {chosen.tolist()}")
         for env, start in zip(ids.tolist(), chosen.tolist(), strict=True):
             self.simulation.write(env, *self._placements[self.task_index[env]](start))
-        self.start[ids], self.steps[ids], self._success[ids] = chosen, 0, False
+        self.start[ids], self.steps[ids], self._success[ids], self._diverged[ids] = chosen, 0, False, False
         if len(ids):
             warm_up = np.broadcast_to(WARM_UP, (len(ids), *WARM_UP.shape))
             self.simulation.step(ids.numpy(), warm_up, stop_on_success=False)
@@ -117,28 +120,34 @@ class LiberoEnvironment:
     def step(self, actions: Tensor) -> Transition:
         """Execute the chunk `actions` [N, K, 7], clipped to [-1, 1]; environments whose episode has ended stay frozen.
 
+        Where the physics diverges, the episode has failed: it is terminated, its observation that of the chunk before.
+
         Raises:
             ValueError: for another shape, a NaN, or before the first reset.
-            FloatingPointError: where the physics diverged.
         """
         chunk = self._checked(actions)
         executed = np.zeros(chunk.shape[:2], dtype=bool)
         reward = np.zeros(chunk.shape[:2], dtype=np.float32)
-        left = np.where(self._success, 0, self.step_limit - self.steps.numpy()).clip(0, chunk.shape[1])
+        ended = self._success | self._diverged
+        left = np.where(ended, 0, self.step_limit - self.steps.numpy()).clip(0, chunk.shape[1])
         for width in np.unique(left[left > 0]):
             ids = np.flatnonzero(left == width)
-            executed[ids, :width], success = self.simulation.step(ids, chunk[ids, :width])
+            executed[ids, :width], success, diverged = self.simulation.step(ids, chunk[ids, :width])
+            self._diverged[ids[diverged]] = True
             winners = ids[success]
             reward[winners, executed[winners].sum(1) - 1] = 1.0
         self.steps += torch.from_numpy(executed.sum(1))
         self._success |= torch.from_numpy(reward.any(1))
+        self._tell(self._diverged & ~ended)
+        terminated = self._success | self._diverged
         return Transition(
             observation=self._observer.observe(np.flatnonzero(left)),
             reward=torch.from_numpy(reward),
             executed=torch.from_numpy(executed),
-            terminated=self._success.clone(),
-            truncated=~self._success & (self.steps >= self.step_limit),
+            terminated=terminated,
+            truncated=~terminated & (self.steps >= self.step_limit),
             success=self._success.clone(),
+            diverged=self._diverged.clone(),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,6 +157,7 @@ class LiberoEnvironment:
             "start": self.start.clone(),
             "steps": self.steps.clone(),
             "success": self._success.clone(),
+            "diverged": self._diverged.clone(),
             "seed": self._seed,
             "taken": self._taken.clone(),
         }
@@ -164,8 +174,14 @@ class LiberoEnvironment:
         self.simulation.load_state_dict(state["simulation"])
         self._reseed(state["seed"])
         self.start, self.steps = state["start"].clone(), state["steps"].clone()
-        self._success, self._taken = state["success"].clone(), state["taken"].clone()
+        self._success, self._diverged = state["success"].clone(), state["diverged"].clone()
+        self._taken = state["taken"].clone()
         return self._observer.observe()
+
+    def _tell(self, diverged: Tensor) -> None:
+        for i in diverged.nonzero().flatten().tolist():
+            name, start, step = self.simulation.scenes[i].task.name, int(self.start[i]), int(self.steps[i])
+            log.warning(f"physics diverged in {name}, initial state {start}, control step {step}: counted as a failure")
 
     def _reseed(self, seed: int) -> None:
         if not 0 <= seed < 1 << 31:

@@ -61,21 +61,18 @@ typedef struct {
   const double* actions;  // [n, steps, 7]
   unsigned char* executed;  // [n, steps]
   unsigned char* success;   // [n]
-  int* diverged;            // [n] control step at which numbers blew up, else -1
+  unsigned char* diverged;  // [n] numbers blew up, at the last step executed
   int n, steps, stop_on_success;
   atomic_int next;
 } Job;
 
 static void run_chunk(Job* job, int i) {
   const Simulation* s = job->simulations + job->ids[i];
-  job->diverged[i] = -1;
   for (int k = 0; k < job->steps; k++) {
-    if (!control_step(s, job->actions + 7 * ((size_t)i * job->steps + k))) {
-      job->diverged[i] = k;
-      return;
-    }
     job->executed[i * job->steps + k] = 1;
-    job->success[i] = (unsigned char)satisfied(s);
+    job->diverged[i] = !control_step(s, job->actions + 7 * ((size_t)i * job->steps + k));
+    job->success[i] = (unsigned char)(!job->diverged[i] && satisfied(s));
+    if (job->diverged[i]) return;
     if (job->success[i] && job->stop_on_success) return;
   }
 }
@@ -145,7 +142,7 @@ int native_satisfied(const Simulation* simulations, int i) { return satisfied(si
 
 // One chunk of `steps` control steps in each of the simulations ids[0..n-1], which must differ.
 void native_step(Pool* pool, const Simulation* simulations, const int* ids, int n, int steps, const double* actions,
-                 int stop_on_success, unsigned char* executed, unsigned char* success, int* diverged) {
+                 int stop_on_success, unsigned char* executed, unsigned char* success, unsigned char* diverged) {
   Job job = {simulations, ids, actions, executed, success, diverged, n, steps, stop_on_success, 0};
   pthread_mutex_lock(&pool->mutex);
   pool->job = &job;

@@ -100,11 +100,10 @@ class Pool:
         ids: NDArray[np.int32],
         actions: NDArray[np.float64],
         stop_on_success: bool,
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int32]]:
-        """Step `ids` [n] by `actions` [n, K, 7]: executed [n, K], success [n], diverged [n] (step or -1)."""
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Step `ids` [n] by `actions` [n, K, 7]: executed [n, K], success [n], diverged [n], as `Simulation.step`."""
         n, steps = actions.shape[:2]
-        executed, success = np.zeros((n, steps), dtype=np.bool_), np.zeros(n, dtype=np.bool_)
-        diverged = np.full(n, -1, dtype=np.int32)
+        executed, success, diverged = (np.zeros(shape, dtype=np.bool_) for shape in ((n, steps), n, n))
         pointers = (array.ctypes.data for array in (executed, success, diverged))
         head = (self._handle, simulations, ids.ctypes.data, n, steps, actions.ctypes.data, int(stop_on_success))
         self._library.native_step(*head, *pointers)

@@ -1,10 +1,10 @@
 """Agreement with stock LIBERO on recorded episodes: `python -m sims.libero.parity FILES.npz [--json] [--no-sleep]`.
 
-Each file holds episodes of one task recorded in stock LIBERO (robosuite 1.4.0). Three questions are answered. How far is
-`qpos` from the recording after the warm-up, from the initial state on? Does the open-loop replay of all of an episode's
-actions, warm-up included, end as the recording did? And how far is `qpos` (m and rad, largest entry) from
-the recording after one control step from each recorded state, with nothing moving or touched by the robot ("free") and
-otherwise ("contact")? A recording lacks the constraint solver's warm start: it is taken from our step before.
+Each file holds episodes of one task recorded in stock LIBERO (robosuite 1.4.0). Three questions are answered. Replayed
+open loop from the initial state, how far is `qpos` (m and rad, largest entry) from the recording after the warm-up?
+Does the whole replay end as the recording did? And how far is `qpos` from the recording after one control step from
+each recorded state, with nothing moving or touched by the robot ("free") and otherwise ("contact")? A recording lacks
+the constraint solver's warm start: it is taken from our step before.
 
 Contact can be chaotic within one control step, most of all for an object rocking between the fingers. So each step is
 run again from velocities moved by NUDGE: `step_error_contact_floor_p99` is how far two runs of our own then differ, and
@@ -151,7 +151,7 @@ def _task(path: Path, bddl: str) -> Task:
 
 
 def _replay(trace: Trace, simulation: Simulation) -> tuple[Array, NDArray[np.bool_]]:
-    """Each episode run open loop from its initial state: error after the warm-up, and whether it reaches the goal, [E]."""
+    """Each episode run open loop from its initial state: error after the warm-up, and success, [E]."""
     ids = np.arange(trace.episodes)
     trace.begin(simulation)
     simulation.step(ids, np.broadcast_to(WARM_UP, (trace.episodes, *WARM_UP.shape)), stop_on_success=False)

@@ -73,21 +73,22 @@ class Simulation:
 
     def step(
         self, ids: ArrayLike, actions: ArrayLike, *, stop_on_success: bool = True
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Run the chunk `actions` [n, K, 7] in simulations `ids` [n], all different: (executed [n, K], success [n]).
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Run the chunk `actions` [n, K, 7] in simulations `ids` [n]: (executed [n, K], success [n], diverged [n]).
 
         A simulation that reaches its goal freezes after that control step, unless `stop_on_success` is False; `success`
-        is the goal's truth after the last executed step. Raises FloatingPointError when the physics diverges.
+        is the goal's truth after the last executed step. One whose numbers blow up ends with that step, without
+        success, and is put back to where it was before the chunk, at rest.
         """
         ids = np.ascontiguousarray(ids, dtype=np.int32)
         actions = np.ascontiguousarray(actions, dtype=np.float64)
         self._check(ids, actions)
+        before = [self.data[i].qpos.copy() for i in ids]
         run = self._step_numpy if self._pool is None else self._step_native
         executed, success, diverged = run(ids, actions, stop_on_success)
-        for i, step in zip(ids[diverged >= 0], diverged[diverged >= 0], strict=True):
-            task = self.scenes[i].task.name
-            raise FloatingPointError(f"physics diverged in simulation {i} ({task}) at control step {step} of the chunk")
-        return executed, success
+        for row in np.flatnonzero(diverged):
+            self._rest(ids[row], before[row])
+        return executed, success, diverged
 
     def satisfied(self, i: int) -> bool:
         """Whether simulation `i` is at its goal."""
@@ -142,23 +143,29 @@ class Simulation:
 
     def _step_native(
         self, ids: NDArray[np.int32], actions: NDArray[np.float64], stop_on_success: bool
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int32]]:
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         return self._pool.step(self._native, ids, actions, stop_on_success)
 
     def _step_numpy(
         self, ids: NDArray[np.int32], actions: NDArray[np.float64], stop_on_success: bool
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int32]]:
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         executed, success = np.zeros(actions.shape[:2], dtype=np.bool_), np.zeros(len(ids), dtype=np.bool_)
-        diverged = np.full(len(ids), -1, dtype=np.int32)
+        diverged = np.zeros_like(success)
         for row, i in enumerate(ids):
+            model, data, scene, memory = self.models[i], self.data[i], self.scenes[i], self.memory[i]
             for k, action in enumerate(actions[row]):
-                if not controller.control_step(self.models[i], self.data[i], self.scenes[i], self.memory[i], action):
-                    diverged[row] = k
-                    break
-                executed[row, k], success[row] = True, self.satisfied(i)
-                if success[row] and stop_on_success:
+                executed[row, k] = True
+                diverged[row] = not controller.control_step(model, data, scene, memory, action)
+                success[row] = not diverged[row] and self.satisfied(i)
+                if diverged[row] or (success[row] and stop_on_success):
                     break
         return executed, success, diverged
+
+    def _rest(self, i: int, qpos: NDArray[np.float64]) -> None:
+        """Put simulation `i` at `qpos`, at rest; nothing else of its state remains."""
+        mujoco.mj_resetData(self.models[i], self.data[i])
+        self.data[i].qpos[:] = qpos
+        mujoco.mj_forward(self.models[i], self.data[i])
 
     def _placed(self, i: int, body_pos: NDArray[np.float64], body_quat: NDArray[np.float64]) -> mujoco.MjModel:
         """Simulation `i`'s model with bodies placed so: its own copy once that differs from what the others share."""

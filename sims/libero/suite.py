@@ -18,8 +18,9 @@ STEP_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, 
 it uses: a little more than the longest human demonstration of each suite. LIBERO's own evaluation allows 600 everywhere
 (eval.max_steps of its configuration)."""
 WARM_UP = np.tile([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0], (5, 1))
-"""Actions that run before every episode, so that objects settle; they count for no limit. Five as in LIBERO's own
-evaluation, whose actions are all zero, which leaves the fingers half open; OpenVLA's open them, as here, and are ten."""
+"""Actions that run before every episode, so that objects settle; they count for no limit. LIBERO's own evaluation runs
+five of zeros, which leaves the fingers half open; OpenVLA's runs ten of these, which open them, as every demonstration
+begins. Here: as many as LIBERO's, as OpenVLA's."""
 OFFICIAL_STARTS = 50
 INSTALL = "pip install --no-deps hf-libero==0.1.4 robosuite==1.5.2"
 

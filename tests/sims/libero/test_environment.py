@@ -5,9 +5,14 @@ import numpy as np
 import pytest
 import torch
 from mujoco import MjData, mj_kinematics
+from tensordict import TensorDict
 
 from embodied.contract import Contract
 from embodied.environment import StartEnvironment
+from embodied.evaluation import evaluate
+from embodied.policy import Decision
+from embodied.report import Report
+from embodied.rollout import Collector
 from embodied.text import hash_words
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
@@ -137,6 +142,74 @@ def test_success_is_rewarded_once_at_its_step_and_freezes_that_environment():
     assert again.success[2]
     assert not again.executed[2].any()
     assert torch.equal(again.observation["object_position"][2], transition.observation["object_position"][2])
+
+
+def test_physics_that_diverges_fails_that_episode_alone(caplog):
+    env, alone = make(), make()
+    started, _ = env.reset(), alone.reset()
+    env.simulation.data[2].qvel[:7] = 1e9
+    transition, undisturbed = env.step(random_actions(env)), alone.step(random_actions(alone))
+    assert transition.diverged.tolist() == transition.terminated.tolist() == [False, False, True, False]
+    assert transition.executed[2].tolist() == [True, False, False, False]  # the action that it ended with
+    assert not (transition.truncated | transition.success).any()
+    assert transition.reward.sum() == 0
+    assert torch.equal(transition.observation["object_position"][2], started["object_position"][2])
+    assert all(torch.isfinite(part.float()).all() for part in transition.observation.values())
+    assert all(equal(transition.observation[i], undisturbed.observation[i]) for i in (0, 1, 3))
+    assert "physics diverged" in caplog.text
+
+    saved = env.state_dict()
+    again = env.step(random_actions(env, 1))
+    assert not again.executed[2].any()
+    env.load_state_dict(saved)
+    assert env.step(random_actions(env, 1)).diverged[2], "a restored environment goes on with it"
+    env.reset(mask=torch.arange(4) == 2)
+    after = env.step(random_actions(env, 2))
+    assert after.executed[2].all()
+    assert not after.done[2]
+    assert torch.isfinite(after.observation["object_position"]).all()
+
+
+class Diverges(LiberoEnvironment):
+    """Its numbers blow up in the second chunk of initial state 3 of the first task."""
+
+    def step(self, actions):
+        for i in ((self.start == 3) & (self.task_index == 0) & (self.steps == 4)).nonzero().flatten().tolist():
+            self.simulation.data[i].qvel[:7] = 1e9
+        return super().step(actions)
+
+
+class Still:
+    """Commands no motion."""
+
+    def __init__(self, env):
+        self.contract = env.contract
+
+    def act(self, observation, *, deterministic=False, generator=None):
+        actions = torch.zeros(len(observation), self.contract.horizon, 7)
+        return Decision(actions, TensorDict({}, [len(observation)]), torch.zeros(len(observation), 1))
+
+
+def test_an_evaluation_counts_what_diverged_as_failed_and_goes_on(tmp_path):
+    env = Diverges(TASKS, 2, assets=ASSETS, threads=1, executed=4, step_limit=8)
+    result = evaluate(env, Still(env), starts_per_task=5)
+    assert result.diverged == result.summary()["diverged"] == 1
+    assert result.steps.tolist() == [[8, 8, 8, 5, 8], [8] * 5]
+    assert not result.success.any()
+    report = Report("libero_pick", "stand-in", seed=0)
+    report.add("rl", "wide", result)
+    assert "10 episodes, 1 diverged" in report.summary(tmp_path)
+    report.write(tmp_path, {})
+    assert "| 10, 1 diverged |" in (tmp_path / "report.md").read_text()
+
+
+def test_training_goes_on_after_a_divergence_and_bootstraps_nothing_from_it():
+    env = Diverges(TASKS[:1], 2, assets=ASSETS, threads=1, executed=4, step_limit=8)
+    rollout = Collector(env, Still(env), torch.Generator(), lambda *_: torch.tensor([2, 3])).collect(4)
+    assert rollout.diverged == 2  # the same start again
+    assert rollout.terminated.tolist() == [[False, False], [False, True]] * 2
+    assert rollout.truncated.tolist() == [[False, False], [True, False]] * 2
+    assert all(part.isfinite().all() for part in rollout.next_observation.float().values())
 
 
 def test_a_masked_reset_leaves_the_others_where_they_are():

@@ -144,7 +144,7 @@ def test_state_of_other_scenes_is_refused(scenes):
 def test_success_freezes_and_nothing_else_moves_on(scenes):
     simulation = begun(scenes)
     drop_into_basket(simulation, 0, height=0.05)
-    executed, success = simulation.step([0, 1], np.zeros((2, 5, 7)))
+    executed, success, _ = simulation.step([0, 1], np.zeros((2, 5, 7)))
     assert success.tolist() == [True, False]
     assert executed[1].all()
     first = int(executed[0].sum())
@@ -157,7 +157,7 @@ def test_success_freezes_and_nothing_else_moves_on(scenes):
 def test_success_does_not_stop_where_that_is_not_wanted(scenes):
     simulation = begun(scenes[:1])
     drop_into_basket(simulation, 0, height=0.05)
-    executed, success = simulation.step([0], np.zeros((1, 5, 7)), stop_on_success=False)
+    executed, success, _ = simulation.step([0], np.zeros((1, 5, 7)), stop_on_success=False)
     assert executed.all()
     assert success.tolist() == [True]
 
@@ -262,18 +262,24 @@ def test_contact_counts_though_sleeping_bodies_list_none(scenes, monkeypatch, co
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_divergence_names_the_simulation_and_writes_no_log(scenes, monkeypatch, tmp_path, compiled):
+def test_what_diverges_is_put_back_and_ends_alone_and_writes_no_log(scenes, monkeypatch, tmp_path, compiled):
     monkeypatch.chdir(tmp_path)
     if not compiled:
         monkeypatch.setattr(native, "library", lambda: None)
-    simulation = begun(scenes)
+    simulation, alone = begun(scenes), begun(scenes)
     simulation.data[1].qvel[:7] = 1e9
-    message = rf"simulation 1 \({scenes[1].task.name}\) at control step 0"
-    with pytest.raises(FloatingPointError, match=message):
-        simulation.step([0, 1], np.zeros((2, 3, 7)))
+    before = simulation.data[1].qpos.copy()
+    executed, success, diverged = simulation.step([0, 1], np.zeros((2, 3, 7)))
+    assert executed.tolist() == [[True] * 3, [True, False, False]]
+    assert success.tolist() == [False, False]
+    assert diverged.tolist() == [False, True]
+    np.testing.assert_array_equal(simulation.data[1].qpos, before)
+    assert all(np.isfinite(values).all() for values in simulation.state_dict().values())
     assert os.listdir(tmp_path) == []
+    alone.step([0], np.zeros((1, 3, 7)))
+    np.testing.assert_array_equal(simulation.data[0].qpos, alone.data[0].qpos)
     start(simulation, 1)
-    simulation.step([0, 1], np.zeros((2, 3, 7)))  # recovers with a new episode
+    assert not simulation.step([0, 1], np.zeros((2, 3, 7)))[2].any()  # a new episode
 
 
 @pytest.mark.parametrize(
