@@ -8,8 +8,8 @@ Differs from the papers:
       the value of the true final observation;
     - an iteration stops early once the approximate KL divergence passes `target_kl`;
     - the critic's loss is a plain squared error, and the critic alone is trained during `critic_warmup` iterations;
-    - rewards are divided by the standard deviation of the first rollout's returns, and the gradients of actor and
-      critic are clipped apart: neither the reward's scale nor a critic that begins far off slows the actor down.
+    - rewards are divided by a running scale of their discounted sums (`reward_scale.py`), and the gradients of actor
+      and critic are clipped apart: neither the reward's scale nor a critic that begins far off slows the actor down.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.advantage import explained_variance, gae, normalise, values
+from embodied.algorithms.reward_scale import RewardScale
 from embodied.algorithms.schedule import fall
 from embodied.config import at_least
 from embodied.environment import StartEnvironment
@@ -79,7 +80,7 @@ class PPO:
             weight_decay=0.0, fused=True,
         )  # fmt: skip
         self.parameters = actor, critic
-        self.reward_scale: float | None = None
+        self.reward_scale = RewardScale(config.discount)
         self.iterations = 0
         self.gradient_steps = 0
 
@@ -106,7 +107,8 @@ class PPO:
                 break
         self.iterations += 1
         means = {key: value / count for key, value in sums.items()}
-        return means | {"advantage_std": advantage_std, "explained_variance": explained, "minibatches": float(count)}
+        told = {"advantage_std": advantage_std, "explained_variance": explained, "reward_scale": self.reward_scale()}
+        return means | told | {"minibatches": float(count)}
 
     def _prepare(self, rollout: Rollout) -> tuple[TensorDict, float, float]:
         value = values(self.policy, rollout.observation)
@@ -132,12 +134,11 @@ class PPO:
         return following
 
     def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
-        settings = {"discount": self.config.discount, "trace": self.config.trace}
-        ending = rollout.executed, rollout.terminated, rollout.truncated
-        if self.reward_scale is None:
-            spread = float(gae(rollout.reward, *ending, value, next_value, **settings)[1].std())
-            self.reward_scale = 1.0 / spread if spread > 1e-3 else 1.0
-        return gae(self.reward_scale * rollout.reward, *ending, value, next_value, **settings)
+        self.reward_scale.add(rollout)
+        return gae(
+            self.reward_scale() * rollout.reward, rollout.executed, rollout.terminated, rollout.truncated,
+            value, next_value, discount=self.config.discount, trace=self.config.trace,
+        )  # fmt: skip
 
     def _step(self, batch: TensorDict) -> dict[str, float]:
         evaluation = self.policy.evaluate(batch["observation"], batch["sample"])
@@ -172,7 +173,7 @@ class PPO:
         """Optimiser, counters and draws to come."""
         return {
             "optimiser": self.optimiser.state_dict(),
-            "reward_scale": self.reward_scale,
+            "reward_scale": self.reward_scale.state_dict(),
             "iterations": self.iterations,
             "gradient_steps": self.gradient_steps,
             "generator": self.generator.get_state(),
@@ -181,8 +182,8 @@ class PPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.optimiser.load_state_dict(state["optimiser"])
-        self.reward_scale, self.iterations = state["reward_scale"], state["iterations"]
-        self.gradient_steps = state["gradient_steps"]
+        self.reward_scale.load_state_dict(state["reward_scale"])
+        self.iterations, self.gradient_steps = state["iterations"], state["gradient_steps"]
         self.generator.set_state(state["generator"])
 
 

@@ -13,12 +13,14 @@ from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
 
 
-def make(seed: int = 0, **settings: float) -> tuple[Reach, MLPPolicy, PPO, Collector]:
+def make(
+    seed: int = 0, initial_std: float = 0.5, step_limit: int = 7, **settings: float
+) -> tuple[Reach, MLPPolicy, PPO, Collector]:
     torch.manual_seed(seed)
-    env = Reach(64)
-    policy = MLPConfig(hidden=[32]).build(env.contract)
+    env = Reach(64, step_limit=step_limit)
+    policy = MLPConfig(hidden=[32], initial_std=initial_std).build(env.contract)
     policy.fit(env.reset(torch.ones(64, dtype=torch.bool), starts=torch.arange(64)), torch.zeros(1, 1))
-    env = Reach(64)
+    env = Reach(64, step_limit=step_limit)
     learner = PPOConfig(minibatch=256, learning_rate=3e-3, target_kl=1.0, discount=0.9, **settings).build(
         policy, TensorDict(), env, torch.Generator().manual_seed(seed)
     )
@@ -61,6 +63,18 @@ def test_learns_to_reach_from_sparse_reward() -> None:
         learner.update(rollout, 0.0)
     assert rates[0] < 0.6
     assert rates[-1] > 0.95
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_learns_where_the_first_rollouts_have_hardly_a_reward(seed: int) -> None:
+    _, _, learner, collector = make(seed, initial_std=0.2, step_limit=4)
+    rates = []
+    for _ in range(36):
+        rollout = collector.collect(16)
+        rates.append(success_rate(rollout))
+        learner.update(rollout, 0.0)
+    assert rates[0] < 0.02
+    assert sum(rates[-3:]) / 3 > 0.95
 
 
 def test_resumed_updates_equal_uninterrupted_ones() -> None:
