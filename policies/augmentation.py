@@ -31,11 +31,15 @@ def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> t
 
 
 def hide_distractors(observation: TensorDict, probability: float) -> TensorDict:
-    """Without objects that the instruction does not mention, each hidden with `probability`: they seldom matter."""
-    mentioned = mention(observation["object_names"], observation["instruction"])[..., 0] > 0
-    kept = mentioned | (torch.rand(mentioned.shape, device=mentioned.device) >= probability)
+    """Without objects that the instruction does not mention, each hidden with `probability`: they seldom matter.
+
+    Where it mentions none of those in sight, none is known not to matter, and all stay.
+    """
+    mask = observation["object_mask"]
+    mentioned = mask & (mention(observation["object_names"], observation["instruction"])[..., 0] > 0)
+    hidden = ~mentioned & (torch.rand(mask.shape, device=mask.device) < probability)
     seen = observation.clone(recurse=False)
-    seen["object_mask"] = observation["object_mask"] & kept
+    seen["object_mask"] = mask & ~(hidden & mentioned.any(-1, keepdim=True))
     return seen
 
 

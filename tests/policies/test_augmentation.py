@@ -65,3 +65,11 @@ def test_what_the_instruction_mentions_is_never_hidden() -> None:
     assert observation["object_mask"].all()
     observation["object_mask"][:, 1] = False
     assert not hide_distractors(observation, 0.0)["object_mask"][:, 1].any()
+
+
+def test_where_nothing_in_sight_is_mentioned_nothing_is_hidden() -> None:
+    observation = observations(100)
+    observation["instruction"][:50] = 0
+    observation["object_mask"][50:, [0, 2]] = False  # what is mentioned
+    seen = hide_distractors(observation, 1.0)["object_mask"]
+    assert torch.equal(seen, observation["object_mask"])
