@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class Filters:
 
     def __init__(self, contract: Contract, limits: Limits) -> None:
         self._dt_s = contract.control_dt_s
+        self._oldest = math.ceil(limits.observation_timeout_s / self._dt_s)  # of a measurement, in periods
         self._names = action_names(contract)
         size = len(self._names)
         self._low = np.array(contract.action.low or (-INF,) * size)
@@ -97,16 +99,19 @@ class Filters:
         limits = self._limits[index]
         assert limits is not None
         measured = observed_element(contract, limits.measured) if limits.measured else None
-        return _LimitedElement(index, limits, measured, (self._low[index], self._high[index]), self._dt_s)
+        command = self._low[index], self._high[index]
+        return _LimitedElement(index, limits, measured, command, self._dt_s, self._oldest)
 
 
 class _LimitedElement:
     """An action element with its axis: the contract's numbers on the outside, periods inside."""
 
     def __init__(
-        self, index: int, limits: ElementLimits, measured: Element | None, command: tuple[float, float], dt_s: float
-    ) -> None:
+        self, index: int, limits: ElementLimits, measured: Element | None, command: tuple[float, float], dt_s: float,
+        oldest: int,
+    ) -> None:  # fmt: skip
         self.index, self._measured, self._rest = index, measured, limits.rest
+        self._steps = deque[float](maxlen=oldest)  # of the last periods, newest first
         self._position = limits.kind is Kind.POSITION
         self._scale = limits.scale * (dt_s if limits.kind is Kind.VELOCITY else 1.0)
         low, high = (float(bound) * self._scale for bound in command)
@@ -125,6 +130,7 @@ class _LimitedElement:
     def start(self, observation: dict[str, Array]) -> bool:
         """At rest where the element is measured; False where a position is further outside than one period reaches."""
         axis = self._axis
+        self._steps.clear()
         if not self._position:
             axis.start(0.0)
             return True
@@ -139,8 +145,9 @@ class _LimitedElement:
         if self._position:
             return axis.toward(value * self._scale) / self._scale
         if self._measured is not None:
-            axis.p = self._read(observation) + axis.w * age
-        return axis.at_velocity(value * self._scale) / self._scale
+            axis.p = self._read(observation) + self._moved(age)
+        self._steps.appendleft(axis.at_velocity(value * self._scale))
+        return axis.w / self._scale
 
     def reach(self) -> tuple[float, float]:
         """The numbers that can be commanded next, as far as derivatives are limited."""
@@ -152,6 +159,10 @@ class _LimitedElement:
         else:
             low, high = max(now + b_low, axis.slowest), min(now + b_high, axis.fastest)
         return low / self._scale, high / self._scale
+
+    def _moved(self, age: float) -> float:
+        """How far the last `age` periods led, the oldest of them in part."""
+        return sum(step * min(age - number, 1.0) for number, step in enumerate(self._steps) if number < age)
 
     def _read(self, observation: dict[str, Array]) -> float:
         key, index = self._measured or ("", 0)

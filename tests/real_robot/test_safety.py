@@ -74,6 +74,34 @@ def test_a_pause_begins_again_from_where_the_robot_is():
     np.testing.assert_allclose(plant.position - before, 5.0 * DT_S**2)  # from rest again
 
 
+@pytest.mark.parametrize("late", [0, 3])
+def test_a_late_measurement_is_moved_on_to_now(late):
+    limits = ElementLimits(Kind.VELOCITY, low=-1.0, high=0.505, velocity=1.0, measured="position.a")
+    plant, safety = make(Limits({"a": limits, "b": VELOCITY["b"]}))
+    readings, asked = [], 0
+    while True:
+        readings.append(plant.tick())
+        if safety.command(np.ones(2), readings[max(0, asked - late)]).limited:
+            break
+        asked += 1
+    assert asked == 50  # so many periods at 1 m/s lead to the wall
+
+
+@pytest.mark.parametrize("late", [1, 3, 6])
+@pytest.mark.parametrize("acceleration", [math.inf, 5.0])
+def test_a_wall_holds_however_late_it_is_measured(late, acceleration):
+    limits = ElementLimits(
+        Kind.VELOCITY, low=-1.0, high=0.505, velocity=1.0, acceleration=acceleration, measured="position.a"
+    )
+    plant, safety = make(Limits({"a": limits, "b": VELOCITY["b"]}))
+    readings = [plant.tick()]
+    for index in range(200):
+        safety.command(np.ones(2), readings[max(0, index - late)])
+        readings.append(plant.tick())
+        assert plant.position[0] <= 0.505 + 1e-12
+    assert plant.position[0] > 0.503
+
+
 def test_a_robot_outside_its_limits_is_not_commanded():
     limits = ElementLimits(low=-1.0, high=1.0, velocity=1.0, measured="position.a")
     plant, safety = make(Limits({"a": limits, "b": limits}), Kind.POSITION)
