@@ -76,6 +76,14 @@ def test_retry_starts_continue_from_their_state() -> None:
         assert starts(finished, success).tolist() == copy(finished, success).tolist()
 
 
+def test_a_saved_failure_knows_how_often_it_was_tried() -> None:
+    starts = RetryStarts(torch.tensor([0]), retry=1.0, attempts=3, generator=torch.Generator())
+    fresh = starts.fresh[0]
+    starts.load_state_dict(starts.state_dict() | {"failed": [[[7, 2]]]})
+    failed = torch.tensor([True]), torch.tensor([False])
+    assert [int(starts(*failed)) for _ in range(2)] == [7, fresh]  # its third attempt was the last one
+
+
 def test_the_success_of_first_attempts_counts_no_retries() -> None:
     env = Reach(1, tasks=1)
     starts = RetryStarts(env.task_index, retry=1.0, attempts=2, generator=torch.Generator())

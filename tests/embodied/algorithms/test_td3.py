@@ -24,14 +24,20 @@ def make(seed: int = 0, **settings) -> tuple[MLPPolicy, TD3, Collector]:
 
 
 def test_targets_by_hand() -> None:
-    policy, learner, collector = make(target_noise=0.0, lookahead=1)
+    policy, learner, collector = make(target_noise=0.5, noise_clip=0.3, lookahead=1)
+    for parameter in (*learner.target_policy.parameters(), *learner.target_critics.parameters()):
+        parameter.data += torch.randn_like(parameter)  # what learns is elsewhere by now
     rows = learner._rows(collector.collect(6))
     ended = rows["carry"] == 0
     assert ended.any()
     assert not ended.all()
     seen = rows["next_observation"]
     actions = learner.target_policy.actions(seen)[:, :2] / 0.25
-    inputs = torch.cat((policy.features(seen), actions.flatten(1)), -1)
+    draws = torch.Generator()
+    draws.set_state(learner.generator.get_state())
+    noise = (0.5 * torch.randn(actions.shape, generator=draws)).clamp(-0.3, 0.3)
+    assert ((actions + noise).abs() > 1.0).any()
+    inputs = torch.cat((policy.features(seen), (actions + noise).clamp(-1.0, 1.0).flatten(1)), -1)
     both = learner.target_critics(inputs)
     expected = torch.where(ended, rows["reward"], rows["reward"] + 0.9**2 * both.min(0).values)
     limit = (rows["carry"] - 0.9).abs() < 1e-6  # a chunk of which the time limit left one action
@@ -65,6 +71,18 @@ def test_rates_fall_to_their_final_share() -> None:
     assert learner.gradient_steps == 1
     rates = [each.param_groups[0]["lr"] for each in (learner.actor_optimiser, learner.critic_optimiser)]
     assert rates == pytest.approx([3e-5, 1e-4])
+
+
+def test_the_policy_moves_once_in_so_many_steps_and_its_targets_with_it() -> None:
+    policy, learner, collector = make(gradient_steps=1, policy_delay=3, averaging=0.25)
+    moved = []
+    for _ in range(4):
+        actor, target = policy.actor[0].weight.clone(), learner.target_policy.actor[0].weight.clone()
+        learner.update(collector.collect(8), 0.0)
+        moved.append(not torch.equal(policy.actor[0].weight, actor))
+        expected = target.lerp(policy.actor[0].weight, 0.25) if moved[-1] else target
+        torch.testing.assert_close(learner.target_policy.actor[0].weight, expected)
+    assert moved == [False, False, False, True]  # the first rows are for warming up
 
 
 def test_learns_to_reach_from_sparse_reward() -> None:
