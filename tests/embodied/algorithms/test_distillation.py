@@ -105,6 +105,15 @@ def test_a_resumed_run_takes_the_same_steps(taught: bool) -> None:
     assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
 
 
+def test_the_students_rate_falls_from_where_its_phase_begins() -> None:
+    _, learner, collector = make(config=replace(CONFIG, teacher_steps=1, learning_rate=8e-3, final=0.5))
+    rates = []
+    for progress in (0.5, 0.5, 0.75, 1.0):
+        learner.update(collector.collect(24), progress)
+        rates.append(learner.optimiser.param_groups[0]["lr"])
+    assert rates[1:] == pytest.approx([8e-3, 6e-3, 4e-3])
+
+
 def test_any_learner_teaches() -> None:
     _, learner, collector = make(config=replace(CONFIG, teaching=PPOConfig(decisions=8), teacher_steps=600))
     metrics = [learner.update(collector.collect(24), 0.1 * iteration) for iteration in range(3)]

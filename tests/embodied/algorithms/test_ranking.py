@@ -50,7 +50,7 @@ def test_ranking_begins_after_its_warmup():
 
 
 def test_targets_are_advantages_under_the_policy_that_collected():
-    policy, learner, collector = make(warmup=6, trace=0.6)
+    policy, learner, collector = make(warmup=6, trace=0.6, value_trace=0.9)
     for iteration in range(3):
         rollout = collector.collect(5)
         with torch.no_grad():
@@ -59,6 +59,8 @@ def test_targets_are_advantages_under_the_policy_that_collected():
             )
         endings = (rollout.reward, rollout.executed, rollout.terminated, rollout.truncated)
         advantage, _ = gae(*endings, value, following, discount=0.9, trace=0.6)
+        _, expected = gae(*endings, value, following, discount=0.9, trace=0.9)
+        torch.testing.assert_close(learner._targets(rollout, value, following)[0], expected)
         metrics = learner.update(rollout, 0.1)
         assert ("advantage_loss" in metrics) == (iteration == 2)  # the value learned alone for two iterations
     rows = learner.replay.state_dict()["rows"]
@@ -114,12 +116,13 @@ def test_a_policy_that_cannot_rank_is_refused():
         RankingConfig().build(policy, demonstrations(), Reach(2), torch.Generator())
 
 
-def test_a_resumed_learner_takes_the_same_steps():
-    policy, learner, collector = make(warmup=1, rounds=4)
+@pytest.mark.parametrize("warmup", [1, 6])
+def test_a_resumed_learner_takes_the_same_steps(warmup):
+    policy, learner, collector = make(warmup=warmup, rounds=4)
     for iteration in range(3):
         learner.update(collector.collect(5), 0.1 * (iteration + 1))
     saved = copy.deepcopy({"learner": learner.state_dict(), "collector": collector.state_dict()})
-    other_policy, other, other_collector = make(seed=3, warmup=1, rounds=4)
+    other_policy, other, other_collector = make(seed=3, warmup=warmup, rounds=4)
     other_policy.load_state_dict(policy.state_dict())
     first = [learner.update(collector.collect(5), 0.1 * (iteration + 4)) for iteration in range(2)]
     other.load_state_dict(saved["learner"])

@@ -1,7 +1,9 @@
 """Self-imitation learns from its own successes, from nothing else, and goes on where it stopped."""
 
 import copy
+import math
 
+import pytest
 import torch
 from tensordict import TensorDict
 
@@ -75,6 +77,18 @@ def test_a_new_network_takes_over_at_the_end_of_a_round_and_only_then():
     pairs = zip(policy.actor_parameters(), last.actor_parameters(), strict=True)
     assert all(torch.equal(mine, learned) for mine, learned in pairs)
     assert learner.sft.policy is last  # the last round ends with the run: no network begins in vain
+
+
+def test_the_learning_rate_falls_in_each_round():
+    sft = SFTConfig(batch=64, learning_rate=3e-3, final_learning_rate=1e-3)
+    _, learner, collector = make(rounds=2, gradient_steps=10, sft=sft)
+    rates = []
+    for progress in (0.5, 0.75):
+        trained = learner.sft
+        learner.update(collector.collect(5), progress)
+        rates.append(trained.optimiser.param_groups[0]["lr"])
+    # the last of ten steps is at 9/10 of the first round, then at 9/20 of the second
+    assert rates == pytest.approx([2e-3 + 1e-3 * math.cos(math.pi * part) for part in (0.9, 0.45)])
 
 
 def test_minibatches_hold_their_share_of_demonstrations_and_tasks_equally():
