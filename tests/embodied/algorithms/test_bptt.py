@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from embodied.advantage import values
 from embodied.algorithms.bptt import BPTT, BPTTConfig
 from embodied.rollout import DifferentiableCollector
 from policies.flow import FlowConfig
@@ -40,6 +41,28 @@ def test_with_a_critic_the_value_stands_for_the_rest() -> None:
     rest = 0.5**4 * policy.value(rollout.next_observation[-1])
     expected = (rest - (weights * x.square()).sum(0)).mean() / 4
     torch.testing.assert_close(learner._objective(rollout), expected)
+
+
+def test_the_critic_learns_from_what_was_executed_alone() -> None:
+    policy, learner, collector = make(envs=4, critic=True, discount=0.5, value_epochs=1)
+    collector.collect(5)
+    rollout = collector.collect(5)  # the step limit is 7
+    ran = rollout.executed.any(-1)
+    assert ran.sum(0).tolist() == [2] * 4
+    x = rollout.next_observation["position"].squeeze(-1).detach()[:2]
+    value = values(policy, rollout.observation)[:2]
+    final = values(policy, rollout.next_observation[:2])[1]
+    returns = torch.stack((-x[0].square() + 0.5 * (-x[1].square() + 0.5 * final), -x[1].square() + 0.5 * final))
+    returns[0] += 0.5 * 0.05 * (value[1] - returns[1])  # lambda is 0.95
+    expected = float((value - returns).square().mean())
+    assert learner._fit_value(rollout) == pytest.approx(expected, rel=1e-4)
+
+
+def test_gradients_are_clipped() -> None:
+    _, learner, collector = make(max_gradient_norm=1e-4)
+    assert learner.update(collector.collect(5), 0.0)["gradient_norm"] > 1e-3
+    norm = torch.stack([parameter.grad.norm() for parameter in learner.parameters]).norm()
+    assert float(norm) == pytest.approx(1e-4, rel=1e-3)
 
 
 def test_nothing_follows_an_episode_that_terminated_within_the_horizon() -> None:
