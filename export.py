@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import MISSING
@@ -38,6 +38,7 @@ def run(arguments: list[str]) -> None:
     config, _ = compose(ExportConfig, "export", arguments, {})
     options = Export(config.target, config.weights, config.opset, config.checkpoint)
     saved = checkpoint.load(config.checkpoint)
+    options = replace(options, weights_sha256=saved.weights_sha256)
     policy = trained_policy(saved)
     output = Path(config.output or Path(saved.path or "").parent.parent / "export" / options.name)
     record = export(policy, options, output)

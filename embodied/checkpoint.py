@@ -2,12 +2,12 @@
 
 A run keeps its checkpoints as numbered directories under `checkpoint/`; the newest is the one that counts. Each holds
 `policy.safetensors` (the weights under their own names, for any program), `state.safetensors` (optimisers, random
-states, environments) and `checkpoint.json` (counters, contract, config). Nothing is pickled.
+states, environments) and `checkpoint.json` (counters, contract, config, and the checksums of all three). Nothing is
+pickled.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
+from embodied import sealed
 from embodied.contract import Binding, Contract
 from embodied.errors import UserError
 from embodied.files import flush
@@ -27,14 +28,21 @@ if TYPE_CHECKING:
 
     from embodied.policy import TrainablePolicy
 
-FORMAT = 1
+FORMAT = 2
+FILES = WEIGHTS, STATE = "policy.safetensors", "state.safetensors"
+RECORD = "checkpoint.json"
 FOLDER = "checkpoint"
 KEEP = 2
+UNREADABLE = OSError, SafetensorError, ValueError, KeyError, TypeError
+"""What reading files may raise that are not what was written."""
 
 
 @dataclass
 class Checkpoint:
-    """Weights by name, contract, JSON-ready config and counters; `state` is a tree of all else."""
+    """Weights by name, contract, JSON-ready config and counters; `state` is a tree of all else.
+
+    One that was loaded knows its `path` and the checksum of its weights, `weights_sha256`.
+    """
 
     policy: Mapping[str, Tensor]
     contract: Contract
@@ -42,6 +50,7 @@ class Checkpoint:
     counters: dict[str, Any] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
+    weights_sha256: str | None = None
 
     def bind(self, provider: Contract) -> Binding:
         """Plan how `provider` (an environment, a robot) serves this policy, in the chunks it was trained in.
@@ -80,7 +89,14 @@ def save(run: str | Path, checkpoint: Checkpoint) -> Path:
     """Add `checkpoint` to the directory `run` and drop all but the newest two; returns its path.
 
     It is built under a temporary name and renamed when complete, so a kill at any moment leaves the previous one.
+
+    Raises:
+        FloatingPointError: for weights that `load` would refuse, so that the earlier checkpoints stay.
     """
+    from embodied.weights import implausible
+
+    if reason := implausible(checkpoint.policy):
+        raise FloatingPointError(f"the policy has diverged and is not saved: {reason}; use a lower learning rate")
     folder = Path(run) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(".*.tmp"):  # of a process killed while it saved
@@ -104,23 +120,12 @@ def load(path: str | Path) -> Checkpoint:
     """Read the checkpoint at `path`: a run's directory (its newest), or one numbered directory.
 
     Raises:
-        UserError: on one line, where there is none or it is damaged, saying which other one to use.
+        UserError: on one line, where there is none, or a file of it is damaged or holds weights that no policy has,
+            saying which other one to use.
     """
-    from safetensors.torch import load_file
-
-    from embodied.tree import load_tree
-
     directory = _locate(Path(path))
     with _told(directory):
-        record = _record(directory)
-        return Checkpoint(
-            policy=load_file(directory / "policy.safetensors"),
-            contract=Contract.from_dict(record["contract"]),
-            config=record["config"],
-            counters=record["counters"],
-            state=load_tree(directory / "state.safetensors"),
-            path=directory,
-        )
+        return _read(directory)
 
 
 def load_contract(path: str | Path) -> Contract:
@@ -131,14 +136,29 @@ def load_contract(path: str | Path) -> Contract:
     """
     directory = _locate(Path(path))
     with _told(directory):
-        return Contract.from_dict(_record(directory)["contract"])
+        return Contract.from_dict(sealed.read(directory / RECORD, FORMAT)["contract"])
 
 
-def _record(directory: Path) -> dict[str, Any]:
-    record = json.loads((directory / "checkpoint.json").read_text())
-    if record["format"] != FORMAT:
-        raise UserError(f"format {record['format']}, this version reads format {FORMAT}")
-    return record
+def _read(directory: Path) -> Checkpoint:
+    from safetensors.torch import load_file
+
+    from embodied.tree import load_tree
+    from embodied.weights import implausible
+
+    record = sealed.read(directory / RECORD, FORMAT)
+    sealed.check_files(directory / RECORD, record)
+    weights = load_file(directory / WEIGHTS)
+    if reason := implausible(weights):
+        raise UserError(f"{WEIGHTS} holds no policy: {reason}")
+    return Checkpoint(
+        policy=weights,
+        contract=Contract.from_dict(record["contract"]),
+        config=record["config"],
+        counters=record["counters"],
+        state=load_tree(directory / STATE),
+        path=directory,
+        weights_sha256=record["files"][WEIGHTS],
+    )
 
 
 @contextmanager
@@ -146,27 +166,34 @@ def _told(directory: Path) -> Iterator[None]:
     """What is wrong with the checkpoint in `directory`, on one line, with the one to use in its place."""
     try:
         yield
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        others = [str(other) for other in _complete(directory.parent) if other != directory]
-        advice = f"use the one before it: {others[-1]}" if others else "there is no other one in this run; train anew"
+    except UNREADABLE as error:
+        others = [other for other in reversed(_complete(directory.parent)) if other != directory and _readable(other)]
+        advice = f"use {others[0]}" if others else "no other one of this run can be read either: train anew"
         raise UserError(f"the checkpoint {directory} cannot be read ({error}); {advice}") from error
+
+
+def _readable(directory: Path) -> bool:
+    try:
+        _read(directory)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def _write(directory: Path, checkpoint: Checkpoint) -> None:
     from embodied.tree import save_tree
 
     directory.mkdir()
-    save_tree(directory / "state.safetensors", checkpoint.state)
+    save_tree(directory / STATE, checkpoint.state)
     # A flat dict of tensors is a tree whose places are its keys, so any safetensors reader finds the usual names.
-    save_tree(directory / "policy.safetensors", dict(checkpoint.policy))
+    save_tree(directory / WEIGHTS, dict(checkpoint.policy))
     record = {
         "format": FORMAT,
         "counters": checkpoint.counters,
         "contract": checkpoint.contract.to_dict(),
         "config": checkpoint.config,
     }
-    (directory / "checkpoint.json").write_text(json.dumps(record, indent=2) + "\n")
-    flush(directory / "checkpoint.json")
+    sealed.write(directory / RECORD, record, FILES)
     flush(directory)
 
 
@@ -175,7 +202,7 @@ def _complete(folder: Path) -> list[Path]:
 
 
 def _locate(path: Path) -> Path:
-    if (path / "checkpoint.json").exists():
+    if (path / RECORD).exists():
         return path
     for folder in (path / FOLDER, path):
         if complete := _complete(folder):

@@ -1,11 +1,13 @@
 """Nested data in one file, without pickle: tensors as safetensors, everything around them as JSON in its header.
 
 A tree is None, bool, int, float, str, bytes, a tensor, ndarray or TensorDict, or a list, tuple or dict of trees. It
-comes back equal bit for bit, on the CPU; NumPy scalars come back as Python numbers.
+comes back equal bit for bit, on the CPU; NumPy scalars come back as Python numbers. A checksum of all of it in the
+header tells damage.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -35,20 +37,25 @@ def save_tree(path: str | Path, tree: Tree) -> None:
     writer = _Writer()
     structure = json.dumps(writer.encode(tree, ()))
     with complete_or_absent(Path(path)) as temporary:
-        save_file(writer.tensors, temporary, metadata={"tree": structure})
+        metadata = {"tree": structure, "sha256": _digest(structure, writer.tensors)}
+        save_file(writer.tensors, temporary, metadata=metadata)
 
 
 def load_tree(path: str | Path) -> Tree:
     """Read what `save_tree` wrote.
 
     Raises:
-        UserError: where the file is missing, cut short or something else.
+        UserError: where the file is missing, damaged or something else.
     """
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            structure = json.loads((file.metadata() or {})["tree"])
-        return _decode(structure, tensors)
+            metadata = file.metadata() or {}
+        if "sha256" not in metadata:
+            raise UserError(f"cannot read {path}: it is no tree with a checksum; make it anew")
+        if metadata["sha256"] != _digest(metadata["tree"], tensors):
+            raise UserError(f"cannot read {path}: it is damaged, its checksum is of another content; make it anew")
+        return _decode(json.loads(metadata["tree"]), tensors)
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
 
@@ -99,6 +106,17 @@ class _Writer:
         self._storages.add(storage)
         self.tensors[name] = tensor
         return name
+
+
+def _digest(structure: str, tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of a tree: of its JSON, and of the name, type, shape and bytes of each tensor."""
+    found = hashlib.sha256(structure.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        flat = tensor.reshape(-1).clone(memory_format=torch.contiguous_format)  # a stride of one, also of one element
+        found.update(flat.view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _name(place: tuple[str, ...]) -> str:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.network import MEMORY
 from embodied.policy import Decision
+from real_robot.firmware.record import exported_contract, read_record
 
 
 class OnnxPolicy:
@@ -24,28 +22,28 @@ class OnnxPolicy:
     It has `initial_memory` where the exported policy remembers.
 
     Raises:
-        UserError: where the folder holds no such export.
+        UserError: where the folder holds no such export, or a file of it is damaged.
     """
 
     def __init__(self, directory: str | Path) -> None:
         with needs_extra("robot"):
             import onnxruntime
         directory = Path(directory)
+        record = read_record(directory, "onnx")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = (
             1  # small networks; a control loop shares the cores
         )
+        self.contract = exported_contract(directory)
         try:
-            self.contract = Contract.from_dict(json.loads((directory / "contract.json").read_text()))
-            record: dict[str, Any] = json.loads((directory / "export.json").read_text())
-            if record["target"] != "onnx":
-                raise UserError(f"it was exported with target={record['target']}")
             self._session = onnxruntime.InferenceSession(
                 str(directory / "policy.onnx"), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # ONNX Runtime's have no class of their own in common
             reason = " ".join(str(error).split())
-            raise UserError(f"{directory} holds no policy exported with target=onnx ({reason})") from error
+            raise UserError(
+                f"ONNX Runtime cannot run {directory / 'policy.onnx'} ({reason}); use another version of it"
+            ) from error
         if record["initial_memory"] is not None:
             self._initial = torch.tensor(record["initial_memory"])
             self.initial_memory = self._initial_memory

@@ -60,6 +60,9 @@ def test_a_checkpoint_becomes_c_whatever_its_task(trained: Path):
     assert second == f"prove it: python -m real_robot.firmware.verify {output}"
     kept = {"policy.c", "policy.h", "policy_kernels.h", "contract.json", "export.json", "samples.safetensors"}
     assert kept | {"stm32f405", "crazyflie"} == {path.name for path in output.iterdir()}
+    record = json.loads((output / "export.json").read_text())
+    assert record["weights_sha256"] == checkpoint.load(trained).weights_sha256
+    assert record["weights_sha256"] in (output / "policy.h").read_text()
     written = Contract.from_dict(json.loads((output / "contract.json").read_text()))
     assert written == make("mlp").deployable().contract
     written.bind(contract("mlp"))  # what trained it can feed it
@@ -103,6 +106,17 @@ def test_one_checkpoint_of_a_run_and_an_output_elsewhere(trained: Path, ask, tmp
     status, _ = ask(f"checkpoint={newest}", "target=torchscript", f"output={tmp_path / 'there'}")
     assert status == 0
     assert (tmp_path / "there" / "policy.pt").exists()
+    assert not (trained / "export").exists()
+
+
+def test_a_damaged_checkpoint_is_not_exported(trained: Path, ask):
+    damaged = max((trained / "checkpoint").iterdir()) / "policy.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-2] ^= 0x40  # an exponent: 0.143 becomes 4.86e37
+    damaged.write_bytes(data)
+    status, lines = ask(f"checkpoint={trained}", "target=c")
+    assert (status, len(lines)) == (1, 1)
+    assert "policy.safetensors is damaged" in lines[0]
     assert not (trained / "export").exists()
 
 

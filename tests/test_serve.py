@@ -65,6 +65,15 @@ def test_help_lists_the_options():
     assert all(option in serve.describe() for option in ("checkpoint:", "host: 127.0.0.1", "token_file:", "clients: 8"))
 
 
+def test_a_damaged_checkpoint_is_not_served(run: Checkpoint, tmp_path: Path):
+    damaged = run.path / "policy.safetensors"
+    data = bytearray(damaged.read_bytes())
+    data[-2] ^= 0x40
+    damaged.write_bytes(data)
+    with pytest.raises(ValueError, match=r"policy\.safetensors is damaged"):
+        serve.run([f"checkpoint={tmp_path / 'run'}"])
+
+
 def test_a_missing_checkpoint_is_one_line(tmp_path: Path):
     with pytest.raises(ValueError, match="no checkpoint in"):
         serve.run([f"checkpoint={tmp_path}"])

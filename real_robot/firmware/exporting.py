@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -18,14 +17,14 @@ import torch
 from embodied.errors import UserError
 from embodied.network import DeployablePolicy, Network
 from embodied.policy import Policy
+from embodied.weights import implausible
 from real_robot.firmware import examples, graphs
 from real_robot.firmware.quantization import quantized
+from real_robot.firmware.record import CONTRACT, RECORD, write_record
 from real_robot.firmware.samples import Samples, draw
 from real_robot.firmware.source import write_source
 from real_robot.firmware.toolchain import KERNELS, run_on_host
 
-RECORD = "export.json"
-FORMAT = 1
 DEFAULT_OPSET = 17
 CHECK_STEP = (0, 0)
 """Which input is the pair that the firmware checks at boot."""
@@ -54,12 +53,13 @@ CHECK_TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 1e-3}
 
 @dataclass(frozen=True)
 class Export:
-    """What to write, and where it comes from; `opset` is ONNX's."""
+    """What to write, and where it comes from: a checkpoint and the checksum of its weights. `opset` is ONNX's."""
 
     target: Target
     weights: Weights = Weights.float32
     opset: int | None = None
     checkpoint: str | None = None
+    weights_sha256: str | None = None
 
     def __post_init__(self) -> None:
         """Raise UserError for options that the target does not have."""
@@ -95,11 +95,9 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
             opset = options.opset or DEFAULT_OPSET
             written = graphs.write(network, samples, options.target.value, opset, temporary)
         _check_error(written["max_error"], network, options)
-        record = _description(network, options) | written
         samples.save(temporary)
-        (temporary / "contract.json").write_text(network.contract.to_json() + "\n")
-        (temporary / RECORD).write_text(json.dumps(record, indent=2) + "\n")
-    return record
+        (temporary / CONTRACT).write_text(network.contract.to_json() + "\n")
+        return write_record(temporary, _description(network, options) | written)
 
 
 def summary(record: dict[str, Any]) -> str:
@@ -122,10 +120,10 @@ def summary(record: dict[str, Any]) -> str:
 def _description(network: Network, options: Export) -> dict[str, Any]:
     initial = network.initial_memory
     return {
-        "format": FORMAT,
         "target": options.target.value,
         "weights": options.weights.value,
         "checkpoint": options.checkpoint,
+        "weights_sha256": options.weights_sha256,
         "layers": [type(layer).__name__ for layer in network.layers],
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "inputs": network.inputs,
@@ -137,7 +135,9 @@ def _description(network: Network, options: Export) -> dict[str, Any]:
 
 def _write_c(network: Network, samples: Samples, options: Export, directory: Path) -> dict[str, Any]:
     deployed = quantized(network) if options.weights is Weights.int8 else network
-    source = write_source(deployed, samples.inputs[CHECK_STEP], CHECK_TOLERANCE[options.weights])
+    source = write_source(
+        deployed, samples.inputs[CHECK_STEP], CHECK_TOLERANCE[options.weights], options.weights_sha256
+    )
     (directory / "policy.h").write_text(source.header)
     (directory / "policy.c").write_text(source.code)
     shutil.copyfile(KERNELS, directory / KERNELS.name)
@@ -167,9 +167,8 @@ def _check_error(error: float, network: Network, options: Export) -> None:
 
 
 def _check_network(network: Network) -> None:
-    broken = [name for name, values in network.state_dict().items() if not values.isfinite().all()]
-    if broken:
-        raise UserError(f"the policy holds infinity or not a number in {', '.join(broken)}; train it anew")
+    if reason := implausible(network.state_dict()):
+        raise UserError(f"these are weights of no policy: {reason}; export an earlier checkpoint, or train anew")
     for name, spec in [*network.contract.observation.items(), ("action", network.contract.action)]:
         if not spec.unit:
             raise UserError(

@@ -34,10 +34,12 @@ class Source:
     scratch_bytes: int
 
 
-def write_source(network: Network, check_input: Tensor, check_tolerance: float) -> Source:
+def write_source(
+    network: Network, check_input: Tensor, check_tolerance: float, weights_sha256: str | None = None
+) -> Source:
     """C of `network`, with `check_input` [I] and what it gives as the pair that is checked at boot.
 
-    They must agree within `check_tolerance` half action ranges.
+    They must agree within `check_tolerance` half action ranges. The header tells the `weights_sha256` it comes from.
     """
     generator = Generator(network)
     check_output = first_action(network, check_input)
@@ -48,7 +50,7 @@ def write_source(network: Network, check_input: Tensor, check_tolerance: float) 
         generator.constants.floats("initial_memory", network.initial_memory)
     memory = 0 if network.initial_memory is None else len(network.initial_memory)
     return Source(
-        header="\n".join(_header(network, memory)) + "\n",
+        header="\n".join(_header(network, memory, weights_sha256)) + "\n",
         code="\n".join(_code(generator, memory)) + "\n",
         crc32=generator.constants.crc32,
         constant_bytes=len(generator.constants.bytes),
@@ -70,9 +72,10 @@ def macro(name: str) -> str:
     return re.sub(r"\W+", "_", name).strip("_").upper()
 
 
-def _header(network: Network, memory: int) -> Iterator[str]:
+def _header(network: Network, memory: int, weights_sha256: str | None) -> Iterator[str]:
     contract = network.contract
-    yield "/* A policy as C99, exported by embodied-rl. No heap, no library.\n"
+    yield "/* A policy as C99, exported by embodied-rl. No heap, no library."
+    yield f"   SHA-256 of its weights: {weights_sha256}\n" if weights_sha256 else ""
     yield f"   Every {contract.control_dt_s * contract.executed:g} s the action follows from the observation:\n"
     yield from _table("observation", contract.observation)
     yield ""

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import torch
 
-from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.network import ToRange
-from real_robot.firmware.exporting import RECORD
+from real_robot.firmware.record import exported_contract, read_record
 from real_robot.firmware.samples import Samples
 from real_robot.firmware.toolchain import CORES, build_for_core, find, run_image, run_on_host
 
@@ -58,10 +57,10 @@ def verify(directory: Path, core: str = "m4", tolerance: float | None = None) ->
     """Build and run the export in `directory` on `core`, "m4" or "m7"; `tolerance` in half action ranges.
 
     Raises:
-        UserError: on one line, where a tool is missing or `directory` holds no C export.
+        UserError: on one line, where a tool is missing, or `directory` holds no C export or a damaged one.
     """
-    record = _read_record(directory)
-    contract = Contract.from_dict(json.loads((directory / "contract.json").read_text()))
+    record = read_record(directory, "c")
+    contract = exported_contract(directory)
     samples = Samples.load(directory)
     for tool in ("arm-none-eabi-gcc", "arm-none-eabi-size", "qemu-system-arm"):
         find(tool)
@@ -109,16 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"error: the core does not do what the policy does: expected check 0, max_error of at most "
             f"{result.tolerance:g} and host_equals_core, got the above"
         )
-
-
-def _read_record(directory: Path) -> dict[str, str]:
-    path = directory / RECORD
-    if not path.exists():
-        raise UserError(f"{directory} holds no {RECORD}; expected what `python export.py target=c` has written")
-    record = json.loads(path.read_text())
-    if record["target"] != "c":
-        raise UserError(f"{directory} holds an export to {record['target']}; expected target=c")
-    return record
 
 
 if __name__ == "__main__":

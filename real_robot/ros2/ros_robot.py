@@ -15,6 +15,7 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 from embodied import checkpoint
 from embodied.contract import Contract
 from embodied.errors import UserError
+from real_robot.firmware.record import CONTRACT, RECORD, exported_contract
 from real_robot.limits import Limits, load_limits
 from real_robot.robot import Array, Reading
 from real_robot.ros2.codecs import fill, installed, stamp_s
@@ -225,10 +226,12 @@ def read_contract(path: str) -> Contract:
     """The contract of a run, a checkpoint, an export, or a contract.json.
 
     Raises:
-        UserError: on one line, where there is none.
+        UserError: on one line, where there is none or it is damaged.
     """
     given = Path(path)
-    file = given if given.suffix == ".json" else given / "contract.json"
+    file = given if given.suffix == ".json" else given / CONTRACT
+    if file.name == CONTRACT and (file.parent / RECORD).is_file():
+        return exported_contract(file.parent)
     if not file.is_file():
         return checkpoint.load_contract(given)
     try:

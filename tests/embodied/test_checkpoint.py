@@ -1,7 +1,9 @@
 """Work is never lost: a kill while saving, a full disk, a damaged file, the wrong task."""
 
 import dataclasses
+import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,8 +16,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from embodied import checkpoint as checkpoints
+from embodied import sealed
 from embodied.checkpoint import Checkpoint, load, save
 from embodied.contract import Contract, TensorSpec
+from embodied.tree import save_tree
 
 ROOT = Path(__file__).parents[2]
 
@@ -136,6 +140,87 @@ def test_a_damaged_checkpoint_is_one_line_that_names_another(file, damage, tmp_p
     if file != "checkpoint.json":
         assert str(previous) in str(error.value)
     assert load(previous).counters == {"env_steps": 1}
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("file", ["policy.safetensors", "state.safetensors", "checkpoint.json"])
+def test_a_flipped_bit_anywhere_is_one_line_that_names_the_file_and_a_checkpoint_that_loads(file, tmp_path):
+    save(tmp_path, example(1))
+    damaged = save(tmp_path, example(2)) / file
+    whole = damaged.read_bytes()
+    for bit in random.Random(file).sample(range(8 * len(whole)), 100):
+        damaged.write_bytes(flipped(whole, bit))
+        with pytest.raises(ValueError, match=f"{file} is damaged") as error:
+            load(tmp_path)
+        assert "\n" not in str(error.value), bit
+        assert load(str(error.value).rpartition("; use ")[2]).counters == {"env_steps": 1}, bit
+    damaged.write_bytes(whole)
+    assert load(tmp_path).counters == {"env_steps": 2}
+
+
+def test_only_a_checkpoint_that_loads_is_recommended(tmp_path):
+    previous, newest = save(tmp_path, example(1)), save(tmp_path, example(2))
+    for directory in (previous, newest):
+        (directory / "state.safetensors").write_bytes(flipped((directory / "state.safetensors").read_bytes(), 800))
+    with pytest.raises(ValueError, match="no other one of this run can be read either: train anew"):
+        load(tmp_path)
+
+
+def test_files_of_two_checkpoints_are_not_mixed(tmp_path):
+    previous, newest = save(tmp_path, example(1)), save(tmp_path, example(2))
+    (newest / "policy.safetensors").write_bytes((previous / "policy.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=r"policy\.safetensors is damaged"):
+        load(tmp_path)
+
+
+def test_a_checkpoint_without_checksums_is_told_apart(tmp_path):
+    directory = save(tmp_path, example())
+    record = json.loads((directory / "checkpoint.json").read_text())
+    earlier = {name: value for name, value in record.items() if name not in ("files", "sha256")} | {"format": 1}
+    (directory / "checkpoint.json").write_text(json.dumps(earlier, indent=2) + "\n")
+    for read in (load, checkpoints.load_contract):
+        with pytest.raises(ValueError, match=r"of an earlier version, without the checksums .*train anew") as error:
+            read(tmp_path)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("layer.weight", float("nan"), "infinity or not a number in layer.weight"),
+        ("layer.weight", -float("inf"), "infinity or not a number in layer.weight"),
+        ("layer.bias", -4.86e37, "layer.bias reaches 4.86e\\+37, expected at most 1e\\+06"),
+        ("action_std", 0.0, "action_std is a standard deviation of 0, expected more than 0"),
+        ("normaliser.std", -1.0, "normaliser.std is a standard deviation of -1"),
+    ],
+)
+def test_weights_of_no_policy_are_refused_on_one_line(name, value, told, tmp_path):
+    previous, newest = save(tmp_path, example(1)), save(tmp_path, example(2))
+    broken = {**example(2).policy, name: torch.tensor([1.0, value])}
+    with pytest.raises(FloatingPointError, match=f"diverged and is not saved: {told}"):
+        save(tmp_path, Checkpoint(broken, contract()))
+    save_tree(newest / "policy.safetensors", broken)
+    record = json.loads((newest / "checkpoint.json").read_text())
+    sealed.write(newest / "checkpoint.json", record, checkpoints.FILES)
+    with pytest.raises(ValueError, match=f"policy.safetensors holds no policy: {told}.*; use {previous}$") as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_that_may_be_so_are_loaded(tmp_path):
+    weights = {
+        "log_std": torch.tensor([-5.0]),
+        "count": torch.tensor(2**40),
+        "none": torch.empty(0),
+        "far": torch.tensor(9e5),
+    }
+    save(tmp_path, Checkpoint(weights, contract()))
+    assert load(tmp_path).policy["count"] == 2**40
 
 
 def test_a_directory_without_checkpoint_says_so(tmp_path):

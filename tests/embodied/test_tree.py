@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from tensordict import TensorDict
 
 from embodied.tree import load_tree, save_tree
@@ -124,3 +125,27 @@ def test_damaged_files_are_one_line_errors(tmp_path):
         assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="cannot read"):
         load_tree(tmp_path / "missing")
+
+
+def test_no_flipped_bit_changes_what_comes_back(tmp_path):
+    path, tree = tmp_path / "tree.safetensors", {"a": torch.arange(50.0), "b": {"c": [1, "text", torch.tensor(True)]}}
+    save_tree(path, tree)
+    whole = path.read_bytes()
+    told = []
+    for bit in random.Random(0).sample(range(8 * len(whole)), 300):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            assert same(load_tree(path), tree), bit  # a blank of the header
+        except ValueError as error:
+            told.append(str(error))
+    assert len(told) > 290
+    assert not any("\n" in line for line in told)
+
+
+def test_a_file_without_checksum_is_not_taken_for_one_with(tmp_path):
+    path = tmp_path / "tree.safetensors"
+    save_file({}, path, metadata={"tree": "[1, 2]"})
+    with pytest.raises(ValueError, match="no tree with a checksum; make it anew"):
+        load_tree(path)

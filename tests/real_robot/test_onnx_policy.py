@@ -1,5 +1,7 @@
 """An exported policy under ONNX Runtime acts as the policy it was exported from, memory included."""
 
+import json
+import random
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from tensordict import TensorDict
 
 from embodied.memory import Memory, RecurrentPolicy
 from real_robot.firmware.exporting import Export, Target, export
+from real_robot.firmware.record import write_record
 from real_robot.onnx_policy import OnnxPolicy
 from tests.real_robot.firmware.policies import contract, make
 
@@ -48,12 +51,27 @@ def test_it_never_samples(tmp_path: Path):
 
 
 def test_what_is_no_export_is_told(tmp_path: Path):
-    with pytest.raises(ValueError, match="holds no policy exported with target=onnx"):
+    with pytest.raises(ValueError, match=r"holds no export\.json; expected what `python export\.py target=onnx`"):
         OnnxPolicy(tmp_path)
     export(make("mlp"), Export(Target.torchscript), tmp_path / "torchscript")
-    with pytest.raises(ValueError, match="it was exported with target=torchscript"):
+    with pytest.raises(ValueError, match="holds an export to torchscript; expected target=onnx"):
         OnnxPolicy(tmp_path / "torchscript")
     export(make("mlp"), Export(Target.onnx), tmp_path / "onnx")
     (tmp_path / "onnx" / "policy.onnx").write_bytes(b"no graph")
-    with pytest.raises(ValueError, match="holds no policy exported with target=onnx"):
+    write_record(tmp_path / "onnx", json.loads((tmp_path / "onnx" / "export.json").read_text()))
+    with pytest.raises(ValueError, match="ONNX Runtime cannot run"):
         OnnxPolicy(tmp_path / "onnx")
+
+
+@pytest.mark.parametrize("name", ["policy.onnx", "contract.json", "export.json", "samples.safetensors"])
+def test_a_flipped_bit_anywhere_is_one_line_that_names_the_file(tmp_path: Path, name: str):
+    export(make("recurrent"), Export(Target.onnx), tmp_path / "onnx")
+    damaged = tmp_path / "onnx" / name
+    whole = damaged.read_bytes()
+    for bit in random.Random(name).sample(range(8 * len(whole)), 50):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        damaged.write_bytes(changed)
+        with pytest.raises(ValueError, match=f"{name} is damaged.*; export the policy again$") as error:
+            OnnxPolicy(tmp_path / "onnx")
+        assert "\n" not in str(error.value), bit

@@ -213,6 +213,12 @@ def diverged():
     return policy
 
 
+def overgrown():
+    policy = make("mlp")
+    policy.actor[2].weight.data[3, 4] = 4.86e37
+    return policy
+
+
 def dishonest():
     policy = make("mlp")
     policy.__class__ = Another
@@ -226,7 +232,8 @@ def dishonest():
         (without_unit, C, "x has no unit in the contract"),
         (without_unit, Export(Target.torchscript), "x has no unit in the contract"),
         (lambda: MLPConfig().build(make("mlp").contract), C, "no normalisation statistics"),
-        (diverged, C, "not a number in layers.3.weight"),
+        (overgrown, C, "layers.3.weight reaches 4.86e\\+37, expected at most 1e\\+06"),
+        (diverged, C, "not a number in layers.3.weight; export an earlier checkpoint"),
         (dishonest, C, "the export differs from the policy by"),
         (object, C, "object cannot be exported; expected policy=mlp"),
     ],

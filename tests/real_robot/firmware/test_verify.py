@@ -10,6 +10,7 @@ import pytest
 from embodied.network import Normalise
 from real_robot.firmware import toolchain
 from real_robot.firmware.exporting import Export, Target, Weights, export
+from real_robot.firmware.record import write_record
 from real_robot.firmware.samples import Samples
 from real_robot.firmware.toolchain import CORES, PACKAGES, build_for_core, call, find, run_image
 from real_robot.firmware.verify import Verification, main, verify
@@ -24,6 +25,14 @@ def tools():
         told = f"{missing[0]} is not installed: {PACKAGES[missing[0]]}"
         assert os.environ.get("CI_FIRMWARE") != "required", told
         pytest.skip(told)
+
+
+def exchange(directory: Path, name: str, old: str, new: str) -> None:
+    """Write a file as if another exporter had, with its checksum."""
+    code = (directory / name).read_text()
+    assert code.count(old) == 1
+    (directory / name).write_text(code.replace(old, new))
+    write_record(directory, json.loads((directory / "export.json").read_text()))
 
 
 def assert_good(result: Verification, directory: Path) -> None:
@@ -64,10 +73,8 @@ def test_instructions_are_what_the_core_executes(exported, tmp_path: Path):
     """A thousand more in the source are a thousand more in the count."""
     directory = Path(shutil.copytree(exported("recurrent"), tmp_path / "export"))
     before = verify(directory).instructions
-    source = (directory / "policy.c").read_text()
-    assert source.count("  infer(observation, kept, next, action);") == 1
-    slower = '  __asm__ volatile(".rept 1000\\n nop\\n .endr");\n  infer(observation, kept, next, action);'
-    (directory / "policy.c").write_text(source.replace("  infer(observation, kept, next, action);", slower))
+    call = "  infer(observation, kept, next, action);"
+    exchange(directory, "policy.c", call, '  __asm__ volatile(".rept 1000\\n nop\\n .endr");\n' + call)
     assert abs(verify(directory).instructions - before - 1000) <= 10
 
 
@@ -116,11 +123,20 @@ def test_the_command_prints_what_it_measured_and_says_whether_it_is_good(exporte
     assert status(exported("recurrent"), "--tolerance", "1e-9") == 1
     assert "max_error: " in capsys.readouterr().out
     broken = Path(shutil.copytree(exported("recurrent"), tmp_path / "broken"))
-    kernels = (broken / "policy_kernels.h").read_text()
-    (broken / "policy_kernels.h").write_text(kernels.replace("* policy_tanh(0.5f * x)", "* policy_tanh(0.501f * x)"))
+    exchange(broken, "policy_kernels.h", "* policy_tanh(0.5f * x)", "* policy_tanh(0.501f * x)")
     with pytest.raises(SystemExit, match=r"^error: the core does not do what the policy does"):
         main([str(broken)])
     assert "check: 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["policy.c", "policy.h", "policy_kernels.h", "contract.json", "samples.safetensors"])
+def test_a_damaged_file_is_one_line(exported, tmp_path: Path, name: str):
+    broken = Path(shutil.copytree(exported("mlp"), tmp_path / "broken"))
+    data = bytearray((broken / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (broken / name).write_bytes(data)
+    with pytest.raises(SystemExit, match=f"^error: .*{name} is damaged.*; export the policy again$"):
+        main([str(broken)])
 
 
 def test_a_missing_tool_is_one_line_that_names_the_package(exported, monkeypatch, tmp_path: Path):
@@ -169,10 +185,8 @@ def test_the_crazyflie_example_builds_for_its_core(exported, tmp_path: Path, kin
 def test_outputs_are_those_of_the_emulated_core(exported, tmp_path: Path):
     """Not of this machine: a policy whose kernels differ on the core gives other actions there."""
     directory = Path(shutil.copytree(exported("mlp"), tmp_path / "export"))
-    kernels = (directory / "policy_kernels.h").read_text()
-    assert kernels.count("return x * p / q;") == 1
     other = "#ifdef __arm__\n  return 0.5f;\n#endif\n  return x * p / q;"
-    (directory / "policy_kernels.h").write_text(kernels.replace("return x * p / q;", other))
+    exchange(directory, "policy_kernels.h", "return x * p / q;", other)
     result = verify(directory)
     assert not result.host_equals_core
     assert result.max_error > 0.1

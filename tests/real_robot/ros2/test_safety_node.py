@@ -13,9 +13,10 @@ from std_msgs.msg import Float64MultiArray, Header, String
 from std_srvs.srv import Trigger
 
 from embodied.contract import Contract, TensorSpec
+from real_robot.firmware.record import write_record
 from real_robot.ros2.processes import Processes
 from real_robot.ros2.robots import simulation
-from real_robot.ros2.ros_robot import types
+from real_robot.ros2.ros_robot import read_contract, types
 from real_robot.ros2.tables import ACTION
 from tests.real_robot.ros2.runs import untrained
 
@@ -124,6 +125,16 @@ def test_commands_without_a_sign_of_life_are_not_passed_on(both: Both):
     both.measure(2.0)
     both.ask(2.0, 0.1)
     both.wait(lambda: both.written[-1] == (2.0, pytest.approx(0.1)), "commands of a policy that lives")
+
+
+def test_a_damaged_contract_of_an_export_is_refused(tmp_path: Path):
+    (tmp_path / "contract.json").write_text(CONTRACT.to_json())
+    write_record(tmp_path, {"target": "onnx"})
+    assert read_contract(str(tmp_path)) == read_contract(str(tmp_path / "contract.json")) == CONTRACT
+    (tmp_path / "contract.json").write_text(CONTRACT.to_json().replace("1.0", "9.0"))
+    for path in (tmp_path, tmp_path / "contract.json"):
+        with pytest.raises(ValueError, match=r"contract\.json is damaged"):
+            read_contract(str(path))
 
 
 def test_what_watches_over_a_robot_starts_without_torch(tmp_path: Path):

@@ -1,0 +1,31 @@
+"""Weights that no training leaves behind, which a checksum does not tell: it may be that of what was broken before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+LARGEST = 1e6
+"""Magnitude that weights and statistics stay below; those of trained policies are around 1."""
+
+
+def implausible(weights: Mapping[str, Tensor]) -> str:
+    """What no policy's `weights` by name can be, on one line; "" where there is nothing.
+
+    Not finite, above `LARGEST`, or a standard deviation (named "std" or "..._std") that is not positive.
+    """
+    floats = {name: values for name, values in weights.items() if values.is_floating_point() and values.numel()}
+    if broken := [name for name, values in floats.items() if not bool(values.isfinite().all())]:
+        return f"infinity or not a number in {', '.join(broken)}"
+    for name, values in floats.items():
+        if (largest := float(values.abs().max())) > LARGEST:
+            return f"{name} reaches {largest:.3g}, expected at most {LARGEST:g}"
+        if _is_deviation(name) and (smallest := float(values.min())) <= 0.0:
+            return f"{name} is a standard deviation of {smallest:.3g}, expected more than 0"
+    return ""
+
+
+def _is_deviation(name: str) -> bool:
+    last = name.rpartition(".")[2]
+    return last != "log_std" and (last == "std" or last.endswith("_std"))

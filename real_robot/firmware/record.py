@@ -1,0 +1,49 @@
+"""export.json: what an export holds, sealed with the checksums of its files. It is read without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from embodied import sealed
+from embodied.contract import Contract
+from embodied.errors import UserError
+
+RECORD, CONTRACT = "export.json", "contract.json"
+FORMAT = 2
+
+
+def write_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Seal the files of `directory`, not those of its folders, which are examples; returns what export.json says."""
+    files = sorted(path.name for path in directory.iterdir() if path.is_file() and path.name != RECORD)
+    return sealed.write(directory / RECORD, {"format": FORMAT} | record, files)
+
+
+def read_record(directory: Path, target: str | None = None) -> dict[str, Any]:
+    """What export.json says, where all is as it was written and exported to `target`; None: to whichever.
+
+    Raises:
+        UserError: on one line, where `directory` holds no such export, or a file of it is damaged.
+    """
+    path = directory / RECORD
+    if not path.is_file():
+        raise UserError(f"{directory} holds no {RECORD}; expected what `python export.py target={target}` has written")
+    try:
+        record = sealed.read(path, FORMAT)
+        sealed.check_files(path, record)
+    except UserError as error:
+        raise UserError(f"the export {directory} cannot be used ({error}); export the policy again") from error
+    if target not in (None, record["target"]):
+        raise UserError(f"{directory} holds an export to {record['target']}; expected target={target}")
+    return record
+
+
+def exported_contract(directory: Path) -> Contract:
+    """The contract of the export in `directory`.
+
+    Raises:
+        UserError: as `read_record`.
+    """
+    read_record(directory)
+    return Contract.from_dict(json.loads((directory / CONTRACT).read_text()))
