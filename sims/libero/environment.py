@@ -110,7 +110,7 @@ class LiberoEnvironment:
         if (chosen < 0).any():
             raise ValueError(f"expected initial states >= 0, got {chosen.tolist()}")
         for env, start in zip(ids.tolist(), chosen.tolist(), strict=True):
-            self.simulation.write(env, *self._placements[self.task_index[env]](start))
+            self.simulation.write(env, **self._placements[self.task_index[env]](start)._asdict())
         self.start[ids], self.steps[ids], self._success[ids], self._diverged[ids] = chosen, 0, False, False
         if len(ids):
             warm_up = np.broadcast_to(WARM_UP, (len(ids), *WARM_UP.shape))

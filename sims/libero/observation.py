@@ -81,7 +81,7 @@ class Observer:
         self._arm = ArmKinematics(simulation.scenes)
         most = max(len(scene.objects) + len(scene.fixtures) for scene in simulation.scenes)
         self._constant = self._words(simulation, most)
-        self._fixed = self._fixed_poses(simulation, most)
+        self._nowhere = np.tile([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], (self.num, most, 1))
         self._cameras = Cameras(simulation, tuple(IMAGES.values()), image_size, image_size) if image_size else None
         self._pictures: torch.Tensor | None = None
 
@@ -90,10 +90,13 @@ class Observer:
 
         Where only the environments `moved` [n] have changed since the last call, only they are rendered.
         """
-        poses, joints, gripper = self._fixed.copy(), np.empty((self.num, 7)), np.empty((self.num, 2))
+        poses, joints, gripper = self._nowhere.copy(), np.empty((self.num, 7)), np.empty((self.num, 2))
         for group in self._groups:
             qpos = np.stack(group.qpos)
-            poses[group.ids, : len(group.pose_address)] = qpos[:, group.pose_address]
+            movable = len(group.pose_address)
+            poses[group.ids, :movable] = qpos[:, group.pose_address]
+            if group.scene.fixtures:
+                poses[group.ids, movable : movable + len(group.scene.fixtures)] = self._fixture_poses(group)
             joints[group.ids] = qpos[:, group.scene.arm_qposadr]
             gripper[group.ids] = qpos[:, group.scene.gripper_qposadr]
         position, matrix = self._arm.end_effector(joints)
@@ -129,15 +132,11 @@ class Observer:
             instruction[env] = torch.tensor(hash_words(scene.task.language, INSTRUCTION_WORDS))
         return {"object_names": names, "object_mask": names[..., 0] != 0, "instruction": instruction}
 
-    def _fixed_poses(self, simulation: Simulation, most: int) -> Array:
-        """Position and quaternion [N, M, 7] of fixtures; zero and identity where there is none or an object moves."""
-        poses = np.zeros((self.num, most, 7))
-        poses[..., 3] = 1.0
-        for env, scene in enumerate(simulation.scenes):
-            bodies = [fixture.body for fixture in scene.fixtures]
-            rows = slice(len(scene.objects), len(scene.objects) + len(bodies))
-            poses[env, rows, :3], poses[env, rows, 3:] = scene.model.body_pos[bodies], scene.model.body_quat[bodies]
-        return poses
+    def _fixture_poses(self, group: _Group) -> Array:
+        """Position and quaternion [environments, fixtures, 7]: of each environment's own model, which places them."""
+        bodies = [fixture.body for fixture in group.scene.fixtures]
+        models = [self._simulation.models[env] for env in group.ids]
+        return np.stack([np.hstack((model.body_pos[bodies], model.body_quat[bodies])) for model in models])
 
 
 def two_columns(matrices: Array) -> Array:

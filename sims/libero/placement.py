@@ -1,14 +1,17 @@
 """Initial states: LIBERO's own and a wide distribution, each a fixed function of (task, distribution, split, index).
 
-`official` are LIBERO's 50 stored states of a task. `wide` is in the manner of LIBERO-Plus: every object of the
-workspace anywhere in the part of it that the arm reaches, at any yaw, the robot's joints perturbed; arrangements
-without room for a gripper between objects are thrown again.
+Both place the task's fixtures anew, as stock does at every reset: anywhere in the areas that its description names.
+`official` are LIBERO's 50 stored states of a task; as in stock, objects do not follow the fixtures that they are on.
+`wide` is in the manner of LIBERO-Plus: every object of the workspace anywhere in the part of it that the arm reaches,
+at any yaw, the robot's joints perturbed; arrangements without room for a gripper between objects are thrown again.
 """
 
 from __future__ import annotations
 
+import copy
 import zlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mujoco
 import numpy as np
@@ -37,6 +40,8 @@ JOINT_NOISE_RAD = 0.1
 ARRANGEMENTS = 100
 THROWS = 50
 SPACING_M = 0.015
+FIXTURES = 1
+"""What the random numbers of fixtures are drawn for, beside those of objects."""
 
 
 def check_names(distribution: str, split: str) -> None:
@@ -47,28 +52,52 @@ def check_names(distribution: str, split: str) -> None:
         raise UserError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
 
 
+class InitialState(NamedTuple):
+    """`qpos` [nq], `qvel` [nv]; `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] of a model with fixtures placed."""
+
+    qpos: Array
+    qvel: Array
+    body_pos: Array
+    body_quat: Array
+
+
 class Placement:
-    """Initial states of one scene by index: `placement(index)` gives (qpos [nq], qvel [nv]).
+    """Initial states of one scene by index.
 
     Official states repeat after the last one and are the same in both splits.
     """
 
     def __init__(self, scene: Scene, distribution: str, split: str) -> None:
         check_names(distribution, split)
+        self.scene = scene
         self.official = initial_states(scene.task)[:, 1:]
         self._nq = scene.model.nq
         if self.official.shape[1] != self._nq + scene.model.nv:
             raise AssertionError(f"{scene.task.name}: states of width {self.official.shape[1]} do not fit the scene")
-        self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), SPLITS.index(split))
         self._wide = _Wide(scene, self.official[0, : self._nq]) if distribution == "wide" else None
+        shared = 0 if self._wide is None else SPLITS.index(split)
+        self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), shared)
 
-    def __call__(self, index: int) -> tuple[Array, Array]:
+    def __call__(self, index: int) -> InitialState:
         """Initial state number `index` >= 0."""
+        index = index % len(self.official) if self._wide is None else index
+        places = place_fixtures(self.scene, np.random.default_rng((*self._key, index, FIXTURES)))
         if self._wide is None:
-            state = self.official[index % len(self.official)]
-            return state[: self._nq].copy(), state[self._nq :].copy()
-        qpos = self._wide.sample(np.random.default_rng((*self._key, index)))
-        return qpos, np.zeros(self.official.shape[1] - self._nq)
+            qpos, qvel = np.split(self.official[index].copy(), [self._nq])
+            return InitialState(qpos, qvel, *places)
+        qpos = self._wide.sample(np.random.default_rng((*self._key, index)), *places)
+        return InitialState(qpos, np.zeros(self.official.shape[1] - self._nq), *places)
+
+
+def place_fixtures(scene: Scene, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Positions [nbody, 3] m and quaternions [nbody, 4] of all bodies with the fixtures placed as stock draws them."""
+    position, quaternion = scene.model.body_pos.copy(), scene.model.body_quat.copy()
+    for fixture in scene.fixtures:
+        x0, y0, x1, y1 = rng.choice(fixture.ranges)
+        position[fixture.body] = rng.uniform(x0, x1), rng.uniform(y0, y1), fixture.height
+        angle = rng.uniform(*fixture.yaw)
+        quaternion[fixture.body] = np.cos(angle / 2), 0.0, 0.0, np.sin(angle / 2)
+    return position, quaternion
 
 
 @dataclass(frozen=True)
@@ -95,27 +124,47 @@ class _Wide:
     """Sampler of the wide distribution; `official` [nq] gives upright orientations and who stands on whom."""
 
     def __init__(self, scene: Scene, official: Array) -> None:
-        self.scene = scene
-        self.data = mujoco.MjData(scene.model)
+        self.scene, self.model = scene, copy.copy(scene.model)
+        self.data = mujoco.MjData(self.model)
         self.cloud = Cloud(scene.model, SPACING_M)
         self.robot = int(scene.model.body_rootid[scene.hand_body])
-        members = _stacks(scene)
+        members, self.loads = _stacks(scene), _loads(scene)
         self.nominal = self._standing(official.copy(), members)
         self._kinematics(self.nominal)
         self.base = self.data.xpos[self.robot, :2].copy()
-        self.edge, self.obstacles = self._workspace(members[0][0])
+        self.anchor = members[0][0]
+        self.edge, self.obstacles = self._workspace()
         self.stacks = sorted((self._stack(group) for group in members), key=lambda s: -np.ptp(s.points, axis=0).max())
 
-    def sample(self, rng: np.random.Generator) -> Array:
-        """One arrangement, qpos [nq]; the room asked for shrinks with every one that did not work out."""
+    def sample(self, rng: np.random.Generator, body_pos: Array, body_quat: Array) -> Array:
+        """One arrangement, qpos [nq], among fixtures placed so.
+
+        The room asked for shrinks with every arrangement that did not work out.
+        """
+        nominal = self._among(body_pos, body_quat)
         for number in range(ARRANGEMENTS):
-            qpos = self._arrange(rng, CLEARANCE_M * 0.97**number)
+            qpos = self._arrange(rng, nominal, CLEARANCE_M * 0.97**number)
             if qpos is not None and self._is_start(qpos):
                 return qpos
         raise AssertionError(f"{self.scene.task.name}: no arrangement without overlap in {ARRANGEMENTS}")
 
-    def _arrange(self, rng: np.random.Generator, clearance: float) -> Array | None:
-        qpos = self.nominal.copy()
+    def _among(self, body_pos: Array, body_quat: Array) -> Array:
+        """The nominal qpos [nq] with fixtures placed so, and on or in them what begins there."""
+        nominal = self.nominal.copy()
+        if not self.scene.fixtures:
+            return nominal
+        for fixture, members in self.loads.items():
+            before, after = self.scene.model.body_pos[fixture, :2], body_pos[fixture, :2]
+            yaw = _yaw(body_quat[fixture]) - _yaw(self.scene.model.body_quat[fixture])
+            for address in members:
+                _move(nominal[address : address + 7], before, yaw, after - before)
+        self.model.body_pos[:], self.model.body_quat[:] = body_pos, body_quat
+        self._kinematics(nominal)
+        self.edge, self.obstacles = self._workspace()
+        return nominal
+
+    def _arrange(self, rng: np.random.Generator, nominal: Array, clearance: float) -> Array | None:
+        qpos = nominal.copy()
         qpos[self.scene.arm_qposadr] = self.scene.initial_arm + rng.uniform(-JOINT_NOISE_RAD, JOINT_NOISE_RAD, 7)
         for joint in self.scene.initial_joints:
             qpos[joint.qposadr] = rng.uniform(joint.low, joint.high)
@@ -127,9 +176,7 @@ class _Wide:
             yaw, shift, shape = found
             placed.append(shape)
             for address in stack.qposadr:
-                pose = qpos[address : address + 7]
-                pose[:2] = planar(yaw) @ (pose[:2] - stack.pivot) + stack.pivot + shift
-                pose[3:] = turned(pose[3:], yaw)
+                _move(qpos[address : address + 7], stack.pivot, yaw, shift)
         return qpos
 
     def _throw(
@@ -171,11 +218,11 @@ class _Wide:
         container = bool(np.isin(model.body_rootid[regions], bodies).any())
         return _Stack(addresses, points, self.data.xpos[bodies[0], :2].copy(), container)
 
-    def _workspace(self, anchor: int) -> tuple[Array, Array]:
-        """Support function [64] of the surface under object `anchor`; points [P, 2] of what is fixed above it."""
+    def _workspace(self) -> tuple[Array, Array]:
+        """Support function [64] of the surface under the anchor, an object; points [P, 2] of what is fixed above it."""
         fixed = ~np.isin(self.cloud.root, [self.robot, *self.scene.object_body])
         points = self.cloud.world(self.data, fixed)
-        height = points[:, 2] - self._support(int(self.scene.object_body[anchor]))
+        height = points[:, 2] - self._support(int(self.scene.object_body[self.anchor]))
         top = points[np.abs(height) < 0.01]
         edge = footprint(top) if len(top) else np.full(len(DIRECTIONS), np.inf)
         obstacles = points[(height > 0.01) & (height < 0.5), :2]
@@ -184,14 +231,14 @@ class _Wide:
     def _support(self, body: int) -> float:
         """Height in m of the surface under a body, looked for from 5 cm above its origin."""
         start, down = self.data.xpos[body] + (0.0, 0.0, 0.05), np.array([0.0, 0.0, -1.0])
-        distance = mujoco.mj_ray(self.scene.model, self.data, start, down, None, 1, body, np.zeros(1, np.int32))
+        distance = mujoco.mj_ray(self.model, self.data, start, down, None, 1, body, np.zeros(1, np.int32))
         if distance < 0:
             raise AssertionError(f"{self.scene.task.name}: nothing under {self.scene.model.body(body).name}")
         return float(start[2] - distance)
 
     def _kinematics(self, qpos: Array) -> None:
         self.data.qpos[:] = qpos
-        mujoco.mj_fwdPosition(self.scene.model, self.data)
+        mujoco.mj_fwdPosition(self.model, self.data)
 
 
 def _stacks(scene: Scene) -> list[tuple[int, ...]]:
@@ -201,3 +248,25 @@ def _stacks(scene: Scene) -> list[tuple[int, ...]]:
     standing = [name for name, place in below.items() if place in regions and regions[place].ranges]
     riders = {name: [rider for rider, place in below.items() if place == name] for name in standing}
     return [(names.index(name), *map(names.index, riders[name])) for name in standing]
+
+
+def _loads(scene: Scene) -> dict[int, list[int]]:
+    """Body of a fixture -> addresses in qpos of the objects that begin on or in it."""
+    regions, bodies = scene.task.problem.regions, {fixture.name: fixture.body for fixture in scene.fixtures}
+    loads: dict[int, list[int]] = {}
+    for _, name, *place in scene.task.problem.init:
+        if name in scene.objects and place[0] in regions and regions[place[0]].target in bodies:
+            address = int(scene.object_qposadr[scene.objects.index(name)])
+            loads.setdefault(bodies[regions[place[0]].target], []).append(address)
+    return loads
+
+
+def _move(pose: Array, pivot: Array, yaw: float, shift: Array) -> None:
+    """Turn a `pose` [7], a view, about the vertical through `pivot` [2], and shift it."""
+    pose[:2] = planar(yaw) @ (pose[:2] - pivot) + pivot + shift
+    pose[3:] = turned(pose[3:], yaw)
+
+
+def _yaw(quaternion: Array) -> float:
+    """Angle, rad, of a turn about the vertical."""
+    return float(2.0 * np.arctan2(quaternion[3], quaternion[0]))

@@ -252,7 +252,7 @@ def test_official_starts_rest_and_are_close_to_what_libero_stored():
     env = make(distribution="official")
     observation = env.reset(starts=torch.tensor([0, 49, 50, 1]))
     assert torch.isfinite(observation["object_position"]).all()
-    for start, (qpos, _) in enumerate(map(env._placements[0], (0, 1))):
+    for start, (qpos, *_) in enumerate(map(env._placements[0], (0, 1))):
         index = 2 * start
         moved = observation["object_position"][index, :, :2].numpy() - qpos[9:58].reshape(7, 7)[:, :2]
         assert np.abs(moved).max() < 0.02

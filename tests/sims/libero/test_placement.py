@@ -1,3 +1,4 @@
+import copy
 import os
 
 import mujoco
@@ -31,7 +32,7 @@ def test_official_states_are_liberos_own_and_repeat_after_fifty():
     official = Placement(SCENE, "official", "eval")
     stored = initial_states(SCENE.task)
     for index in (0, 49, 53):
-        qpos, qvel = official(index)
+        qpos, qvel, *_ = official(index)
         np.testing.assert_array_equal(np.concatenate((qpos, qvel)), stored[index % 50, 1:])
 
 
@@ -119,13 +120,13 @@ def test_what_stands_on_an_object_moves_with_it_and_fixtures_are_kept_clear():
     bowl, ramekin = (
         scene.object_qposadr[names.index(f"{n}_1")] for n in ("akita_black_bowl", "glazed_rim_porcelain_ramekin")
     )
-    data = mujoco.MjData(scene.model)
-    offsets = []
+    model, offsets = copy.copy(scene.model), []
+    data = mujoco.MjData(model)
     for index in range(20):
-        qpos, _ = wide(index)
+        qpos, _, model.body_pos[:], model.body_quat[:] = wide(index)
         offsets.append(np.linalg.norm(qpos[bowl : bowl + 2] - qpos[ramekin : ramekin + 2]))
         data.qpos[:] = qpos
-        mujoco.mj_forward(scene.model, data)
+        mujoco.mj_forward(model, data)
         owners = np.sort(scene.geom_owner[data.contact.geom], axis=1)
         allowed = {(names.index("akita_black_bowl_1"), names.index("glazed_rim_porcelain_ramekin_1"))}
         movable = {tuple(pair) for pair in owners if 0 <= pair[0] < len(names) and pair[1] >= 0}
