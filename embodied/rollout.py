@@ -46,6 +46,8 @@ class Rollout:
     policy_s: float
     human: Tensor | None = None  # [T, N, K] bool, actions in which a person took the place of the policy
     diverged: int = 0  # episodes that ended because the simulator's numbers blew up
+    episode_return: Tensor | None = None  # [T, N] rewards of the episode up to this decision, in all, as collected
+    episode_steps: Tensor | None = None  # [T, N] control steps of the same
 
     @property
     def done(self) -> Tensor:
@@ -56,6 +58,13 @@ class Rollout:
     def env_steps(self) -> int:
         """Control steps executed."""
         return int(self.executed.sum())
+
+    def ended(self) -> dict[str, float]:
+        """Means over the episodes that ended in it: success, episode_return, episode_steps; empty where none did."""
+        if self.episode_return is None or self.episode_steps is None or not self.done.any():
+            return {}
+        told = {"success": self.success, "episode_return": self.episode_return, "episode_steps": self.episode_steps}
+        return {name: float(values[self.done].double().mean()) for name, values in told.items()}
 
 
 RANDOM_DECISIONS = 8
@@ -100,6 +109,7 @@ class Collector:
         self.observation: TensorDict | None = None
         self.finished = torch.ones(env.num_envs, dtype=torch.bool)
         self.success = torch.zeros(env.num_envs, dtype=torch.bool)
+        self.totals = torch.zeros(2, env.num_envs, device=env.device)  # reward and steps of the running episodes
         self.memory = Memory(policy, env.num_envs, env.device)
 
     def collect(self, decisions: int) -> Rollout:
@@ -119,7 +129,7 @@ class Collector:
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
             rows.append((observation, decision, transition, start))
-        return self._stack(rows, simulation_s - policy_s, policy_s)
+        return self._with_totals(self._stack(rows, simulation_s - policy_s, policy_s))
 
     def _act(self, observation: TensorDict) -> Decision:
         decision = self.policy.act(observation.to(self.generator.device), generator=self.generator)
@@ -143,6 +153,7 @@ class Collector:
             "observation": self.observation,
             "finished": self.finished,
             "success": self.success,
+            "totals": self.totals,
             **self.memory.state_dict(),
         }
 
@@ -152,7 +163,17 @@ class Collector:
         self.generator.set_state(state["generator"])
         self.observation = None if state["observation"] is None else state["observation"].to(self.env.device)
         self.finished, self.success = (state[name].to(self.env.device) for name in ("finished", "success"))
+        self.totals = state["totals"].to(self.env.device)
         self.memory.load_state_dict(state)
+
+    def _with_totals(self, rollout: Rollout) -> Rollout:
+        """`rollout` with the sums of its episodes, which go on across rollouts."""
+        rows = []
+        for reward, executed, done in zip(rollout.reward.detach(), rollout.executed, rollout.done, strict=True):
+            rows.append(self.totals + torch.stack((reward.sum(-1), executed.sum(-1).to(reward.dtype))))
+            self.totals = rows[-1] * ~done
+        episode_return, episode_steps = torch.stack(rows).unbind(1)
+        return replace(rollout, episode_return=episode_return, episode_steps=episode_steps)
 
     def _stack(
         self, rows: list[tuple[TensorDict, Decision, Transition, Tensor]], simulation_s: float, policy_s: float
@@ -206,7 +227,7 @@ class DifferentiableCollector(Collector):
         self.observation = rollout.next_observation[-1].detach()
         ran = rollout.executed.any(-1)  # an episode ends once
         ended = {name: getattr(rollout, name) & ran for name in ("terminated", "truncated", "success")}
-        return replace(rollout, simulation_s=time.perf_counter() - started, **ended)
+        return self._with_totals(replace(rollout, simulation_s=time.perf_counter() - started, **ended))
 
     def _by_steps(self, decisions: int) -> Rollout:
         """As `unroll` of an environment that has it, for policies of any kind."""

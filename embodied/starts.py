@@ -25,6 +25,7 @@ class RetryStarts:
         self.failed: list[deque[tuple[int, int]]] = [deque() for _ in range(tasks)]
         self.running: list[tuple[int, int] | None] = [None] * len(self.task_index)  # initial state, attempts before
         self.firsts: deque[bool] = deque(maxlen=RECENT)  # whether the last first attempts succeeded
+        self.ended = [False] * len(self.task_index)  # whether the environment has ended an episode
 
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
         """Initial states [N] for environments that `finished` [N] with `success` [N]; elsewhere 0, which is unused."""
@@ -32,6 +33,7 @@ class RetryStarts:
         draws = torch.rand(len(self.task_index), generator=self.generator)
         for env in torch.nonzero(finished).flatten().tolist():
             task, before = self.task_index[env], self.running[env]
+            self.ended[env] = before is not None
             if before and before[1] == 0:
                 self.firsts.append(bool(success[env]))
             if before and not success[env] and before[1] + 1 < self.attempts:
@@ -44,9 +46,12 @@ class RetryStarts:
             starts[env] = self.running[env][0]
         return starts
 
-    def first_attempts_success(self) -> float:
-        """Share of the last first attempts that succeeded: what the policy can do, whatever is tried again."""
-        return sum(self.firsts) / max(1, len(self.firsts))
+    def first_attempts(self) -> dict[str, float]:
+        """`first_attempts_success`, of the last ones: what the policy can do, whatever is tried again.
+
+        Empty until every environment has ended an episode: what ends first is what succeeds.
+        """
+        return {"first_attempts_success": sum(self.firsts) / len(self.firsts)} if all(self.ended) else {}
 
     def state_dict(self) -> dict[str, Any]:
         """Queues and counters."""
@@ -55,6 +60,7 @@ class RetryStarts:
             "failed": [list(map(list, queue)) for queue in self.failed],
             "running": self.running,
             "firsts": list(self.firsts),
+            "ended": self.ended,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -62,4 +68,4 @@ class RetryStarts:
         self.fresh = list(state["fresh"])
         self.failed = [deque((start, tries) for start, tries in queue) for queue in state["failed"]]
         self.running = [None if running is None else (running[0], running[1]) for running in state["running"]]
-        self.firsts = deque(state["firsts"], maxlen=RECENT)
+        self.firsts, self.ended = deque(state["firsts"], maxlen=RECENT), list(state["ended"])

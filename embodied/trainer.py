@@ -42,6 +42,7 @@ SEGMENT = 500
 CURVES = {
     "rollout/success": "environment steps",
     "rl/first_attempts_success": "environment steps",
+    "rollout/episode_return": "environment steps",
     "rollout/episode_steps": "environment steps",
     "rl/loss": "environment steps",
     "rl/advantage_loss": "environment steps",
@@ -185,8 +186,9 @@ class Trainer:
         total, done = self.config.env_steps, self.counters["env_steps"]
         with Progress("RL", total, "step", initial=done) as bar:
             while self.counters["env_steps"] < total:
-                success = self._iterate(learner, collector)
-                bar.update(min(total, self.counters["env_steps"]) - bar.done, f"success {success:.0%}")
+                ended = self._iterate(learner, collector)
+                note = f"success {ended['success']:.0%}" if ended else ""
+                bar.update(min(total, self.counters["env_steps"]) - bar.done, note)
                 self._keep(parts, self.counters["iteration"] % self.config.checkpoint_every == 0)
         self.counters["rl_gradient_steps"] = learner.gradient_steps
         self._keep(parts, due=True)
@@ -197,25 +199,24 @@ class Trainer:
         controlled = self.config.control and self.demonstrations is not None
         self._enter(Stage.CONTROL if controlled else Stage.DONE)
 
-    def _iterate(self, learner: Learner, collector: Collector) -> float:
-        """One collection and update; returns the share of finished episodes that succeeded."""
+    def _iterate(self, learner: Learner, collector: Collector) -> dict[str, float]:
+        """One collection and update; returns means over the episodes that ended, if any did."""
         started = time.process_time()
         rollout = collector.collect(self.algorithm.decisions)
         self.timer.add("simulation", rollout.simulation_s)
         self.timer.add("policy", rollout.policy_s)
-        episodes = int(rollout.done.sum())
         self.counters["iteration"] += 1
         self.counters["env_steps"] += rollout.env_steps
         with self.timer("update"):
             metrics = learner.update(rollout, min(1.0, self.counters["env_steps"] / self.config.env_steps))
         self.counters["cpu_s"] += time.process_time() - started
-        self.counters["episodes"] += episodes
-        success = float(rollout.success.sum()) / max(1, episodes)
-        shown = {"rollout/success": success, "rollout/episode_steps": rollout.env_steps / max(1, episodes)}
+        self.counters["episodes"] += int(rollout.done.sum())
+        ended = rollout.ended()
+        shown = {f"rollout/{name}": value for name, value in ended.items()}
         if rollout.diverged:
             shown["rollout/diverged"] = rollout.diverged
         self.logger.log(self.counters["env_steps"], shown | {f"rl/{name}": value for name, value in metrics.items()})
-        return success
+        return ended
 
     def _control(self) -> None:
         learner = self.config.sft.build(copy.deepcopy(self.policy), seeding.generator(self.seed, "sft"))

@@ -142,7 +142,7 @@ class Ranking:
             self.policy.start_ranking()
         if self.imitation.progress < 1.0:
             return metrics | self.imitation.update(rollout, min(1.0, progress / self.config.imitated))
-        return metrics | {"first_attempts_success": self.starts.first_attempts_success()}
+        return metrics | self.starts.first_attempts()
 
     def _targets(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         """Returns and advantages, [T, N] each."""

@@ -111,11 +111,8 @@ class SelfImitation:
                     old.copy_(new)
             if progress < 1.0:
                 self.sft = self._begin()
-        return {
-            "loss": sum(losses) / len(losses),
-            "imitated_chunks": float(len(self.replay)),
-            "first_attempts_success": self.starts.first_attempts_success(),
-        }
+        metrics = {"loss": sum(losses) / len(losses), "imitated_chunks": float(len(self.replay))}
+        return metrics | self.starts.first_attempts()
 
     def _begin(self) -> SFT:
         """A learner of a new network, with the policy's normalisation statistics."""

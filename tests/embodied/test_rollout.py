@@ -1,5 +1,7 @@
 """Collection keeps episodes, true final observations and start bookkeeping straight."""
 
+import copy
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -89,13 +91,44 @@ def test_the_success_of_first_attempts_counts_no_retries() -> None:
     starts = RetryStarts(env.task_index, retry=1.0, attempts=2, generator=torch.Generator())
     done = torch.tensor([True])
     starts(done, torch.tensor([False]))  # nothing has run yet
-    assert starts.first_attempts_success() == 0.0
+    assert starts.first_attempts() == {}
     for success in (False, True, True):  # a first attempt, its retry, another first attempt
         starts(done, torch.tensor([success]))
-    assert starts.first_attempts_success() == 0.5
-    copy = RetryStarts(env.task_index, retry=1.0, attempts=2, generator=torch.Generator())
-    copy.load_state_dict(starts.state_dict())
-    assert copy.first_attempts_success() == 0.5
+    assert starts.first_attempts() == {"first_attempts_success": 0.5}
+
+
+def test_the_first_to_end_do_not_tell_how_many_succeed() -> None:
+    def fresh() -> RetryStarts:
+        return RetryStarts(Reach(3).task_index, retry=0.0, attempts=1, generator=torch.Generator())
+
+    starts, ended = fresh(), torch.tensor([True, True, True])
+    starts(ended, ~ended)
+    for _ in range(2):  # one environment succeeds, again and again, while the others still run
+        starts(torch.tensor([True, False, False]), torch.tensor([True, False, False]))
+        assert starts.first_attempts() == {}
+    copied = fresh()
+    copied.load_state_dict(starts.state_dict())
+    for each in (starts, copied):
+        each(torch.tensor([False, True, True]), torch.tensor([False, False, False]))
+        assert each.first_attempts() == {"first_attempts_success": 0.5}
+
+
+def test_returns_and_steps_of_episodes_go_on_across_rollouts() -> None:
+    # from .3 by -.1 a step, two a decision: |x| < .1 in the third step, with reward 1; from -.35 away, till the limit
+    def run(env: Reach) -> Collector:
+        return Collector(env, Constant(env, -0.1), torch.Generator(), lambda *_: torch.tensor([0, 1]))
+
+    collector = run(Reach(2, tasks=1))
+    first = collector.collect(1)
+    assert first.ended() == {}
+    resumed = run(Reach(2, tasks=1))
+    resumed.load_state_dict(copy.deepcopy(collector.state_dict()))
+    for each in (collector, resumed):
+        rollout = each.collect(3)
+        assert rollout.episode_return.tolist() == [[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
+        assert rollout.episode_steps.tolist() == [[3.0, 4.0], [2.0, 6.0], [3.0, 7.0]]
+        ended = {"success": 2 / 3, "episode_return": 2 / 3, "episode_steps": 13 / 3}
+        assert rollout.ended() == pytest.approx(ended)
 
 
 def test_first_decisions_are_of_many_episodes_and_actions_cover_the_limits() -> None:

@@ -20,6 +20,7 @@ from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig, cut_chunks
 from embodied.algorithms.td3 import TD3Config
+from embodied.environment import Transition
 from embodied.rollout import first_decisions
 from embodied.trainer import Stopped, Trainer, TrainerConfig
 from policies.mlp import MLPConfig
@@ -160,6 +161,29 @@ def test_every_environment_is_asked_to_be_where_the_policy_is(tmp_path: Path) ->
     config = TrainerConfig(num_envs=8, env_steps=80, evaluation_starts=2, evaluation_envs=2, video=False)
     Trainer(config, Placed(), POLICY, SCRATCH["td3"], tmp_path, record={}, device="cpu:0").run()
     assert asked == [("train", "cpu:0"), ("eval", "cpu:0")]
+
+
+def test_success_and_return_are_told_where_an_episode_ended(tmp_path: Path) -> None:
+    """Episodes of at most seven steps, two decisions of one step an iteration: none ends in the first."""
+
+    class Away(SmoothReach):
+        """Nothing succeeds."""
+
+        def step(self, actions: torch.Tensor) -> Transition:
+            return super().step(torch.full_like(actions, 0.25) * self.position.sign().view(-1, 1, 1))
+
+    class AwayTask(ScratchTask):
+        def environment(self, num_envs: int, *_: object, **__: object) -> SmoothReach:
+            return Away(num_envs)
+
+    config = TrainerConfig(4, env_steps=4 * 14, evaluation_starts=2, evaluation_envs=2, video=False)
+    learner = PPOConfig(decisions=2, minibatch=8, epochs=1)
+    Trainer(config, AwayTask(), POLICY, learner, tmp_path, record={}).run()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    told = [{key: value for key, value in row.items() if key.startswith("rollout/")} for row in rows]
+    assert [set(row) for row in told[:3]] == [set()] * 3
+    assert (told[3]["rollout/success"], told[3]["rollout/episode_steps"]) == (0.0, 7.0)
+    assert told[3]["rollout/episode_return"] < -7 * 0.3**2  # the reward is -x^2 after each step
 
 
 def test_a_task_with_a_baseline_has_it_measured_on_the_same_episodes(tmp_path: Path) -> None:
