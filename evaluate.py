@@ -24,6 +24,7 @@ from embodied.evaluation import evaluate
 from embodied.latency import with_latency
 from embodied.report import write_evaluation
 from embodied.sim_to_real_report import write as write_comparison
+from embodied.task import measured
 from real_robot.comparison import Comparison, ComparisonConfig
 from train import GROUPS, TrainConfig
 
@@ -34,9 +35,9 @@ log = logging.getLogger("embodied")
 class EvaluateConfig(ComparisonConfig):
     """`suite`, `assets` and `threads` default to those of training, `distributions` to all of the task.
 
-    `video` or `render` films some episodes. With an `execution` (inpaint, blend, naive, synchronous) the policy's
-    inference takes `delay_s` while the robot goes on, `executed` actions between observations. Options `latency.*`,
-    those of train.py, make sensors and actuators late instead; the default is the latency of training.
+    LIBERO's take a wording, `[official:bddl]`. `video` or `render` films some episodes. With an `execution` (inpaint,
+    blend, naive, synchronous) the policy's inference takes `delay_s` while the robot goes on, `executed` actions
+    between observations. Options `latency.*`, those of train.py, make sensors and actuators late; else as in training.
     """
 
     checkpoint: str = MISSING
@@ -64,7 +65,7 @@ def run(arguments: list[str]) -> None:
     policy = trained.policy.build(saved.contract).to(config.device)
     saved.restore(policy)
     robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)
-    distributions = list(config.distributions or trained.task.distributions)
+    distributions = list(config.distributions or measured(trained.task))
     record = given["values"] | {name: composed["values"][name] for name in ("task", "latency")}
     path = Path(saved.path or "")
     record |= {"checkpoint": str(path), "assets": trained.task.asset_kind}

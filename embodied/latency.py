@@ -24,7 +24,7 @@ from embodied.environment import DifferentiableEnvironment, SharedEnvironment, S
 from embodied.errors import UserError
 from embodied.memory import RecurrentPolicy
 from embodied.policy import Decision, Policy
-from embodied.task import BaselineTask, Task
+from embodied.task import BaselineTask, Task, VariedTask
 
 LATENCY = "latency"
 NAMES = ("observation", "action")
@@ -242,6 +242,8 @@ class LatencyTask:
         self.name, self.distributions = task.name, task.distributions
         if isinstance(task, BaselineTask):
             self.baselines = task.baselines
+        if isinstance(task, VariedTask):
+            self.variants = task.variants
 
     @property
     def asset_kind(self) -> str | None:

@@ -112,8 +112,9 @@ class Report:
 
     def summary(self, directory: str | Path) -> str:
         """Lines for the console: what was achieved, where the files are, what to run next."""
+        width = max((len(distribution) for _, distribution in self.results), default=0)
         rows = [
-            f"  {title(stage):<12} {distribution:<9} {_rate(result.summary())}, {result.success.numel()} episodes"
+            f"  {title(stage):<12} {distribution:<{width}} {_rate(result.summary())}, {result.success.numel()} episodes"
             f"{_metrics(result)}"
             for (stage, distribution), result in self._ordered().items()
         ]

@@ -56,6 +56,21 @@ class BaselineTask(Task, Protocol):
         ...
 
 
+@runtime_checkable
+class VariedTask(Task, Protocol):
+    """A task with variants of its distributions, such as other words, on which the final policy alone is measured."""
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """They by name; `environment` takes them for distributions."""
+        ...
+
+
+def measured(task: Task) -> tuple[str, ...]:
+    """The distributions of `task`, then their variants."""
+    return (*task.distributions, *(task.variants if isinstance(task, VariedTask) else ()))
+
+
 class PolicyConfig(Protocol):
     """Builds a policy for a contract."""
 

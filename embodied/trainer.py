@@ -33,7 +33,7 @@ from embodied.policy import Policy
 from embodied.progress import Progress
 from embodied.report import BASELINE, Report, resume_command, title
 from embodied.rollout import Collector, first_decisions
-from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task
+from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task, measured
 from embodied.timing import PhaseTimer
 
 log = logging.getLogger(__name__)
@@ -241,7 +241,8 @@ class Trainer:
 
     def _evaluate(self, policy: Policy, stage: str | None = None) -> None:
         stage = stage or self.stage.value
-        for distribution in self.task.distributions:
+        final = stage == Stage.RL.value
+        for distribution in measured(self.task) if final else self.task.distributions:
             with self.timer("evaluation"):
                 env = self.task.environment(self.config.evaluation_envs, distribution, "eval", device=self.device)
                 label = f"{title(stage)}, evaluation on {distribution}"

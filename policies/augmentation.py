@@ -43,6 +43,18 @@ def hide_distractors(observation: TensorDict, probability: float) -> TensorDict:
     return seen
 
 
+def hide_words(observation: TensorDict, probability: float) -> TensorDict:
+    """Without words of the instruction that name nothing that is there, each hidden with `probability`.
+
+    Whoever says "grab" for "pick up" asks for the same; what is said about which thing stays.
+    """
+    instruction = observation["instruction"]
+    naming = (instruction[:, :, None, None] == observation["object_names"].unsqueeze(1)).any(-1).any(-1)  # [N, L]
+    seen = observation.clone(recurse=False)
+    seen["instruction"] = instruction * (naming | (torch.rand(naming.shape, device=naming.device) >= probability))
+    return seen
+
+
 def image(observation: TensorDict, actions: Tensor, angle: Tensor, side: Tensor) -> tuple[TensorDict, Tensor]:
     """Mirror y where `side` [N] is -1 (1: not), then turn by `angle` [N] rad about the vertical axis."""
     cosine, sine, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)

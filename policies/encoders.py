@@ -22,13 +22,16 @@ MENTION_SCALE = 4.0
 def mention(names: Tensor, instruction: Tensor) -> Tensor:
     """How the instruction [N, L'] mentions each object [N, M, L], [N, M, 2]; word id 0 is padding.
 
-    First the share of the name's words that it contains, then where the first of them stands in it, both in [0, 1]:
-    "pick the milk and place it in the basket" mentions both objects, the milk earlier.
+    First the share of the name's words that it contains, then when, both in [0, 1]: the share of its words for any
+    object that come before. "pick the milk and place it in the basket" mentions both objects, the milk earlier, and so
+    does "milk: basket". Words for nothing that is there change neither.
     """
     words = names != 0
     equal = (names.unsqueeze(-1) == instruction[:, None, None, :]) & words.unsqueeze(-1)  # [N, M, L, L']
     share = equal.any(-1).sum(-1) / words.sum(-1).clamp_min(1)
-    place = equal.any(-2).float().argmax(-1) / (instruction != 0).sum(-1).clamp_min(1).unsqueeze(-1)
+    naming = equal.any((1, 2)).float()  # [N, L']
+    before = (naming.cumsum(-1) - naming) / naming.sum(-1, keepdim=True).clamp_min(1.0)
+    place = before.gather(-1, equal.any(-2).float().argmax(-1))
     return torch.stack((share, place * (share > 0)), dim=-1)
 
 
@@ -66,7 +69,8 @@ def object_poses(observation: TensorDict) -> Tensor:
 class ObjectEncoder(nn.Module):
     """The hand's state attends over object tokens; returns features [N, out_features].
 
-    Statistics for normalisation are buffers, set once by `fit`; encoding without them raises RuntimeError.
+    Statistics for normalisation are buffers, set once by `fit`; encoding without them raises RuntimeError. So are the
+    words that `fit` has seen: others are not read, for what they mean was never learned.
     """
 
     def __init__(self, width: int = 64, heads: int = 4, word_width: int = 16) -> None:
@@ -74,6 +78,7 @@ class ObjectEncoder(nn.Module):
         self.heads = heads
         self.out_features = (2 + heads) * width
         self.register_buffer("words", _word_features(word_width))
+        self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
         self.state = nn.Sequential(
             nn.Linear(STATE_WIDTH + word_width, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU()
         )
@@ -89,11 +94,14 @@ class ObjectEncoder(nn.Module):
 
     @torch.no_grad()
     def fit(self, observation: TensorDict) -> None:
-        """Take mean and standard deviation of every input from `observation` [N]."""
+        """Take mean and standard deviation of every input from `observation` [N], and the words that are known."""
         poses = object_poses(observation)[observation["object_mask"]]
         for name, data in (("state", hand_state(observation)), ("pose", poses)):
             getattr(self, f"{name}_mean").copy_(data.mean(0))
             getattr(self, f"{name}_std").copy_(data.std(0).clamp_min(0.01))
+        self.known.fill_(False)
+        for key in ("instruction", "object_names"):
+            self.known[observation[key].unique()] = True
         self.fitted.fill_(True)
 
     def forward(self, observation: TensorDict) -> Tensor:
@@ -118,7 +126,7 @@ class ObjectEncoder(nn.Module):
         return torch.cat((poses, mentions, self._embed(names.flatten(0, 1)).unflatten(0, names.shape[:2])), dim=-1)
 
     def _embed(self, words: Tensor) -> Tensor:
-        return nn.functional.embedding_bag(words, self.words, mode="sum", padding_idx=0)
+        return nn.functional.embedding_bag(words * self.known[words], self.words, mode="sum", padding_idx=0)
 
 
 def _word_features(width: int) -> Tensor:

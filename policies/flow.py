@@ -22,7 +22,7 @@ from embodied.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation
-from policies.augmentation import CARTESIAN, hide_distractors, random_image
+from policies.augmentation import CARTESIAN, hide_distractors, hide_words, random_image
 from policies.encoders import ObjectEncoder
 from policies.flow_kernels import (
     TimeGrid,
@@ -49,10 +49,10 @@ class FlowConfig:
 
     `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
     normalised action. The supervised loss sees scenes mirrored and turned by up to `turn_rad` (0: as they are, for
-    actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned; so does
-    the loss of the advantage, by which the best of `candidates` chunks is chosen, of `explored_candidates` while it
-    explores. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta, 5 there; where candidates are
-    ranked, less is better).
+    actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned and a
+    share `hidden_words` of the words that mention nothing; so does the loss of the advantage, by which the best of
+    `candidates` chunks is chosen, of `explored_candidates` while it explores. `guidance` bounds the pull towards a
+    running chunk (arXiv 2506.07339's beta, 5 there; where candidates are ranked, less is better).
     """
 
     width: int = 64
@@ -64,6 +64,7 @@ class FlowConfig:
     std_max: float = 0.16
     turn_rad: float = 0.8
     hidden_distractors: float = 0.5
+    hidden_words: float = 0.3
     candidates: int = 32
     explored_candidates: int = 8
     guidance: float = 1.0
@@ -277,6 +278,7 @@ class FlowPolicy(nn.Module):
     def _augmented(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
         if self.config.turn_rad:
             observation, actions = random_image(observation, actions, self.config.turn_rad)
+        observation = hide_words(observation, self.config.hidden_words)
         return hide_distractors(observation, self.config.hidden_distractors), actions
 
     def to_robot(self, x: Tensor) -> Tensor:

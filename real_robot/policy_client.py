@@ -39,7 +39,8 @@ class PolicyClient:
         token: its token.
         deadline_s: seconds that a decision may take, connecting included.
         contract: of the policy, where the server does not tell it: openpi's do not. Its observation keys are theirs.
-        constants: what else to send with every observation, such as openpi's {"prompt": "..."}.
+        constants: what else to send with every observation: {"instruction": "pick up the milk"} where observations
+            have none, openpi's {"prompt": "..."}.
 
     Raises:
         UserError: where the contract is missing, or is not the server's.

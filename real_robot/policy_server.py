@@ -28,6 +28,7 @@ from embodied.extras import needs_extra
 from embodied.memory import RecurrentPolicy
 from embodied.network import MEMORY
 from embodied.policy import Decision, Policy
+from embodied.text import WORD_ID, word_ids
 from real_robot.wire import CLOSE_LATER, CLOSE_REFUSED, OPTIONS, pack, unpack
 
 if TYPE_CHECKING:
@@ -222,6 +223,11 @@ class _Answerer:
 
     @staticmethod
     def _checked(key: str, spec: TensorSpec, value: object) -> np.ndarray:
+        if spec.unit == WORD_ID and isinstance(value, str | list):
+            try:
+                return word_ids(value, spec.shape)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from error
         if not isinstance(value, np.ndarray):
             raise UserError(f"{key}: expected an array of {spec.dtype} {spec.shape}, got {type(value).__name__}")
         fits = len(spec.shape) == value.ndim and all(a in (-1, b) for a, b in zip(spec.shape, value.shape, strict=True))

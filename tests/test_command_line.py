@@ -149,7 +149,9 @@ def test_a_run_leaves_what_was_promised(finished: Path):
     assert (report["task"], report["assets"], report["seed"]) == ("libero_pick", "stand-in", 0)
     assert report["env_steps"] >= 100
     rows = [(row["stage"], row["distribution"], row["episodes"]) for row in report["evaluations"]]
-    assert sorted(rows) == [(stage, on, 1) for stage in ("rl", "sft", "sft_control") for on in ("official", "wide")]
+    words = [("rl", f"official:{wording}", 1) for wording in ("bddl", "held_out")]
+    stages = [(stage, on, 1) for stage in ("rl", "sft", "sft_control") for on in ("official", "wide")]
+    assert sorted(rows) == sorted(stages + words)
     assert {row["step_limit"] for row in report["evaluations"]} == {100}
     assert "tand-in assets" in (finished / "report.md").read_text()
 
@@ -168,7 +170,7 @@ def test_evaluation_is_the_same_number_every_time(copied: Path):
     def measured() -> bytes:
         completed = run("evaluate.py", f"checkpoint={copied}", "episodes=2", "num_envs=1", "threads=1")
         assert completed.returncode == 0, completed.stdout + completed.stderr
-        assert "| all (2 + 2 episodes) |" in completed.stdout
+        assert "| all (2 + 2 + 2 + 2 episodes) |" in completed.stdout
         written = (copied / "evaluation.json").read_bytes()
         (copied / "evaluation.json").unlink()
         return written
@@ -178,7 +180,8 @@ def test_evaluation_is_the_same_number_every_time(copied: Path):
     found = json.loads(once)
     assert found["assets"] == "stand-in"
     assert found["task"]["suite"] == "libero_object"
-    assert [row["distribution"] for row in found["evaluations"]] == ["wide", "official"]
+    measured_on = ["wide", "official", "official:bddl", "official:held_out"]
+    assert [row["distribution"] for row in found["evaluations"]] == measured_on
 
 
 def test_resuming_a_finished_run_changes_nothing(copied: Path):

@@ -19,6 +19,7 @@ from embodied.contract import Contract
 from embodied.environment import Transition
 from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
+from sims.libero.language import Wordings
 from sims.libero.observation import Observer, action_spec, observation_specs
 from sims.libero.placement import Placement, check_names
 from sims.libero.scene import build_scene
@@ -41,6 +42,7 @@ class LiberoEnvironment:
         num_envs: N.
         distribution: "official" (LIBERO's 50 initial states) or "wide", see `placement`.
         split: "train" or "eval": initial states of the wide distribution that have none in common.
+        wording: one of `language.WORDINGS`; of several texts, the number of the initial state chooses.
         horizon: H, actions a policy predicts; `executed`: K, actions run between observations.
         step_limit: control steps after which an episode is truncated; the suite's own (`STEP_LIMITS`) if None.
         assets: where objects come from, or a path to official ones; found by `find_assets` if None.
@@ -56,6 +58,7 @@ class LiberoEnvironment:
         *,
         distribution: str = "wide",
         split: str = "train",
+        wording: str = "name",
         horizon: int = 8,
         executed: int = 8,
         step_limit: int | None = None,
@@ -84,6 +87,7 @@ class LiberoEnvironment:
         scenes = [self.scenes[index] for index in self.task_index]
         self.simulation = Simulation(scenes, threads=threads)
         self._observer = Observer(self.simulation, image_size)
+        self._wordings = [Wordings(task, wording) for task in tasks]
         self._placements = [Placement(scene, distribution, split) for scene in self.scenes]
         self.num_starts = OFFICIAL_STARTS if distribution == "official" else None
         self.start = torch.full((num_envs,), -1)
@@ -111,6 +115,7 @@ class LiberoEnvironment:
             raise ValueError(f"expected initial states >= 0, got {chosen.tolist()}")
         for env, start in zip(ids.tolist(), chosen.tolist(), strict=True):
             self.simulation.write(env, **self._placements[self.task_index[env]](start)._asdict())
+            self._instruct(env, start)
         self.start[ids], self.steps[ids], self._success[ids], self._diverged[ids] = chosen, 0, False, False
         if len(ids):
             warm_up = np.broadcast_to(WARM_UP, (len(ids), *WARM_UP.shape))
@@ -176,7 +181,12 @@ class LiberoEnvironment:
         self.start, self.steps = state["start"].clone(), state["steps"].clone()
         self._success, self._diverged = state["success"].clone(), state["diverged"].clone()
         self._taken = state["taken"].clone()
+        for env, start in enumerate(self.start.tolist()):
+            self._instruct(env, start)
         return self._observer.observe()
+
+    def _instruct(self, env: int, start: int) -> None:
+        self._observer.instruct(env, self._wordings[self.task_index[env]](start))
 
     def _tell(self, diverged: Tensor) -> None:
         for i in diverged.nonzero().flatten().tolist():

@@ -12,14 +12,13 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import TensorSpec
-from embodied.text import hash_words
+from embodied.text import WORD_ID, hash_words
 from sims.libero.cameras import AGENT_VIEW, WRIST, Cameras
 from sims.libero.geometry import ArmKinematics, Array, rotation
+from sims.libero.language import INSTRUCTION_WORDS
 from sims.libero.scene import Scene
 from sims.libero.simulation import Simulation
 
-INSTRUCTION_WORDS = 20
-"""The longest instruction of the 130 tasks has 19."""
 NAME_WORDS = 6
 
 XYZ = ("x", "y", "z")
@@ -46,9 +45,9 @@ def observation_specs(scene: Scene, image_size: int | None = None) -> dict[str, 
         "gripper_command": TensorSpec((1,), unit="-1 open, 1 closed", names=("command",), low=(-1.0,), high=(1.0,)),
         "object_position": TensorSpec((-1, 3), unit="m", frame="world", names=XYZ),
         "object_rotation": TensorSpec((-1, 6), frame="world", names=TWO_COLUMNS, **unit),
-        "object_names": TensorSpec((-1, NAME_WORDS), dtype="int64", unit="word id"),
+        "object_names": TensorSpec((-1, NAME_WORDS), dtype="int64", unit=WORD_ID),
         "object_mask": TensorSpec((-1,), dtype="bool"),
-        "instruction": TensorSpec((INSTRUCTION_WORDS,), dtype="int64", unit="word id"),
+        "instruction": TensorSpec((INSTRUCTION_WORDS,), dtype="int64", unit=WORD_ID),
     }
 
 
@@ -80,7 +79,7 @@ class Observer:
         self._groups = _groups(simulation)
         self._arm = ArmKinematics(simulation.scenes)
         most = max(len(scene.objects) + len(scene.fixtures) for scene in simulation.scenes)
-        self._constant = self._words(simulation, most)
+        self._words = self._said(simulation, most)
         self._nowhere = np.tile([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], (self.num, most, 1))
         self._cameras = Cameras(simulation, tuple(IMAGES.values()), image_size, image_size) if image_size else None
         self._pictures: torch.Tensor | None = None
@@ -111,8 +110,12 @@ class Observer:
             "object_rotation": two_columns(rotation(poses[..., 3:])),
         }
         poses_now = {key: torch.from_numpy(value.astype(np.float32)) for key, value in values.items()}
-        words = {key: value.clone() for key, value in self._constant.items()}
+        words = {key: value.clone() for key, value in self._words.items()}
         return TensorDict(poses_now | words | self._images(moved), batch_size=[self.num])
+
+    def instruct(self, env: int, instruction: str) -> None:
+        """From now on environment `env` is told `instruction`."""
+        self._words["instruction"][env] = torch.tensor(hash_words(instruction, INSTRUCTION_WORDS))
 
     def _images(self, moved: Array | None) -> dict[str, torch.Tensor]:
         if self._cameras is None:
@@ -123,13 +126,12 @@ class Observer:
             self._pictures[moved] = torch.from_numpy(self._cameras.render(moved))
         return {name: self._pictures[:, camera].clone() for camera, name in enumerate(IMAGES)}
 
-    def _words(self, simulation: Simulation, most: int) -> dict[str, torch.Tensor]:
+    def _said(self, simulation: Simulation, most: int) -> dict[str, torch.Tensor]:
         names = torch.zeros(self.num, most, NAME_WORDS, dtype=torch.int64)
-        instruction = torch.zeros(self.num, INSTRUCTION_WORDS, dtype=torch.int64)
         for env, scene in enumerate(simulation.scenes):
             words = [hash_words(name, NAME_WORDS) for name in _names(scene)]
             names[env, : len(words)] = torch.tensor(words)
-            instruction[env] = torch.tensor(hash_words(scene.task.language, INSTRUCTION_WORDS))
+        instruction = torch.zeros(self.num, INSTRUCTION_WORDS, dtype=torch.int64)
         return {"object_names": names, "object_mask": names[..., 0] != 0, "instruction": instruction}
 
     def _fixture_poses(self, group: _Group) -> Array:

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from embodied.algorithms.sft import cut_chunks
 from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.policy import Policy
+from embodied.text import hash_words
 from embodied.video import film, tile, write_video
 from sims.libero.assets import Assets, find_assets
+from sims.libero.language import INSTRUCTION_WORDS, Wordings
 from sims.libero.suite import Task, load_tasks, step_limit_of
 
 if TYPE_CHECKING:
@@ -59,10 +62,18 @@ class LiberoTask:
         """What objects are made of: "official" or "stand-in"."""
         return self._assets().kind
 
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """LIBERO's own initial states, in other words than its evaluation's."""
+        return ("official:bddl", "official:held_out")
+
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> LiberoEnvironment:
         """Make environments that start from the `split` ("train" or "eval") of `distribution`; always on the CPU.
+
+        The instruction is the task's name in evaluation and varies in training; "DISTRIBUTION:WORDING" says it in
+        another of `language.WORDINGS`.
 
         Raises:
             UserError: where the simulator is not installed.
@@ -74,8 +85,10 @@ class LiberoTask:
         step_limit = self.train_step_limit if split == "train" else self.step_limit
         if split == "train" and step_limit is None:
             step_limit = step_limit_of(tasks) // 2
+        start, _, wording = distribution.partition(":")
+        wording = wording or ("training" if split == "train" else "name")
         return LiberoEnvironment(
-            tasks, num_envs, distribution=distribution, split=split, horizon=self.horizon,
+            tasks, num_envs, distribution=start, split=split, wording=wording, horizon=self.horizon,
             executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
         )  # fmt: skip
 
@@ -98,7 +111,9 @@ class LiberoTask:
         found = load(path)
         if differences := self._differences(found, seed):
             raise UserError(f"{path} was made for something else ({'; '.join(differences)}); choose another output")
-        return TensorDict.cat([cut_chunks(*episode, self.horizon) for episode in found.episodes()])
+        chunks = TensorDict.cat([cut_chunks(*episode, self.horizon) for episode in found.episodes()])
+        chunks["observation", "instruction"] = self._instructions(found)
+        return chunks
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, in up to five tasks of the wide distribution, from the same starts."""
@@ -118,6 +133,13 @@ class LiberoTask:
         }
         frames_per_s = round(1.0 / (env.contract.control_dt_s * env.contract.executed))
         write_video(path, tile(films, [task.language for task in tasks]), 2 * frames_per_s)
+
+    def _instructions(self, found: Demonstrations) -> Tensor:
+        """Words [S, L] for each step of the demonstrations: in one episode a task is said in all its ways."""
+        wordings = [Wordings(task, "training") for task in self._tasks()]
+        rows = found.task_index.repeat_interleave(found.lengths).tolist()
+        texts = [wordings[task](number) for number, task in enumerate(rows)]
+        return torch.tensor([hash_words(text, INSTRUCTION_WORDS) for text in texts])
 
     def _differences(self, found: Demonstrations, seed: int) -> list[str]:
         tasks = [task.name for task in self._tasks()]

@@ -1,8 +1,9 @@
 """Word ids are the same in every process and version, because trained policies depend on them."""
 
+import numpy as np
 import pytest
 
-from embodied.text import WORD_BUCKETS, hash_words
+from embodied.text import WORD_BUCKETS, hash_words, word_ids
 from sims.libero.suite import SUITES, load_tasks
 
 
@@ -31,3 +32,17 @@ def test_libero_has_no_two_words_with_one_id():
     texts = " ".join(task.language + " " + " ".join(task.problem.objects) for task in tasks)
     words = sorted({word for word in texts.lower().replace("_", " ").split() if word.isalpha()})
     assert len({hash_words(word, 1)[0] for word in words}) == len(words)
+
+
+def test_arrays_of_words_take_text():
+    assert word_ids("pick up the milk", (6,)).tolist() == [3334, 2051, 634, 3900, 0, 0]
+    names = word_ids(["milk", "tomato sauce"], (-1, 3))
+    assert names.dtype == np.int64
+    assert names.tolist() == [hash_words("milk", 3), hash_words("tomato sauce", 3)]
+    assert word_ids([], (-1, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize(("text", "shape"), [(["milk"], (6,)), ("milk", (-1, 6)), ([1], (-1, 6)), (7, (6,))])
+def test_what_is_no_text_is_told_so(text, shape):
+    with pytest.raises(ValueError, match=r"expected (text|a list of texts), got"):
+        word_ids(text, shape)

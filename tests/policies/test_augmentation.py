@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from policies.augmentation import hide_distractors, image, random_image
-from policies.encoders import rotation_matrix
+from policies.augmentation import hide_distractors, hide_words, image, random_image
+from policies.encoders import mention, rotation_matrix
 from tests.policies.observations import observations
 
 
@@ -73,3 +73,14 @@ def test_where_nothing_in_sight_is_mentioned_nothing_is_hidden() -> None:
     observation["object_mask"][50:, [0, 2]] = False  # what is mentioned
     seen = hide_distractors(observation, 1.0)["object_mask"]
     assert torch.equal(seen, observation["object_mask"])
+
+
+def test_words_are_hidden_unless_they_name_something() -> None:
+    torch.manual_seed(0)
+    observation = observations(400)  # "pick the milk and place it in the basket", padded
+    seen = hide_words(observation, 0.3)["instruction"]
+    assert torch.equal(seen[:, [2, 8]], observation["instruction"][:, [2, 8]])
+    assert 0.25 < (seen[:, [0, 1, 3, 4, 5, 6, 7]] == 0).float().mean() < 0.35
+    names = observation["object_names"]
+    assert torch.equal(mention(names, seen), mention(names, observation["instruction"]))
+    assert torch.equal(hide_words(observation, 0.0)["instruction"], observation["instruction"])

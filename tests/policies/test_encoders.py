@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from embodied.text import hash_words
 from policies.encoders import ObjectEncoder, mention, object_poses
 from tests.policies.observations import observations
 
@@ -10,8 +11,37 @@ from tests.policies.observations import observations
 def test_mention_by_hand() -> None:
     observation = observations(1)
     shares = mention(observation["object_names"], observation["instruction"])[0]
-    # "pick the milk and place it in the basket": milk is word 2, basket word 8 of 9; "alphabet soup" is not there
-    torch.testing.assert_close(shares, torch.tensor([[1.0, 2 / 9], [0.0, 0.0], [1.0, 8 / 9]]))
+    # "pick the milk and place it in the basket": the milk before the basket; "alphabet soup" is not there
+    torch.testing.assert_close(shares, torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1 / 2]]))
+    told = torch.tensor([hash_words("from the basket take soup, then alphabet, then milk")])
+    shares = mention(observation["object_names"], told)[0]  # basket, soup, alphabet, milk
+    torch.testing.assert_close(shares, torch.tensor([[1.0, 3 / 4], [1.0, 1 / 4], [1.0, 0.0]]))
+
+
+def test_words_that_name_nothing_do_not_change_how_objects_are_mentioned() -> None:
+    observation = observations(1)
+    plain = mention(observation["object_names"], observation["instruction"])
+    for said in ("pick up the milk and place it in the basket", "kindly now milk, the basket", "milk basket"):
+        assert torch.equal(mention(observation["object_names"], torch.tensor([hash_words(said)])), plain)
+
+
+def test_words_never_seen_are_not_read_and_known_ones_are() -> None:
+    torch.manual_seed(0)
+    observation = observations(5)
+    encoder = ObjectEncoder(32)
+    encoder.fit(observation)
+
+    def told(text: str) -> torch.Tensor:
+        said = observation.clone()
+        said["instruction"] = torch.tensor(hash_words(text)).expand(5, -1)
+        return encoder(said)
+
+    plain = encoder(observation)
+    torch.testing.assert_close(told("kindly pick up the milk and now place it in the little basket"), plain)
+    assert not torch.allclose(told("pick the milk and place it in it"), plain)
+    other = ObjectEncoder(32)
+    other.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(other(observation), plain)
 
 
 def test_encoding_ignores_order_and_padding_of_objects() -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -23,6 +24,7 @@ from websockets.sync.server import serve
 from embodied.chunking import InpaintingPolicy, Running
 from embodied.contract import Contract, TensorSpec
 from embodied.memory import Memory, RecurrentPolicy
+from embodied.text import WORD_ID
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.recurrent import RecurrentConfig
@@ -131,6 +133,30 @@ def test_running_chunks_are_continued_from_afar():
         bad = Running(running.actions, torch.tensor([3]), torch.tensor([1]))
         with pytest.raises(ValueError, match="0 <= frozen <= overlap"):
             client.inpaint(seen, bad, deterministic=True)
+
+
+def test_instructions_and_names_may_be_sent_as_text():
+    torch.manual_seed(0)
+    seen = objects.observations(1)
+    words = {"instruction": WORD_ID, "object_names": WORD_ID}
+    specs = {
+        key: TensorSpec((-1,) * (value.ndim - 2) + value.shape[-1:], str(value.dtype)[6:], unit=words.get(key, ""))
+        for key, value in seen.items()
+    }
+    policy = FlowConfig(width=16, turn_rad=0.0).build(replace(objects.contract(), observation=specs))
+    policy.fit(objects.observations(64), torch.randn(64, 2))
+    expected = policy.act(seen, deterministic=True).actions
+    said = {"instruction": "Pick the milk, and place it in the basket!"}
+    with PolicyServer(policy, TOKEN, port=0) as server:
+        client = PolicyClient(uri(server), TOKEN, deadline_s=5.0, constants=said)
+        assert torch.equal(client.act(seen.exclude("instruction"), deterministic=True).actions, expected)
+        arrays = {key: value[0].numpy() for key, value in seen.items()}
+        with raw(server) as other:
+            other.recv()
+            other.send(pack(arrays | said | {"object_names": list(objects.NAMES)}))
+            np.testing.assert_array_equal(unpack(other.recv())["actions"], expected[0])
+            other.send(pack(arrays | {"instruction": "a " * 17}))
+            assert other.recv() == f"instruction: expected at most 16 words, got 17: {'a ' * 17!r}"
 
 
 @pytest.mark.parametrize(

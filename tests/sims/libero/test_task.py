@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from embodied.latency import LatencyConfig, with_latency
+from embodied.task import measured
 from sims.libero import demonstrations
 from sims.libero.suite import load_tasks
 from sims.libero.task import FILE, LiberoTask
@@ -31,6 +33,11 @@ def test_tasks_go_by_number_or_name_and_are_all_of_the_suite_by_default():
     assert task(tasks=[]).environment(10, "wide", "train").task_names == tuple(names)
     with pytest.raises(ValueError, match="unknown task 'nope' of libero_object"):
         task(tasks=["nope"]).environment(1, "wide", "train")
+
+
+def test_with_latency_a_task_is_measured_in_the_same_words():
+    late = with_latency(task(), LatencyConfig(observation_s=[0.0, 0.1]))
+    assert measured(late) == ("wide", "official", "official:bddl", "official:held_out")
 
 
 def test_demonstrations_are_made_once(tmp_path: Path):

@@ -1,0 +1,131 @@
+"""What a task is called: LIBERO's two wordings of its instruction, and paraphrases of them.
+
+LIBERO's evaluation uses the task's name ("pick up the milk and place it in the basket"), its BDDL files say something
+else ("pick the milk ..."). Paraphrases come from a small grammar. Those that are held out use verbs, courtesies and, of
+pick-and-place, orders of clauses that no paraphrase of training has: they measure whether other words do.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from itertools import product
+
+from embodied.errors import UserError
+from sims.libero.suite import Task
+
+INSTRUCTION_WORDS = 20
+"""The longest instruction of the 130 tasks has 19; no paraphrase has more than 20."""
+
+WORDINGS = ("name", "bddl", "held_out", "training")
+"""The task's name, the BDDL file's, held-out paraphrases, and all of training: both of LIBERO's and paraphrases."""
+
+TRAINING, HELD_OUT = range(2)
+LIFT = (("pick up", "pick", "take", "get", "lift up"), ("grab", "grasp", "fetch", "collect"))
+PUT = (("place", "put", "set", "leave"), ("drop", "deposit", "lay"))
+ORDERS = (
+    (
+        "{lift} {object} and {put} it {place}",
+        "{lift} {object} then {put} it {place}",
+        "{put} {object} {place}",
+        "{place} {put} {object}",
+    ),
+    (
+        "{lift} {object} and {put} it {place}",
+        "{object} should be {place}",
+        "{place} goes {object}",
+        "after you {lift} {object} {put} it {place}",
+    ),
+)
+COURTESIES = (("", "please"), ("", "kindly"))
+ARTICLES = (("the", ""), ("the", "that"))
+PREPOSITIONS = {"in": (("in", "into"), ("in", "inside")), "on": (("on", "onto"), ("on", "upon"))}
+CONTAINERS = {
+    "alphabet soup": ("can", "tin"),
+    "bbq sauce": ("bottle", "flask"),
+    "butter": ("box", "pack"),
+    "chocolate pudding": ("box", "pack"),
+    "cream cheese": ("box", "pack"),
+    "ketchup": ("bottle", "flask"),
+    "milk": ("carton", "pack"),
+    "orange juice": ("carton", "pack"),
+    "salad dressing": ("bottle", "flask"),
+    "tomato sauce": ("can", "tin"),
+}
+VERBS = {
+    "put": PUT,
+    "place": PUT,
+    "open": (("open", "pull open"), ("slide open",)),
+    "close": (("close", "shut"), ("push shut",)),
+    "turn on": (("turn on", "switch on"), ("activate",)),
+    "turn off": (("turn off", "switch off"), ("deactivate",)),
+    "push": (("push", "move"), ("shove",)),
+    "stack": (("stack", "pile"), ("heap",)),
+}
+THE = re.compile(r"\bthe\b")
+VERB = re.compile(rf"\b({'|'.join(VERBS)})\b")
+PICK_AND_PLACE = re.compile(r"pick up the (?P<object>.+) and (?:place|put) it (?P<preposition>\w+) (?P<place>.+)")
+
+
+def check_wording(wording: str) -> None:
+    """Raise UserError for an unknown wording."""
+    if wording not in WORDINGS:
+        raise UserError(f"unknown wording {wording!r}; expected one of {', '.join(WORDINGS)}")
+
+
+class Wordings:
+    """The instructions of one task in one of `WORDINGS`, by number: the same number says the same in every run."""
+
+    def __init__(self, task: Task, wording: str) -> None:
+        check_wording(wording)
+        own = {"name": [task.language], "bddl": [task.problem.language]}
+        self._texts: Sequence[Sequence[str]] = [own[wording]] if wording in own else [paraphrases(task, wording)]
+        if wording == "training":
+            self._texts = [own["name"], own["bddl"], *2 * self._texts]
+        self._key = f"{task.suite}/{task.name}"
+
+    def __call__(self, number: int) -> str:
+        """Instruction `number`; of training's, a quarter each are the name and the BDDL file's."""
+        draw = zlib.crc32(f"{self._key}/{number}".encode())
+        draw, kind = divmod(draw, len(self._texts))
+        return self._texts[kind][draw % len(self._texts[kind])]
+
+
+def paraphrases(task: Task, wording: str) -> list[str]:
+    """All paraphrases of `task` of the grammar, "training" or "held_out"; no text is among both."""
+    split = (TRAINING, HELD_OUT)[wording == "held_out"]
+    found = dict.fromkeys(_paraphrases(task.language, split))
+    if split == HELD_OUT:
+        known = {task.language, task.problem.language, *_paraphrases(task.language, TRAINING)}
+        found = {text: None for text in found if text not in known}
+    return list(found)
+
+
+def _paraphrases(text: str, split: int) -> list[str]:
+    parts = PICK_AND_PLACE.fullmatch(text)
+    bodies = _verbs(text, split) if parts is None else _clauses(parts.groupdict(), split)
+    choices = product(bodies, COURTESIES[split], ARTICLES[split])
+    return [" ".join([courtesy, *THE.sub(article, body).split()]).strip() for body, courtesy, article in choices]
+
+
+def _clauses(parts: dict[str, str], split: int) -> list[str]:
+    """Pick-and-place: its verbs, its preposition, what the object is in and the order of clauses."""
+    thing, preposition = parts["object"], parts["preposition"]
+    things, prepositions = [thing], PREPOSITIONS.get(preposition, ((preposition,),) * 2)[split]
+    if thing in CONTAINERS:
+        container = CONTAINERS[thing][split]
+        things.append((f"{container} of {thing}", f"{thing} {container}")[split])
+    return [
+        order.format(lift=lift, put=put, object=f"the {thing}", place=f"{preposition} {parts['place']}")
+        for order, lift, put, thing, preposition in product(
+            ORDERS[split], LIFT[split], PUT[split], things, prepositions
+        )
+    ]
+
+
+def _verbs(text: str, split: int) -> list[str]:
+    """Other instructions: each of their verbs."""
+    verbs = list(dict.fromkeys(VERB.findall(text)))
+    choices = [dict(zip(verbs, chosen, strict=True)) for chosen in product(*(VERBS[verb][split] for verb in verbs))]
+    return [VERB.sub(lambda found, said=said: said[found[0]], text) for said in choices]

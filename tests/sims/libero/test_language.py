@@ -1,0 +1,95 @@
+"""In how many words a task is told: both of LIBERO's wordings, and paraphrases that training never says."""
+
+import os
+import re
+
+import pytest
+import torch
+
+from embodied.text import hash_words
+from sims.libero.assets import find_assets
+from sims.libero.environment import LiberoEnvironment
+from sims.libero.language import INSTRUCTION_WORDS, Wordings, paraphrases
+from sims.libero.suite import SUITES, load_tasks
+from sims.libero.task import LiberoTask
+
+MILK = load_tasks("libero_object", ["pick_up_the_milk_and_place_it_in_the_basket"])[0]
+ALL = [task for suite in SUITES for task in load_tasks(suite)]
+ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
+
+
+def words(text: str) -> list[int]:
+    return hash_words(text, INSTRUCTION_WORDS)
+
+
+def test_wordings_are_those_of_libero() -> None:
+    assert Wordings(MILK, "name")(7) == "pick up the milk and place it in the basket"
+    assert Wordings(MILK, "bddl")(7) == "pick the milk and place it in the basket"
+    with pytest.raises(ValueError, match="unknown wording 'nope'; expected one of name, bddl, held_out, training"):
+        Wordings(MILK, "nope")
+
+
+def test_paraphrases_by_hand() -> None:
+    training, held_out = paraphrases(MILK, "training"), paraphrases(MILK, "held_out")
+    assert {"please take the carton of milk then put it into the basket", "in basket set milk"} <= {*training}
+    assert {"grab the milk and drop it inside the basket", "in that basket goes that milk pack"} <= {*held_out}
+    sauce = load_tasks("libero_90", ["KITCHEN_SCENE3_turn_on_the_stove_and_put_the_frying_pan_on_it"])[0]
+    assert "switch on the stove and set the frying pan on it" in paraphrases(sauce, "training")
+    assert "kindly activate that stove and lay that frying pan on it" in paraphrases(sauce, "held_out")
+
+
+@pytest.mark.parametrize("task", ALL, ids=[f"{task.suite} {task.index}" for task in ALL])
+def test_every_task_has_paraphrases_that_training_never_says(task) -> None:
+    training, held_out = paraphrases(task, "training"), paraphrases(task, "held_out")
+    assert len(training) >= 8
+    assert len(held_out) >= 4
+    assert not {*held_out} & {*training, task.language, task.problem.language}
+    assert max(len(text.split()) for text in (*training, *held_out)) <= INSTRUCTION_WORDS
+    # what they are about is said in all of them
+    said = re.findall("milk|soup|sauce|bowl|plate|stove|drawer|mug|book|microwave|pot", task.language)
+    assert all(word in text for word in said for text in (*training, *held_out))
+
+
+def test_training_says_everything_and_a_number_always_says_the_same() -> None:
+    texts = [Wordings(MILK, "training")(number) for number in range(2000)]
+    assert texts == [Wordings(MILK, "training")(number) for number in range(2000)]
+    for own in ("name", "bddl"):
+        assert 0.2 < texts.count(Wordings(MILK, own)(0)) / 2000 < 0.32
+    assert len({*texts}) > 400
+    assert not {*texts} & {*paraphrases(MILK, "held_out")}
+
+
+def test_an_environment_says_what_the_initial_state_draws_and_remembers_it() -> None:
+    def environment() -> LiberoEnvironment:
+        return LiberoEnvironment([MILK], 3, wording="held_out", assets=ASSETS, threads=1)
+
+    env, said = environment(), Wordings(MILK, "held_out")
+    observation = env.reset(starts=torch.tensor([5, 6, 7]))
+    assert observation["instruction"].tolist() == [words(said(start)) for start in (5, 6, 7)]
+    observation = env.reset(mask=torch.tensor([False, True, False]), starts=torch.tensor([0, 9, 0]))
+    assert observation["instruction"].tolist() == [words(said(start)) for start in (5, 9, 7)]
+    again = environment().load_state_dict(env.state_dict())
+    assert torch.equal(again["instruction"], observation["instruction"])
+
+
+def test_training_varies_the_words_and_evaluation_says_the_tasks_name_unless_told_otherwise() -> None:
+    task = LiberoTask(tasks=[MILK.name], assets=ASSETS.kind if ASSETS.root is None else str(ASSETS.root))
+
+    def said(distribution: str, split: str) -> list[list[int]]:
+        return task.environment(2, distribution, split).reset(starts=torch.tensor([3, 4]))["instruction"].tolist()
+
+    assert said("wide", "train") == [words(Wordings(MILK, "training")(start)) for start in (3, 4)]
+    assert said("official", "eval") == [words(MILK.language)] * 2
+    assert said("official:bddl", "eval") == [words(MILK.problem.language)] * 2
+    assert said("official:held_out", "eval") == [words(Wordings(MILK, "held_out")(start)) for start in (3, 4)]
+    with pytest.raises(ValueError, match="unknown wording 'nope'"):
+        said("official:nope", "eval")
+
+
+def test_a_demonstration_is_told_in_all_ways(tmp_path) -> None:
+    task = LiberoTask(tasks=[MILK.name], assets=ASSETS.kind if ASSETS.root is None else str(ASSETS.root), noise=0.0)
+    instructions = task.demonstrations(tmp_path, 0)["observation", "instruction"]
+    said = {tuple(row) for row in instructions.tolist()}
+    assert {tuple(words(MILK.language)), tuple(words(MILK.problem.language))} < said
+    assert len(said) > 20
+    assert torch.equal(instructions, task.demonstrations(tmp_path, 0)["observation", "instruction"])
