@@ -59,9 +59,9 @@ def test_distances_and_the_given_observation_stay() -> None:
 def test_what_the_instruction_mentions_is_never_hidden() -> None:
     torch.manual_seed(0)
     observation = observations(400)  # milk and basket are mentioned, the alphabet soup is not
-    seen = hide_distractors(observation, 0.5)["object_mask"]
+    seen = hide_distractors(observation, 0.2)["object_mask"]
     assert seen[:, [0, 2]].all()
-    assert 0.4 < seen[:, 1].float().mean() < 0.6
+    assert 0.7 < seen[:, 1].float().mean() < 0.9
     assert observation["object_mask"].all()
     observation["object_mask"][:, 1] = False
     assert not hide_distractors(observation, 0.0)["object_mask"][:, 1].any()

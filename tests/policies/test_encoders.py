@@ -75,6 +75,33 @@ def test_objects_look_the_same_from_both_sides_and_how_far_to_turn_is_seen() -> 
     torch.testing.assert_close(object_poses(turned)[0, 0, double], -expected)
 
 
+def test_a_scene_is_seen_from_the_hand_wherever_it_is_and_whichever_way_it_is_turned() -> None:
+    observation = observations(4)
+    seen = object_poses(observation)
+    moved = observation.clone()
+    for key in ("end_effector_position", "object_position"):
+        moved[key] += torch.tensor([0.3, -0.2, 0.0])
+    torch.testing.assert_close(object_poses(moved), seen)
+    turned = observation.clone()
+    quarter = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    for key in ("end_effector_rotation", "object_rotation"):
+        columns = observation[key].unflatten(-1, (2, 3))
+        turned[key] = (columns @ quarter.T).flatten(-2)
+    torch.testing.assert_close(object_poses(turned), seen)
+
+
+def test_statistics_are_of_what_is_there() -> None:
+    observation = observations(50)
+    padded = observation.clone()
+    for key in ("object_position", "object_rotation", "object_names", "object_mask"):
+        padded[key] = torch.cat((observation[key], torch.zeros_like(observation[key][:, :1])), 1)
+    one, other = ObjectEncoder(32), ObjectEncoder(32)
+    one.fit(observation)
+    other.fit(padded)
+    torch.testing.assert_close(one.pose_mean, other.pose_mean)
+    torch.testing.assert_close(one.pose_std, other.pose_std)
+
+
 def test_missing_statistics_are_an_error() -> None:
     with pytest.raises(RuntimeError, match="no normalisation statistics"):
         ObjectEncoder(32)(observations(1))

@@ -82,6 +82,20 @@ def test_invalid_steps_do_not_train() -> None:
     assert rows[2:].abs().sum() == 0
 
 
+def test_the_loss_is_that_of_flow_matching_at_all_times() -> None:
+    policy, observation = make(), observations(2000)
+    actions, seen = torch.rand(2000, 4, 2) - 0.5, []
+    policy.velocity.register_forward_hook(lambda _, given, velocity: seen.append((*given[:2], velocity)))
+    loss = policy.loss(observation, actions, torch.ones(2000, 4, dtype=torch.bool))
+    x, time, velocity = seen[0]
+    tenths = torch.tensor([0.1, 0.5, 0.9])
+    torch.testing.assert_close(time.quantile(tenths), tenths, atol=0.04, rtol=0.0)  # uniform
+    t, target = time.view(-1, 1, 1), (actions - policy.action_mean) / policy.action_std
+    noise = (x - (1.0 - t) * target) / t
+    assert noise[time > 0.01].std() == pytest.approx(1.0, abs=0.03)
+    torch.testing.assert_close(loss, (velocity - (noise - target)).square().mean(), rtol=1e-3, atol=0.0)
+
+
 def test_supervised_training_recovers_actions_that_depend_on_the_observation() -> None:
     policy, observation = make(), observations(256)
     actions = 0.8 * torch.tanh(observation["end_effector_position"][:, :2]).unsqueeze(1).expand(-1, 4, -1)
@@ -119,6 +133,26 @@ def test_the_candidate_of_highest_advantage_is_executed(deterministic: bool) -> 
     if not deterministic:  # sample and score belong to the chunk that was chosen
         torch.testing.assert_close(policy.evaluate(observation, decision.sample).log_prob, decision.log_prob)
         assert torch.equal(policy.to_robot(decision.sample["path"][:, -1]), decision.actions)
+
+
+def test_actions_stay_within_the_limits_of_the_contract() -> None:
+    far = torch.full((1, 4, 2), 100.0)
+    assert make().to_robot(torch.cat((far, -far))).unique().tolist() == [-1.0, 1.0]
+
+
+def test_every_parameter_has_one_trainer() -> None:
+    policy = make()
+    parts = policy.actor_parameters(), policy.critic_parameters(), policy.advantage_parameters()
+    assert len({*parts[0], *parts[1], *parts[2]}) == sum(map(len, parts)) == len(list(policy.parameters()))
+
+
+def test_critics_begin_with_what_the_actor_has_learned_to_see() -> None:
+    policy = make()
+    policy.start_critic()
+    for critic in (policy.value_encoder, policy.advantage_encoder):
+        for mine, learned in zip(critic.parameters(), policy.encoder.parameters(), strict=True):
+            assert torch.equal(mine, learned)
+            assert mine is not learned
 
 
 def test_the_advantage_learns_which_executed_actions_are_better() -> None:

@@ -9,6 +9,7 @@ from policies.flow_kernels import (
     TimeGrid,
     flow_noise_std,
     flow_sde_step,
+    gaussian_entropy,
     gaussian_log_prob,
     guided_velocity,
     ode_step,
@@ -33,6 +34,19 @@ def test_mean_by_hand() -> None:
     # t = .5: sigma^2 = .25; x - .25 v - .25 * .25 / (2 * .5) * (x + .5 v) with x = 2, v = 1
     mean, _ = flow_sde_step(scalar(2.0), scalar(1.0), torch.tensor([2]), GRID, 0.5)
     assert mean.item() == pytest.approx(2.0 - 0.25 - 0.0625 * 2.5)
+
+
+def test_mean_by_hand_away_from_the_middle() -> None:
+    # t = .75: sigma^2 = .75; x - .25 v - .75 * .25 / (2 * .75) * (x + .25 v)
+    mean, _ = flow_sde_step(scalar(2.0), scalar(1.0), torch.tensor([1]), GRID, 0.5)
+    assert mean.item() == pytest.approx(2.0 - 0.25 - 0.125 * 2.25)
+
+
+def test_entropy_and_log_probability_are_those_of_the_normal_distribution() -> None:
+    x, mean, std = torch.randn(20), torch.randn(20), torch.rand(20) + 0.1
+    normal = torch.distributions.Normal(mean, std)
+    torch.testing.assert_close(gaussian_entropy(std), normal.entropy())
+    torch.testing.assert_close(gaussian_log_prob(x, mean, std), normal.log_prob(x))
 
 
 def test_no_noise_is_the_ode() -> None:

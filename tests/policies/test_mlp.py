@@ -28,6 +28,28 @@ def test_log_prob_is_that_of_the_executed_actions_before_clamping():
     torch.testing.assert_close(entropy, torch.full((5, 1), 2 * (0.5 + 0.5 * math.log(2 * math.pi) + math.log(0.5))))
 
 
+def test_what_stood_still_keeps_its_unit():
+    policy = MLPConfig(hidden=[8]).build(CONTRACT)
+    seen = TensorDict({"x": torch.stack((torch.randn(500), torch.full((500,), 2.0)), 1)}, [500])
+    policy.fit(seen, torch.zeros(1, 1))
+    moved = TensorDict({"x": torch.tensor([[0.0, 2.5]])}, [1])
+    assert policy.features(moved)[0, 1] == 0.5
+
+
+def test_behaviour_cloning_compares_in_half_ranges_of_the_actions():
+    torch.manual_seed(0)
+    policy = MLPConfig(hidden=[8]).build(CONTRACT)
+    seen, valid = TensorDict({"x": torch.randn(5, 2)}, [5]), torch.ones(5, 3)
+    policy.fit(seen, torch.zeros(1, 1))
+    mean = policy.actions(seen).detach()
+    assert policy.loss(seen, mean, valid).item() == pytest.approx(0.0, abs=1e-12)
+    assert policy.loss(seen, mean + 0.5, valid).item() == pytest.approx((0.5 / 2) ** 2, rel=1e-4)
+    beyond = mean.clone()
+    beyond[:, 2] += 9.0
+    valid[:, 2] = 0.0
+    assert policy.loss(seen, beyond, valid).item() == pytest.approx(0.0, abs=1e-12)
+
+
 def test_only_the_critic_reads_what_is_privileged_and_layers_are_the_actor():
     spec = {"wind": TensorSpec((2,), privileged=True), "x": TensorSpec((2,)), "y": TensorSpec((1, 2))}
     contract = Contract(spec, CONTRACT.action, 0.1)

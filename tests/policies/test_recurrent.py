@@ -52,6 +52,18 @@ def test_acting_step_by_step_is_unrolling():
     torch.testing.assert_close(again, unrolled[3:])
 
 
+def test_the_loss_counts_valid_steps_alone():
+    policy = make()
+    seen = sequences(policy, 6, 3)
+    with torch.no_grad():
+        wanted, _ = policy.unroll(seen)
+        wanted[1, 2] += 0.2
+        valid = torch.ones(6, 3, 1)
+        valid[4] = 0.0
+        wanted[4] += 9.0
+        assert float(policy.loss(seen, wanted, valid)) == pytest.approx(0.2**2 / 15, rel=1e-3)
+
+
 def test_it_remembers_and_the_critic_does_not():
     policy = make()
     first = sequences(policy, 1, 5)[0]

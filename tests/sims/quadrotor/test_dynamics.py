@@ -1,6 +1,7 @@
 """Physics that can be worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -122,6 +123,17 @@ def test_drag_brings_it_to_the_speed_of_the_wind():
     after = fly(start, RACER_5_INCH.hover_action, 50, force=wind, airframe=RACER_5_INCH, options=options)
     share = 1.0 - math.exp(-RACER_5_INCH.drag_x / RACER_5_INCH.mass_kg * 50 * DT_S)
     assert after[7:10] == pytest.approx([2.0 * share, -1.0 * share, 0.0], abs=1e-9)
+
+
+def test_drag_is_along_the_bodys_axes():
+    frame = replace(RACER_5_INCH, drag_x=0.3, drag_y=0.2, drag_z=0.1)
+    state, tilt, speed = at_rest(frame.hover_speed, airframe=frame), 0.5, 20.0
+    state[3], state[5], state[7] = math.cos(tilt / 2), math.sin(tilt / 2), speed  # nose down, along the world's x
+    dragged, free = (fly(state, frame.hover_action, airframe=frame, options=o) for o in (Options(drag=True), PLAIN))
+    force = (dragged - free)[7:10] / DT_S * frame.mass_kg
+    sin, cos = math.sin(tilt), math.cos(tilt)
+    expected = [-speed * (0.3 * cos**2 + 0.1 * sin**2), 0.0, speed * (0.3 - 0.1) * sin * cos]
+    assert force == pytest.approx(expected, rel=0.01, abs=1e-9)
 
 
 def test_near_the_ground_there_is_more_thrust():

@@ -114,6 +114,28 @@ def test_leaving_the_box_ends_the_episode_without_success():
     assert ((transition.observation["position"].abs().amax(1) - 0.6) > -0.005).all()  # noise
 
 
+def test_a_crash_is_none_at_the_step_limit_and_afterwards_nothing_happens():
+    def fall(step_limit):
+        env = QuadrotorEnvironment(1, mdp=STILL, noise=False, step_limit=step_limit)
+        env.reset()
+        transitions = [env.step(-torch.ones(1, 1, 4)) for _ in range(60)]
+        return int(env.steps), transitions[int(env.steps) - 1 :]
+
+    steps, _ = fall(500)
+    assert 30 < steps < 60  # 0.6 m
+    for transition in fall(steps)[1]:
+        assert transition.terminated.all()
+        assert not transition.truncated.any()
+    steps, (last, *later) = fall(20)
+    assert steps == 20
+    assert last.truncated.all()
+    assert float(last.reward) != 0.0
+    for transition in later:
+        assert transition.truncated.all()
+        assert float(transition.reward) == 0.0
+        assert not transition.executed.any()
+
+
 def test_at_the_step_limit_it_has_survived_and_the_error_is_that_of_the_last_second():
     env = QuadrotorEnvironment(2, mdp=STILL, noise=False, step_limit=130)
     env.reset()
