@@ -22,6 +22,7 @@ from embodied.compute import prepare
 from embodied.config import compose, names
 from embodied.errors import UserError
 from embodied.latency import LatencyConfig, with_latency
+from embodied.run_directory import new_run, resumed_run
 from embodied.trainer import Trainer, TrainerConfig
 from policies.registry import POLICIES
 from real_robot import lerobot_reading
@@ -36,7 +37,7 @@ class TrainConfig(TrainerConfig):
     """Options of train.py: those of a run, and its parts.
 
     `demonstrations` is a LeRobot dataset that takes the place of the task's own. `resume` names the directory of a run
-    to continue with its own configuration; `eval_only` measures it instead.
+    to continue with its own configuration, or one of its checkpoints; `eval_only` measures it instead.
     """
 
     task: Any = MISSING
@@ -61,20 +62,17 @@ def run(arguments: list[str]) -> None:
     prepare(config.device, config.threads)
     if config.eval_only:
         evaluate_instead(resumed, arguments)
-    if resumed and not (Path(resumed) / checkpoint.FOLDER).is_dir():
-        raise UserError(f"resume={resumed} is a checkpoint; expected the directory of the run that holds it")
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    directory = Path(resumed or config.output or Path("outputs") / config.task.name / stamp)
-    if not resumed and (directory / checkpoint.FOLDER).exists():
-        raise UserError(f"{directory} holds a run; continue it with resume={directory}, or choose another output")
     record["values"]["resume"] = None  # a run is the same however often it was stopped
-    trainer = Trainer(
-        config, with_latency(config.task, config.latency), config.policy, config.algorithm, directory,
-        record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
-        demonstrations=partial(lerobot_reading.chunks, config.demonstrations) if config.demonstrations else None,
-    )  # fmt: skip
-    (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))
-    log.info(trainer.run().summary(directory))
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    name = Path("outputs") / config.task.name / f"{stamp}_seed{config.seed}"
+    with resumed_run(resumed) if resumed else new_run(config.output, name) as directory:
+        trainer = Trainer(
+            config, with_latency(config.task, config.latency), config.policy, config.algorithm, directory,
+            record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
+            demonstrations=partial(lerobot_reading.chunks, config.demonstrations) if config.demonstrations else None,
+        )  # fmt: skip
+        (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))
+        log.info(trainer.run().summary(directory))
 
 
 def evaluate_instead(resumed: str | None, arguments: list[str]) -> NoReturn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 
@@ -13,11 +14,22 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
     """Give the body a temporary path to write: it becomes `path` once on the disk, and goes where the body fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
-        flush(temporary)
-        os.replace(temporary, path)
+        with named(path):
+            yield temporary
+            flush(temporary)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Have an OSError of the body say that it is about `path`: writing to a full disk, alone, says no name."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def flush(path: Path) -> None:
@@ -27,3 +39,12 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename the file or directory `path` to a free name, PATH.aside or one with a number; returns that."""
+    for number in count(1):
+        aside = path.with_name(f"{path.name}.aside" + (f"_{number}" if number > 1 else ""))
+        if not aside.exists():
+            return path.rename(aside)
+    raise AssertionError

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,16 @@ def save_tree(path: str | Path, tree: Tree) -> None:
     writer = _Writer()
     structure = json.dumps(writer.encode(tree, ()))
     with complete_or_absent(Path(path)) as temporary:
-        metadata = {"tree": structure, "sha256": _digest(structure, writer.tensors)}
-        save_file(writer.tensors, temporary, metadata=metadata)
+        _save_file(writer.tensors, temporary, {"tree": structure, "sha256": _digest(structure, writer.tensors)})
+
+
+def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:
+        if told := re.search(r"os error (\d+)", str(error)):  # such as a full disk
+            raise OSError(int(told[1]), os.strerror(int(told[1]))) from error
+        raise
 
 
 def load_tree(path: str | Path) -> Tree:

@@ -43,6 +43,38 @@ def test_a_resumed_run_drops_what_its_checkpoint_did_not_know(tmp_path):
     assert tensorboard(tmp_path, "rollout/success") == expected
 
 
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        (lambda text: text[:-20], [0, 1, 2]),
+        (lambda text: text.replace('"step": 1', '"step" 1'), [0, 2, 3]),
+        (lambda text: text.replace('"step": 1', '"stop": 1'), [0, 2, 3]),
+        (lambda text: "\x00\n" * 9, []),
+        (None, []),
+    ],
+)
+def test_damaged_metrics_are_set_aside_and_told(tmp_path, capsys, damage, kept):
+    setup_console()
+    with Logger(tmp_path) as logger:
+        for step in range(4):
+            logger.log(step, {"loss": 0.5})
+    path = tmp_path / METRICS
+    if damage:
+        path.write_text(damage(path.read_text()))
+        before = path.read_bytes()
+    else:
+        path.unlink()
+    with Logger(tmp_path, rows=4) as logger:
+        logger.log(4, {"loss": 0.25})
+        assert logger.rows == len(kept) + 1
+    assert [step for step, _ in curve(tmp_path, "loss")] == [*kept, 4]
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert f"{len(kept)} of 4 rows could be read" in told[0]
+    aside = tmp_path / f"{METRICS}.aside"
+    assert aside.read_bytes() == before if damage else not aside.exists()
+
+
 def test_a_missing_extra_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match=r"pip install 'embodied-rl\[wandb\]'"):

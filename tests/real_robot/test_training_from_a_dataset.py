@@ -65,7 +65,7 @@ def test_a_recorded_flight_trains_before_rl(dataset: Path, tmp_path: Path):
 
 def test_a_dataset_for_another_task_is_told_on_one_line(dataset: Path, tmp_path: Path):
     completed = train("task=quadrotor_race", f"demonstrations={dataset}", f"output={tmp_path / 'run'}")
-    lines = completed.stdout.strip().splitlines()
+    lines = completed.stderr.strip().splitlines()
     assert completed.returncode == 1
     assert len(lines) == 1
     assert "does not serve the contract" in lines[0]
