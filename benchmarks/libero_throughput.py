@@ -1,9 +1,11 @@
 """Control steps per second, ours beside stock LIBERO's in the same run: `python benchmarks/libero_throughput.py`.
 
 Two workloads, the same actions in both from the official initial states: `motion` are random small motions above the
-objects, `pick` is what our scripted expert does, most of it with an object between the fingers. Each without cameras
-and with two 128x128 cameras; ours draw once per chunk of 10 control steps, stock's after every one, as it ships.
-Per CPU-second counts the time of all threads; per wall-second uses all cores: threads in ours, processes of stock.
+objects, `pick` is what our scripted expert does, most of it with an object between the fingers. Each without pictures,
+with those of two 128x128 cameras after every control step, and with them after every chunk of K steps, which is all
+that the policy reads; stock draws after every step, as it ships, beside either. What pictures alone take is what steps
+with them take longer. Per CPU-second counts the time of all threads; per wall-second uses all cores: threads in ours,
+processes of stock.
 
 Stock needs LIBERO's official assets (LIBERO_ASSETS or --assets) and, for cameras, OpenGL. Its virtual environment is
 made with pip in build/stock_libero on the first run.
@@ -37,6 +39,7 @@ from sims.libero.expert import Expert  # noqa: E402
 from sims.libero.scene import Scene, build_scene  # noqa: E402
 from sims.libero.simulation import Simulation  # noqa: E402
 from sims.libero.suite import Task, initial_states, load_tasks  # noqa: E402
+from sims.libero.task import LiberoTask  # noqa: E402
 
 STOCK_VENV = ROOT / "build" / "stock_libero"
 STOCK_PACKAGES = ("robosuite==1.4.0", "hf-libero==0.1.4", "bddl==1.0.1")  # without dependencies: they pin old ones
@@ -44,7 +47,7 @@ STOCK_DEPENDENCIES = (
     *("numpy<2", "scipy", "numba", "opencv-python-headless", "pillow", "termcolor", "pyyaml", "easydict"),
     *("cloudpickle", "gym", "gymnasium", "future", "matplotlib", "h5py", "jupytext", "networkx", "pytest"),
 )
-CHUNK = 10  # control steps
+K = LiberoTask().executed  # control steps of a chunk
 EPISODES = 8  # initial states, repeated over SIMULATIONS
 SIMULATIONS = 32
 MOTION_STEPS = 100
@@ -66,6 +69,7 @@ class Rate:
     """What was stepped, and how long it took."""
 
     steps: int = 0
+    pictures: int = 0  # of both cameras, each time
     cpu_s: float = 0.0
     wall_s: float = 0.0
     episodes: int = 0
@@ -95,13 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (task,) = load_tasks(suite, [int(index)])
         scene = build_scene(task, assets)
         for workload, episodes in (("motion", motion(task)), ("pick", pick(scene))):
-            for cameras in (False, True):
-                ours = measure_ours(scene, episodes, cameras, options.seconds)
-                stock = measure_stock(python, scene, episodes, cameras, options.seconds)
-                rows.append(_row(f"{suite} {index}", workload, cameras, ours, stock))
-                sys.stdout.write(_line(rows[-1]) if len(rows) > 1 else _head() + _line(rows[-1]))
-                sys.stdout.flush()
-    report = {"machine": machine(), "chunk": CHUNK, "simulations": SIMULATIONS, "rows": rows}
+            ways = ((K, False), (1, True), (K, True))
+            ours = [measure_ours(scene, episodes, *way, options.seconds) for way in ways]
+            stock = [measure_stock(python, scene, episodes, cameras, options.seconds) for cameras in (False, True)]
+            rows.append({"task": f"{suite} {index}", "workload": workload, **compared(*ours, *stock)})
+            sys.stdout.write(table(rows[-1]) if len(rows) > 1 else HEAD + table(rows[-1]))
+            sys.stdout.flush()
+    report = {"machine": machine(), "executed": K, "simulations": SIMULATIONS, "rows": rows}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=2) + "\n")
 
@@ -113,7 +117,7 @@ def motion(task: Task) -> list[Episode]:
 
 
 def pick(scene: Scene) -> list[Episode]:
-    """What the scripted expert does from each initial state, to the end of its task, and a chunk of rest."""
+    """What the scripted expert does from each initial state, to the end of its task, and half a second of rest."""
     episodes = [Episode(state, np.empty((0, 7))) for state in initial_states(scene.task)[:EPISODES]]
     simulation = Simulation([scene] * EPISODES)
     _start(simulation, episodes)
@@ -126,12 +130,12 @@ def pick(scene: Scene) -> list[Episode]:
         running = running[~success]
         if not len(running):
             break
-    rest = [STILL] * CHUNK  # stock may let go a moment later
+    rest = [STILL] * 10  # stock may let go a moment later
     return [Episode(e.state, np.array(a + rest)) for e, a in zip(episodes, actions, strict=True)]
 
 
-def measure_ours(scene: Scene, episodes: list[Episode], cameras: bool, seconds: float) -> Rate:
-    """Replay the episodes in SIMULATIONS simulations, chunk by chunk, again and again for `seconds`."""
+def measure_ours(scene: Scene, episodes: list[Episode], chunk: int, cameras: bool, seconds: float) -> Rate:
+    """Replay the episodes in SIMULATIONS simulations for `seconds`, in chunks, after each of which `cameras` draw."""
     simulation = Simulation([scene] * SIMULATIONS)
     rows = [episodes[i % len(episodes)] for i in range(SIMULATIONS)]
     eyes = Cameras(simulation, width=128, height=128) if cameras else None
@@ -140,11 +144,12 @@ def measure_ours(scene: Scene, episodes: list[Episode], cameras: bool, seconds: 
         _start(simulation, rows)
         cpu, wall = time.process_time(), time.perf_counter()
         reached = np.zeros(SIMULATIONS, dtype=bool)
-        for ids, chunk in _chunks(rows):
-            executed, success, _ = simulation.step(ids, chunk, stop_on_success=False)
+        for ids, actions in _chunks(rows, chunk):
+            executed, success, _ = simulation.step(ids, actions, stop_on_success=False)
             total.steps, reached[ids] = total.steps + int(executed.sum()), reached[ids] | success
             if eyes is not None:
                 eyes.render(ids)
+                total.pictures += len(ids)
         total.cpu_s, total.wall_s = total.cpu_s + time.process_time() - cpu, total.wall_s + time.perf_counter() - wall
         total.episodes, total.successes = total.episodes + SIMULATIONS, total.successes + int(reached.sum())
     return total
@@ -166,7 +171,8 @@ def measure_stock(python: Path, scene: Scene, episodes: list[Episode], cameras: 
             answers = list(pool.map(_ask, [python] * CORES, [request] * CORES, [backend] * CORES))
         if all(isinstance(answer, dict) for answer in answers):
             sums = {key: sum(answer[key] for answer in answers) for key in ("steps", "cpu_s", "episodes", "successes")}
-            return Rate(wall_s=max(answer["wall_s"] for answer in answers), **sums)
+            wall_s = max(answer["wall_s"] for answer in answers)
+            return Rate(wall_s=wall_s, pictures=sums["steps"] if cameras else 0, **sums)
     if cameras:
         sys.stderr.write(f"stock LIBERO can't draw here:\n{answers[0]}\n")
         return None
@@ -221,10 +227,10 @@ def _start(simulation: Simulation, episodes: Sequence[Episode]) -> None:
     simulation.step(np.arange(simulation.num), still, stop_on_success=False)
 
 
-def _chunks(rows: Sequence[Episode]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Chunks of CHUNK steps (fewer at an episode's end) for simulations that have that many left."""
-    for first in range(0, max(len(row.actions) for row in rows), CHUNK):
-        parts = [row.actions[first : first + CHUNK] for row in rows]
+def _chunks(rows: Sequence[Episode], chunk: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Chunks of `chunk` steps (fewer at an episode's end) for simulations that have that many left."""
+    for first in range(0, max(len(row.actions) for row in rows), chunk):
+        parts = [row.actions[first : first + chunk] for row in rows]
         for length in sorted({len(part) for part in parts} - {0}):
             ids = np.array([i for i, part in enumerate(parts) if len(part) == length], dtype=np.int64)
             yield ids, np.stack([parts[i] for i in ids])
@@ -241,30 +247,52 @@ def _ask(python: Path, request: dict, backend: str) -> dict | str:
     return json.loads(result.stdout) if result.returncode == 0 else result.stderr[-2000:]
 
 
-def _row(task: str, workload: str, cameras: bool, ours: Rate, stock: Rate | None) -> dict:
-    row = {"task": task, "workload": workload, "cameras": cameras, "ours": _figures(ours), "stock": None}
-    if stock is not None:
-        row["stock"] = _figures(stock)
-        row["ratio_cpu"], row["ratio_wall"] = ours.per_cpu_s / stock.per_cpu_s, ours.per_wall_s / stock.per_wall_s
-    return row
+HEAD = f"{'task':18}" + "".join(
+    f"{name:>14}" for name in ("workload", "pictures", "ours/CPU-s", "stock/CPU-s", "ratio")
+)
+HEAD += f"{'ours/s':>14}{'stock/s':>14}{'ratio':>14}\n"
+
+
+def compared(plain: Rate, every_step: Rate, every_chunk: Rate, stock: Rate, stock_every_step: Rate | None) -> dict:
+    """Ours beside stock's: control steps without pictures, with them after every step or chunk, and pictures alone.
+
+    Stock's are after every step also where ours are after every chunk.
+    """
+    rows = {"none": _compared(plain, stock)}
+    if stock_every_step is not None:
+        rows["every step"] = _compared(every_step, stock_every_step)
+        rows["every chunk"] = _compared(every_chunk, stock_every_step)
+        rows["alone"] = _compared(_pictures(plain, every_chunk), _pictures(stock, stock_every_step))
+    return rows
+
+
+def _pictures(plain: Rate, drawn: Rate) -> Rate:
+    """Pictures as steps: the time that steps with pictures took longer than as many without."""
+    share = drawn.steps / plain.steps
+    return Rate(drawn.pictures, drawn.pictures, drawn.cpu_s - share * plain.cpu_s, drawn.wall_s - share * plain.wall_s)
+
+
+def _compared(ours: Rate, stock: Rate) -> dict:
+    ratios = {"ratio_cpu": ours.per_cpu_s / stock.per_cpu_s, "ratio_wall": ours.per_wall_s / stock.per_wall_s}
+    return {"ours": _figures(ours), "stock": _figures(stock), **ratios}
 
 
 def _figures(rate: Rate) -> dict:
     return asdict(rate) | {"per_cpu_s": rate.per_cpu_s, "per_wall_s": rate.per_wall_s}
 
 
-def _head() -> str:
-    columns = ("workload", "cameras", "ours/CPU-s", "stock/CPU-s", "ratio", "ours/s", "stock/s", "ratio")
-    return f"{'task':18}" + "".join(f"{name:>12}" for name in columns) + "\n"
-
-
-def _line(row: dict) -> str:
-    ours, stock = row["ours"], row["stock"]
-    cells = [row["workload"], "2" if row["cameras"] else "none"]
-    for key, ratio in (("per_cpu_s", "ratio_cpu"), ("per_wall_s", "ratio_wall")):
-        cells += [f"{ours[key]:.0f}", "-" if stock is None else f"{stock[key]:.1f}"]
-        cells += ["-" if stock is None else f"{row[ratio]:.1f}x"]
-    return f"{row['task']:18}" + "".join(f"{cell:>12}" for cell in cells) + "\n"
+def table(row: dict) -> str:
+    """Lines for the console; pictures alone are per second, as steps are."""
+    lines = []
+    for pictures in ("none", "every step", "every chunk", "alone"):
+        if pictures not in row:
+            continue
+        cells = [row["workload"], pictures]
+        for key, ratio in (("per_cpu_s", "ratio_cpu"), ("per_wall_s", "ratio_wall")):
+            cells += [f"{row[pictures]['ours'][key]:.0f}", f"{row[pictures]['stock'][key]:.1f}"]
+            cells += [f"{row[pictures][ratio]:.1f}x"]
+        lines.append(f"{row['task']:18}" + "".join(f"{cell:>14}" for cell in cells) + "\n")
+    return "".join(lines)
 
 
 if __name__ == "__main__":
