@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> None:
         changed = compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config)[0]
         task = with_latency(changed.task, changed.latency)
         env = task.environment(num_envs, distribution, "eval", device=config.device)
-        saved.bind(replace(env.contract, executed=saved.contract.executed) if config.executed else env.contract)
+        saved.check(replace(env.contract, executed=saved.contract.executed) if config.executed else env.contract)
         return env
 
     if config.sim_to_real:

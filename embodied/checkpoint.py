@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from embodied import sealed
-from embodied.contract import Binding, Contract
+from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.files import flush
 
@@ -52,23 +52,22 @@ class Checkpoint:
     path: Path | None = None
     weights_sha256: str | None = None
 
-    def bind(self, provider: Contract) -> Binding:
-        """Plan how `provider` (an environment, a robot) serves this policy, in the chunks it was trained in.
+    def check(self, env: Contract) -> None:
+        """Refuse environments whose tensors this policy cannot use as they are, in the chunks it was trained in.
 
         Raises:
-            UserError: on one line, where it cannot.
+            UserError: on one line, with what differs.
         """
         rows = [
-            f"{size}: expected {getattr(self.contract, size)}, got {getattr(provider, size)}"
+            f"{size}: expected {getattr(self.contract, size)}, got {getattr(env, size)}"
             for size in ("horizon", "executed")
-            if getattr(self.contract, size) != getattr(provider, size)
+            if getattr(self.contract, size) != getattr(env, size)
         ]
-        if rows := rows + self.contract.differences(provider):
+        if rows := rows + self.contract.mismatches(env):
             raise UserError(
                 f"the checkpoint {self.path} was trained under another contract ({'; '.join(rows)}); "
                 "use the task and chunk sizes of its config, or train anew"
             )
-        return self.contract.bind(provider)
 
     def restore(self, policy: TrainablePolicy) -> None:
         """Load the weights into `policy`.

@@ -104,6 +104,29 @@ class Contract:
         observation = {key: _order(self.observation[key], provider.observation[key]) for key in both}
         return Binding(observation, _order(provider.action, self.action))
 
+    def check(self, provider: Contract) -> None:
+        """Raise UserError unless tensors of `provider` can be used as they are: nothing differs, not even an order.
+
+        For simulators and datasets, whose tensors are not reordered as `bind` plans.
+        """
+        if rows := self.mismatches(provider):
+            raise UserError(
+                f"the policy's contract is another than the environment's ({'; '.join(rows)}); "
+                "use a policy that was built for it"
+            )
+
+    def mismatches(self, provider: Contract) -> list[str]:
+        """`differences`, and elements that stand in another order or among others, one line each."""
+        pairs = {
+            f"observation {key!r}": (spec, provider.observation.get(key)) for key, spec in self.observation.items()
+        }
+        pairs["action"] = self.action, provider.action
+        return self.differences(provider) + [
+            f"{key} order: expected {mine.names}, got {theirs.names}"
+            for key, (mine, theirs) in pairs.items()
+            if mine.names and theirs is not None and mine.names != theirs.names and set(mine.names) <= set(theirs.names)
+        ]
+
     def differences(self, provider: Contract) -> list[str]:
         """What keeps `provider` from serving this contract, one line each.
 

@@ -121,8 +121,9 @@ def evaluate(
     it did, `executed` only where an episode counts.
 
     Raises:
-        UserError: where a task has no environment, or nothing is to run.
+        UserError: where a task has no environment, nothing is to run, or the policy was built for other tensors.
     """
+    policy.contract.check(env.contract)
     group = env.group if isinstance(env, SharedEnvironment) else 1
     wanted = -(-starts_per_task // group) * group
     starts_per_task = min(wanted, env.num_starts or wanted)

@@ -100,11 +100,15 @@ class Collector:
     """Steps `env` with `policy`, keeping the running episodes between calls.
 
     `generator` draws the policy's noise, on the policy's device; rollouts lie on the environment's.
+
+    Raises:
+        UserError: for a policy that was built for other tensors than the environment's.
     """
 
     def __init__(
         self, env: StartEnvironment, policy: Policy, generator: torch.Generator, starts: Starts | None = None
     ) -> None:
+        policy.contract.check(env.contract)
         self.env, self.policy, self.generator, self.starts = env, policy, generator, starts
         self.observation: TensorDict | None = None
         self.finished = torch.ones(env.num_envs, dtype=torch.bool)

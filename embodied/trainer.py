@@ -306,7 +306,7 @@ class Trainer:
         if not (self.directory / checkpoint.FOLDER).exists():
             return 0
         saved = checkpoint.load(self.directory)
-        saved.bind(self.env.contract)
+        saved.check(self.env.contract)
         saved.restore(self.policy)
         self.stage = Stage(saved.counters["stage"])
         self.counters = {name: saved.counters.get(name, 0) for name in self.counters}

@@ -51,8 +51,9 @@ def film(
     as its own contract says: its episodes are those of `evaluate`. `device` is the policy's.
 
     Raises:
-        UserError: where the policy's chunk cannot be cut into the environment's.
+        UserError: where the policy was built for other tensors, or its chunk cannot be cut into the environment's.
     """
+    policy.contract.check(env.contract)
     executed, every = policy.contract.executed, env.contract.executed
     if executed % every:
         raise UserError(f"expected an environment whose chunks of {every} actions fill the policy's {executed}")

@@ -148,7 +148,7 @@ class LiberoTask:
         expected |= {"step_limit": env.step_limit, "episodes": self.episodes * len(tasks)}
         made = {**found.origin, "episodes": len(found.lengths)}
         rows = [f"{key}: expected {value}, got {made[key]}" for key, value in expected.items() if made[key] != value]
-        return rows + env.contract.differences(found.contract)
+        return rows + env.contract.mismatches(found.contract)
 
     def _assets(self) -> Assets:
         return find_assets(self.assets)

@@ -231,7 +231,7 @@ def test_a_directory_without_checkpoint_says_so(tmp_path):
 def test_a_checkpoint_of_another_contract_is_refused_on_one_line(tmp_path):
     save(tmp_path, example())
     back = load(tmp_path)
-    assert back.bind(contract()).action is None
+    back.check(contract())
     others = [
         {"control_dt_s": 0.1},
         {"horizon": 10, "executed": 10},
@@ -241,7 +241,7 @@ def test_a_checkpoint_of_another_contract_is_refused_on_one_line(tmp_path):
     ]
     for other in (contract(**change) for change in others):
         with pytest.raises(ValueError, match="another contract") as error:
-            back.bind(other)
+            back.check(other)
         assert "\n" not in str(error.value)
 
 

@@ -63,6 +63,20 @@ def test_limits_belong_to_names_and_not_to_places():
     assert len(differences(action(names=("right", "left")))) == 2  # low and high
 
 
+def test_tensors_are_used_as_they_are_in_one_order_alone():
+    CONTRACT.check(changed(executed=1, observation={"camera": TensorSpec((8, 8, 3)), **CONTRACT.observation}))
+    swapped = action(names=("right", "left"), low=(-2.0, -1.0), high=(2.0, 1.0))
+    for provider, what in (
+        (position(names=("z", "x", "y")), "observation 'position' order"),
+        (position(shape=(4,), names=("x", "y", "z", "time")), "observation 'position' order"),
+        (swapped, "action order"),
+    ):
+        CONTRACT.bind(provider)
+        with pytest.raises(ValueError, match=what) as caught:
+            CONTRACT.check(provider)
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("executed", [1, 8])
 def test_a_provider_may_execute_up_to_the_whole_chunk(executed):
     CONTRACT.bind(changed(executed=executed))

@@ -61,6 +61,7 @@ class NetworkPolicy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.contract = ChaoticEnvironment(1).contract
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(2, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 4))
 
