@@ -66,6 +66,7 @@ class ChunkExecutor:
     chunk would not last. Inferences come one after the other: commands never pause where H actions last for two. The
     first chunk, and one that comes after a gap, goes on where the robot held: it has not moved. A policy that remembers
     is given its memory, one with H = 1 may miss one reading. Deterministic where `clock` is and inference runs inline.
+    A reading that is not finite is not shown to the policy; actions that are not end the episode.
 
     Args:
         policy: whose contract `contract` is to serve.
@@ -122,13 +123,16 @@ class ChunkExecutor:
         self._chunk: _Chunk | None = None
         self._pending: _Inference | None = None
         self._stamp_s, self._sequence = -math.inf, -1
-        self._error, self._reason = "", ""
+        self._error, self._fault, self._reason = "", "", ""
 
     def observe(self, reading: Reading) -> None:
         """Offer the newest reading: starts an inference where one is due. Old or reordered ones are not used."""
         self._take_up(self._clock())
         stale = reading.sequence <= self._sequence or reading.stamp_s <= self._stamp_s
         if stale or self._error or self._pending or not self._due(reading.stamp_s):
+            return
+        self._fault = reading.fault
+        if self._fault:
             return
         self._sequence, self._stamp_s = reading.sequence, reading.stamp_s
         running = self._running(reading.stamp_s)
@@ -184,6 +188,8 @@ class ChunkExecutor:
         expected = (1, self._horizon, *self._policy.contract.action.shape)
         if decision.actions.shape != expected:
             raise ValueError(f"expected actions of shape {expected}, got {tuple(decision.actions.shape)}")
+        if not bool(decision.actions.isfinite().all()):
+            raise ValueError("the policy's actions are not finite, though its observation is")
         return decision
 
     def _take_up(self, now_s: float) -> None:
@@ -217,8 +223,12 @@ class ChunkExecutor:
         if self._error:
             return self._error
         if self._chunk is None:
-            return "no chunk yet"
-        waited = f"inference has taken {now_s - self._pending.stamp_s:.3f} s" if self._pending else "none is computed"
+            return self._fault or "no chunk yet"
+        waited = (
+            f"inference has taken {now_s - self._pending.stamp_s:.3f} s"
+            if self._pending
+            else self._fault or "none is computed"
+        )
         if self._pending and self._execution is Execution.SYNCHRONOUS:
             return f"holding while the next chunk is computed: {waited}"
         return f"the chunk has ended: {waited}" if step >= self._horizon else ""

@@ -31,7 +31,7 @@ class RobotEnvironment:
     An episode ends with success or failure when `outcome` says so, and is truncated at the step limit, when the safety
     stops the robot, or when the person's device is gone. Rewards are 1 at success. A policy that is slow between chunks
     needs a `control_loop.Watchdog`, by which the robot holds meanwhile. What a person did instead of the policy is in
-    the transition's `actions` and `human`.
+    the transition's `actions` and `human`. A measurement that is not finite is not observed: the one before it is.
 
     Args:
         robot: what moves.
@@ -103,10 +103,11 @@ class RobotEnvironment:
         """Execute the chunk `actions` [1, K, A] at the control rate; a finished episode stays frozen.
 
         Raises:
-            ValueError: for another shape, an action that is not finite, or before the first reset.
+            ValueError: for another shape or an action that is not finite, and the robot holds; before the first reset.
         """
         K, A = self.contract.executed, self.contract.action.shape[-1]
         if actions.shape != (1, K, A) or not bool(actions.isfinite().all()):
+            self._robot.hold()
             raise ValueError(f"expected finite actions {(1, K, A)}, got {tuple(actions.shape)}")
         if self._reading is None:
             raise ValueError("expected reset() before the first step")
@@ -149,7 +150,7 @@ class RobotEnvironment:
         verdict = self._safety.command(action.numpy().astype(np.float64), self._robot.read())
         self._wait(began_s)
         reading = self._robot.read()
-        self._reading = reading if reading is not None else self._reading
+        self._reading = reading if reading is not None and not reading.fault else self._reading
         assert self._reading is not None
         self.steps += 1
         self._human_steps += human is not None
@@ -173,9 +174,10 @@ class RobotEnvironment:
 
     def _first_reading(self) -> Reading:
         deadline = self._clock() + FIRST_READING_S
-        while (reading := self._robot.read()) is None:
+        while (reading := self._robot.read()) is None or reading.fault:
             if self._clock() > deadline:
-                raise UserError(f"the robot measured nothing in {FIRST_READING_S:g} s; is its driver running?")
+                fault = reading.fault if reading else "is its driver running?"
+                raise UserError(f"the robot measured nothing that can be used in {FIRST_READING_S:g} s: {fault}")
             self._sleep(self._period_s)
         return reading
 

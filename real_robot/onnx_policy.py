@@ -49,12 +49,12 @@ class OnnxPolicy:
             self.initial_memory = self._initial_memory
 
     def act(
-        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+        self, observation: TensorDict, *, deterministic: bool = True, generator: torch.Generator | None = None
     ) -> Decision:
         """Chunks [N, K, A] of the executed actions; `sample["memory"]` [N, M] is to be read with the next observation.
 
         Raises:
-            ValueError: unless `deterministic`: what is exported does not sample.
+            ValueError: where asked to explore: what is exported does not sample.
         """
         if not deterministic:
             raise ValueError("an exported policy acts deterministically; expected deterministic=True")

@@ -73,9 +73,9 @@ class PolicyClient:
             self.inpaint = self._inpaint
 
     def act(
-        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+        self, observation: TensorDict, *, deterministic: bool = True, generator: torch.Generator | None = None
     ) -> Decision:
-        """As the policy does; `generator` draws the seed that its noise comes from.
+        """As the policy does without exploring; with `deterministic=False`, `generator` draws the seed of its noise.
 
         Raises:
             ValueError: where the server refuses the observation, or answers with something else than actions.
@@ -105,7 +105,7 @@ class PolicyClient:
         observation: TensorDict,
         running: Running,
         *,
-        deterministic: bool = False,
+        deterministic: bool = True,
         generator: torch.Generator | None = None,
     ) -> Decision:
         return self._decide(observation, deterministic, generator, running)
@@ -129,6 +129,8 @@ class PolicyClient:
         if not isinstance(actions, np.ndarray) or actions.shape != shape:
             got = actions.shape if isinstance(actions, np.ndarray) else type(actions).__name__
             raise UserError(f"expected actions {shape} from {self.uri}, got {got}")
+        if not np.isfinite(actions).all():
+            raise UserError(f"expected finite actions from {self.uri}, got infinity or not a number")
         sample = {MEMORY: torch.from_numpy(reply[MEMORY]).unsqueeze(0)} if self._initial is not None else {}
         batch = torch.from_numpy(actions.astype(np.float32, copy=False)).unsqueeze(0)
         return Decision(batch, TensorDict(sample, batch_size=[1]), torch.full((1, 1), torch.nan))

@@ -66,7 +66,7 @@ class PolicyServer:
         limits: see there.
 
     Raises:
-        UserError: for a token that is too short to be one.
+        UserError: for a token that is too short to be one, or without the packages of the extra "robot".
         OSError: where the address cannot be listened on.
     """
 
@@ -145,7 +145,7 @@ class PolicyServer:
             if self._connected > self._limits.clients:  # admitted in the same moment as others
                 await connection.close(CLOSE_LATER, "too many clients")
                 return
-            await self._send(connection, pack(self._answerer.metadata))
+            await self._send(connection, self._answerer.greeting)
             while True:
                 request = await asyncio.wait_for(connection.recv(), self._limits.idle_s)
                 answer = await self._loop.run_in_executor(self._worker, self._answerer.answer, request)
@@ -172,13 +172,14 @@ class _Answerer:
     def __init__(self, policy: Policy, device: torch.device | str) -> None:
         self.policy, self.device = policy, device
         self.specs = {key: spec for key, spec in policy.contract.observation.items() if not spec.privileged}
-        self.metadata: dict[str, Any] = {"contract": policy.contract.to_dict()}
+        metadata: dict[str, Any] = {"contract": policy.contract.to_dict()}
         if isinstance(policy, RecurrentPolicy):
             initial = policy.initial_memory(1)[0].detach().cpu().numpy()
-            self.metadata["initial_memory"] = initial
+            metadata["initial_memory"] = initial
             self.specs[MEMORY] = TensorSpec(initial.shape)
         if isinstance(policy, InpaintingPolicy):
-            self.metadata["inpaints"] = True
+            metadata["inpaints"] = True
+        self.greeting = pack(metadata)
         action = TensorSpec((policy.contract.horizon, *policy.contract.action.shape))
         self.frame_bytes = OVERHEAD_BYTES + 2 * sum(_bytes(spec) for spec in [*self.specs.values(), action])
 
@@ -198,6 +199,8 @@ class _Answerer:
         reply: dict[str, Any] = {"actions": _array(decision.actions)}
         if MEMORY in self.specs:
             reply[MEMORY] = _array(decision.sample[MEMORY])
+        if broken := [key for key, value in reply.items() if not np.isfinite(value).all()]:
+            return f"the policy's {' and '.join(broken)} are not finite, though its observation is"
         return pack(reply | {"server_timing": {"infer_ms": 1e3 * (time.perf_counter() - started)}})
 
     def _decide(self, message: dict[str, Any], options: _Options) -> Decision:
@@ -233,6 +236,8 @@ class _Answerer:
         fits = len(spec.shape) == value.ndim and all(a in (-1, b) for a, b in zip(spec.shape, value.shape, strict=True))
         if str(value.dtype) != spec.dtype or not fits:
             raise UserError(f"{key}: expected {spec.dtype} {spec.shape}, got {value.dtype} {value.shape}")
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise UserError(f"{key}: expected finite numbers, got infinity or not a number")
         return value
 
 

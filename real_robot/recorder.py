@@ -98,7 +98,7 @@ class Recorder:
         self._put(Message(stamp_s, topic, message_type, definition, data))
 
     def watch(self, policy: P) -> P:
-        """`policy` itself, save that its decisions are recorded (N = 1)."""
+        """`policy` itself, save that its decisions are recorded (N = 1) and deterministic unless asked otherwise."""
         watched = copy.copy(policy)
         for name in ("act", "inpaint"):
             if ask := getattr(policy, name, None):
@@ -130,7 +130,7 @@ class Recorder:
         ask: Callable[..., Decision],
         observation: TensorDict,
         *running: Running,
-        deterministic: bool = False,
+        deterministic: bool = True,
         generator: torch.Generator | None = None,
     ) -> Decision:
         if len(observation) != 1:

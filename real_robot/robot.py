@@ -32,6 +32,15 @@ class Reading:
     sequence: int
     frames: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def fault(self) -> str:
+        """Which part of the observation is infinite or not a number; "" where none is."""
+        for key, values in self.observation.items():
+            array = np.asarray(values)
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return f"{key} is not finite"
+        return ""
+
 
 @runtime_checkable
 class Robot(Protocol):

@@ -74,6 +74,13 @@ def test_a_damaged_checkpoint_is_not_served(run: Checkpoint, tmp_path: Path):
         serve.run([f"checkpoint={tmp_path / 'run'}"])
 
 
+def test_without_its_extra_it_is_one_line_before_anything_is_served(run: Checkpoint, tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    monkeypatch.setattr(serve.time, "sleep", lambda seconds: pytest.fail("it serves"))
+    with pytest.raises(ValueError, match=r"^msgpack is not installed: pip install 'embodied-rl\[robot\]'$"):
+        serve.run([f"checkpoint={tmp_path / 'run'}", "port=0"])
+
+
 def test_a_missing_checkpoint_is_one_line(tmp_path: Path):
     with pytest.raises(ValueError, match="no checkpoint in"):
         serve.run([f"checkpoint={tmp_path}"])

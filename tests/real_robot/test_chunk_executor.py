@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,7 @@ from embodied.contract import Contract, TensorSpec
 from embodied.delay import DelayedPolicy
 from embodied.memory import Memory
 from embodied.policy import Decision
+from policies.recurrent import RecurrentConfig
 from real_robot.chunk_executor import ChunkExecutor
 from real_robot.robot import Reading
 
@@ -118,6 +120,55 @@ def test_commands_never_pause_while_chunks_last_however_late_ticks_are(horizon, 
         for before, now in pairwise(moving):
             if before is not None and now is not None and before // 100 == now // 100:
                 assert now - before == 1  # no action runs twice, none is left out
+
+
+def broken(reading: Reading, value: float) -> Reading:
+    return replace(reading, observation={"x": np.array([0.0, value], np.float32)})
+
+
+def remembering(horizon: int, executed: int):
+    torch.manual_seed(0)
+    policy = RecurrentConfig(memory=4).build(Counter(horizon, executed).contract)
+    policy.fit(TensorDict({"x": torch.randn(50, 2)}, [50]), torch.zeros(50, 2))
+    return policy
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reading_that_is_not_finite_is_told_and_not_remembered(value: float):
+    robot = Robot()
+    found = executor(remembering(1, 1), robot, Execution.SYNCHRONOUS)
+    found.observe(broken(robot.reading(), value))
+    assert found.action(robot.now_s) is None
+    assert found.reason == "x is not finite"
+    assert None not in ticks(found, robot, 3)
+    for _ in range(3):
+        robot.now_s += DT_S
+        found.observe(broken(robot.reading(), value))
+    assert found.action(robot.now_s) is None
+    assert found.reason == "the chunk has ended: x is not finite"
+    robot.now_s += DT_S
+    after = [found for found in ticks(found, robot, 5) if found is not None and math.isfinite(found)]
+    assert len(after) == 5
+
+
+def test_a_chunk_goes_on_while_readings_are_not_finite():
+    robot = Robot()
+    found = executor(Counter(), robot)
+    ran = ticks(found, robot, 4)
+    for _ in range(2):
+        found.observe(broken(robot.reading(), math.nan))
+        ran.append(float(found.action(robot.now_s)[0]))
+        robot.now_s += DT_S
+    assert ran == [0, 1, 2, 3, 4, 5]
+    assert ticks(found, robot, 1) == [100]
+
+
+def test_actions_that_are_not_finite_are_not_given_out():
+    robot, policy = Robot(), remembering(1, 1)
+    policy.actor[0].bias.data.fill_(math.nan)
+    found = executor(policy, robot, Execution.SYNCHRONOUS)
+    assert ticks(found, robot, 3) == [None] * 3
+    assert "the policy's actions are not finite" in found.reason
 
 
 def test_actions_run_at_the_time_they_are_for():

@@ -1,5 +1,7 @@
 """A robot as an Environment: the same as the simulator that it wraps, and a person beside it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -101,11 +103,13 @@ def test_steps_before_a_reset_and_actions_that_are_no_numbers_are_refused():
     with pytest.raises(ValueError, match=r"reset\(\) before"):
         env.step(torch.zeros(1, 4, 1))
     env.reset()
-    before = robot.clock()
+    before, held = robot.clock(), []
+    robot.hold = lambda: held.append(True)
     for wrong in (torch.full((1, 4, 1), torch.nan), torch.zeros(1, 3, 1)):
         with pytest.raises(ValueError, match="expected finite actions"):
             env.step(wrong)
     assert robot.clock() == before
+    assert held == [True, True]
 
 
 def test_a_person_takes_over_and_what_they_did_is_marked():
@@ -170,3 +174,21 @@ def test_a_saved_environment_begins_its_episode_anew():
     first = env.reset(starts=torch.tensor([3]))
     env.step(torch.zeros(1, 4, 1))
     assert same(make()[0].load_state_dict(env.state_dict()), first)
+
+
+def test_a_measurement_that_is_not_finite_is_not_observed_and_the_robot_holds():
+    env, robot, safety = make(executed=1)
+    env.reset()
+    measured, before = robot.read, env.step(torch.full((1, 1, 1), 0.1)).observation
+    broken = {"position": np.array([np.nan], np.float32)}
+
+    def read() -> Reading:
+        return replace(measured(), observation=measured().observation | broken)
+
+    robot.read = read
+    found = env.step(torch.full((1, 1, 1), 0.1))
+    assert same(found.observation, before)
+    assert (safety.state, safety.reason) == (State.HOLDING, "position is not finite")
+    robot.read = measured
+    assert env.step(torch.full((1, 1, 1), 0.1)).observation["position"].isfinite().all()
+    assert safety.state is State.ACTIVE

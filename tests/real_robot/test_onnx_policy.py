@@ -47,7 +47,8 @@ def test_it_acts_as_the_policy_does(tmp_path: Path, kind: str, count: int):
 def test_it_never_samples(tmp_path: Path):
     export(make("mlp"), Export(Target.onnx), tmp_path / "onnx")
     with pytest.raises(ValueError, match="deterministic=True"):
-        OnnxPolicy(tmp_path / "onnx").act(observation("mlp", 1, 0))
+        OnnxPolicy(tmp_path / "onnx").act(observation("mlp", 1, 0), deterministic=False)
+    OnnxPolicy(tmp_path / "onnx").act(observation("mlp", 1, 0))
 
 
 def test_what_is_no_export_is_told(tmp_path: Path):

@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -84,11 +85,14 @@ def test_the_same_actions_as_in_process(server: PolicyServer):
     for seed in range(5):
         decision = client.act(observation(seed), deterministic=True)
         assert torch.equal(decision.actions, policy.act(observation(seed), deterministic=True).actions)
+    assert torch.equal(client.act(observation()).actions, client.act(observation(), deterministic=True).actions)
     first, again, other = (
-        client.act(observation(), generator=torch.Generator().manual_seed(seed)).actions for seed in (1, 1, 2)
+        client.act(observation(), deterministic=False, generator=torch.Generator().manual_seed(seed)).actions
+        for seed in (1, 1, 2)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+    assert not torch.equal(first, client.act(observation()).actions)
     with pytest.raises(ValueError, match="one observation, got 2"):
         client.act(torch.cat([observation(), observation()]))
 
@@ -214,6 +218,8 @@ BAD = {
     "a list": pack({"position": [0.0, 0.0, 0.0]}),
     "options": pack({"position": np.zeros(3, np.float32), OPTIONS: {"seed": "1"}}),
     "option": pack({"position": np.zeros(3, np.float32), OPTIONS: {"code": 1}}),
+    "not a number": pack({"position": np.array([0.0, np.nan, 0.0], np.float32)}),
+    "infinity": pack({"position": np.array([0.0, 0.0, -np.inf], np.float32)}),
     "no inpainting": pack({"position": np.zeros(3, np.float32), OPTIONS: {"running": {}}}),
     "text": "position",
 }
@@ -310,6 +316,28 @@ def test_a_failing_policy_is_told_and_the_server_lives(caplog: pytest.LogCapture
         assert "no normalisation statistics" in caplog.text
         policy.fitted.fill_(True)
         assert client.act(observation(), deterministic=True).actions.shape == (1, 4, 2)
+
+
+def test_what_is_not_a_number_is_refused_alone_and_no_such_action_is_sent(server: PolicyServer):
+    client = PolicyClient(uri(server), TOKEN, deadline_s=5.0)
+    for value in (torch.nan, torch.inf):
+        with pytest.raises(ValueError, match="position: expected finite numbers, got infinity or not a number"):
+            client.act(observation().apply(lambda x, value=value: x.index_fill(1, torch.tensor([1]), value)))
+        assert torch.equal(client.act(observation()).actions, mlp().act(observation(), deterministic=True).actions)
+    client.close()
+    diverged = mlp()
+    diverged.actor[0].bias.data.fill_(torch.nan)
+    told = "the policy's actions are not finite, though its observation is"
+    with PolicyServer(diverged, TOKEN, port=0) as broken, pytest.raises(ValueError, match=told):
+        PolicyClient(uri(broken), TOKEN, deadline_s=5.0).act(observation())
+
+
+@pytest.mark.parametrize("package", ["msgpack", "websockets.asyncio.server"])
+def test_without_its_extra_it_does_not_begin_to_listen(package: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    told = r"is not installed: pip install 'embodied-rl\[robot\]'"
+    with pytest.raises(ValueError, match=told), PolicyServer(mlp(), TOKEN, port=0):
+        pytest.fail("it listens")
 
 
 def test_a_client_outlives_its_server():

@@ -267,10 +267,13 @@ def test_a_watched_policy_is_the_policy(tmp_path: Path):
         observation = TensorDict({"x": torch.randn(1, 2), "memory": policy.initial_memory(1)}, batch_size=[1])
         decision = watched.act(observation, deterministic=True)
         assert torch.equal(decision.actions, policy.act(observation, deterministic=True).actions)
+        assert torch.equal(watched.act(observation).actions, decision.actions)
         with pytest.raises(ValueError, match="batch of 2"):
             watched.act(torch.cat([observation, observation]))
-    (item,) = Recording(tmp_path / "a.mcap")
+    item, again = Recording(tmp_path / "a.mcap")
     assert isinstance(item, Decided)
+    assert isinstance(again, Decided)
+    assert again.deterministic
     assert same(item.actions, decision.actions[0].numpy())
     assert same(item.observation["x"], observation["x"][0].numpy())
 

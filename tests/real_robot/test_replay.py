@@ -184,9 +184,9 @@ def test_continued_chunks_of_a_flow_policy_are_replayed(tmp_path: Path):
         watched = recorder.watch(policy)
         recorder.begin_episode()
         generator = torch.Generator().manual_seed(1)
-        first = watched.act(objects.observations(1, 1), generator=generator)
+        first = watched.act(objects.observations(1, 1), deterministic=False, generator=generator)
         running = Running(first.actions, torch.tensor([1]), torch.tensor([3]))
-        second = watched.inpaint(objects.observations(1, 2), running, generator=generator)
+        second = watched.inpaint(objects.observations(1, 2), running, deterministic=False, generator=generator)
     recording = Recording(tmp_path / "a.mcap")
     assert torch.equal(first.actions[:, 0], second.actions[:, 0])
     assert replay(recording, policy).exact
