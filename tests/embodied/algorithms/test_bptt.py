@@ -49,6 +49,7 @@ def test_the_critic_learns_from_what_was_executed_alone() -> None:
     rollout = collector.collect(5)  # the step limit is 7
     ran = rollout.executed.any(-1)
     assert ran.sum(0).tolist() == [2] * 4
+    assert rollout.done.sum(0).tolist() == [1] * 4  # an episode ends once, however long it is frozen
     x = rollout.next_observation["position"].squeeze(-1).detach()[:2]
     value = values(policy, rollout.observation)[:2]
     final = values(policy, rollout.next_observation[:2])[1]
