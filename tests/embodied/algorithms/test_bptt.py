@@ -132,6 +132,14 @@ def test_step_by_step_a_rollout_is_the_same() -> None:
     assert all(slope.abs().max() > 0 for slope in slopes[0])
 
 
+def test_gradients_end_where_a_rollout_begins() -> None:
+    _, _, collector = make()
+    collector.env.unroll = None
+    collector.collect(4)
+    assert not collector.env.position.requires_grad
+    assert not collector.observation["position"].requires_grad
+
+
 def test_frozen_environments_contribute_nothing() -> None:
     _, _, collector = make()
     env = collector.env
