@@ -75,7 +75,7 @@ def token(path: Path) -> str:
     return path.read_text().strip()
 
 
-def describe(_: list[str]) -> str:
+def describe() -> str:
     """Options."""
     return program.options(__doc__, ServeConfig)
 

@@ -84,8 +84,8 @@ class Checkpoint:
             ) from error
 
 
-def save(run: str | Path, checkpoint: Checkpoint) -> Path:
-    """Add `checkpoint` to the directory `run` and drop all but the newest two; returns its path.
+def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
+    """Add `checkpoint` to the directory `run` and drop all but the newest two, and number `kept`; returns its path.
 
     It is built under a temporary name and renamed when complete, so a kill at any moment leaves the previous one.
 
@@ -111,7 +111,8 @@ def save(run: str | Path, checkpoint: Checkpoint) -> Path:
         raise
     flush(folder)
     for old in [*complete, final][:-KEEP]:
-        shutil.rmtree(old)
+        if int(old.name) != kept:
+            shutil.rmtree(old)
     return final
 
 

@@ -14,6 +14,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLUMNS = 3
+CURVES = {
+    "rollout/success": "environment steps",
+    "rl/first_attempts_success": "environment steps",
+    "rollout/episode_return": "environment steps",
+    "rollout/episode_steps": "environment steps",
+    "rl/loss": "environment steps",
+    "rl/advantage_loss": "environment steps",
+    "rl/teacher_objective": "environment steps",
+    "rl/kl": "environment steps",
+    "rl/clip_fraction": "environment steps",
+    "rl/explained_variance": "environment steps",
+    "sft/loss": "gradient steps",
+    "sft_control/loss": "gradient steps",
+}
+"""Metrics that are drawn, where they were logged, and what they are drawn over."""
 
 
 def plot_curves(directory: Path, curves: Mapping[str, str], marks: Mapping[str, tuple[float, float, float]]) -> None:

@@ -48,10 +48,11 @@ class Policy(Protocol):
 class TrainablePolicy(Policy, Protocol):
     """A torch module whose samples can be scored, with a value head and a supervised loss.
 
-    `critic_parameters` are those that `value` alone uses.
+    `critic_parameters` are those that `value` alone uses; `scores` is False where samples have no log-probability.
     """
 
     device: torch.device
+    scores: bool
 
     def to(self, device: torch.device | str) -> Self:
         """Move the weights."""

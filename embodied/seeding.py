@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -41,3 +43,13 @@ def set_rng_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave the global generators as they were before the body."""
+    before = rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(before)

@@ -9,50 +9,52 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from embodied import checkpoint, seeding
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.checkpoint import Checkpoint
-from embodied.config import at_least
+from embodied.config import at_least, differences
 from embodied.contract import Contract
+from embodied.curves import CURVES
+from embodied.environment import StartEnvironment
 from embodied.errors import UserError
 from embodied.evaluation import evaluate
-from embodied.interrupt import GracefulStop, Stopped
+from embodied.interrupt import Abandoned, GracefulStop, Stopped
 from embodied.logging import Logger
 from embodied.network import DeployablePolicy
-from embodied.policy import Policy
+from embodied.policy import Policy, TrainablePolicy
 from embodied.progress import Progress
 from embodied.report import BASELINE, Report, resume_command, title
 from embodied.rollout import Collector, first_decisions
 from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task, measured
 from embodied.timing import PhaseTimer
+from embodied.tree import copy_tree
 
 log = logging.getLogger(__name__)
 SEGMENT = 500
-"""Gradient steps of supervised training between two entries in the log."""
-CURVES = {
-    "rollout/success": "environment steps",
-    "rl/first_attempts_success": "environment steps",
-    "rollout/episode_return": "environment steps",
-    "rollout/episode_steps": "environment steps",
-    "rl/loss": "environment steps",
-    "rl/advantage_loss": "environment steps",
-    "rl/teacher_objective": "environment steps",
-    "rl/kl": "environment steps",
-    "rl/clip_fraction": "environment steps",
-    "rl/explained_variance": "environment steps",
-    "sft/loss": "gradient steps",
-    "sft_control/loss": "gradient steps",
-}
+"""Gradient steps of supervised training between two entries in the log, and checkpoints."""
+PATIENCE_S = 1.0
+"""A stop waits for iterations that take less; longer ones are abandoned, which needs a copy of the state before."""
+FREE = {"video", "wandb", "device", "threads", "checkpoint_every", "evaluation_envs", "resume", "output", "eval_only"}
+"""Options that a run may be resumed with in another value, beside more `env_steps`: no result depends on them."""
+
+
+COUNTERS = (
+    "iteration", "env_steps", "planned_env_steps", "episodes", "rl_gradient_steps", "rl_checkpoint", "cpu_s",
+)  # fmt: skip
+"""What a run counts; learners plan over `planned_env_steps`, asked for at first; RL ended in the `rl_checkpoint`."""
 
 
 class Stage(Enum):
@@ -112,26 +114,48 @@ class Trainer:
         self.config, self.task, self.algorithm, self.directory = config, task, algorithm, directory
         self.record, self.seed, self.device = record, seed, device
         seeding.seed_everything(seed)
-        self.env = task.environment(config.num_envs, task.distributions[0], "train", seed, device)
-        tasks, fewest = len(self.env.task_names), min(config.num_envs, config.evaluation_envs)
-        if fewest < tasks:
-            raise UserError(f"expected num_envs and evaluation_envs of at least {tasks}, one per task; got {fewest}")
+        self.env = self._environment(config.num_envs, task.distributions[0], "train")
         self.policy = policy.build(self.env.contract).to(device)
         self.stage = Stage.SFT
-        self.counters = {"iteration": 0, "env_steps": 0, "episodes": 0, "rl_gradient_steps": 0, "cpu_s": 0.0}
+        self.counters: dict[str, Any] = dict.fromkeys(COUNTERS, 0) | {"planned_env_steps": config.env_steps}
         exportable = isinstance(self.policy, DeployablePolicy)
         self.report, self.timer = Report(task.name, task.asset_kind, seed, exportable), PhaseTimer()
-        self.before: dict[
-            str, Any
-        ] = {}  # where RL and its control start: SFT's learner, or an untrained "policy" alone
+        self.before: dict[str, Any] = {}  # where RL and control start: SFT's learner, or an untrained "policy" alone
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
+        self._iteration_s = math.inf
+        self.rng: dict[str, Any] = {}  # of the global generators, when those were saved
+        with seeding.undisturbed():
+            self.evaluation_envs = {
+                name: self._environment(config.evaluation_envs, name, "eval") for name in task.distributions
+            }
+            self._try(TensorDict({}, [0]))  # demonstrations may take long to make
         with self.timer("demonstrations"):
             given = demonstrations and demonstrations(self.env.contract)
             self.demonstrations = task.demonstrations(directory, seed) if given is None else given
         if self.demonstrations is None:
             self.stage = Stage.RL
+            with seeding.undisturbed():
+                self._try(None)
         rows = self._restore()
         self.logger = Logger(directory, config=record, wandb_project=wandb_project, rows=rows)
+
+    def _environment(self, count: int, distribution: str, split: str) -> StartEnvironment:
+        env = self.task.environment(count, distribution, split, self.seed if split == "train" else 0, self.device)
+        if count < len(env.task_names):
+            raise UserError(f"expected at least {len(env.task_names)} environments, one per task; got {count}")
+        return env
+
+    def _try(self, demonstrations: TensorDict | None) -> None:
+        """Build learner and collector on copies: what does not go together says so before anything runs."""
+        env, policy = self.evaluation_envs[self.task.distributions[0]], copy.deepcopy(self.policy)
+        self._learner(env, policy, demonstrations)
+
+    def _learner(
+        self, env: StartEnvironment, policy: TrainablePolicy, demonstrations: TensorDict | None
+    ) -> tuple[Learner, Collector]:
+        learner = self.algorithm.build(policy, demonstrations, env, seeding.generator(self.seed, "learner"))
+        noise = seeding.generator(self.seed, "noise", device=self.device)
+        return learner, learner.collector(env, policy, noise, learner.starts)
 
     def run(self) -> Report:
         """Run the stages that are left; writes the report and returns it.
@@ -140,7 +164,7 @@ class Trainer:
             Stopped: after Ctrl-C or SIGTERM, once everything is saved.
         """
         stages = {Stage.SFT: self._sft, Stage.RL: self._reinforce, Stage.CONTROL: self._control}
-        with GracefulStop() as self._stop, self.logger:
+        with GracefulStop("Stopping: saving ...") as self._stop, self.logger:
             told = self.stage is Stage.DONE and (self.directory / "report.json").exists()
             while self.stage in stages:
                 stages[self.stage]()
@@ -157,8 +181,8 @@ class Trainer:
             self.policy.fit(self._told(self.demonstrations["observation"]).to(self.device), executed.to(self.device))
         learner = self.config.sft.build(self.policy, seeding.generator(self.seed, "sft"))
         self._supervise(learner, self.config.sft.steps)
-        self._evaluate(self.policy)
-        self.before = copy.deepcopy(learner.state_dict())
+        self._evaluate(self.policy, {"learner": learner})
+        self.before = copy_tree(learner.state_dict())
         self._enter(Stage.RL)
 
     def _told(self, observation: TensorDict) -> TensorDict:
@@ -167,48 +191,60 @@ class Trainer:
         if not missing:
             return observation
         generator = seeding.generator(self.seed, "random play")
-        played, _ = first_decisions(self.env, generator)
+        played, _ = self._play(generator)
         rows = torch.randint(len(played), (len(observation),), generator=generator)
         return observation.copy().update(played.select(*missing).cpu()[rows])
 
+    def _play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
+        """`first_decisions` in environments of their own: the collector's are at their beginning when it takes over."""
+        return first_decisions(self._environment(self.config.num_envs, self.task.distributions[0], "train"), generator)
+
     def _reinforce(self) -> None:
         if not self.before:
-            observation, actions = first_decisions(self.env, seeding.generator(self.seed, "random play"))
+            observation, actions = self._play(seeding.generator(self.seed, "random play"))
             self.policy.fit(observation.to(self.device), actions.to(self.device))
-            self.before = {"policy": copy.deepcopy(self.policy.state_dict())}
-        learner = self.algorithm.build(
-            self.policy, self.demonstrations, self.env, seeding.generator(self.seed, "learner")
-        )
-        noise = seeding.generator(self.seed, "noise", device=self.device)
-        collector = learner.collector(self.env, self.policy, noise, learner.starts)
+            self.before = {"policy": copy_tree(dict(self.policy.state_dict()))}
+        learner, collector = self._learner(self.env, self.policy, self.demonstrations)
         parts = {"learner": learner, "collector": collector}
         self._resume(parts)
         total, done = self.config.env_steps, self.counters["env_steps"]
         with Progress("RL", total, "step", initial=done) as bar:
             while self.counters["env_steps"] < total:
-                ended = self._iterate(learner, collector)
+                ended = self._iterate(parts)
                 note = f"success {ended['success']:.0%}" if ended else ""
                 bar.update(min(total, self.counters["env_steps"]) - bar.done, note)
                 self._keep(parts, self.counters["iteration"] % self.config.checkpoint_every == 0)
-        self.counters["rl_gradient_steps"] = learner.gradient_steps
-        self._keep(parts, due=True)
+        if not self.counters["rl_checkpoint"]:
+            self._finish(parts)
         with self.timer("update"):
-            self._evaluate(self.policy)
-            for name, policy in self.task.baselines().items() if isinstance(self.task, BaselineTask) else ():
-                self._evaluate(policy, BASELINE + name)
+            self._evaluate(self.policy, parts)
+            with self._abandonable(parts):
+                baselines = self.task.baselines() if isinstance(self.task, BaselineTask) else {}
+            for name, policy in baselines.items():
+                self._evaluate(policy, parts, BASELINE + name)
         controlled = self.config.control and self.demonstrations is not None
         self._enter(Stage.CONTROL if controlled else Stage.DONE)
 
-    def _iterate(self, learner: Learner, collector: Collector) -> dict[str, float]:
+    def _finish(self, parts: dict[str, Any]) -> None:
+        """Save for good where RL ended: with more `env_steps` a run goes on from there. Older results are void."""
+        self.counters["rl_gradient_steps"] = parts["learner"].gradient_steps
+        self.counters["rl_checkpoint"] = int(self._save(self._snapshot(parts)).name)
+        for name in ("report.json", "video.mp4"):
+            (self.directory / name).unlink(missing_ok=True)
+
+    def _iterate(self, parts: dict[str, Any]) -> dict[str, float]:
         """One collection and update; returns means over the episodes that ended, if any did."""
-        started = time.process_time()
-        rollout = collector.collect(self.algorithm.decisions)
-        self.timer.add("simulation", rollout.simulation_s)
-        self.timer.add("policy", rollout.policy_s)
-        self.counters["iteration"] += 1
-        self.counters["env_steps"] += rollout.env_steps
-        with self.timer("update"):
-            metrics = learner.update(rollout, min(1.0, self.counters["env_steps"] / self.config.env_steps))
+        started, began = time.process_time(), time.perf_counter()
+        with self._abandonable(parts) if self._iteration_s > PATIENCE_S else nullcontext():
+            rollout = parts["collector"].collect(self.algorithm.decisions)
+            self.timer.add("simulation", rollout.simulation_s)
+            self.timer.add("policy", rollout.policy_s)
+            self.counters["iteration"] += 1
+            self.counters["env_steps"] += rollout.env_steps
+            with self.timer("update"):
+                planned = max(1, self.counters["planned_env_steps"])
+                metrics = parts["learner"].update(rollout, min(1.0, self.counters["env_steps"] / planned))
+        self._iteration_s = time.perf_counter() - began
         self.counters["cpu_s"] += time.process_time() - started
         self.counters["episodes"] += int(rollout.done.sum())
         ended = rollout.ended()
@@ -220,33 +256,37 @@ class Trainer:
 
     def _control(self) -> None:
         learner = self.config.sft.build(copy.deepcopy(self.policy), seeding.generator(self.seed, "sft"))
-        learner.load_state_dict(copy.deepcopy(self.before))
+        learner.load_state_dict(copy_tree(self.before))
         self._supervise(learner, self.config.sft.steps + self.counters["rl_gradient_steps"])
-        self._evaluate(learner.policy)
+        self._evaluate(learner.policy, {"learner": learner})
         self._enter(Stage.DONE)
 
     def _supervise(self, learner: SFT, steps: int) -> None:
         """Train on the demonstrations until `steps` gradient steps are done, resuming where a run was cut off."""
         assert self.demonstrations is not None
-        first = learner.gradient_steps
-        self._resume({"learner": learner})
-        done = learner.gradient_steps - first
-        with Progress(self._label, steps - first, "step", initial=done) as bar:
+        parts, first = {"learner": learner}, learner.gradient_steps
+        self._resume(parts)
+        with Progress(self._label, steps - first, "step", initial=learner.gradient_steps - first) as bar:
             while learner.gradient_steps < steps:
-                segment = min(SEGMENT, steps - learner.gradient_steps)
                 with self.timer(self._label):
-                    loss = learner.fit(self.demonstrations, segment, bar.update)
-                self.logger.log(learner.gradient_steps, {f"{self.stage.value}/loss": loss})
-                self._keep({"learner": learner}, learner.gradient_steps % (10 * SEGMENT) == 0)
+                    loss = learner.fit(self.demonstrations, 1)
+                bar.update(1)
+                due = learner.gradient_steps % SEGMENT == 0 or learner.gradient_steps == steps
+                if due:
+                    self.logger.log(learner.gradient_steps, {f"{self.stage.value}/loss": loss})
+                self._keep(parts, due)
 
-    def _evaluate(self, policy: Policy, stage: str | None = None) -> None:
+    def _evaluate(self, policy: Policy, parts: dict[str, Any], stage: str | None = None) -> None:
+        """Evaluate `policy` on what it has not been evaluated on yet, while `parts` of the stage wait."""
         stage = stage or self.stage.value
         final = stage == Stage.RL.value
         for distribution in measured(self.task) if final else self.task.distributions:
-            with self.timer("evaluation"):
-                env = self.task.environment(self.config.evaluation_envs, distribution, "eval", device=self.device)
-                label = f"{title(stage)}, evaluation on {distribution}"
-                starts = self.config.evaluation_starts
+            if (stage, distribution) in self.report.results:
+                continue
+            label, starts = f"{title(stage)}, evaluation on {distribution}", self.config.evaluation_starts
+            with self._abandonable(parts), self.timer("evaluation"):
+                env = self.evaluation_envs.get(distribution)
+                env = env or self._environment(self.config.evaluation_envs, distribution, "eval")
                 result = evaluate(env, policy, starts_per_task=starts, device=self.device, progress=label)
             self.report.add(stage, distribution, result)
             row = result.summary()
@@ -263,7 +303,7 @@ class Trainer:
             return False
         before = copy.deepcopy(self.policy)
         before.load_state_dict(self.before["policy"])
-        with self.timer("video"):
+        with self._abandonable({}), self.timer("video"):
             first = "before: untrained" if self.demonstrations is None else "before: SFT"
             self.task.video(path, {first: before, "after: RL": self.policy}, self.device)
         return True
@@ -275,7 +315,7 @@ class Trainer:
 
     def _enter(self, stage: Stage) -> None:
         self.stage, self.parts = stage, {}
-        self._save({})
+        self._save(self._snapshot({}))
 
     def _keep(self, parts: dict[str, Any], due: bool) -> None:
         """Save when `due`, or asked to stop: then leave.
@@ -283,42 +323,80 @@ class Trainer:
         Raises:
             Stopped: when asked to.
         """
-        if due or self._stop.requested:
-            self._save({name: part.state_dict() for name, part in parts.items()})
         if self._stop.requested:
-            raise Stopped(f"Stopped and saved. Continue with: {resume_command(self.directory)}")
+            self._leave(self._snapshot(parts))
+        if due:
+            self._save(self._snapshot(parts))
 
-    def _save(self, parts: dict[str, Any]) -> None:
+    @contextmanager
+    def _abandonable(self, parts: dict[str, Any]) -> Iterator[None]:
+        """Asked to stop inside, leave with the state before: a resumed run repeats the body with the same numbers.
+
+        Raises:
+            Stopped: when asked to.
+        """
+        before = copy_tree(self._snapshot(parts))
+        try:
+            with self._stop.abandonable():
+                yield
+        except Abandoned:
+            self._leave(before)
+
+    def _leave(self, snapshot: dict[str, Any]) -> NoReturn:
+        self._save(snapshot)
+        raise Stopped(f"Stopped and saved. Continue with: {resume_command(self.directory)}")
+
+    def _snapshot(self, parts: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds now, as a tree that shares memory with what it is of."""
+        state = {
+            "rng": seeding.rng_state(),
+            "report": self.report.state_dict(),
+            "wall_s": self.timer.seconds,
+            "before": self.before,
+            "parts": {name: part.state_dict() for name, part in parts.items()},
+        }
+        counters = {**self.counters, "stage": self.stage.value, "log_rows": self.logger.rows}
+        return {"policy": dict(self.policy.state_dict()), "counters": counters, "state": state}
+
+    def _save(self, snapshot: dict[str, Any]) -> Path:
         with self.timer("checkpoint"):
-            state = {
-                "rng": seeding.rng_state(),
-                "report": self.report.state_dict(),
-                "wall_s": self.timer.seconds,
-                "before": self.before,
-                "parts": parts,
-            }
-            counters = {**self.counters, "stage": self.stage.value, "log_rows": self.logger.rows}
-            weights = self.policy.state_dict()
-            checkpoint.save(self.directory, Checkpoint(weights, self.policy.contract, self.record, counters, state))
+            saved = Checkpoint(contract=self.policy.contract, config=self.record, **snapshot)
+            return checkpoint.save(self.directory, saved, kept=snapshot["counters"]["rl_checkpoint"])
 
     def _restore(self) -> int:
         """Take up the newest checkpoint, if any; returns the rows of the log that it knew."""
         if not (self.directory / checkpoint.FOLDER).exists():
             return 0
         saved = checkpoint.load(self.directory)
+        self._check_same(saved.config)
+        if saved.counters["rl_checkpoint"] and self.config.env_steps > saved.counters["env_steps"]:
+            saved = checkpoint.load(self.directory / checkpoint.FOLDER / f"{saved.counters['rl_checkpoint']:06d}")
         saved.check(self.env.contract)
         saved.restore(self.policy)
         self.stage = Stage(saved.counters["stage"])
-        self.counters = {name: saved.counters.get(name, 0) for name in self.counters}
+        self.counters = {name: saved.counters[name] for name in self.counters}
         self.report.load_state_dict(saved.state["report"])
         self.timer = PhaseTimer(saved.state["wall_s"])
-        self.before, self.parts = saved.state["before"], saved.state["parts"]
-        seeding.set_rng_state(saved.state["rng"])
+        self.before, self.parts, self.rng = (saved.state[name] for name in ("before", "parts", "rng"))
+        seeding.set_rng_state(self.rng)
         log.info(f"continuing {self.stage.value} at {self.counters['env_steps']:,} environment steps")
         return saved.counters["log_rows"]
 
+    def _check_same(self, saved: dict[str, Any]) -> None:
+        changed = differences(saved.get("values", {}), self.record.get("values", {}))
+        before, now = changed.get("env_steps", (0, 0))
+        refused = [name for name in changed if name not in FREE and not (name == "env_steps" and now > before)]
+        if refused:
+            listed = ", ".join(f"{name}={changed[name][0]}, got {changed[name][1]}" for name in refused)
+            raise UserError(
+                f"the run in {self.directory} has {listed}; a run is continued as it is, with more env_steps at most: "
+                "start a new one for that"
+            )
+
     def _resume(self, parts: dict[str, Any]) -> None:
-        for name, part in parts.items():
-            if name in self.parts:
-                part.load_state_dict(self.parts[name])
+        """Take up `parts` in the middle of a stage; to build them may have drawn random numbers."""
+        for name, state in self.parts.items():
+            parts[name].load_state_dict(state)
+        if self.parts:
+            seeding.set_rng_state(self.rng)
         self.parts = {}

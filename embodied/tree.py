@@ -70,6 +70,17 @@ def load_tree(path: str | Path) -> Tree:
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
 
 
+def copy_tree(tree: Tree) -> Tree:
+    """`tree` in memory of its own: what happens to its tensors and lists later does not change the copy."""
+    if isinstance(tree, Tensor | TensorDictBase):
+        return tree.detach().clone()
+    if isinstance(tree, np.ndarray):
+        return tree.copy()
+    if isinstance(tree, dict):
+        return {key: copy_tree(value) for key, value in tree.items()}
+    return type(tree)(map(copy_tree, tree)) if isinstance(tree, list | tuple) else tree
+
+
 class _Writer:
     """Collects the tensors of a tree and returns JSON that names them."""
 

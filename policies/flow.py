@@ -110,6 +110,11 @@ class FlowPolicy(nn.Module):
         """Where the weights are."""
         return self.action_mean.device
 
+    @property
+    def scores(self) -> bool:
+        """Noise is added on the way, so that a path has a likelihood."""
+        return self.config.sampler is not Sampler.ODE
+
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that `value` alone uses."""
         return [*self.critic.parameters(), *self.value_encoder.parameters()]
@@ -220,7 +225,7 @@ class FlowPolicy(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Path [B, S+1, H, A] from noise `x` [B, H, A], index of its noisy step [B] (-1: none), log_prob [B, 1]."""
         count, steps = len(x), self.grid.steps
-        explore = not deterministic and self.config.sampler is not Sampler.ODE
+        explore = not deterministic and self.scores
         noisy = torch.full((count,), -1, device=x.device)
         if explore:
             noisy = torch.randint(steps, (count,), device=x.device, generator=generator)
@@ -241,7 +246,7 @@ class FlowPolicy(nn.Module):
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Score stored denoising paths: one velocity evaluation for Flow-SDE, S for Flow-Noise."""
-        if self.config.sampler is Sampler.ODE:
+        if not self.scores:
             raise UserError("sampler=ode has no likelihood; use flow_sde or flow_noise")
         features, path = self.encoder(observation), sample["path"]
         rows = torch.arange(len(path), device=path.device)

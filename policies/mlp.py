@@ -46,6 +46,8 @@ class MLPPolicy(nn.Module):
         UserError: where an observation has a variable axis or the action has no limits.
     """
 
+    scores = True
+
     def __init__(self, contract: Contract, config: MLPConfig) -> None:
         super().__init__()
         self.contract = contract

@@ -26,6 +26,7 @@ from embodied.algorithms.reward_scale import RewardScale
 from embodied.algorithms.schedule import fall
 from embodied.config import at_least
 from embodied.environment import StartEnvironment
+from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout import Collector, Rollout
 
@@ -62,7 +63,15 @@ class PPOConfig:
         env: StartEnvironment,
         generator: torch.Generator,
     ) -> PPO:
-        """Make the learner of `policy`; `generator` shuffles minibatches, the demonstrations are not used."""
+        """Make the learner of `policy`; `generator` shuffles minibatches, the demonstrations are not used.
+
+        Raises:
+            UserError: for a policy whose samples have no log-probability.
+        """
+        if not policy.scores:
+            raise UserError(
+                "expected a policy whose samples have a log-probability for algorithm=ppo; use policy.sampler=flow_sde"
+            )
         return PPO(policy, self, generator)
 
 

@@ -100,7 +100,8 @@ class SelfImitation:
             self.replay.add(chunks)
             self._sort()
         rounds, steps = self.config.rounds, self.config.gradient_steps
-        done, ahead = math.floor(self.progress * rounds), progress - self.progress
+        done = min(math.floor(self.progress * rounds), rounds - 1)  # beyond its end a run stays in the last round
+        ahead = progress - self.progress
         through = [(self.progress + ahead * step / steps) * rounds - done for step in range(steps)]
         losses = [self.sft.step(self._batch(), min(1.0, part)) for part in through]
         self.progress, self.gradient_steps = progress, self.gradient_steps + steps

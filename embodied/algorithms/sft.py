@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from embodied.config import at_least
 from embodied.policy import TrainablePolicy
+
+RECENT = 50
+"""Gradient steps whose losses `SFT.fit` averages."""
 
 
 @dataclass
@@ -52,21 +55,18 @@ class SFT:
             self.trained.actor_parameters(), config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
         self.gradient_steps = 0
+        self.losses: deque[float] = deque(maxlen=RECENT)
 
-    def fit(self, chunks: TensorDict, steps: int, progress: Callable[[], object] | None = None) -> float:
-        """Take `steps` gradient steps on minibatches of `chunks` (see `step`); returns the last tenth's mean loss.
+    def fit(self, chunks: TensorDict, steps: int) -> float:
+        """Take `steps` gradient steps on minibatches of `chunks` (see `step`); returns the mean of the last losses.
 
         Those beyond the number planned go on at the final learning rate.
         """
-        losses = []
         for _ in range(steps):
             rows = torch.randint(len(chunks), (self.config.batch,), generator=self.generator)
             planned = self.gradient_steps < self.config.steps
-            losses.append(self.step(chunks[rows], self.gradient_steps / self.config.steps if planned else 1.0))
-            if progress:
-                progress()
-        tail = losses[-max(1, len(losses) // 10) :]
-        return sum(tail) / len(tail)
+            self.losses.append(self.step(chunks[rows], self.gradient_steps / self.config.steps if planned else 1.0))
+        return sum(self.losses) / max(1, len(self.losses))
 
     def step(self, batch: TensorDict, progress: float) -> float:
         """One gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss.
@@ -96,13 +96,14 @@ class SFT:
         get_ema_multi_avg_fn(keep)(average, now, self.gradient_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both sets of weights, optimiser, draws to come and counter."""
+        """Both sets of weights, optimiser, draws to come, counter and last losses."""
         return {
             "policy": self.policy.state_dict(),
             "generator": self.generator.get_state(),
             "trained": self.trained.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "gradient_steps": self.gradient_steps,
+            "losses": list(self.losses),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -112,6 +113,7 @@ class SFT:
         self.trained.load_state_dict(state["trained"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.gradient_steps = state["gradient_steps"]
+        self.losses = deque(state["losses"], maxlen=RECENT)
 
 
 def cut_chunks(observation: TensorDict, actions: torch.Tensor, horizon: int) -> TensorDict:

@@ -13,13 +13,13 @@ class Reach:
     """Position starts at a number given by (task, start); each action moves it; |x| < 0.1 ends with success."""
 
     def __init__(
-        self, num_envs: int, *, executed: int = 2, horizon: int = 2, step_limit: int = 7, tasks: int = 2
+        self, num_envs: int, *, executed: int = 2, horizon: int = 2, step_limit: int = 7, tasks: int = 2, seed: int = 0
     ) -> None:
         spec = {"position": TensorSpec((1,), unit="m"), "task": TensorSpec((1,))}
         action = TensorSpec((1,), low=(-0.25,), high=(0.25,))
         self.contract = Contract(spec, action, 0.1, horizon, executed)
         self.num_envs, self.device, self.step_limit = num_envs, torch.device("cpu"), step_limit
-        self.num_starts = None
+        self.num_starts, self.seed = None, seed
         self.task_names = tuple(f"task {index}" for index in range(tasks))
         self.task_index = torch.arange(num_envs) % tasks
         self.start = torch.full((num_envs,), -1)
@@ -31,6 +31,7 @@ class Reach:
         self, mask: torch.Tensor | None = None, seed: int | None = None, starts: torch.Tensor | None = None
     ) -> TensorDict:
         mask = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+        seed = self.seed if seed is None and (self.start < 0).all() else seed
         if seed is not None:
             self.start = torch.full((self.num_envs,), 100 * seed - 1)
         self.start = torch.where(mask, self.start + 1 if starts is None else starts, self.start)

@@ -3,10 +3,11 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 
 import pytest
 
-from embodied.interrupt import GracefulStop
+from embodied.interrupt import Abandoned, GracefulStop
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +33,35 @@ def test_a_second_interrupt_ends_at_once():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_first_signal_says_so_at_once(capfd):
+    with GracefulStop("Stopping: saving ..."):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert capfd.readouterr().err == "Stopping: saving ...; again to quit at once\n"
+
+
+def test_a_signal_ends_what_may_be_abandoned_wherever_it_is():
+    with GracefulStop() as stop:
+        with stop.abandonable():
+            pass
+        done = []
+        with pytest.raises(Abandoned), stop.abandonable():  # noqa: PT012
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                done.append("the rest")
+            except Exception:
+                done.append("held up")
+        assert not done
+        assert stop.requested
+        with pytest.raises(Abandoned), stop.abandonable():
+            done.append("begun after a stop was requested")
+        assert not done
+
+
+def test_what_catches_the_abandonment_does_not_hide_it():
+    with GracefulStop() as stop, pytest.raises(Abandoned), stop.abandonable(), suppress(BaseException):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_other_threads_may_enter_it():

@@ -1,17 +1,14 @@
-"""A whole run on a small task: stages, control, report, and that an interrupted run ends with the same numbers."""
+"""A whole run on a small task: its stages and what is told of them, parts that do not fit, starts and endings."""
 
 import copy
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
 
+import embodied.trainer
 from embodied import seeding
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import DistillationConfig
@@ -21,10 +18,13 @@ from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig, cut_chunks
 from embodied.algorithms.td3 import TD3Config
 from embodied.environment import Transition
+from embodied.errors import UserError
 from embodied.rollout import first_decisions
-from embodied.trainer import Stopped, Trainer, TrainerConfig
+from embodied.trainer import Trainer, TrainerConfig
+from policies.flow import FlowConfig, Sampler
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
+from sims.libero.task import LiberoTask
 from tests.embodied.ranking_mlp import RankingMLPConfig
 from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
@@ -36,7 +36,7 @@ class ReachTask:
     name, distributions, asset_kind = "reach", ("wide",), "official"
 
     def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu") -> Reach:
-        return Reach(num_envs)
+        return Reach(num_envs, seed=seed)
 
     def demonstrations(self, directory: Path, seed: int) -> TensorDict:
         episodes = []
@@ -83,19 +83,23 @@ SFT_STEPS = 50
 SFT_CONFIG = SFTConfig(SFT_STEPS, batch=16, learning_rate=3e-3)
 
 
-def trainer(directory: Path, algorithm: str, kind: type[Trainer] = Trainer) -> Trainer:
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch):
+    """To draw them takes most of the time of a run as small as these."""
+    monkeypatch.setattr(embodied.trainer, "CURVES", {})
+
+
+def trainer(
+    directory: Path, algorithm: str, kind: type[Trainer] = Trainer, *, iterations: int = ITERATIONS, seed: int = 0
+) -> Trainer:
     config = TrainerConfig(
-        num_envs=8, env_steps=ITERATIONS * 80, checkpoint_every=2, evaluation_starts=6, evaluation_envs=4, video=False,
+        num_envs=8, env_steps=iterations * 80, checkpoint_every=2, evaluation_starts=6, evaluation_envs=4, video=False,
         sft=SFT_CONFIG,
     )  # fmt: skip
     task = ScratchTask() if algorithm in SCRATCH else ReachTask()
     policy = STUDENT if algorithm == "distillation" else POLICY
-    return kind(config, task, policy, (LEARNERS | SCRATCH)[algorithm], directory, record={"made by": "test"})
-
-
-def numbers(directory: Path) -> dict:
-    report = json.loads((directory / "report.json").read_text())
-    return {key: report[key] for key in ("evaluations", "gains", "env_steps", "episodes")}
+    record = {"values": {"env_steps": config.env_steps, "seed": seed, "video": False}}
+    return kind(config, task, policy, (LEARNERS | SCRATCH)[algorithm], directory, record=record, seed=seed)
 
 
 @pytest.mark.parametrize("algorithm", LEARNERS)
@@ -118,9 +122,9 @@ def test_the_control_is_supervised_training_that_never_stopped(tmp_path: Path) -
     class Watched(Trainer):
         """Keeps the weights of what is evaluated."""
 
-        def _evaluate(self, policy, stage=None):
+        def _evaluate(self, policy, *rest):
             weights[self.stage.value] = {name: value.clone() for name, value in policy.state_dict().items()}
-            super()._evaluate(policy, stage)
+            super()._evaluate(policy, *rest)
 
     weights: dict[str, dict] = {}
     run = trainer(tmp_path, "ppo", Watched)
@@ -160,7 +164,7 @@ def test_every_environment_is_asked_to_be_where_the_policy_is(tmp_path: Path) ->
 
     config = TrainerConfig(num_envs=8, env_steps=80, evaluation_starts=2, evaluation_envs=2, video=False)
     Trainer(config, Placed(), POLICY, SCRATCH["td3"], tmp_path, record={}, device="cpu:0").run()
-    assert asked == [("train", "cpu:0"), ("eval", "cpu:0")]
+    assert asked == [("train", "cpu:0"), ("eval", "cpu:0"), ("train", "cpu:0")]  # the last for random play
 
 
 def test_success_and_return_are_told_where_an_episode_ended(tmp_path: Path) -> None:
@@ -196,64 +200,89 @@ def test_a_task_with_a_baseline_has_it_measured_on_the_same_episodes(tmp_path: P
     config = TrainerConfig(num_envs=8, env_steps=200, evaluation_starts=4, evaluation_envs=8, video=False)
     algorithm = PPOConfig(decisions=4, epochs=1, minibatch=16)
     Trainer(config, Compared(), MLPConfig(hidden=[8]), algorithm, tmp_path, record={}).run()
-    assert [row["stage"] for row in numbers(tmp_path)["evaluations"]] == ["baseline beginner", "rl"]
+    assert [row["stage"] for row in json.loads((tmp_path / "report.json").read_text())["evaluations"]] == [
+        "baseline beginner",
+        "rl",
+    ]
 
 
-def test_a_learner_that_imitates_needs_demonstrations(tmp_path: Path) -> None:
-    run = Trainer(TrainerConfig(num_envs=8), ScratchTask(), POLICY, IMITATION, tmp_path, record={})
-    with pytest.raises(ValueError, match="imitation needs demonstrations, which this task has not"):
-        run.run()
+def test_what_cannot_work_says_so_before_anything_runs(tmp_path: Path) -> None:
+    class Undemonstrated(ReachTask):
+        def demonstrations(self, directory, seed):
+            raise AssertionError("demonstrations were made")
+
+    directory, config = tmp_path / "run", TrainerConfig(num_envs=8, evaluation_envs=8)
+    with pytest.raises(UserError, match="expected a differentiable simulator for algorithm=bptt"):
+        Trainer(config, Undemonstrated(), POLICY, SCRATCH["bptt"], directory, record={})
+    with pytest.raises(UserError, match="imitation needs demonstrations, which this task has not"):
+        Trainer(config, ScratchTask(), POLICY, IMITATION, directory, record={})
+    with pytest.raises(UserError, match="expected at least 2 environments, one per task; got 1"):
+        Trainer(TrainerConfig(evaluation_envs=1), Undemonstrated(), POLICY, PPO, directory, record={})
+    assert not directory.exists()
 
 
-@pytest.mark.parametrize("algorithm", [*LEARNERS, *SCRATCH])
-def test_stopping_and_continuing_changes_no_number(tmp_path: Path, algorithm: str) -> None:
-    class StopsOften(Trainer):
-        """Asked to stop after every few looks."""
-
-        looks = 0
-
-        def _keep(self, parts, due):
-            self.looks += 1
-            self._stop.requested = self.looks == 3
-            super()._keep(parts, due)
-
-    trainer(tmp_path / "whole", algorithm).run()
-    stops = 0
-    while True:
-        try:
-            trainer(tmp_path / "parts", algorithm, StopsOften).run()
-            break
-        except Stopped:
-            stops += 1
-    assert stops >= 2
-    assert numbers(tmp_path / "parts") == numbers(tmp_path / "whole")
+def test_a_flow_without_likelihood_is_refused_by_ppo_before_anything_runs(tmp_path: Path) -> None:
+    task = LiberoTask(tasks=["0"], assets="stand-in")
+    config = TrainerConfig(num_envs=1, evaluation_envs=1)
+    policy = FlowConfig(width=8, hidden=8, sampler=Sampler.ODE)
+    with pytest.raises(
+        UserError,
+        match="whose samples have a log-probability for algorithm=ppo",
+    ):
+        Trainer(config, task, policy, PPO, tmp_path / "run", record={})
+    assert not (tmp_path / "run").exists()
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, {root!r})
-from pathlib import Path
-from tests.embodied.test_trainer import Trainer, trainer
+@pytest.mark.parametrize("algorithm", ["ppo", "ranking"])
+def test_another_seed_trains_from_other_starts(tmp_path: Path, algorithm: str) -> None:
+    def starts(seed: int) -> set[int]:
+        class Watched(Trainer):
+            def _learner(self, env, policy, demonstrations):
+                learner, collector = super()._learner(env, policy, demonstrations)
+                collect = collector.collect
 
-class Killed(Trainer):
-    def _iterate(self, learner, collector):
-        if self.counters["iteration"] == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super()._iterate(learner, collector)
+                def watched(decisions):
+                    rollout = collect(decisions)
+                    found.update(rollout.start.flatten().tolist())
+                    return rollout
 
-trainer(Path({directory!r}), "self_imitation", Killed).run()
-"""
+                collector.collect = watched
+                return learner, collector
+
+        found: set[int] = set()
+        trainer(tmp_path / str(seed), algorithm, Watched, seed=seed).run()
+        return found
+
+    first, second = starts(0), starts(1)
+    assert len(first) > 10
+    assert not first & second
 
 
-def test_kill_in_the_middle_of_rl_loses_nothing_but_time(tmp_path: Path) -> None:
-    root = str(Path(__file__).parent.parent.parent)
-    program = KILLED.format(root=root, directory=str(tmp_path / "killed"))
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, env=environment)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    trainer(tmp_path / "killed", "self_imitation").run()
-    trainer(tmp_path / "whole", "self_imitation").run()
-    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+def test_time_limits_are_no_terminations_in_what_learners_get(tmp_path: Path) -> None:
+    class Watched(Trainer):
+        def _learner(self, env, policy, demonstrations):
+            learner, collector = super()._learner(env, policy, demonstrations)
+            update = learner.update
+
+            def watched(rollout, progress):
+                rollouts.append(rollout)
+                return update(rollout, progress)
+
+            learner.update = watched
+            return learner, collector
+
+    rollouts: list = []
+    run = trainer(tmp_path, "ppo", Watched)
+    run.run()
+    position = torch.stack([rollout.next_observation["position"].squeeze(-1) for rollout in rollouts])
+    terminated, truncated = (
+        torch.stack([getattr(each, name) for each in rollouts]) for name in ("terminated", "truncated")
+    )
+    assert torch.equal(terminated, position.abs() < 0.1)
+    assert truncated.any()
+    assert not (terminated & truncated).any()
+    assert run.report.episodes == int((terminated | truncated).sum())
+    assert run.report.env_steps == sum(rollout.env_steps for rollout in rollouts)
 
 
 def test_a_policy_of_another_contract_is_refused(tmp_path: Path) -> None:

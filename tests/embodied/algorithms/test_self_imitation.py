@@ -134,3 +134,18 @@ def test_a_resumed_learner_takes_the_same_steps():
     other_collector.load_state_dict(state["collector"])
     assert [other.update(other_collector.collect(5), 0.0) for _ in range(2)] == first
     assert all(torch.equal(value, other_policy.state_dict()[name]) for name, value in policy.state_dict().items())
+
+
+def test_beyond_its_end_the_last_round_goes_on_at_its_final_rate():
+    sft = SFTConfig(steps=400, batch=64, learning_rate=5e-3, final_learning_rate=1e-4, average=0.9)
+    policy, learner, collector = make(rounds=2, sft=sft)
+    for progress in (0.5, 1.0):
+        learner.update(collector.collect(4), progress)
+    last = learner.sft
+    for _ in range(2):
+        before = copy.deepcopy(policy.state_dict())
+        learner.update(collector.collect(4), 1.0)
+        assert learner.sft is last
+        assert last.optimiser.param_groups[0]["lr"] == 1e-4
+        assert any(not torch.equal(before[name], value) for name, value in policy.state_dict().items())
+        assert all(map(torch.equal, policy.actor_parameters(), last.policy.actor_parameters()))
