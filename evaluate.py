@@ -91,7 +91,7 @@ def run(arguments: list[str]) -> None:
         log.info(f"wrote {film}")
 
 
-def describe() -> str:
+def describe(_: list[str]) -> str:
     """Options."""
     return program.options(__doc__, EvaluateConfig)
 

@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> None:
         log.info(f"prove it: python -m real_robot.firmware.verify {output}")
 
 
-def describe() -> str:
+def describe(_: list[str]) -> str:
     """Options."""
     return program.options(__doc__, ExportConfig)
 

@@ -91,7 +91,7 @@ def parameter(airframe: Airframe, name: str, delay_steps: int) -> Parameter:
     return Parameter(name, initial, 0.0 if name in GUESSES else initial / 5, 5 * initial)
 
 
-def describe() -> str:
+def describe(_: list[str]) -> str:
     """Options."""
     return program.options(__doc__, IdentifyConfig)
 

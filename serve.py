@@ -75,7 +75,7 @@ def token(path: Path) -> str:
     return path.read_text().strip()
 
 
-def describe() -> str:
+def describe(_: list[str]) -> str:
     """Options."""
     return program.options(__doc__, ServeConfig)
 

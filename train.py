@@ -1,6 +1,7 @@
 """Train a robot policy: python train.py task=libero_pick [key=value ...].
 
-Options, with their defaults, are printed by --help; every field of the configuration is one.
+Every field of the configuration is an option; --help prints those of a task, a policy and an algorithm: python train.py
+--help task=quadrotor_hover algorithm=ppo.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 
 from omegaconf import MISSING, OmegaConf
 
-from embodied import checkpoint, program
+from embodied import checkpoint, combinations, program
 from embodied.algorithms.registry import ALGORITHMS
 from embodied.compute import prepare
 from embodied.config import compose, names
@@ -84,11 +85,14 @@ def evaluate_instead(resumed: str | None, arguments: list[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, evaluate, f"checkpoint={resumed}", *options])
 
 
-def describe() -> str:
-    """Tasks and options."""
-    _, record = compose(TrainConfig, "train", [], GROUPS)
+def describe(arguments: list[str]) -> str:
+    """What there is to choose, and the options of what is chosen."""
+    config, record = compose(TrainConfig, "train", arguments, GROUPS)
     listed = [f"{group}: {', '.join(names(group, GROUPS))}" for group in GROUPS]
-    return "\n".join([str(__doc__), *listed, "", OmegaConf.to_yaml(OmegaConf.create(record["values"]))])
+    chosen = " ".join(f"{group}={name}" for group, name in record["choices"].items())
+    task = record["choices"]["task"]
+    heading = f"task={task} takes {combinations.told(task)}\n\nOptions of {chosen} (of others: --help task=NAME ...):"
+    return program.options("\n".join([str(__doc__), *listed, "", heading]), config)
 
 
 if __name__ == "__main__":

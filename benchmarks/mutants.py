@@ -1,6 +1,6 @@
 """Which of the faults in tests/mutants/*.yaml the tests catch: each is put into a copy of the tree by itself.
 
-    python benchmarks/mutants.py [--packages vehicle libero] [--json benchmarks/results/mutants.json]
+    python benchmarks/mutants.py [vehicle] [--json benchmarks/results/mutants.json]
 
 A fault is a realistic mistake: a snippet that occurs once in its file, and what takes its place. The tests that stand
 beside it have to pass without it, and one of them to fail with it. Prints what survived and the score of each package,
@@ -11,6 +11,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,7 @@ import yaml
 READY = (hypothesis, numpy, pytest, tensordict, torch)
 """Every run of the tests is a fork of this process, which has what takes seconds to import; nothing of the tree."""
 ROOT = Path(__file__).resolve().parent.parent
-FAULTS = ROOT / "tests/mutants"
+APART = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "outputs", "build", "dist", ".*_cache", ".hypothesis")
 LEAST = 0.9
 """Share of a package's faults that has to be caught."""
 PATIENCE, SLACK_S = 10.0, 60.0
@@ -49,45 +50,29 @@ class Fault:
     put: str
     tests: str
 
-    def apply(self, text: str) -> str:
-        """`text` of the file with the fault.
+    def __str__(self) -> str:
+        """Package, file, and what is wrong."""
+        return f"{self.package} | {self.file}: {self.what}"
 
-        Raises:
-            ValueError: where the snippet is not there exactly once.
-        """
+    def apply(self, text: str) -> str:
+        """`text` of the file with the fault; raises ValueError where the snippet is not there exactly once."""
         if (count := text.count(self.find)) != 1:
-            raise ValueError(f"{self.package}: {self.what}: expected {self.find!r} once in {self.file}, found {count}")
+            raise ValueError(f"{self}: expected {self.find!r} once in the file, found {count}")
         return text.replace(self.find, self.put)
 
 
-def faults(folder: Path = FAULTS) -> list[Fault]:
+def faults() -> list[Fault]:
     """All of the list: a YAML file for each package, in it the source files, their tests and what is done to them."""
     return [
         Fault(path.stem, file, what, find, put, entry["tests"])
-        for path in sorted(folder.glob("*.yaml"))
+        for path in sorted((ROOT / "tests/mutants").glob("*.yaml"))
         for file, entry in yaml.safe_load(path.read_text()).items()
         for what, (find, put) in entry["faults"].items()
     ]
 
 
-def copy_tree(target: Path) -> None:
-    """Copy the files that git knows, as they are now, and what is compiled beside them."""
-    built = [str(path.relative_to(ROOT)) for path in ROOT.glob("sims/**/*.so")]
-    for name in [*filter(None, _git("ls-files", "-z").split("\0")), *built]:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, target / name)
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
 def passes(tree: Path, tests: str, limit_s: float | None = None) -> bool:
-    """Whether `tests` pass in `tree`; not where they take longer than `limit_s`.
-
-    Raises:
-        ValueError: where pytest finds nothing to run, and without a limit where they fail.
-    """
+    """Whether `tests` pass in `tree` within `limit_s`; without that ValueError where they don't, or are not there."""
     log = tree / "pytest.log"
     run = multiprocessing.get_context("fork").Process(target=_pytest, args=(tree, tests, log))
     run.start()
@@ -115,12 +100,8 @@ def _pytest(tree: Path, tests: str, log: Path) -> None:
     sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests.split()]))
 
 
-def survivors(tree: Path, listed: list[Fault]) -> Iterator[tuple[Fault, bool]]:
-    """Put each fault into `tree` by itself; yields it and whether it is caught.
-
-    Raises:
-        ValueError: where the tests fail without a fault.
-    """
+def measure(tree: Path, listed: list[Fault]) -> Iterator[tuple[Fault, bool]]:
+    """Put each fault into `tree` by itself; yields it and whether its tests, which pass without one, catch it."""
     usual_s: dict[str, float] = {}
     for fault in listed:
         if fault.tests not in usual_s:
@@ -139,27 +120,26 @@ def survivors(tree: Path, listed: list[Fault]) -> Iterator[tuple[Fault, bool]]:
 def main() -> int:
     """Measure; returns 1 where a package is under `LEAST`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--packages", nargs="*", help="the files of tests/mutants to measure; all if left out")
-    parser.add_argument("--only", default="", help="measure only faults whose description or file contains this")
+    parser.add_argument("only", nargs="?", default="", help="part of what is printed of a fault; all if left out")
     parser.add_argument("--json", type=Path, help="write the table here")
     arguments = parser.parse_args()
-    listed = [fault for fault in faults() if not arguments.packages or fault.package in arguments.packages]
-    listed = [fault for fault in listed if arguments.only in f"{fault.file}: {fault.what}"]
+    listed = [fault for fault in faults() if arguments.only in str(fault)]
     rows: dict[str, dict] = {fault.package: {"faults": 0, "caught": 0, "survived": []} for fault in listed}
-    commit = _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*").strip()
-    began = time.monotonic()
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
-        copy_tree(Path(directory))
-        for fault, caught in survivors(Path(directory), listed):
+        tree = Path(shutil.copytree(ROOT, directory, ignore=APART, dirs_exist_ok=True))
+        for fault, caught in measure(tree, listed):
             row = rows[fault.package]
             row["faults"], row["caught"] = row["faults"] + 1, row["caught"] + caught
-            row["survived"] += [] if caught else [f"{fault.file}: {fault.what}"]
-            print(f"{'caught' if caught else 'SURVIVED':9} {fault.file}: {fault.what}", flush=True)
+            row["survived"] += [] if caught else [str(fault)]
+            print(f"{'caught' if caught else 'SURVIVED':8} {fault}", flush=True)
     for package, row in rows.items():
         row["score"] = round(row["caught"] / row["faults"], 3)
-        print(f"{package:12} {row['caught']:3} of {row['faults']:3} caught, {row['score']:.0%}")
+        print(f"{package:10} {row['caught']:3} of {row['faults']:3} caught, {row['score']:.0%}")
     if arguments.json:
-        told = {"git_commit": commit, "wall_s": round(time.monotonic() - began), "packages": rows}
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        told = {"git_commit": commit, "cpu_s": round(used.ru_utime + used.ru_stime), "packages": rows}
         arguments.json.write_text(json.dumps(told, indent=2) + "\n")
     return int(any(row["score"] < LEAST for row in rows.values()))
 

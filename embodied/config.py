@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
+from embodied import combinations
+from embodied.combinations import CONFIGS
 from embodied.errors import UserError
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
+"""A number with a positive exponent, as all of a value or as an element of one."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
 """Config classes by name, for each config group."""
@@ -26,8 +28,8 @@ def compose(
     `saved` is the JSON-ready form of an earlier run: its choices and values take the place of the defaults.
 
     Raises:
-        UserError: on one line, for an unknown key, name or type, listing the valid ones, and for `saved` of another
-            version or with other choices.
+        UserError: on one line, for an unknown key, name or type, listing the valid ones, for choices that do not go
+            together, and for `saved` of another version or with other choices.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -37,6 +39,9 @@ def compose(
     from omegaconf.errors import OmegaConfBaseException
 
     _check_choices(overrides, groups, [entry.name for entry in fields(cast(Any, root))])
+    if groups and not saved:
+        combinations.check(overrides)
+    overrides = [_whole(override) for override in overrides]
     store = ConfigStore.instance()
     store.store(name=f"{name}_schema", node=root)
     for group, classes in groups.items():
@@ -85,13 +90,23 @@ def names(group: str, groups: Groups) -> list[str]:
 
 def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[str]) -> None:
     for override in overrides:
-        key, separator, value = override.partition("=")
-        if not separator or not re.fullmatch(r"\w+(\.\w+)*", key):
+        key, _, value = override.partition("=")
+        if not value or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise UserError(f"expected key=value, got {override!r}; --help lists the options")
         if key.partition(".")[0] not in options:  # Hydra may know it from another program's configuration
             raise UserError(f"unknown option {key!r}; expected one of {', '.join(options)}")
         if key in groups and value not in names(key, groups):
             raise UserError(f"unknown {key} {value!r}; expected one of {', '.join(names(key, groups))}")
+
+
+def _whole(override: str) -> str:
+    """`override` with whole numbers such as 1e6 and 1.5e3 written out: options that count take no other form."""
+    key, _, value = override.partition("=")
+    return f"{key}={WHOLE.sub(lambda found: _written_out(found[0]), value)}"
+
+
+def _written_out(number: str) -> str:
+    return f"{float(number):.0f}" if float(number).is_integer() else number
 
 
 def _check_same(chosen: Mapping[str, str], before: Mapping[str, str]) -> None:

@@ -325,4 +325,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(main, lambda: str(__doc__), sys.argv[1:]))
+    sys.exit(program.main(main, lambda _: str(__doc__), sys.argv[1:]))

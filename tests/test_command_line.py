@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import torch
 
 import evaluate
 import train
-from embodied import checkpoint, program
+from embodied import checkpoint, combinations, program
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -223,12 +224,21 @@ def test_an_unknown_task_is_one_line_that_lists_the_tasks():
     assert completed.stdout == ""
 
 
-def test_help_lists_tasks_and_options():
-    completed = run("train.py", "--help")
-    assert completed.returncode == 0
-    assert "task: libero_pick" in completed.stdout
-    assert "algorithm: bptt, distillation, ppo, ranking" in completed.stdout
-    assert "num_envs: " in completed.stdout
+def test_help_lists_what_there_is_and_the_options_of_what_is_chosen(capsys):
+    def told(*chosen: str) -> str:
+        assert program.main(train.run, train.describe, [*chosen, "--help"]) == 0
+        return capsys.readouterr().out
+
+    assert "task: libero_pick, " in told()
+    assert "algorithm: bptt, distillation, ppo, ranking" in told()
+    assert "num_envs=100 " in told()
+    hover = told("task=quadrotor_hover", "algorithm=ppo")
+    assert "task=quadrotor_hover takes policy=mlp with algorithm=bptt|ppo|td3" in hover
+    assert "task.reward.reward_alive=3.0\n" in hover
+    assert re.search(r"^algorithm\.final=0\.02 +# .*fall linearly", hover, re.MULTILINE)
+    assert re.search(r"^task\.history=1 +# The policy observes its last", hover, re.MULTILINE)
+    assert "task.suite" not in hover
+    assert "algorithm.teacher_steps=" in told("task=quadrotor_any")
 
 
 def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
@@ -258,6 +268,7 @@ def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
         ("task.executed=9", "executed=9, horizon=8"),
         ("task.episodes=0", "at least one episode per task"),
         ("resume=/nowhere", "no checkpoint in /nowhere"),
+        ("resume=", "expected key=value, got 'resume='"),
         ("eval_only=true", "eval_only=true needs the run to measure: resume=DIR"),
     ],
 )
@@ -266,8 +277,15 @@ def test_a_wrong_option_is_one_line_and_leaves_nothing(refused, tmp_path: Path, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_policy_that_cannot_read_the_task_is_one_line(refused, tmp_path: Path):
-    assert "use policy=flow" in refused(train, "policy=mlp", "task.assets=stand-in", f"output={tmp_path / 'run'}")
+def test_parts_that_do_not_go_together_are_one_line_that_says_what_does(refused, tmp_path: Path):
+    for parts in (
+        ["task=quadrotor_any", "algorithm=ppo"],
+        ["task=quadrotor_hover", "algorithm=ranking"],
+        ["policy=mlp"],
+    ):
+        line = refused(train, *parts, f"output={tmp_path / 'run'}")
+        task = parts[0].removeprefix("task=") if len(parts) > 1 else "libero_pick"
+        assert line.endswith(f"which takes {combinations.told(task)}")
     assert not (tmp_path / "run").exists()
 
 

@@ -165,7 +165,7 @@ def run(arguments: list[str]) -> None:
             temporary.write_text(json.dumps(record, indent=2) + "\n")
 
 
-def describe() -> str:
+def describe(_: list[str]) -> str:
     """Options."""
     return f"{__doc__}\n{OmegaConf.to_yaml(OmegaConf.structured(Episodes))}"
 

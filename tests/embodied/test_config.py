@@ -5,6 +5,7 @@ import json
 import pytest
 
 from embodied.config import compose
+from embodied.errors import UserError
 from policies.flow import FlowConfig, Sampler
 from sims.libero.task import LiberoTask
 from train import GROUPS, TrainConfig
@@ -40,6 +41,7 @@ def test_an_unknown_name_lists_the_known_ones(group, listed):
         ("+more=1", r"expected key=value, got '\+more=1'"),
         ("~task=1", "expected key=value"),
         ("num_envs", "expected key=value, got 'num_envs'"),
+        ("num_envs=", "expected key=value, got 'num_envs='"),
         ("num_envs=a", "num_envs: .*'a'.* Integer"),
         ("seed=1.5", "seed: .*Integer"),
         ("seed=null", "seed: .*not Optional"),
@@ -53,6 +55,21 @@ def test_a_wrong_option_is_one_line_that_says_what_is_expected(override, message
     with pytest.raises(ValueError, match=f"^{message}") as caught:
         composed(override)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"), [("1e3", 1000), ("1.05e6", 1_050_000), ("2e0", 2), ("64", 64), ("1_000", 1000)]
+)
+def test_a_whole_number_may_have_an_exponent(override, value):
+    config, record = composed(f"env_steps={override}", "algorithm.learning_rate=1e-3", "wandb='1e3'")
+    assert (config.env_steps, config.algorithm.learning_rate, config.wandb) == (value, 1e-3, "1e3")
+    assert composed(f"num_envs={override}", saved=record)[0].num_envs == value
+    assert composed(f"task.tasks=[0,{override}]")[0].task.tasks == ["0", str(value)]
+
+
+def test_a_number_that_is_not_whole_is_none_with_an_exponent_either():
+    with pytest.raises(UserError, match=r"env_steps: .*1\.05.*Integer"):
+        composed("env_steps=1.05e0")
 
 
 def test_every_reward_weight_is_an_option():

@@ -1,8 +1,9 @@
 """A user's mistake is one line and status 1, a bug keeps its traceback."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
+from omegaconf import MISSING
 
 from embodied.errors import UserError
 from embodied.interrupt import Stopped
@@ -68,24 +69,49 @@ def test_a_bug_in_a_run_is_one_line_that_names_the_log_with_its_traceback(bug, t
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])
-def test_help_runs_nothing(word, capsys):
-    assert main(failing(AssertionError()), lambda: "the options", ["seed=1", word]) == 0
-    assert capsys.readouterr().out == "the options\n"
+def test_help_runs_nothing_and_describes_what_is_chosen(word, capsys):
+    assert main(failing(AssertionError()), lambda chosen: f"the options of {chosen}", ["seed=1", word]) == 0
+    assert capsys.readouterr().out == "the options of ['seed=1']\n"
 
 
-def test_help_explains_the_options_and_those_that_are_inherited():
-    @dataclass
-    class Shared:
-        """`seed` draws."""
+@dataclass
+class Part:
+    """How wide: `width` is in m; `names` are those\n    of joints.
 
-        seed: int = 0
+    A colour.
+    """
 
-    @dataclass
-    class Config(Shared):
-        """`speed` is in m/s."""
+    width: float = 0.5
+    names: list[str] = field(default_factory=lambda: ["a", "b"])
+    colour: str | None = None
 
-        speed: float = 1.5
 
-    assert (
-        options("A program.\n", Config) == "A program.\n\n`speed` is in m/s.\n\n`seed` draws.\n\nseed: 0\nspeed: 1.5\n"
-    )
+@dataclass
+class Shared:
+    """`seed` draws."""
+
+    seed: int = 0
+
+
+@dataclass
+class Config(Shared):
+    """What it does. `speed` is in m/s."""
+
+    speed: float = 1.5
+    path: str = MISSING
+    part: Part = field(default_factory=Part)
+    weights: dict[str, float | None] = field(default_factory=lambda: {"force": None})
+
+
+def test_help_tells_every_option_as_it_is_typed_with_what_its_docstring_says():
+    assert options("A program.\n", Config).splitlines() == [
+        *("A program.", "", "What it does. `speed` is in m/s.", ""),
+        "seed=0                # `seed` draws",
+        "speed=1.5             # `speed` is in m/s",
+        "path=...",
+        "part.width=0.5        # How wide: `width` is in m",
+        'part.names=["a","b"]  # `names` are those of joints',
+        "part.colour=null",
+        "weights.force=null",
+    ]
+    assert "speed=2.0 " in options(None, Config(speed=2.0, path="here"))

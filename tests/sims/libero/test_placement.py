@@ -99,6 +99,21 @@ def test_the_goals_container_stays_along_the_worlds_axes(states):
     assert len(np.unique(np.round(yaw / (np.pi / 2)) % 4)) == 4
 
 
+def test_an_episode_begins_neither_at_its_goal_nor_with_the_robot_in_touch(states):
+    wide, data = Placement(SCENE, "wide", "train")._wide, mujoco.MjData(SCENE.model)
+    (goal,) = SCENE.goal
+    wanted = SCENE.object_qposadr[list(SCENE.object_body).index(goal.a)]
+    qpos = states[0].copy()
+    assert wide._is_start(qpos)
+    data.qpos[:] = qpos
+    mujoco.mj_forward(SCENE.model, data)
+    qpos[wanted : wanted + 3] = data.site_xpos[goal.b]
+    assert not wide._is_start(qpos)
+    qpos = states[0].copy()
+    qpos[wanted : wanted + 3] = data.xpos[SCENE.hand_body]
+    assert not wide._is_start(qpos)
+
+
 def test_robot_joints_are_perturbed_about_the_nominal_pose(states):
     away = states[:, ARM] - SCENE.initial_arm
     assert np.abs(away).max() <= placement.JOINT_NOISE_RAD

@@ -9,6 +9,7 @@ from sims.libero.predicates import Predicate, holds
 MODEL = """<mujoco><worldbody>
   <body name="shelf" pos="1 0 0"><geom type="box" size="0.2 0.2 0.1" group="0"/>
     <site name="turned" type="box" size="0.3 0.2 0.1" pos="0 0 0.5" euler="0 0 90"/>
+    <site name="askew" type="box" size="0.3 0.05 0.1" pos="0 0 0.8" euler="0 0 30"/>
     <site name="top" type="box" size="0.2 0.2 0.01" pos="0 0 0.1"/>
     <body name="drawer"><joint name="slide" type="slide" axis="1 0 0"/><geom size="0.01" pos="0 0 -5" mass="1"/></body>
     <body name="other"><joint name="slide2" type="slide" axis="1 0 0"/><geom size="0.01" pos="0 0 -6" mass="1"/></body>
@@ -98,6 +99,14 @@ def test_on_a_region_of_the_workspace_is_a_window_of_heights(model, owner, heigh
     site = model.site("top").id
     predicate = Predicate("on_site", model.body("bowl").id, site, tuple(model.site_size[site]), OWNER_BOWL, -1)
     data = data_with(model, bowl=np.array([1, 0, 0.1 + height]))
+    assert holds(predicate, owner, data) is expected
+
+
+@pytest.mark.parametrize(("degrees", "expected"), [(-30, True), (30, False)])
+def test_an_offset_from_a_region_is_turned_by_its_rotation_and_not_back_as_in_stock(model, owner, degrees, expected):
+    site, angle = model.site("askew").id, np.radians(degrees)
+    predicate = Predicate("on_site", model.body("bowl").id, site, tuple(model.site_size[site]), OWNER_BOWL, -1)
+    data = data_with(model, bowl=(1 + 0.25 * np.cos(angle), 0.25 * np.sin(angle), 0.8 + 0.15))
     assert holds(predicate, owner, data) is expected
 
 

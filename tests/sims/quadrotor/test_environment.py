@@ -56,6 +56,8 @@ def test_episodes_begin_as_in_the_paper():
     assert seen["force"].std(0) == pytest.approx([weight / 20] * 3, rel=0.03)
     assert seen["torque"].std(0) == pytest.approx([weight / 10000] * 3, rel=0.03)
     assert seen["force"].mean(0) == pytest.approx([0.0] * 3, abs=4 * weight / 20 / math.sqrt(20000))
+    pushed = torch.corrcoef(torch.cat((seen["force"], seen["torque"]), 1).t())
+    assert (pushed - torch.eye(6)).abs().max() < 5 / math.sqrt(20000)  # each by itself
 
 
 def test_noise_has_the_papers_deviations_and_is_new_every_step():
@@ -173,6 +175,25 @@ def test_training_and_evaluation_share_no_start():
         QuadrotorEnvironment(1, split="test").reset()
 
 
+def test_a_named_start_leaves_the_stream_of_others_as_it_is():
+    env, dealt = QuadrotorEnvironment(3, seed=4), []
+    for starts in (None, torch.tensor([9, 9, 9]), None):
+        env.reset(starts=starts)
+        dealt.append(env.start.tolist())
+    assert dealt[0] + dealt[2] == list(range(dealt[0][0], dealt[0][0] + 6))
+
+
+def test_an_episode_begins_and_ends_with_a_history_of_its_own():
+    env = QuadrotorEnvironment(2, history=3, step_limit=2)
+    first = env.reset()["action_history"]
+    for _ in range(2):
+        last = env.step(hover_actions(env, 0.1)).observation["action_history"]
+    assert torch.equal(env.step(hover_actions(env, 0.2)).observation["action_history"], last)  # it has ended
+    begun = env.reset(mask=torch.tensor([True, False]))["action_history"]
+    assert torch.equal(begun[0], first[0])
+    assert torch.equal(begun[1], last[1])
+
+
 def test_the_history_is_that_of_the_actions_oldest_first():
     env = QuadrotorEnvironment(2, history=3)
     assert env.reset()["action_history"].abs().max() < 1e-6  # rotors at half speed
@@ -194,6 +215,11 @@ def test_gradients_run_through_steps_and_end_at_detach(backend):
     assert all(gradient.abs().min() > 0 for gradient in found)
     env.detach()
     third = env.step(hover_actions(env).requires_grad_())
+    remembers = QuadrotorEnvironment(5, backend=backend, history=3)
+    remembers.reset()
+    remembers.step(hover_actions(remembers).requires_grad_())
+    remembers.detach()
+    assert not remembers._observed()["action_history"].requires_grad
     with pytest.raises(RuntimeError, match="not have been used"):
         torch.autograd.grad(third.reward.sum(), first)
     with torch.no_grad():

@@ -13,6 +13,7 @@ from sims.vehicle.navigate import Navigate
 from sims.vehicle.race import Race
 from sims.vehicle.task import VehicleTask
 from sims.vehicle.vehicles import F1TENTH, JACKAL, PARAMETERS
+from sims.vehicle.worlds import worlds
 
 
 def navigate(count: int = 4, **options) -> VehicleEnvironment:
@@ -54,6 +55,39 @@ def test_who_touches_a_wall_has_failed():
     assert not found.success.any()
     assert found.metrics["collision"].tolist() == [0.0, 1.0, 0.0, 0.0]
     assert found.reward[1, 0] < -7.0
+    assert env.step(torch.zeros(4, 1, 2)).metrics["collision"].tolist() == [0.0, 1.0, 0.0, 0.0]  # still
+
+
+def test_changes_of_the_turning_command_cost_in_half_its_range():
+    rewards = []
+    for weight in (0.0, 1.0):
+        env = VehicleEnvironment(2, mdp=Navigate(weight_turn=weight), vehicle=JACKAL)
+        env.reset()
+        steps = [[[1.0, 0.0], [0.0, 1.5]], [[0.0, 0.75], [0.0, 0.75]]]  # 1.5 rad/s is half the range
+        rewards.append(torch.cat([env.step(torch.tensor(step).unsqueeze(1)).reward for step in steps], 1))
+    torch.testing.assert_close(rewards[0] - rewards[1], torch.tensor([[0.0, 0.25], [1.0, 0.25]]))
+
+
+def test_a_wall_counts_before_the_goal_and_the_step_limit():
+    env = navigate(step_limit=1)
+    env.reset()
+    for row in (1, 2):
+        put(env, row, 5.0 - 0.254 - 0.02, 0.0)
+        env.now.world["segments"][row, 4:], env.now.world["circles"][row] = 1e6, 1e6
+        env.now.world["route"][row, 0] = torch.tensor([5.0, 0.0])
+    env.now.state[1, 3] = 1.0  # into the wall, by which the goal is; the other one stops in time
+    found = env.step(torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 0.0]], [[0.0, 0.0]]]))
+    assert found.success.tolist() == [False, False, True, False]
+    assert found.terminated.tolist() == [False, True, True, False]
+    assert found.truncated.tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_episodes_happen_in_the_worlds_of_their_split(split):
+    env, starts = navigate(3, split=split), torch.tensor([5, 0, 300])
+    env.reset(starts=starts)
+    assert torch.equal(env.now.world["circles"], worlds(Navigate(), split, starts)["circles"])
+    assert torch.equal(env.now.state[:, :3], worlds(Navigate(), split, starts)["pose"])
 
 
 def test_the_goal_is_seen_from_the_vehicle():

@@ -17,6 +17,7 @@ def test_a_number_is_a_world_whichever_others_are_asked_for():
     again = worlds(Navigate(), "train", torch.tensor([7, 5]))
     assert torch.equal(first["circles"][[2, 0]], again["circles"])
     assert not torch.equal(first["circles"][0], worlds(Navigate(), "eval", torch.tensor([5]))["circles"][0])
+    assert not torch.equal(first["circles"][0], worlds(Navigate(), "train", torch.tensor([BLOCK + 5]))["circles"][0])
     with pytest.raises(ValueError, match="split"):
         worlds(Navigate(), "test", torch.tensor([0]))
 

@@ -1,0 +1,67 @@
+"""Every task with every policy and every algorithm: the parts build, or one line says what goes together."""
+
+from itertools import product
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodied import combinations, seeding
+from embodied.config import compose, names
+from embodied.contract import Contract
+from embodied.errors import UserError
+from train import GROUPS, TrainConfig
+
+TASKS = names("task", GROUPS)
+ALL = list(product(names("policy", GROUPS), names("algorithm", GROUPS)))
+SMALL = {"libero_pick": ["task.assets=stand-in", "task.tasks=[0]"]}
+TOLD = r"policy=(\w+) with algorithm=([\w|]+)"
+
+
+def composed(task: str, policy: str, algorithm: str) -> TrainConfig:
+    options = [f"task={task}", f"policy={policy}", f"algorithm={algorithm}", *SMALL.get(task, [])]
+    return compose(TrainConfig, "train", options, GROUPS)[0]
+
+
+def demonstrations(contract: Contract) -> TensorDict:
+    """Two chunks of zeros."""
+    specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+    observation = {
+        key: torch.zeros(2, *(max(1, size) for size in spec.shape), dtype=getattr(torch, spec.dtype))
+        for key, spec in specs.items()
+    }
+    actions = torch.zeros(2, contract.horizon, *contract.action.shape)
+    valid = torch.ones(2, contract.horizon, dtype=torch.bool)
+    return TensorDict({"observation": TensorDict(observation, [2]), "actions": actions, "valid": valid}, [2])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
+    own, record = compose(TrainConfig, "train", [f"task={task}", *SMALL.get(task, [])], GROUPS)
+    env = own.task.environment(16, own.task.distributions[0], "train", 0)
+    assert combinations.chosen([f"task={task}"]) == tuple(record["choices"].values())
+    for policy, algorithm in combinations.taken(task):
+        config = composed(task, policy, algorithm)
+        given = demonstrations(env.contract) if task == "libero_pick" else None
+        built = config.policy.build(env.contract)
+        learner = config.algorithm.build(built, given, env, seeding.generator(0, "learner"))
+        learner.collector(env, built, seeding.generator(0, "noise"), learner.starts)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_a_task_does_not_take_is_one_line_that_names_all_it_takes(task: str):
+    refused = [pair for pair in ALL if pair not in combinations.taken(task)]
+    assert refused
+    for policy, algorithm in refused:
+        with pytest.raises(UserError) as caught:
+            composed(task, policy, algorithm)
+        first, _, takes = str(caught.value).partition(f" do not go with task={task}, which takes ")
+        assert first == f"policy={policy} algorithm={algorithm}"
+        assert "\n" not in takes
+        told = [entry.replace("policy=", "").split(" with algorithm=") for entry in takes.split("; ")]
+        assert [(name, each) for name, listed in told for each in listed.split("|")] == combinations.taken(task)
+
+
+def test_a_task_of_which_nothing_is_said_says_where():
+    with pytest.raises(UserError, match=r"combinations\.yaml does not say what task=tea takes"):
+        combinations.chosen(["task=tea"])
