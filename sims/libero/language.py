@@ -1,8 +1,8 @@
 """What a task is called: LIBERO's two wordings of its instruction, and paraphrases of them.
 
 LIBERO's evaluation uses the task's name ("pick up the milk and place it in the basket"), its BDDL files say something
-else ("pick the milk ..."). Paraphrases come from a small grammar. Those that are held out use verbs or orders of clauses
-that no paraphrase of training has: they measure whether other words do.
+else ("pick the milk ..."). Paraphrases come from a small grammar. Those that are held out use verbs or orders of
+clauses that no paraphrase of training has: they measure whether other words do.
 """
 
 from __future__ import annotations
