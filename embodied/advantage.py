@@ -78,9 +78,10 @@ def n_step(
     return total, carry * ~terminated.gather(0, last), last
 
 
-def normalise(advantage: Tensor) -> Tensor:
-    """Zero mean, unit standard deviation."""
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+def normalise(advantage: Tensor, own: Tensor) -> Tensor:
+    """Zero mean, unit standard deviation, both over those where `own` is True."""
+    chosen = advantage[own]
+    return (advantage - chosen.mean()) / (chosen.std() + 1e-8)
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ STARTED = "started"
 
 @runtime_checkable
 class RecurrentPolicy(Policy, Protocol):
-    """A policy that remembers."""
+    """A policy that remembers; where it can be trained, it scores sequences [T, N] through time, too."""
 
     def initial_memory(self, count: int) -> Tensor:
         """Memory [count, M] with which episodes begin."""

@@ -193,7 +193,7 @@ class MLPPolicy(nn.Module):
 
     def _sum(self, elementwise: Tensor) -> Tensor:
         executed = self.contract.executed * self.contract.action.shape[-1]
-        return elementwise[:, :executed].sum(-1, keepdim=True)
+        return elementwise[..., :executed].sum(-1, keepdim=True)
 
 
 def _layers(inputs: int, hidden: list[int], outputs: int) -> nn.Sequential:

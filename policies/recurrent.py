@@ -42,7 +42,8 @@ class RecurrentConfig(MLPConfig):
 class RecurrentPolicy(MLPPolicy):
     """An MLPPolicy whose actor remembers; its critic does not.
 
-    Samples are scored with the memory they were drawn with, which the observation holds.
+    Samples [N] are scored with the memory they were drawn with, which the observation holds; sequences of them [T, N]
+    through time, from the memory of the first.
     """
 
     layers = mean_parameters = None  # its actions depend on a memory, too: no DeterministicPolicy
@@ -96,16 +97,19 @@ class RecurrentPolicy(MLPPolicy):
         time, as `unroll` from the memory of the first observation (the initial one where it has none), for sequences
         [T, N].
         """
-        if observation.batch_dims == 1:
-            mean, _ = self._step(observation)
-        else:
-            memory = observation.get(MEMORY)
-            mean, _ = self._unroll(observation, None if memory is None else memory[0])
+        mean = self._means(observation)
         error = (mean.view_as(actions) - (actions - self.centre) / self.half_range).square().mean(-1)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
     def _distribution(self, observation: TensorDict) -> torch.distributions.Normal:
-        return torch.distributions.Normal(self._step(observation)[0], self.log_std.exp(), validate_args=False)
+        return torch.distributions.Normal(self._means(observation), self.log_std.exp(), validate_args=False)
+
+    def _means(self, observation: TensorDict) -> Tensor:
+        """Means of raw actions [..., H * A]: of single steps [N], through time for sequences [T, N]."""
+        if observation.batch_dims == 1:
+            return self._step(observation)[0]
+        memory = observation.get(MEMORY)
+        return self._unroll(observation, None if memory is None else memory[0])[0]
 
     def _step(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """Mean of the raw action [N, H * A] and next memory [N, M]."""

@@ -9,11 +9,16 @@ Differs from the papers:
     - an iteration stops early once the approximate KL divergence passes `target_kl`;
     - the critic's loss is a plain squared error, and the critic alone is trained during `critic_warmup` iterations;
     - rewards are divided by a running scale of their discounted sums (`reward_scale.py`), and the gradients of actor
-      and critic are clipped apart: neither the reward's scale nor a critic that begins far off slows the actor down.
+      and critic are clipped apart: neither the reward's scale nor a critic that begins far off slows the actor down;
+    - a policy with a memory is trained through time: minibatches are environments, each from the memory that the
+      rollout began with;
+    - a person who takes over ends what the policy did, like a time limit: their decisions teach nothing, and have no
+      part in the advantages of those before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -27,6 +32,7 @@ from embodied.algorithms.schedule import fall
 from embodied.config import at_least
 from embodied.environment import StartEnvironment
 from embodied.errors import UserError
+from embodied.memory import RecurrentPolicy
 from embodied.policy import TrainablePolicy
 from embodied.rollout import Collector, Rollout
 
@@ -98,15 +104,18 @@ class PPO:
         if self.iterations == 0:
             self.policy.start_critic()
         fall(self.optimiser, progress, self.config.final, self.config.learning_rate, self.config.value_learning_rate)
-        batch, advantage_std, explained = self._prepare(rollout)
+        self.reward_scale.add(rollout)
+        own = torch.ones_like(rollout.done) if rollout.human is None else ~rollout.human.any(-1)
+        if int(own.sum()) < 2:  # a person did it all
+            return {}
+        batch, advantage_std, explained = self._prepare(rollout, own)
         batch = batch.to(self.policy.device)
         sums: dict[str, float] = {}
         count = 0
         stop = False
         for _ in range(self.config.epochs):
-            order = torch.randperm(len(batch), generator=self.generator).to(batch.device)
-            for part in _select(batch, order).split(self.config.minibatch):
-                metrics = self._step(cast(TensorDict, part))
+            for part in self._minibatches(batch):
+                metrics = self._step(part)
                 sums = {key: sums.get(key, 0.0) + value for key, value in metrics.items()}
                 count += 1
                 stop = metrics["kl"] > self.config.target_kl
@@ -119,20 +128,34 @@ class PPO:
         told = {"advantage_std": advantage_std, "explained_variance": explained, "reward_scale": self.reward_scale()}
         return means | told | {"minibatches": float(count)}
 
-    def _prepare(self, rollout: Rollout) -> tuple[TensorDict, float, float]:
+    def _minibatches(self, batch: TensorDict) -> Iterator[TensorDict]:
+        """Decisions [B] of `batch` [T, N] in random order; all decisions [T, B] of environments where one remembers."""
+        size, dim = self.config.minibatch, 0
+        if isinstance(self.policy, RecurrentPolicy):
+            size, dim = max(1, size // len(batch)), 1
+        else:
+            batch = batch.flatten(0, 1)
+        order = torch.randperm(batch.shape[dim], generator=self.generator).to(batch.device)
+        for part in _select(batch, order, dim).split(size, dim):
+            if part["own"].any():
+                yield cast(TensorDict, part)
+
+    def _prepare(self, rollout: Rollout, own: Tensor) -> tuple[TensorDict, float, float]:
+        """What is trained on [T, N], decisions that are the policy's `own`, and two numbers that are told."""
         value = values(self.policy, rollout.observation)
-        advantage, returns = self._gae(rollout, value, self._next_value(rollout, value))
+        advantage, returns = self._gae(rollout, own, value, self._next_value(rollout, value))
         batch = TensorDict(
             {
                 "observation": rollout.observation,
                 "sample": rollout.sample,
                 "log_prob": rollout.log_prob,
-                "advantage": normalise(advantage),
+                "advantage": normalise(advantage, own),
                 "return": returns,
+                "own": own,
             },
             batch_size=list(value.shape),
         )
-        return batch.flatten(0, 1), float(advantage.std()), explained_variance(value, returns)
+        return batch, float(advantage[own].std()), explained_variance(value, returns)
 
     def _next_value(self, rollout: Rollout, value: Tensor) -> Tensor:
         """V of the true next observations [T, N]: that of the next decision, unless an ending or nothing follows."""
@@ -142,23 +165,27 @@ class PPO:
         following[asked] = values(self.policy, rollout.next_observation[asked].unsqueeze(0)).squeeze(0)
         return following
 
-    def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
-        self.reward_scale.add(rollout)
+    def _gae(self, rollout: Rollout, own: Tensor, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages and returns [T, N]; they see no further than the value where a person took over."""
+        cut = rollout.truncated.clone()
+        cut[:-1] |= ~own[1:]
         return gae(
-            self.reward_scale() * rollout.reward, rollout.executed, rollout.terminated, rollout.truncated,
+            self.reward_scale() * rollout.reward, rollout.executed, rollout.terminated, cut,
             value, next_value, discount=self.config.discount, trace=self.config.trace,
         )  # fmt: skip
 
     def _step(self, batch: TensorDict) -> dict[str, float]:
-        evaluation = self.policy.evaluate(batch["observation"], batch["sample"])
+        observation, own = batch["observation"], batch["own"]
+        evaluation = self.policy.evaluate(observation, batch["sample"])
         log_ratio = evaluation.log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
         advantage = batch["advantage"].unsqueeze(-1)
         clipped = ratio.clamp(1.0 - self.config.clip, 1.0 + self.config.clip)
         # L = -min(r A, clip(r) A)
-        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage).mean()
-        value_loss = (self.policy.value(batch["observation"]) - batch["return"]).square().mean()
-        entropy = evaluation.entropy.mean()
+        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage)[own].mean()
+        value = self.policy.value(observation.reshape(-1)).view(own.shape)
+        value_loss = (value - batch["return"]).square()[own].mean()
+        entropy = evaluation.entropy[own].mean()
         warm = self.iterations < self.config.critic_warmup
         loss = value_loss if warm else value_loss + policy_loss - self.config.entropy_weight * entropy
         self.optimiser.zero_grad()
@@ -168,8 +195,8 @@ class PPO:
         self.optimiser.step()
         self.gradient_steps += 1
         with torch.no_grad():
-            kl = ((ratio - 1.0) - log_ratio).mean()  # low-variance estimate, joschu.net/blog/kl-approx.html
-            clip_fraction = ((ratio - 1.0).abs() > self.config.clip).float().mean()
+            kl = ((ratio - 1.0) - log_ratio)[own].mean()  # low-variance estimate, joschu.net/blog/kl-approx.html
+            clip_fraction = ((ratio - 1.0).abs() > self.config.clip)[own].float().mean()
         return {
             "policy_loss": policy_loss.item(),
             "value_loss": value_loss.item(),
@@ -196,6 +223,7 @@ class PPO:
         self.generator.set_state(state["generator"])
 
 
-def _select(batch: TensorDict, rows: Tensor) -> TensorDict:
+def _select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:
     # Copies rows, which is twice as fast as batch[rows]: that copies number by number.
-    return cast(TensorDict, batch.apply(lambda part: part.index_select(0, rows), batch_size=[len(rows)]))
+    size = [*batch.shape[:dim], len(rows)]
+    return cast(TensorDict, batch.apply(lambda part: part.index_select(dim, rows), batch_size=size))

@@ -1,0 +1,190 @@
+"""PPO's numbers and gradients on one minibatch, each computed by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodied.algorithms.ppo import PPO, PPOConfig
+from embodied.rollout import Collector, Rollout
+from policies.mlp import MLPConfig, MLPPolicy
+from tests.embodied.reach import Reach
+
+ROWS = 6
+
+
+def make(envs: int = ROWS, **settings: float) -> tuple[MLPPolicy, PPO, Collector]:
+    torch.manual_seed(0)
+    env = Reach(envs)
+    policy = MLPConfig(hidden=[8]).build(env.contract)
+    policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.zeros(1, 1))
+    values = {"minibatch": 10**6, "epochs": 1, "critic_warmup": 0, "max_gradient_norm": math.inf} | settings
+    learner = PPOConfig(**values).build(policy, None, env, torch.Generator().manual_seed(0))
+    return policy, learner, Collector(env, policy, torch.Generator().manual_seed(0))
+
+
+def minibatch(policy: MLPPolicy, ratio: float, advantage: float) -> TensorDict:
+    """Decisions of `policy` as an older one would have made them `ratio` times less likely; returns are 2."""
+    observation = Reach(ROWS).reset(starts=torch.arange(ROWS))
+    decision = policy.act(observation, generator=torch.Generator().manual_seed(1))
+    return TensorDict(
+        {
+            "observation": observation,
+            "sample": decision.sample,
+            "log_prob": decision.log_prob - math.log(ratio),
+            "advantage": torch.full((ROWS,), advantage),
+            "return": torch.full((ROWS,), 2.0),
+            "own": torch.ones(ROWS, dtype=torch.bool),
+        },
+        [ROWS],
+    )
+
+
+def gradients(parameters: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in parameters])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope"),
+    [  # -min(r A, clip(r) A) with a clip of 0.2, and its slope along r
+        (1.5, 1.0, -1.2, 0.0),
+        (1.5, -1.0, 1.5, 1.0),
+        (0.5, 1.0, -0.5, -1.0),
+        (0.5, -1.0, 0.8, 0.0),
+        (1.1, 2.0, -2.2, -2.0),
+    ],
+)
+def test_ratios_are_clipped_where_they_went_too_far_already(
+    ratio: float, advantage: float, loss: float, slope: float
+) -> None:
+    policy, learner, _ = make(clip=0.2)
+    batch = minibatch(policy, ratio, advantage)
+    log_prob = policy.evaluate(batch["observation"], batch["sample"]).log_prob.mean()
+    expected = torch.autograd.grad(slope * ratio * log_prob, policy.actor_parameters())  # dr = r d log p
+    metrics = learner._step(batch)
+    assert metrics["policy_loss"] == pytest.approx(loss, rel=1e-4)
+    assert metrics["kl"] == pytest.approx(ratio - 1.0 - math.log(ratio), rel=1e-3)
+    assert metrics["clip_fraction"] == float(abs(ratio - 1.0) > 0.2)
+    expected = torch.cat([each.flatten() for each in expected])
+    torch.testing.assert_close(gradients(policy.actor_parameters()), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_entropy_is_worth_something() -> None:
+    policy, learner, _ = make(entropy_weight=0.1)
+    metrics = learner._step(minibatch(policy, 1.0, 0.0))
+    deviation = math.log(0.5) + 0.5 + 0.5 * math.log(2 * math.pi)  # of one action; a chunk has two
+    assert metrics["entropy"] == pytest.approx(2 * deviation, rel=1e-5)
+    torch.testing.assert_close(policy.log_std.grad, torch.full((2,), -0.1))
+    assert (policy.log_std > math.log(0.5)).all()
+
+
+def test_the_critic_comes_closer_to_the_returns() -> None:
+    policy, learner, _ = make()
+    batch = minibatch(policy, 1.5, 1.0)
+    value = policy.value(batch["observation"])
+    expected = torch.autograd.grad((value - 2.0).square().sum() / ROWS, policy.critic_parameters())
+    metrics = learner._step(batch)
+    assert metrics["value_loss"] == pytest.approx(float((value.detach() - 2.0).square().mean()), rel=1e-5)
+    torch.testing.assert_close(
+        gradients(policy.critic_parameters()), torch.cat([each.flatten() for each in expected]), rtol=1e-4, atol=1e-6
+    )
+    assert (policy.value(batch["observation"]) > value).all()
+
+
+def test_actor_and_critic_are_clipped_apart() -> None:
+    policy, learner, _ = make(max_gradient_norm=0.01)
+    batch = minibatch(policy, 1.5, -1.0)
+    learner._step(batch.set("return", torch.full((ROWS,), 1e6)))
+    for parameters in (policy.actor_parameters(), policy.critic_parameters()):
+        assert float(gradients(parameters).norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_critic_is_trained_alone_at_first() -> None:
+    policy, learner, collector = make(critic_warmup=2)
+    moved = []
+    for _ in range(3):
+        before = [parameter.clone() for parameter in (policy.actor[0].weight, policy.critic[0].weight)]
+        learner.update(collector.collect(4), 0.0)
+        after = (policy.actor[0].weight, policy.critic[0].weight)
+        moved.append([not torch.equal(*pair) for pair in zip(before, after, strict=True)])
+    assert moved == [[False, True], [False, True], [True, True]]
+
+
+@pytest.mark.parametrize(("target_kl", "taken"), [(1e-6, 2), (1e6, 6)])
+def test_an_update_ends_once_the_policy_has_moved_far(target_kl: float, taken: int) -> None:
+    """Of three minibatches and two epochs; the divergence is that before each step, nothing at the first."""
+    _, learner, collector = make(minibatch=8, epochs=2, target_kl=target_kl, learning_rate=0.05)
+    assert learner.update(collector.collect(4), 0.0)["minibatches"] == taken == learner.gradient_steps
+
+
+def constant(policy: MLPPolicy, value: float) -> None:
+    """Let its critic say `value` everywhere."""
+    torch.nn.init.zeros_(policy.critic[-1].weight)
+    torch.nn.init.constant_(policy.critic[-1].bias, value)
+
+
+def shaped(rollout: Rollout, reward: list[float], **fields: list[bool]) -> Rollout:
+    """`rollout` of one decision of N environments with a reward for its first action, all actions executed."""
+    first = torch.tensor(reward).view(1, -1, 1)
+    changes = {name: torch.tensor(values).unsqueeze(0) for name, values in fields.items()}
+    both = torch.cat((first, torch.zeros_like(first)), -1)
+    return replace(rollout, reward=both, executed=torch.ones_like(rollout.executed), **changes)
+
+
+def test_a_time_limit_is_bootstrapped_and_a_termination_is_not() -> None:
+    policy, learner, collector = make(envs=3, discount=0.5, trace=0.9)
+    constant(policy, 4.0)
+    rollout = shaped(
+        collector.collect(1), [1.0, 1.0, 0.0], terminated=[True, False, False], truncated=[False, True, False]
+    )
+    batch, *_ = learner._prepare(rollout, torch.ones_like(rollout.done))
+    # the reward alone; the reward and 4 after two steps; that without the reward
+    assert batch["return"].flatten().tolist() == [1.0, 1.0 + 0.25 * 4.0, 0.25 * 4.0]
+    advantage = torch.tensor([1.0 - 4.0, 2.0 - 4.0, 1.0 - 4.0])
+    torch.testing.assert_close(batch["advantage"].flatten(), (advantage - advantage.mean()) / advantage.std())
+
+
+def taken_over(envs: int = 1) -> tuple[MLPPolicy, PPO, Rollout]:
+    """Four decisions with the rewards 0, 1, 5, 0; a person makes the third one of environment 0."""
+    policy, learner, collector = make(envs=envs, discount=0.5, trace=1.0)
+    rollout = collector.collect(4)
+    none = torch.zeros_like(rollout.done)
+    human = torch.zeros_like(rollout.executed)
+    human[2, 0, 1] = True  # in the middle of a chunk
+    reward = torch.tensor([0.0, 1.0, 5.0, 0.0]).view(4, 1, 1) * torch.tensor([1.0, 0.0]).expand(4, envs, 2)
+    running = replace(rollout, reward=reward, executed=torch.ones_like(human), terminated=none, truncated=none)
+    return policy, learner, replace(running, human=human)
+
+
+def test_what_a_person_did_is_no_merit_of_the_policy() -> None:
+    policy, learner, rollout = taken_over()
+    constant(policy, 4.0)
+    own = torch.tensor([True, True, False, True]).view(4, 1)
+    batch, *_ = learner._prepare(rollout, own)
+    # the second decision is followed by what the third one's state is worth, the last one by that of what comes then
+    assert batch["return"][own].tolist() == [0.25 * (1.0 + 1.0), 1.0 + 0.25 * 4.0, 0.25 * 4.0]
+    advantage = torch.tensor([0.5, 2.0, 1.0]) - 4.0
+    torch.testing.assert_close(batch["advantage"][own], (advantage - advantage.mean()) / advantage.std())
+
+
+def test_what_a_person_did_is_not_learned_from() -> None:
+    policy, learner, rollout = taken_over(envs=2)
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    learner.update(rollout, 0.0)
+    after = {name: value.clone() for name, value in policy.state_dict().items()}
+    strange = rollout.sample.clone()
+    strange["raw"][2, 0] += 3.0  # what the policy would have done in place of the person
+    other, again, _ = make(envs=2, discount=0.5, trace=1.0)
+    other.load_state_dict(before)
+    again.update(replace(rollout, sample=strange), 0.0)
+    assert all(torch.equal(value, after[name]) for name, value in other.state_dict().items())
+    assert not torch.equal(after["actor.0.weight"], before["actor.0.weight"])
+
+
+def test_a_rollout_of_a_person_alone_changes_nothing() -> None:
+    policy, learner, rollout = taken_over()
+    before = {name: value.clone() for name, value in policy.state_dict().items()}
+    assert learner.update(replace(rollout, human=torch.ones_like(rollout.executed)), 0.0) == {}
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
