@@ -277,7 +277,8 @@ class _Told:
     """`policy` where there is no latency."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.contract = policy, policy.contract
+        seen = {key: spec for key, spec in policy.contract.observation.items() if key != LATENCY}
+        self.policy, self.contract = policy, replace(policy.contract, observation=seen)
         if isinstance(policy, RecurrentPolicy):
             self.initial_memory = policy.initial_memory
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from embodied.environment import DifferentiableEnvironment, SharedEnvironment, StartEnvironment
-from embodied.latency import LatencyConfig, LatencyEnvironment
+from embodied.latency import LatencyConfig, LatencyEnvironment, LatencyTask
 from embodied.tree import load_tree, save_tree
+from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
 from tests.embodied.smooth_reach import SmoothReach
 
@@ -158,3 +159,25 @@ def test_it_is_what_the_environment_is():
 def test_impossible_latencies_are_refused(wrong: dict):
     with pytest.raises(ValueError, match="expected"):
         LatencyConfig(**wrong)
+
+
+class Filmed:
+    """A task whose films have no latency."""
+
+    name, distributions, asset_kind = "filmed", ("reach",), None
+
+    def video(self, path, policies, device):
+        env = Reach(2, executed=1, horizon=1)
+        for policy in policies.values():
+            policy.contract.check(env.contract)
+            assert policy.act(env.reset(), deterministic=True).actions.shape == (2, 1, 1)
+        path.touch()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_policy_that_knows_latencies_is_filmed_without_any(told: bool, tmp_path: Path):
+    env = make(action_s=[0.0, 0.2], told=told)
+    policy = MLPConfig(hidden=[8]).build(env.contract)
+    policy.fit(env.reset(), torch.zeros(2, 1))
+    LatencyTask(Filmed(), env.config).video(tmp_path / "video.mp4", {"policy": policy}, "cpu")
+    assert (tmp_path / "video.mp4").exists()
