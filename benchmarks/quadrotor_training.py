@@ -1,14 +1,14 @@
-"""Hover learned with and without analytic gradients: `python benchmarks/quadrotor_training.py`.
+"""Quadrotor results: `python benchmarks/quadrotor_training.py hover|track|recover|race|swarm|any|latency`.
 
-    [--algorithms bptt,ppo,td3] [--seeds 0,1,2,3,4] [--points 8] [--include FILE ...] [--output FILE]
+    [--seeds 0,1,...] [--output FILE] [--options "key=value ..."]
 
-Every run is that of `python train.py task=quadrotor_hover algorithm=NAME threads=1 seed=SEED`, with its configuration,
-its trainer and its evaluation (512 episodes of 5 s under random forces and torques). CPU seconds are those of
-report.json: collection and updates, of all threads. On the way the policy is evaluated `points` times on other
-episodes, outside of both clocks: CPU-s to 0.1 m is what had been spent where an evaluation first found a mean position
-error of at most 0.1 m with at least 90% of its episodes surviving.
+Writes benchmarks/results/quadrotor_<result>.json, from a clean commit alone; a try with other sizes goes elsewhere:
+`hover --seeds 0 --options "env_steps=20000 evaluation_starts=32" --output /tmp/try.json`.
 
-BPTT is given the simulator's gradients, PPO and TD3 are not: the table says so, and they compare with each other alone.
+Every run is `python train.py task=... seed=SEED` as a user types it, in a process of its own, one after the other. The
+CPU seconds of training are report.json's: collection and updates, of all threads. Beside them stand those of the whole
+command (imports, evaluation and video too), its wall time, and `saved_s`, from the start of the process to the
+checkpoint at the end of training. BPTT and distillation are given the simulator's gradients, PPO and TD3 are not.
 """
 
 from __future__ import annotations
@@ -18,190 +18,209 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-import torch  # noqa: E402
+from embodied.evaluation import wilson  # noqa: E402
+from embodied.files import complete_or_absent  # noqa: E402
+from embodied.report import git_commit, table, versions  # noqa: E402
+from sims.quadrotor.swarm import Swarm  # noqa: E402
 
-from embodied.compute import prepare  # noqa: E402
-from embodied.config import compose  # noqa: E402
-from embodied.evaluation import evaluate  # noqa: E402
-from embodied.rollout import Collector  # noqa: E402
-from embodied.task import Learner  # noqa: E402
-from embodied.trainer import Trainer  # noqa: E402
-from train import GROUPS, TrainConfig  # noqa: E402
+RESULTS = ROOT / "benchmarks" / "results"
+LATE = "latency.action_s=[0.0,0.04]"
+STEP_LATE = "[0.01,0.01]"
 
-TASK = "quadrotor_hover"
-ALGORITHMS = {"bptt": True, "ppo": False, "td3": False}
-"""Whether each uses analytic gradients."""
-TRAINING = ("simulation", "policy", "update")
-ERROR_M, SURVIVE = 0.1, 0.9
-PROBED = 128
-"""Episodes of an evaluation on the way; they come after the 512 of the last one."""
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train, `options` of train.py, and what is measured besides: options of evaluate.py by name."""
+
+    options: tuple[str, ...]
+    analytic_gradients: bool = True
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    evaluations: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+MEASURED = {
+    "hover": {
+        "bptt": Variant(("task=quadrotor_hover",)),
+        "ppo": Variant(("task=quadrotor_hover", "algorithm=ppo"), analytic_gradients=False),
+        "td3": Variant(("task=quadrotor_hover", "algorithm=td3"), analytic_gradients=False, seeds=(0,)),
+    },
+    **{name: {name: Variant((f"task=quadrotor_{name}",))} for name in ("track", "recover", "race")},
+    **{name: {name: Variant((f"task=quadrotor_{name}",), seeds=(0, 1))} for name in ("swarm", "any")},
+    "latency": {
+        "trained": Variant(("task=quadrotor_hover", LATE, "latency.told=true")),
+        "not trained": Variant(
+            ("task=quadrotor_hover",),
+            evaluations={
+                "commands 0 to 40 ms late": (LATE,),
+                "measurements 10 ms late": (f"latency.observation_s={STEP_LATE}",),
+                "commands 10 ms late": (f"latency.action_s={STEP_LATE}",),
+            },
+        ),
+    },
+}
+"""What the READMEs tell, by result and variant."""
+SHARES = {"survive": 1, "collision_free": 1, "world_collision_free": Swarm.drones}
+"""Metrics that are shares, by how many episodes share one outcome."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Half widths of 95% intervals of a mean, in standard errors, of 2 to 10 seeds."""
-ELSEWHERE = [
-    {
-        "what": "Learning to Fly in Seconds, TD3: its C++ on one shared x86-64 core, 3 seeds, 256 episodes of 5 s",
-        "analytic_gradients": False, "cpu_s": [35, 39], "env_steps": 300_000, "survive": [0.79, 0.93],
-        "position_error_m": [0.22, 0.33], "source": "measured earlier on another machine, not by this program",
-    },
-    {
-        "what": "Learning to Fly in Seconds, TD3: training on an M1 laptop",
-        "analytic_gradients": False, "wall_s": 18, "env_steps": 300_000, "source": "claimed in arXiv 2311.13081",
-    },
-]  # fmt: skip
-
-
-class Probed(Trainer):
-    """A run that is evaluated `points` times on its way; `curve` tells what was found."""
-
-    def probe(self, points: int) -> None:
-        """Evaluate `points` times, evenly over the steps to come."""
-        self.curve: list[dict[str, Any]] = []
-        self._every = self.config.env_steps / points
-
-    def _iterate(self, learner: Learner, collector: Collector) -> float:
-        success = super()._iterate(learner, collector)
-        if self.counters["env_steps"] >= self._every * (len(self.curve) + 1):
-            env = self.task.environment(PROBED, self.task.distributions[0], "eval")
-            first = self.config.evaluation_starts
-            found = evaluate(env, self.policy, starts_per_task=PROBED, first_start=first).summary()
-            spent = {name: self.counters[name] for name in ("cpu_s", "env_steps")}
-            self.curve.append(spent | {name: found[name] for name in ("survive", "position_error_m")})
-        return success
+ELSEWHERE = {
+    "hover": [
+        {
+            "what": "Learning to Fly in Seconds, TD3: its C++ on one shared x86-64 core, 3 seeds, 256 episodes of 5 s",
+            "analytic_gradients": False, "cpu_s": [35, 39], "env_steps": 300_000, "survive": [0.79, 0.93],
+            "position_error_m": [0.22, 0.33], "source": "measured earlier on another machine, not by this program",
+        },
+        {
+            "what": "Learning to Fly in Seconds, TD3: training on an M1 laptop",
+            "analytic_gradients": False, "wall_s": 18, "env_steps": 300_000, "source": "claimed in arXiv 2311.13081",
+        },
+    ],
+    "any": [
+        {
+            "what": "RAPTOR's published policy on the Crazyflie of Learning to Fly in Seconds", "survive": 0.98,
+            "source": "measured earlier on another machine, not by this program",
+        },
+    ],
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the JSON."""
-    options = _options(arguments)
-    runs = [run for path in options.include for run in json.loads(path.read_text())["runs"]]
-    runs += [measure(name, seed, options.points) for seed in options.seeds for name in options.algorithms]
-    found = [name for name in ALGORITHMS if any(run["algorithm"] == name for run in runs)]
-    report = {
-        "machine": machine(),
-        "reached": {"position_error_m": ERROR_M, "survive": SURVIVE, "episodes": PROBED},
-        "rows": [summary(name, runs) for name in found], "runs": runs, "elsewhere": ELSEWHERE,
+    asked = _asked(arguments)
+    commit, runs = git_commit(), []
+    for name, variant in MEASURED[asked.result].items():
+        for seed in variant.seeds if asked.seeds is None else asked.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                runs.append({"variant": name, **measure(variant, seed, asked.options, Path(folder) / "run")})
+            sys.stderr.write(json.dumps({key: runs[-1][key] for key in ("variant", "seed", *TIMES)}) + "\n")
+    if any(run["git_commit"] != commit for run in runs):
+        raise SystemExit("error: files changed while runs were measured; commit them and measure again")
+    told = {
+        "result": asked.result, "command": f"python benchmarks/quadrotor_training.py {asked.result}",
+        "options": asked.options, "git_commit": commit, "machine": machine(), "versions": versions(),
+        "rows": rows(runs), "runs": runs, "elsewhere": ELSEWHERE.get(asked.result, []),
     }  # fmt: skip
-    sys.stdout.write(table(report))
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(report, indent=2) + "\n")
+    sys.stdout.write(shown(told["rows"]) + "\n")
+    with complete_or_absent(asked.output) as temporary:
+        temporary.write_text(json.dumps(told, indent=2) + "\n")
 
 
-def measure(algorithm: str, seed: int, points: int) -> dict[str, Any]:
-    """One run of train.py: its report, and its way there."""
-    given = [f"task={TASK}", f"algorithm={algorithm}", f"seed={seed}", "threads=1", "video=false"]
-    config, record = compose(TrainConfig, "train", given, GROUPS)
-    prepare(config.device, config.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Probed(
-            config, config.task, config.policy, config.algorithm, Path(folder), record=record, seed=config.seed,
-            device=config.device,
-        )  # fmt: skip
-        trainer.probe(points)
-        trainer.run()
-        report = json.loads((Path(folder) / "report.json").read_text())
-    last = report["evaluations"][-1]
-    load = os.getloadavg()[0]
-    reached = (row["cpu_s"] for row in trainer.curve if _good(row))
-    run = {
-        "algorithm": algorithm, "seed": seed, "analytic_gradients": ALGORITHMS[algorithm], "cpu_s": report["cpu_s"],
-        "wall_s": sum(trainer.timer.seconds[phase] for phase in TRAINING), "env_steps": report["env_steps"],
-        "survive": last["survive"], "position_error_m": last["position_error_m"], "episodes": last["episodes"],
-        "cpu_s_to_0.1_m": next(reached, None), "load": load, "curve": trainer.curve,
+TIMES = ("cpu_s", "command_cpu_s", "command_wall_s", "saved_s")
+
+
+def measure(variant: Variant, seed: int, options: Sequence[str], run: Path) -> dict[str, Any]:
+    """Train into the folder `run`, evaluate what else is asked for; what is told of it."""
+    began = time.time()
+    cpu_s, wall_s = _spent(["train.py", *variant.options, *options, f"seed={seed}", f"output={run}"])
+    report = json.loads((run / "report.json").read_text())
+    trained = sorted((run / "checkpoint").iterdir())[-2]  # the last one was saved after the evaluation
+    evaluations = {row["distribution"]: row for row in report["evaluations"]}
+    for name, late in variant.evaluations.items():
+        episodes = str(report["evaluations"][0]["episodes"])
+        _spent(["evaluate.py", f"checkpoint={run}", f"episodes={episodes}", f"num_envs={episodes}", *late])
+        (evaluations[name],) = json.loads((run / "evaluation.json").read_text())["evaluations"]
+    return {
+        "seed": seed, "options": list(variant.options), "analytic_gradients": variant.analytic_gradients,
+        "git_commit": report["git_commit"], "cpu_s": report["cpu_s"], "command_cpu_s": cpu_s, "command_wall_s": wall_s,
+        "saved_s": trained.stat().st_mtime - began, "phases_wall_s": report["wall_s"], "load": os.getloadavg()[0],
+        "env_steps": report["env_steps"],
+        "evaluations": {name: with_intervals(row) for name, row in evaluations.items()},
     }  # fmt: skip
-    sys.stderr.write(json.dumps({name: value for name, value in run.items() if name != "curve"}) + "\n")
-    return run
 
 
-def _good(row: dict[str, Any]) -> bool:
-    return row["position_error_m"] is not None and row["position_error_m"] <= ERROR_M and row["survive"] >= SURVIVE
+def with_intervals(row: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation without its tasks; Wilson's 95% interval beside each of its metrics that is a share."""
+    kept = {key: value for key, value in row.items() if key not in ("per_task", "stage", "distribution")}
+    for name, sharing in SHARES.items():
+        if name in row:
+            count = row["episodes"] // sharing
+            kept[f"{name}_95"] = wilson(round(row[name] * count), count)
+    return kept
 
 
-MEASURED = ("cpu_s", "wall_s", "env_steps", "survive", "position_error_m", "cpu_s_to_0.1_m", "load")
+def rows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over seeds with 95% intervals (Student) of every variant and evaluation, and of the times."""
+    found = []
+    for variant in dict.fromkeys(run["variant"] for run in runs):
+        mine = [run for run in runs if run["variant"] == variant]
+        times = {name: mean(run[name] for run in mine) for name in TIMES}
+        for name in mine[0]["evaluations"]:
+            measured = [run["evaluations"][name] for run in mine]
+            numbers = [key for key, value in measured[0].items() if isinstance(value, float | None)]
+            metrics = {key: mean(row[key] for row in measured) for key in numbers if key not in ("low", "high")}
+            row = {"variant": variant, "evaluation": name, "seeds": [run["seed"] for run in mine]}
+            found.append({**row, "episodes": measured[0]["episodes"], **metrics, **times})
+    return found
 
 
-def summary(algorithm: str, runs: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Means over seeds with 95% intervals (Student); for what some seeds have not, how many have."""
-    mine = [run for run in runs if run["algorithm"] == algorithm]
-    row: dict[str, Any] = {"algorithm": algorithm, "analytic_gradients": ALGORITHMS[algorithm], "seeds": len(mine)}
-    for name in MEASURED:
-        values = [run[name] for run in mine if run[name] is not None]
-        row[name] = {"mean": statistics.mean(values) if values else None, "seeds": len(values)}
-        if 2 <= len(values) <= len(STUDENT) + 1:
-            error = statistics.stdev(values) / math.sqrt(len(values))
-            row[name]["half_width"] = STUDENT[len(values) - 2] * error
-    return row
+def mean(values: Iterable[float | None]) -> dict[str, Any]:
+    """Mean of the values that are there, of how many seeds, and the half width of its interval from two on."""
+    there = [value for value in values if value is not None]
+    found: dict[str, Any] = {"mean": statistics.mean(there) if there else None, "seeds": len(there)}
+    if 2 <= len(there) <= len(STUDENT) + 1:
+        found["half_width"] = STUDENT[len(there) - 2] * statistics.stdev(there) / math.sqrt(len(there))
+    return found
 
 
-def table(report: dict[str, Any]) -> str:
-    """What was measured, and what others say of theirs."""
-    columns = "algorithm", "gradients", "CPU-s", "wall s", "env steps", "survive", "error (m)", "CPU-s to 0.1 m", "load"
-    lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
-    formats = (".1f", ".1f", ",.0f", ".3f", ".3f", ".1f", ".1f")
-    for row in report["rows"]:
-        cells = [_cell(row[name], form, row["seeds"]) for name, form in zip(MEASURED, formats, strict=True)]
-        lines.append(
-            f"| {row['algorithm']} | {'analytic' if row['analytic_gradients'] else 'none'} | {' | '.join(cells)} |"
-        )
-    seeds = ", ".join(f"{row['algorithm']} {row['seeds']}" for row in report["rows"])
-    lines.append(
-        f"mean and 95% interval over seeds ({seeds}); {report['machine']['cores']} cores, one thread of them used"
-    )
-    for other in report["elsewhere"]:
-        figures = ", ".join(f"{name} {value}" for name, value in other.items() if name not in ("what", "source"))
-        lines.append(f"{other['source']}: {other['what']}: {figures}")
-    return "\n".join(lines) + "\n"
+def shown(found: Sequence[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    columns = list(dict.fromkeys(key for row in found for key, value in row.items() if isinstance(value, dict)))
+    lines = [[row["variant"], row["evaluation"], *(_cell(row.get(key)) for key in columns)] for row in found]
+    return table(["variant", "evaluation", *columns], lines)
 
 
-def _cell(found: dict[str, Any], form: str, seeds: int) -> str:
-    if found["mean"] is None:
-        return "never"
-    width = f" ± {found['half_width']:{form}}" if "half_width" in found else ""
-    return f"{found['mean']:{form}}{width}" + (f" ({found['seeds']} of {seeds})" if found["seeds"] < seeds else "")
+def _cell(found: dict[str, Any] | None) -> str:
+    if found is None or found["mean"] is None:
+        return ""
+    return f"{found['mean']:.3f}" + (f" ± {found['half_width']:.3f}" if "half_width" in found else "")
+
+
+def _spent(command: Sequence[str]) -> tuple[float, float]:
+    """Run a program of ours; its CPU seconds and wall seconds, those of its threads and children included."""
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"error: python {shlex.join(command)} failed; its last line says why")
+    return usage.ru_utime + usage.ru_stime, time.monotonic() - began
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores and versions."""
+    """Processor and cores."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return {
-        "cpu": model, "cores": len(os.sched_getaffinity(0)), "threads": 1,
-        "python": platform.python_version(), "torch": torch.__version__,
-    }  # fmt: skip
+    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "platform": platform.platform()}
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", type=_algorithms, default=list(ALGORITHMS), help="names, with commas")
-    parser.add_argument("--seeds", type=_seeds, default=list(range(5)), help="numbers, with commas: a run of each")
-    parser.add_argument("--include", type=Path, nargs="+", default=[], help="results of earlier calls to add runs from")
-    parser.add_argument("--points", type=int, default=8, help="evaluations on the way of a run")
-    results = ROOT / "benchmarks" / "results" / "quadrotor_training.json"
-    parser.add_argument("--output", type=Path, default=results)
-    options = parser.parse_args(arguments)
-    if options.points < 1:
-        parser.error("--points takes numbers of at least 1")
-    return options
-
-
-def _algorithms(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - set(ALGORITHMS):
-        raise argparse.ArgumentTypeError(f"unknown {', '.join(unknown)}; expected some of {', '.join(ALGORITHMS)}")
-    return names
-
-
-def _seeds(text: str) -> list[int]:
-    return [int(seed) for seed in text.split(",") if seed]
+    parser.add_argument("result", choices=MEASURED)
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], help="those of all runs")
+    parser.add_argument("--options", type=str.split, default=[], help="more options of train.py, for tries")
+    parser.add_argument("--output", type=Path, help="benchmarks/results/quadrotor_<result>.json")
+    asked = parser.parse_args(arguments)
+    if asked.output is None:
+        if asked.options:
+            parser.error("a try with --options needs --output FILE")
+        if (commit := git_commit()).endswith("-dirty") or commit == "unknown":
+            parser.error(f"results are measured on a clean commit, this is {commit}; commit, or name --output FILE")
+        asked.output = RESULTS / f"quadrotor_{asked.result}.json"
+    return asked
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hover with a platform that nobody has told you about: random ones to learn on, ten others to be measured on."""
+"""Hover with a platform that nobody has told you about: random ones to learn on, others to be measured on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from embodied.contract import TensorSpec
-from sims.quadrotor.airframes import DRAWS, GRAVITY, Airframe
+from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, DRAWS, GRAVITY, Airframe
 from sims.quadrotor.arithmetic import Rows, Value, uniform
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.hover import Hover
@@ -78,5 +78,10 @@ UNSEEN = {
     "unseen_1600_g": _unseen(1.600, (0.140, 0.128), 3.2, (0.14, 0.12, 0.24), 0.10, 0.22, (0.090, 0.180)),
     "unseen_2400_g": _unseen(2.400, (0.172, 0.150), 2.5, (0.13, 0.15, 0.25), 0.05, 0.14, (0.075, 0.140)),
 }
-"""Platforms that are in no training: their arms differ, those of random platforms are equal (`sample_platforms`). Round
-figures of small to large machines, of no machine in particular."""
+"""Platforms that are in no training: their arms differ, those of random platforms are equal (`sample_platforms`). In
+all else they lie inside the ranges that are drawn from. Round figures of small to large machines.
+"""
+OUTSIDE = {"crazyflie": CRAZYFLIE, "crazyflie_21": CRAZYFLIE_21}
+"""Platforms outside of the ranges: 27 g and slow rotors both ways, and a thrust-to-weight of 1.4."""
+MEASURED = UNSEEN | OUTSIDE
+"""What a policy for any platform is measured on, beside random ones."""

@@ -23,7 +23,7 @@ from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
 from sims.quadrotor.episode import Mdp
 from sims.quadrotor.hover import Hover
 from sims.quadrotor.pictures import Array, draw
-from sims.quadrotor.platforms import POSITION_LIMIT_M, UNSEEN, AnyHover
+from sims.quadrotor.platforms import MEASURED, POSITION_LIMIT_M, AnyHover
 from sims.quadrotor.race import Race
 from sims.quadrotor.recover import Recover
 from sims.quadrotor.scenery import Scenery, scenery
@@ -66,8 +66,8 @@ GOALS = {
     "recover": Goal({"thrown": Recover()}),
     "race": Goal({"track": Race()}, Options(drag=True, delay_steps=1)),
     "any": Goal(
-        {"random": AnyHover(), **dict.fromkeys(UNSEEN, Hover(position_limit_m=POSITION_LIMIT_M))},
-        platforms={"random": None, **UNSEEN},
+        {"random": AnyHover(), **dict.fromkeys(MEASURED, Hover(position_limit_m=POSITION_LIMIT_M))},
+        platforms={"random": None, **MEASURED},
     ),
     "swarm": Goal({"density_20": Swarm()}),
 }

@@ -1,6 +1,8 @@
 """Physical parameters, and random platforms that could be built."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,3 +92,10 @@ def test_what_cannot_fly_is_refused():
         sample_platforms(torch.rand(DRAWS, 2), 2.0, 1.0)
     with pytest.raises(ValueError, match="width"):
         scatter(CRAZYFLIE, torch.rand(len(PARAMETERS), 2), 0.6)
+
+
+def test_the_documents_name_the_airframes_as_the_option_takes_them():
+    text = (Path(__file__).parents[3] / "sims" / "quadrotor" / "README.md").read_text()
+    sentence = text[text.index("`task.airframe=` takes") :].partition(";")[0]
+    named = re.findall(r"`([a-z0-9_]+)`", sentence)
+    assert named == list(AIRFRAMES)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from embodied.seeding import generator
-from sims.quadrotor.airframes import DRAWS, PARAMETERS, sample_platforms
+from sims.quadrotor.airframes import DRAWS, GRAVITY, PARAMETERS, Airframe, sample_platforms
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.hover import Hover
-from sims.quadrotor.platforms import POSITION_LIMIT_M, UNSEEN, AnyHover
+from sims.quadrotor.platforms import MEASURED, OUTSIDE, POSITION_LIMIT_M, UNSEEN, AnyHover
 from sims.quadrotor.task import QuadrotorTask
 
 
@@ -49,9 +49,30 @@ def test_the_unseen_are_ten_from_32_g_to_2400_g_which_no_training_can_draw():
         assert 1.8 <= airframe.thrust_to_weight <= 5.0
 
 
+def test_only_the_unseen_lie_inside_the_ranges_but_for_their_arms():
+    """Thrust-to-weight, mass and the rotors' lags; what a platform is drawn from is in `sample_platforms`."""
+    draws = torch.rand(DRAWS, 1 << 16, generator=generator(1, "draws"))
+    drawn = {name: row for name, row in zip(PARAMETERS, sample_platforms(draws), strict=True)}
+    weight = drawn["mass_kg"] * GRAVITY
+    thrust = 4.0 * (drawn["thrust_0_n"] + drawn["thrust_1_n"] + drawn["thrust_2_n"])
+    ranges = {"thrust_to_weight": thrust / weight} | {
+        name: drawn[name] for name in ("mass_kg", "lag_rise_s", "lag_fall_s")
+    }
+
+    def inside(airframe: Airframe) -> bool:
+        slack = 1.0 + 1e-3
+        return all(
+            float(values.min()) / slack <= getattr(airframe, name) <= float(values.max()) * slack
+            for name, values in ranges.items()
+        )
+
+    assert all(inside(airframe) for airframe in UNSEEN.values())
+    assert not any(inside(airframe) for airframe in OUTSIDE.values())
+
+
 def test_the_unseen_fly_as_themselves():
     hover = Hover(position_limit_m=POSITION_LIMIT_M)
-    for airframe in UNSEEN.values():
+    for airframe in MEASURED.values():
         env = QuadrotorEnvironment(1, mdp=hover, airframe=airframe, noise=False)
         env.reset(starts=torch.zeros(1))
         for _ in range(30):
@@ -61,9 +82,9 @@ def test_the_unseen_fly_as_themselves():
 
 def test_the_task_trains_on_random_platforms_alone():
     task = QuadrotorTask(goal="any")
-    assert task.distributions == ("random", *UNSEEN)
+    assert task.distributions == ("random", *UNSEEN, "crazyflie", "crazyflie_21")
     assert task.environment(2, "random", "train").airframe is None
-    for name, airframe in UNSEEN.items():
+    for name, airframe in MEASURED.items():
         env = task.environment(2, name, "eval")
         assert env.airframe == airframe
         assert "platform" not in env.contract.observation

@@ -1,0 +1,63 @@
+"""The benchmark of the quadrotors: its statistics by hand, and that what it runs are options of the programs."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import quadrotor_training
+from benchmarks.quadrotor_training import MEASURED, mean, rows, with_intervals
+from embodied.config import compose
+from evaluate import EvaluateConfig
+from train import GROUPS, TrainConfig
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("result", MEASURED)
+def test_every_run_is_one_that_the_programs_know(result: str):
+    for variant in MEASURED[result].values():
+        config, _ = compose(TrainConfig, "train", list(variant.options), GROUPS)
+        assert config.task.name.startswith("quadrotor_")
+        for options in variant.evaluations.values():
+            compose(TrainConfig, "train", [*variant.options, *options], GROUPS)
+    compose(EvaluateConfig, "evaluate", ["checkpoint=x", "episodes=512", "num_envs=512"], {})
+
+
+def test_means_have_students_interval():
+    found = mean([1.0, 2.0, None, 3.0])
+    assert (found["mean"], found["seeds"]) == (2.0, 3)
+    assert found["half_width"] == pytest.approx(4.303 / 3**0.5)
+    assert mean([5.0]) == {"mean": 5.0, "seeds": 1}
+    assert mean([None]) == {"mean": None, "seeds": 0}
+
+
+def test_shares_have_wilsons_interval_and_worlds_count_once():
+    row = {"episodes": 512, "survive": 0.5, "world_collision_free": 62 / 64, "per_task": [], "stage": "rl"}
+    found = with_intervals(row)
+    assert found["survive_95"] == pytest.approx((0.4568, 0.5432), abs=1e-4)
+    assert found["world_collision_free_95"] == pytest.approx((0.893, 0.991), abs=1e-3)
+    assert not {"per_task", "stage", "collision_free_95"} & found.keys()
+
+
+def test_a_row_is_the_mean_over_the_seeds_of_an_evaluation():
+    times = dict.fromkeys(quadrotor_training.TIMES, 4.0)
+    runs = [
+        {"variant": "a", "seed": seed, **times, "evaluations": {"b": {"episodes": 8, "survive": survive, "low": 0.1}}}
+        for seed, survive in ((0, 0.25), (1, 0.75))
+    ]
+    (row,) = rows(runs)
+    assert (row["variant"], row["evaluation"], row["seeds"], row["episodes"]) == ("a", "b", [0, 1], 8)
+    assert row["survive"]["mean"] == 0.5
+    assert row["survive"]["half_width"] == pytest.approx(12.706 * 0.25)
+    assert row["cpu_s"]["mean"] == 4.0
+    assert "low" not in row
+
+
+def test_tries_do_not_take_the_place_of_results(capsys, monkeypatch):
+    with pytest.raises(SystemExit):
+        quadrotor_training.main(["hover", "--options", "env_steps=1"])
+    assert "needs --output" in capsys.readouterr().err
+    monkeypatch.setattr(quadrotor_training, "git_commit", lambda: "0123-dirty")
+    with pytest.raises(SystemExit):
+        quadrotor_training.main(["hover"])
+    assert "measured on a clean commit, this is 0123-dirty" in capsys.readouterr().err
