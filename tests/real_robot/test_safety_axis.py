@@ -101,6 +101,28 @@ def test_a_wall_that_comes_closer_than_braking_needs_is_met_with_all_braking_the
     assert len(speeds) - 1 <= math.ceil(speeds[0] / moved.most_b) + 2
 
 
+def test_a_stop_stays_inside_all_limits_and_ends_at_rest():
+    rng, found = np.random.default_rng(0), 0
+    for _ in range(3000):
+        moved = axis(jerk=rng.choice([200.0, 2000.0]), reach=0.02)
+        box = (moved.low, moved.high, moved.slowest, moved.fastest)
+        p, w, b = rng.uniform(-1.0, 1.0, 3) * (moved.high, 0.2 * moved.fastest, moved.most_b)
+        if (stop := moved._stop_from(p, w, b, box)) is None:
+            continue
+        found += 1
+        for c in [c for c, periods in stop for _ in range(periods)]:
+            b += c
+            w += b
+            p += w
+            assert abs(c) <= moved.most_c * (1 + 1e-9)
+            assert abs(b) <= moved.most_b * (1 + 1e-9)
+            assert moved.slowest - 1e-12 <= w <= moved.fastest + 1e-12
+            assert moved.low - 1e-12 <= p <= moved.high + 1e-12
+        assert w == pytest.approx(0.0, abs=1e-12)
+        assert b == pytest.approx(0.0, abs=1e-12)
+    assert 1000 < found < 2900
+
+
 def test_without_limits_everything_passes():
     free = Axis(-INF, INF, -INF, INF)
     assert [free.toward(value) for value in (3.0, -1e300, 0.1)] == [3.0, -1e300, 0.1]
