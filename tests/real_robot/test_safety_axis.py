@@ -57,6 +57,14 @@ def test_motion_inside_all_limits_passes_unchanged(waves):
     np.testing.assert_allclose(followed, path, atol=1e-12)
 
 
+def test_without_a_limit_of_jerk_acceleration_reverses_from_one_period_to_the_next():
+    moved = axis(jerk=INF)
+    acceleration = 0.8 * moved.most_b * np.where(np.arange(400) // 40 % 2, -1.0, 1.0)
+    path = acceleration.cumsum().cumsum()
+    followed = np.array([moved.toward(position) for position in path])
+    np.testing.assert_allclose(followed, path, atol=1e-12)
+
+
 def test_a_moving_target_is_met_after_a_jump():
     moved, time_s = axis(), np.arange(3000) * DT_S
     target = 0.5 * np.sin(2.0 * time_s) + np.where(time_s > 1.0, 0.3, 0.0)
