@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from embodied.compute import enough_memory
 from embodied.errors import UserError
 from embodied.interrupt import Stopped
 from embodied.logging import run_log, setup_console
@@ -35,7 +36,8 @@ def main(run: Callable[[list[str]], None], describe: Callable[[list[str]], str],
         if {"-h", "--help"} & set(arguments):
             log.info(describe([each for each in arguments if each not in ("-h", "--help")]))
         else:
-            run(arguments)
+            with enough_memory():
+                run(arguments)
     except UserError as error:
         log.error(f"error: {_line(error)}")
         return 1

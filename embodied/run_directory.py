@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from embodied.checkpoint import FOLDER
+from embodied.compute import enough_memory
 from embodied.errors import UserError
 from embodied.files import set_aside
 from embodied.logging import LOG, close_log, log_to
@@ -36,7 +37,8 @@ def new_run(output: str | None, name: Path) -> Iterator[Path]:
     with _at_work(directory):
         _check_empty(directory)  # now that no other process can begin there
         try:
-            yield directory
+            with enough_memory():
+                yield directory
         except UserError:
             if not _others(directory):
                 close_log()

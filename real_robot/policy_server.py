@@ -66,7 +66,7 @@ class PolicyServer:
         limits: see there.
 
     Raises:
-        UserError: for a token that is too short to be one, or without the packages of the extra "robot".
+        UserError: for a token or a port that is none, or without the packages of the extra "robot".
         OSError: where the address cannot be listened on.
     """
 
@@ -82,6 +82,8 @@ class PolicyServer:
     ) -> None:
         if len(token) < 16:
             raise UserError(f"expected a token of at least 16 characters, got {len(token)}")
+        if not 0 <= port < 2**16:
+            raise UserError(f"expected a port of 0 (a free one) to 65535, got {port}")
         self.host, self.port = host, port
         self._answerer = _Answerer(policy, device)
         self._token, self._limits = token.encode(), limits or ServerLimits()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -58,7 +59,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def refused(capsys):
     """Runs a program in this process, expects one line and status 1, and returns the line."""
-    threads = torch.get_num_threads()
+    threads, memory = torch.get_num_threads(), resource.getrlimit(resource.RLIMIT_DATA)
 
     def ask(module, *arguments: str) -> str:
         assert program.main(module.run, module.describe, list(arguments)) == 1
@@ -69,6 +70,7 @@ def refused(capsys):
 
     yield ask
     torch.set_num_threads(threads)
+    resource.setrlimit(resource.RLIMIT_DATA, memory)
 
 
 def test_a_quadrotor_learns_is_measured_and_filmed(tmp_path: Path):
@@ -260,10 +262,13 @@ def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
         ("num_envs=a", "num_envs: Value 'a' of type 'str' could not be converted to Integer"),
         ("num_env=3", "unknown option 'num_env'"),
         ("device=tpu", "unknown device 'tpu'"),
-        ("threads=0", "threads of at least 1"),
+        ("threads=0", "threads of 1 to"),
+        ("threads=1000000", "threads of 1 to"),
+        ("num_envs=10000000000", "out of memory, 80000000000 bytes were asked for; use a"),
+        ("policy.hidden=1000000000", "out of memory"),
         ("task.suite=nope", "unknown LIBERO suite 'nope'"),
         ("task.tasks=[nope]", "unknown task 'nope' of libero_object"),
-        ("task.tasks=[0,1]", "at least 2, one per task"),
+        ("task.tasks=[0,1]", "at least 2 environments, one per task"),
         ("task.assets=/nowhere", "assets=/nowhere: expected a folder"),
         ("task.suite=libero_spatial", "libero_spatial needs LIBERO's official assets"),
         ("task.executed=9", "executed=9, horizon=8"),
@@ -275,6 +280,25 @@ def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
 )
 def test_a_wrong_option_is_one_line_and_leaves_nothing(refused, tmp_path: Path, option: str, told: str):
     assert told in refused(train, *SMALL, f"output={tmp_path / 'run'}", option)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "option", "told"),
+    [
+        ("quadrotor_hover", "num_envs=1e10", "out of memory, 80000000000 bytes were asked for; use a"),
+        ("quadrotor_hover", "policy.hidden=[1000000,1000000]", "4000000000000 bytes were asked for; use a smaller"),
+        ("quadrotor_hover", "task.history=100000000", "history of at most step_limit=500 actions, got 100000000"),
+        (
+            "vehicle_navigate",
+            "num_envs=1e10",
+            "out of memory, 80000000000 bytes were asked for; use a",
+        ),
+        ("vehicle_race", "task.numbers.laps=2.7", "expected a whole number as task.numbers.laps, got 2.7"),
+    ],
+)
+def test_sizes_that_no_machine_has_are_one_line_and_leave_nothing(refused, tmp_path: Path, task, option, told):
+    assert told in refused(train, f"task={task}", "threads=1", f"output={tmp_path / 'run'}", option)
     assert not (tmp_path / "run").exists()
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 from tensordict import TensorDict
 
 import serve
+from embodied import program
 from embodied.checkpoint import Checkpoint
 from policies.registry import trained_policy
 from real_robot.policy_client import PolicyClient
@@ -62,7 +64,22 @@ def test_a_token_is_kept_and_not_shared(tmp_path: Path):
 
 
 def test_help_lists_the_options():
-    assert all(option in serve.describe() for option in ("checkpoint:", "host: 127.0.0.1", "token_file:", "clients: 8"))
+    told = serve.describe([])
+    assert all(option in told for option in ("checkpoint=...", "host=127.0.0.1", "token_file=null", "clients=8 "))
+
+
+def test_a_port_that_is_none_is_one_line(run: Checkpoint, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"^expected a port of 0 \(a free one\) to 65535, got 99999999$"):
+        serve.run([f"checkpoint={tmp_path / 'run'}", "port=99999999"])
+
+
+def test_a_port_that_is_taken_is_one_line(run: Checkpoint, tmp_path: Path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert program.main(serve.run, serve.describe, [f"checkpoint={tmp_path / 'run'}", f"port={port}"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "address already in use" in lines[0]
 
 
 def test_a_damaged_checkpoint_is_not_served(run: Checkpoint, tmp_path: Path):

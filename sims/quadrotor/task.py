@@ -107,6 +107,8 @@ class QuadrotorTask:
     def __post_init__(self) -> None:
         """Raise UserError for an unknown airframe or impossible sizes."""
         at_least(self, 1, "history", "step_limit")
+        if self.history > self.step_limit:
+            raise UserError(f"expected history of at most step_limit={self.step_limit} actions, got {self.history}")
         if self.goal not in GOALS:
             raise UserError(f"unknown goal {self.goal!r}; expected one of {', '.join(GOALS)}")
         if self.airframe not in AIRFRAMES:

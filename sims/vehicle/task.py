@@ -145,12 +145,15 @@ class _Drive:
 
 
 def _changed(given: T, numbers: Mapping[str, float | None], option: str) -> T:
-    """The dataclass `given` with other `numbers`, by name; those that are None stay, whole numbers stay whole.
+    """The dataclass `given` with other `numbers`, by name; those that are None stay.
 
     Raises:
-        UserError: for a number that it does not have.
+        UserError: for a number that it does not have, and for a part of what comes whole.
     """
     changed = {name: value for name, value in numbers.items() if value is not None}
     if unknown := [name for name in changed if name not in _names(given)]:
         raise UserError(f"unknown number {unknown[0]!r} in {option}; expected one of {', '.join(_names(given))}")
+    for name, value in changed.items():
+        if isinstance(getattr(given, name), int) and value % 1:
+            raise UserError(f"expected a whole number as {option}.{name}, got {value}")
     return replace(given, **{name: type(getattr(given, name))(value) for name, value in changed.items()})
