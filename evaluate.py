@@ -1,6 +1,6 @@
 """Measure a trained policy: python evaluate.py checkpoint=DIR [key=value ...].
 
-DIR is a run, such as outputs/libero_pick/<time>, or one of its checkpoints. Every episode is deterministic: the same
+DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. Every episode is deterministic: the same
 command gives the same numbers. Options, with their defaults, are printed by --help.
 """
 

@@ -1,6 +1,6 @@
 """Export a trained policy: python export.py checkpoint=DIR target=c|onnx|torchscript [key=value ...].
 
-DIR is a run, such as outputs/quadrotor_hover/<time>, or one of its checkpoints. The exported policy holds its
+DIR is a run, such as outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy holds its
 normaliser; contract.json beside it says what goes in and what comes out. C is proved on an emulated microcontroller by
 `python -m real_robot.firmware.verify OUTPUT`. Options, with their defaults, are printed by --help.
 """

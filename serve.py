@@ -1,6 +1,6 @@
 """Serve a trained policy to robots: python serve.py checkpoint=DIR [key=value ...].
 
-DIR is a run, such as outputs/libero_pick/<time>, or one of its checkpoints. Clients are `real_robot/policy_client.py`
+DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. Clients are `real_robot/policy_client.py`
 and openpi's; they send the token in `token_file`, which is made where there is none. Without encryption: to reach a
 robot elsewhere, leave host as it is and use a tunnel. Options, with their defaults, are printed by --help.
 """

@@ -37,8 +37,10 @@ GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS}
 class TrainConfig(TrainerConfig):
     """Options of train.py: those of a run, and its parts.
 
-    `demonstrations` is a LeRobot dataset that takes the place of the task's own. `resume` names the directory of a run
-    to continue with its own configuration, or one of its checkpoints; `eval_only` measures it instead.
+    `seed` draws all that is random. `device` holds policy and learner; PyTorch takes `threads` cores. `wandb` names a
+    project to log to. `output` is the directory of a new run. `demonstrations` is a LeRobot dataset that takes the
+    place of the task's own. `resume` names the directory of a run to continue with its own configuration, or one of its
+    checkpoints; `eval_only` measures it instead.
     """
 
     task: Any = MISSING
@@ -90,9 +92,8 @@ def describe(arguments: list[str]) -> str:
     config, record = compose(TrainConfig, "train", arguments, GROUPS)
     listed = [f"{group}: {', '.join(names(group, GROUPS))}" for group in GROUPS]
     chosen = " ".join(f"{group}={name}" for group, name in record["choices"].items())
-    task = record["choices"]["task"]
-    heading = f"task={task} takes {combinations.told(task)}\n\nOptions of {chosen} (of others: --help task=NAME ...):"
-    return program.options("\n".join([str(__doc__), *listed, "", heading]), config)
+    takes = f"task={(task := record['choices']['task'])} takes {combinations.told(task)}"
+    return program.options("\n".join([str(__doc__), *listed, "", takes, "", f"Options of {chosen}:"]), config)
 
 
 if __name__ == "__main__":

@@ -207,4 +207,4 @@ def _locate(path: Path) -> Path:
     for folder in (path / FOLDER, path):
         if complete := _complete(folder):
             return complete[-1]
-    raise UserError(f"no checkpoint in {path}; expected a run's directory, such as outputs/<task>/<time>")
+    raise UserError(f"no checkpoint in {path}; expected a run's directory, such as outputs/<task>/<run>")

@@ -84,7 +84,7 @@ def run_of(path: str | Path) -> Path:
     for directory in (given, given.parent, given.parent.parent):
         if given.exists() and (directory / FOLDER).is_dir():
             return directory
-    raise UserError(f"no checkpoint in {path}; expected a run's directory, such as outputs/<task>/<time>")
+    raise UserError(f"no checkpoint in {path}; expected a run's directory, such as outputs/<task>/<run>")
 
 
 @contextmanager
