@@ -168,7 +168,7 @@ def measure_stock(python: Path, scene: Scene, episodes: list[Episode], cameras: 
     backends = ("egl", "osmesa") if cameras else ("egl",)
     for backend in backends:
         with ThreadPoolExecutor(CORES) as pool:
-            answers = list(pool.map(_ask, [python] * CORES, [request] * CORES, [backend] * CORES))
+            answers = list(pool.map(ask_stock, [python] * CORES, [request] * CORES, [backend] * CORES))
         if all(isinstance(answer, dict) for answer in answers):
             sums = {key: sum(answer[key] for answer in answers) for key in ("steps", "cpu_s", "episodes", "successes")}
             wall_s = max(answer["wall_s"] for answer in answers)
@@ -200,6 +200,17 @@ def stock_python(assets: Assets) -> Path:
     folders |= {"datasets": root / "datasets", "assets": link}
     (STOCK_VENV / "config.yaml").write_text("".join(f"{key}: {path}\n" for key, path in folders.items()))
     return python
+
+
+def ask_stock(python: Path, request: dict, backend: str) -> dict | str:
+    """Stock's answer, or what it printed when it failed. One thread each: BLAS gains nothing on 7x7 matrices."""
+    single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
+    environment = os.environ | single | {"MUJOCO_GL": backend, "LIBERO_CONFIG_PATH": str(STOCK_VENV)}
+    command = [str(python), str(Path(__file__).with_name("stock_libero.py"))]
+    result = subprocess.run(
+        command, input=json.dumps(request), env=environment, capture_output=True, text=True, check=False
+    )
+    return json.loads(result.stdout) if result.returncode == 0 else result.stderr[-2000:]
 
 
 def machine() -> dict[str, str | int]:
@@ -234,17 +245,6 @@ def _chunks(rows: Sequence[Episode], chunk: int) -> Iterator[tuple[NDArray[np.in
         for length in sorted({len(part) for part in parts} - {0}):
             ids = np.array([i for i, part in enumerate(parts) if len(part) == length], dtype=np.int64)
             yield ids, np.stack([parts[i] for i in ids])
-
-
-def _ask(python: Path, request: dict, backend: str) -> dict | str:
-    """Stock's answer, or what it printed when it failed. One thread each: BLAS gains nothing on 7x7 matrices."""
-    single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
-    environment = os.environ | single | {"MUJOCO_GL": backend, "LIBERO_CONFIG_PATH": str(STOCK_VENV)}
-    command = [str(python), str(Path(__file__).with_name("stock_libero.py"))]
-    result = subprocess.run(
-        command, input=json.dumps(request), env=environment, capture_output=True, text=True, check=False
-    )
-    return json.loads(result.stdout) if result.returncode == 0 else result.stderr[-2000:]
 
 
 HEAD = f"{'task':18}" + "".join(

@@ -1,7 +1,8 @@
 """Steps stock LIBERO (robosuite 1.4.0), as a separate process in a virtual environment of its own.
 
-libero_throughput.py runs it: a JSON request on standard input, a JSON answer on standard output. Nothing of this
-repository is imported. Stock was written for older MuJoCo: `adapt` mends what changed since, and nothing else.
+libero_throughput.py and stock_recordings.py run it: a JSON request on standard input, a JSON answer on standard output.
+Nothing of this repository is imported. Stock was written for older MuJoCo: `adapt` mends what changed since, and
+nothing else.
 """
 
 import json
@@ -91,8 +92,47 @@ def run(request: dict) -> dict:
     return {"steps": steps, "cpu_s": cpu_s, "wall_s": wall_s, "episodes": episodes, "successes": successes}
 
 
+def record(request: dict) -> dict:
+    """Run `episodes` (initial state and actions) once and tell all that parity.py asks of a recording.
+
+    Fixtures are where stock's own reset puts them; the same `seed` puts them in the same places.
+    """
+    import numpy as np
+
+    environment = make(request["bddl"], cameras=False)
+    episodes = []
+    for number, episode in enumerate(request["episodes"]):
+        environment.seed(request["seed"] + number)
+        environment.reset()
+        environment.set_init_state(np.array(episode["state"]))
+        for _ in range(5):
+            environment.step(STILL)
+        moments, success = [moment(environment)], []
+        for action in episode["actions"]:
+            success.append(bool(environment.step(action)[2]))
+            moments.append(moment(environment))
+        model = environment.sim.model
+        places = {"body_pos": model.body_pos.tolist(), "body_quat": model.body_quat.tolist()}
+        episodes.append({"moments": moments, "success": success, **places})
+    names = [model.body_id2name(body) for body in range(model.nbody)]
+    posture = environment.robots[0].controller.initial_joint.tolist()
+    return {"episodes": episodes, "body_names": names, "initial_joint": posture}
+
+
+def moment(environment) -> dict:  # noqa: ANN001
+    """The state, and what the controllers remember."""
+    robot, data = environment.robots[0], environment.sim.data
+    return {
+        "qpos": data.qpos.tolist(),
+        "qvel": data.qvel.tolist(),
+        "gripper_action": robot.gripper.current_action.tolist(),
+        "goal_orientation": robot.controller.goal_ori.tolist(),
+    }
+
+
 if __name__ == "__main__":
     answer_to = sys.stdout
     sys.stdout = sys.stderr  # robosuite prints
     adapt()
-    json.dump(run(json.load(sys.stdin)), answer_to)
+    asked = json.load(sys.stdin)
+    json.dump(run(asked) if "seconds" in asked else record(asked), answer_to)
