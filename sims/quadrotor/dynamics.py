@@ -17,7 +17,7 @@ from typing import Self
 
 from embodied.errors import UserError
 from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe, hover_speed
-from sims.quadrotor.arithmetic import Rows, Value, clip, sqrt, where
+from sims.quadrotor.arithmetic import Rows, Value, clip, sqrt, squares, where
 
 DT_S = 0.01
 """Time step of integration and control."""
@@ -102,6 +102,14 @@ def parameters(rows: Sequence[Value]) -> Airframe:
     for name, value in zip(PARAMETERS, rows, strict=True):
         object.__setattr__(named, name, value)
     return named
+
+
+def sound(state: Rows) -> Value:
+    """Whether the body's rows are numbers that the integration can follow: their norm, in SI units, is below 2000.
+
+    A drone that spins by itself ever faster, which nothing here brakes, else ends as NaN.
+    """
+    return squares(state[:BODY_ROWS]) < 4e6
 
 
 def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, options: Options) -> Rows:

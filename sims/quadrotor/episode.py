@@ -165,10 +165,12 @@ class Episode:
         mdp, frame, limit = self._task(settings), dynamics.parameters(airframe), settings[0]
         frozen = record[1] + record[2] > 0.5
         moved = dynamics.step(state, action, disturbance, frame, self.options)
+        sound = dynamics.sound(moved)
+        moved = [where(sound, new, old) for new, old in zip(moved, state, strict=True)]
         before = self._moment(state, record[0], record, disturbance)
         after = self._moment(moved, record[0] + 1.0, record, disturbance)
         after.memory = mdp.remember(before, after, limit)
-        left, over, finished = mdp.terminated(after), after.steps >= limit, mdp.finished(after)
+        left, over, finished = mdp.terminated(after) | ~sound, after.steps >= limit, mdp.finished(after)
         over = over if finished is None else over | finished
         reward = mdp.reward(before, after, action, state[dynamics.BODY_ROWS : dynamics.BODY_ROWS + 4], frame)
         ended = where(left, 1.0, 0.0), where(left, 0.0, where(over, 1.0, 0.0))

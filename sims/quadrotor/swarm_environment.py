@@ -17,7 +17,7 @@ from embodied.contract import Contract
 from embodied.environment import Transition
 from embodied.errors import UserError
 from sims.quadrotor.airframes import CRAZYFLIE, Airframe
-from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Body, Options
+from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Body, Options, sound
 from sims.quadrotor.hover import ERROR_STEPS
 from sims.quadrotor.observation import action_spec, observation_specs
 from sims.quadrotor.starts import Stream, draws, keys
@@ -222,7 +222,8 @@ class SwarmEnvironment:
         """One control step of who is `flying` [W, M] with `action` [W, M, 4]; returns the reward [N]."""
         worlds = self._worlds
         before, moved = worlds.state, self._physics.advance(worlds, action, flying)
-        worlds.state = torch.where(flying.unsqueeze(-1), moved, before)
+        lost = flying & ~sound(list(moved.detach().unbind(-1)))
+        worlds.state = torch.where((flying & ~lost).unsqueeze(-1), moved, before)
         worlds.steps = worlds.steps + flying
         change = action.clamp(-1.0, 1.0) - before[..., BODY_ROWS : BODY_ROWS + 4]
         seen, flight, near = self._physics.look(worlds, flying, change)
@@ -232,6 +233,7 @@ class SwarmEnvironment:
             late = flying & (worlds.steps > self.step_limit - ERROR_STEPS)
             worlds.error = worlds.error + torch.where(late, length(flight.to_goal), 0.0)
             worlds.fate = torch.where(flying, collisions(flight.position, near), worlds.fate)
+            worlds.fate = torch.where(lost, HIT_ROOM, worlds.fate)  # it spins out of the room, in effect
             self._end(flying)
         return found.flatten()
 

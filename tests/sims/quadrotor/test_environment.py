@@ -138,6 +138,34 @@ def test_a_crash_is_none_at_the_step_limit_and_afterwards_nothing_happens():
         assert not transition.executed.any()
 
 
+@pytest.mark.parametrize("rate", [3e3, 1e15])
+def test_a_spin_that_numbers_cannot_follow_is_a_crash_and_concerns_nobody_else(rate):
+    env, alone = (QuadrotorEnvironment(4, noise=False) for _ in range(2))
+    for each in (env, alone):
+        each.reset()
+    env._state[10:13, 1] = rate
+    actions = hover_actions(env)
+    transition, undisturbed = env.step(actions), alone.step(actions)
+    assert transition.terminated.tolist() == [False, True, False, False]
+    assert not (transition.success | transition.truncated).any()
+    assert transition.reward.isfinite().all()
+    assert all(part.isfinite().all() for part in transition.observation.values())
+    others = torch.tensor([0, 2, 3])
+    for key in transition.observation.keys():  # noqa: SIM118 - no dict
+        assert torch.equal(transition.observation[key][others], undisturbed.observation[key][others])
+    env.reset(mask=transition.terminated)
+    assert not env.step(actions).terminated.any()
+
+
+def test_a_spin_that_numbers_cannot_follow_leaves_gradients_finite():
+    env = QuadrotorEnvironment(2, noise=False)
+    env.reset()
+    env._state[10:13, 1] = 3e3
+    actions = hover_actions(env).requires_grad_()
+    env.step(actions).reward.sum().backward()
+    assert actions.grad.isfinite().all()
+
+
 def test_at_the_step_limit_it_has_survived_and_the_error_is_that_of_the_last_second():
     env = QuadrotorEnvironment(2, mdp=STILL, noise=False, step_limit=130)
     env.reset()

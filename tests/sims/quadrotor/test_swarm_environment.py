@@ -9,7 +9,7 @@ from embodied.tree import load_tree, save_tree
 from policies.attention import AttentionConfig, AttentionPolicy
 from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY
 from sims.quadrotor.dynamics import DT_S
-from sims.quadrotor.swarm import AWAY_M, FLYING, HIT_DRONE, HIT_OBSTACLE, Swarm
+from sims.quadrotor.swarm import AWAY_M, FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm
 from sims.quadrotor.swarm_environment import SwarmEnvironment
 from sims.quadrotor.swarm_practice import CAPACITY, EVERY, FIRST_LEVEL, RISE, SLOTS, WINDOW, Curriculum
 from sims.quadrotor.task import QuadrotorTask
@@ -93,6 +93,15 @@ def test_in_evaluation_who_collides_is_gone_and_the_others_fly_on():
     assert last.metrics["hit_drone"].tolist() == [1, 1] + [0] * 6
     assert last.metrics["hit_obstacle"].tolist() == [0] * 7 + [1]
     assert last.metrics["position_error_m"].isnan().tolist() == [bool(step == 1) for step in env.steps]
+
+
+def test_a_spin_that_numbers_cannot_follow_is_a_crash():
+    env = make(split="eval")
+    env.worlds.state[0, 1, 10:13] = 1e15
+    transition = env.step(hover(env))
+    assert env.worlds.fate[0].tolist() == [FLYING, HIT_ROOM, FLYING, FLYING]
+    assert transition.reward.isfinite().all()
+    assert all(part.isfinite().all() for part in transition.observation.values())
 
 
 def test_an_evaluated_world_is_over_when_nobody_is_left():
