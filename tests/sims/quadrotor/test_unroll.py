@@ -27,7 +27,6 @@ def policy(inputs, widths=(20, 64), seed=0, scale=0.3):
 
 
 FIELDS = "reward", "executed", "terminated", "truncated", "success"
-READ = "position", "rotation", "velocity", "angular_velocity"
 
 
 def oracle(env, layers, decisions):
@@ -35,7 +34,7 @@ def oracle(env, layers, decisions):
     remembered = "action_history" if "action_history" in env.contract.observation else "previous_action"
     found, observation = [], env._observed()
     for _ in range(decisions):
-        x = torch.cat([observation[key] for key in (*READ, remembered)], -1)
+        x = torch.cat([observation[key] for key in (*env.mdp.OBSERVED, remembered)], -1)
         for weight, bias in layers:
             x = (x @ weight.t() + bias).tanh()
         transition = env.step(x.unsqueeze(1))
