@@ -55,6 +55,17 @@ class Rollout:
         return self.terminated | self.truncated
 
     @property
+    def own(self) -> Tensor:
+        """The policy's own decisions, [T, N] bool: no person took over."""
+        return torch.ones_like(self.done) if self.human is None else ~self.human.any(-1)
+
+    @property
+    def cut(self) -> Tensor:
+        """Of what follows a decision its value alone counts, [T, N] bool: at time limits, where a person takes over."""
+        following = torch.cat((self.own[1:], torch.ones_like(self.own[:1])))
+        return self.truncated | ~following
+
+    @property
     def env_steps(self) -> int:
         """Control steps executed."""
         return int(self.executed.sum())

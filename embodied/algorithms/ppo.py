@@ -105,10 +105,9 @@ class PPO:
             self.policy.start_critic()
         fall(self.optimiser, progress, self.config.final, self.config.learning_rate, self.config.value_learning_rate)
         self.reward_scale.add(rollout)
-        own = torch.ones_like(rollout.done) if rollout.human is None else ~rollout.human.any(-1)
-        if int(own.sum()) < 2:  # a person did it all
+        if int(rollout.own.sum()) < 2:  # a person did it all
             return {}
-        batch, advantage_std, explained = self._prepare(rollout, own)
+        batch, advantage_std, explained = self._prepare(rollout)
         batch = batch.to(self.policy.device)
         sums: dict[str, float] = {}
         count = 0
@@ -140,10 +139,10 @@ class PPO:
             if part["own"].any():
                 yield cast(TensorDict, part)
 
-    def _prepare(self, rollout: Rollout, own: Tensor) -> tuple[TensorDict, float, float]:
-        """What is trained on [T, N], decisions that are the policy's `own`, and two numbers that are told."""
-        value = values(self.policy, rollout.observation)
-        advantage, returns = self._gae(rollout, own, value, self._next_value(rollout, value))
+    def _prepare(self, rollout: Rollout) -> tuple[TensorDict, float, float]:
+        """What is trained on [T, N], the deviation of the advantages and the explained variance."""
+        own, value = rollout.own, values(self.policy, rollout.observation)
+        advantage, returns = self._gae(rollout, value, self._next_value(rollout, value))
         batch = TensorDict(
             {
                 "observation": rollout.observation,
@@ -165,12 +164,9 @@ class PPO:
         following[asked] = values(self.policy, rollout.next_observation[asked].unsqueeze(0)).squeeze(0)
         return following
 
-    def _gae(self, rollout: Rollout, own: Tensor, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages and returns [T, N]; they see no further than the value where a person took over."""
-        cut = rollout.truncated.clone()
-        cut[:-1] |= ~own[1:]
+    def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         return gae(
-            self.reward_scale() * rollout.reward, rollout.executed, rollout.terminated, cut,
+            self.reward_scale() * rollout.reward, rollout.executed, rollout.terminated, rollout.cut,
             value, next_value, discount=self.config.discount, trace=self.config.trace,
         )  # fmt: skip
 

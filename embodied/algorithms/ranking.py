@@ -146,7 +146,7 @@ class Ranking:
 
     def _targets(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         """Returns and advantages, [T, N] each."""
-        seen = (rollout.reward, rollout.executed, rollout.terminated, rollout.truncated, value, next_value)
+        seen = (rollout.reward, rollout.executed, rollout.terminated, rollout.cut, value, next_value)
         _, returns = gae(*seen, discount=self.config.discount, trace=self.config.value_trace)
         advantage, _ = gae(*seen, discount=self.config.discount, trace=self.config.trace)
         return returns, advantage

@@ -109,7 +109,7 @@ class TD3:
 
     def _rows(self, rollout: Rollout) -> TensorDict:
         total, carry, last = n_step(
-            rollout.reward, rollout.executed, rollout.terminated, rollout.truncated, self.config.lookahead,
+            rollout.reward, rollout.executed, rollout.terminated, rollout.cut, self.config.lookahead,
             discount=self.config.discount,
         )  # fmt: skip
         rows = TensorDict(

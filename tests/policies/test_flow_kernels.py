@@ -56,6 +56,45 @@ def test_no_noise_is_the_ode() -> None:
     assert not std.any()
 
 
+MEANS, SPREAD = (-1.0, 0.8), 0.25
+"""Actions of the closed form: one of two normal distributions, equally often."""
+
+
+def mixture_velocity(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """E[noise - action | x_t = x], which a perfect network predicts.
+
+    Each half of x_t = t noise + (1 - t) action is normal, with mean (1 - t) m and variance t^2 + (1 - t)^2 s^2.
+    """
+    variance = t.square() + (1.0 - t).square() * SPREAD**2
+    means = torch.tensor(MEANS)
+    apart = x.unsqueeze(-1) - (1.0 - t).unsqueeze(-1) * means
+    share = (-0.5 * apart.square() / variance.unsqueeze(-1)).softmax(-1)
+    # cov(noise - action, x_t) = t - (1 - t) s^2
+    each = (t - (1.0 - t) * SPREAD**2).unsqueeze(-1) / variance.unsqueeze(-1) * apart - means
+    return (share * each).sum(-1)
+
+
+@pytest.mark.parametrize("noise_level", [0.5, 1.0])
+def test_stochastic_steps_keep_the_marginals_of_the_ode(noise_level: float) -> None:
+    """All of 1000 steps are noisy; samples are distributed as t noise + (1 - t) action, on the way and at the end."""
+    torch.manual_seed(0)
+    grid, count = TimeGrid(1000), 10_000
+    x = torch.randn(count, 1, 1)
+    for step in range(1000):
+        index = torch.full((count,), step)
+        velocity = mixture_velocity(x, grid.times(index).view(-1, 1, 1))
+        mean, std = flow_sde_step(x, velocity, index, grid, noise_level)
+        x = mean + std * torch.randn_like(x)
+        if step + 1 in (100, 500, 800, 1000):
+            t = 1.0 - (step + 1) / 1000
+            actions = torch.tensor(MEANS)[torch.arange(count) % 2] + SPREAD * torch.randn(count)
+            expected = t * torch.randn(count) + (1.0 - t) * actions
+            shares = torch.linspace(0.05, 0.95, 10)
+            apart = x.flatten().quantile(shares) - expected.quantile(shares)
+            assert apart.abs().max() < 0.07, t
+            assert float(x.std() / expected.std()) == pytest.approx(1.0, abs=0.03), t
+
+
 def test_ode_carries_noise_to_the_action_along_a_straight_path() -> None:
     action, noise = torch.randn(1, 3, 2), torch.randn(1, 3, 2)
     x = noise

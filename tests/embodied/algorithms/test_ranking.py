@@ -1,6 +1,7 @@
 """Ranking learns which of its own chunks are better, from what was executed, and goes on where it stopped."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,6 +68,23 @@ def test_targets_are_advantages_under_the_policy_that_collected():
     torch.testing.assert_close(rows["advantage"], advantage.flatten())
     assert torch.equal(rows["actions"], rollout.actions.flatten(0, 1))
     assert torch.equal(rows["observation", "position"], rollout.observation["position"].flatten(0, 1))
+
+
+def test_what_a_person_achieves_is_no_merit_of_the_chunk_before():
+    _, learner, collector = make(trace=0.6)
+    rollout = collector.collect(3)
+    going = torch.zeros_like(rollout.done)
+    human = torch.zeros_like(rollout.executed)
+    human[1] = True
+    rollout = replace(rollout, terminated=going, truncated=going, executed=torch.ones_like(human), human=human)
+    value, following = torch.zeros(3, 64), torch.full((3, 64), 2.0)
+    reward = torch.zeros_like(rollout.reward)
+    reward[1, :, 0] = 5.0
+    _, advantage = learner._targets(replace(rollout, reward=reward), value, following)
+    # 2 after two steps; the reward and the same, and .6 of what the last decision is worth after two steps
+    last = 0.9**2 * 2.0
+    expected = torch.tensor([last, 5.0 + last + 0.9**2 * 0.6 * last, last])
+    torch.testing.assert_close(advantage, expected.unsqueeze(1).expand(3, 64))
 
 
 def test_only_the_last_iterations_are_replayed():

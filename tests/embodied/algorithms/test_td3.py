@@ -1,6 +1,7 @@
 """TD3: targets by hand, learning in chunks, resuming."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,6 +56,20 @@ def test_further_targets_are_asked_for_where_they_end() -> None:
     )
     torch.testing.assert_close(rows["carry"][0, going], torch.full((int(going.sum()),), 0.9**6))
     assert (rows["carry"][rollout.terminated] == 0).all()
+
+
+def test_targets_reach_no_further_than_where_a_person_takes_over() -> None:
+    _, learner, collector = make(lookahead=3)
+    rollout = collector.collect(6)
+    human = torch.zeros_like(rollout.executed)
+    human[1, :, 0] = True
+    rows = learner._rows(replace(rollout, human=human)).view(6, 32)
+    alone = learner._rows(rollout).view(6, 32)
+    going = ~rollout.done[:3].any(0)
+    following = rollout.next_observation["position"][:, going]
+    torch.testing.assert_close(rows["next_observation", "position"][:2, going], following[[0, 3]])
+    torch.testing.assert_close(rows["carry"][0, going], torch.full((int(going.sum()),), 0.9**2))
+    assert (rows[1:] == alone[1:]).all()  # what the person did is stored as any action is
 
 
 def test_critics_are_two_networks() -> None:
