@@ -62,9 +62,11 @@ def load_tree(path: str | Path) -> Tree:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             metadata = file.metadata() or {}
         if "sha256" not in metadata:
-            raise UserError(f"cannot read {path}: it is no tree with a checksum; make it anew")
+            raise UserError(f"cannot read {path}: it is no tree with a checksum; delete it to have it made anew")
         if metadata["sha256"] != _digest(metadata["tree"], tensors):
-            raise UserError(f"cannot read {path}: it is damaged, its checksum is of another content; make it anew")
+            raise UserError(
+                f"cannot read {path}: it is damaged, its checksum is of another content; delete it to have it made anew"
+            )
         return _decode(json.loads(metadata["tree"]), tensors)
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
@@ -135,7 +137,7 @@ def _digest(structure: str, tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        flat = tensor.reshape(-1).clone(memory_format=torch.contiguous_format)  # a stride of one, also of one element
+        flat = tensor.as_strided((tensor.numel(),), (1,))  # contiguous; of one element, any stride may be told
         found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()
 

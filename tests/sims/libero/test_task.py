@@ -50,6 +50,18 @@ def test_demonstrations_are_made_once(tmp_path: Path):
     assert 30 < len(made) < 280
 
 
+def test_damaged_demonstrations_are_refused_and_made_anew_as_they_were(tmp_path: Path):
+    made = task().demonstrations(tmp_path, 0)
+    data = bytearray((tmp_path / FILE).read_bytes())
+    data[-1] ^= 0x40
+    (tmp_path / FILE).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{FILE}: it is damaged.*; delete it to have it made anew"):
+        task().demonstrations(tmp_path, 0)
+    (tmp_path / FILE).unlink()
+    again = task().demonstrations(tmp_path, 0)
+    assert all(torch.equal(made[key], again[key]) for key in ("actions", "valid"))
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
