@@ -48,7 +48,7 @@ SEGMENT = 500
 PATIENCE_S = 1.0
 """A stop waits for iterations that take less; longer ones are abandoned, which needs a copy of the state before."""
 FREE = {"video", "wandb", "device", "threads", "checkpoint_every", "evaluation_envs", "resume", "output", "eval_only"}
-"""Options that a run may be resumed with in another value, beside more `env_steps`: no result depends on them."""
+"""Options that may have another value when a run is resumed: no result depends on them, but for rounding."""
 
 
 COUNTERS = (
@@ -114,7 +114,7 @@ class Trainer:
         self.config, self.task, self.algorithm, self.directory = config, task, algorithm, directory
         self.record, self.seed, self.device = record, seed, device
         seeding.seed_everything(seed)
-        self.env = self._environment(config.num_envs, task.distributions[0], "train")
+        self.env = self._environment("train", task.distributions[0])
         self.policy = policy.build(self.env.contract).to(device)
         self.stage = Stage.SFT
         self.counters: dict[str, Any] = dict.fromkeys(COUNTERS, 0) | {"planned_env_steps": config.env_steps}
@@ -122,28 +122,32 @@ class Trainer:
         self.report, self.timer = Report(task.name, task.asset_kind, seed, exportable), PhaseTimer()
         self.before: dict[str, Any] = {}  # where RL and control start: SFT's learner, or an untrained "policy" alone
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
-        self._iteration_s = math.inf
         self.rng: dict[str, Any] = {}  # of the global generators, when those were saved
+        self.iteration_s = math.inf  # how long the last one took
         with seeding.undisturbed():
-            self.evaluation_envs = {
-                name: self._environment(config.evaluation_envs, name, "eval") for name in task.distributions
-            }
+            self.evaluation_envs = {name: self._environment("eval", name) for name in task.distributions}
             self._try(TensorDict({}, [0]))  # demonstrations may take long to make
-        with self.timer("demonstrations"):
-            given = demonstrations and demonstrations(self.env.contract)
-            self.demonstrations = task.demonstrations(directory, seed) if given is None else given
+        self.demonstrations = self._demonstrate(demonstrations)
         if self.demonstrations is None:
             self.stage = Stage.RL
-            with seeding.undisturbed():
-                self._try(None)
         rows = self._restore()
         self.logger = Logger(directory, config=record, wandb_project=wandb_project, rows=rows)
 
-    def _environment(self, count: int, distribution: str, split: str) -> StartEnvironment:
-        env = self.task.environment(count, distribution, split, self.seed if split == "train" else 0, self.device)
+    def _environment(self, split: str, distribution: str) -> StartEnvironment:
+        count, seed = (self.config.num_envs, self.seed) if split == "train" else (self.config.evaluation_envs, 0)
+        env = self.task.environment(count, distribution, split, seed, self.device)
         if count < len(env.task_names):
             raise UserError(f"expected at least {len(env.task_names)} environments, one per task; got {count}")
         return env
+
+    def _demonstrate(self, given: Callable[[Contract], TensorDict] | None) -> TensorDict | None:
+        """The demonstrations `given`, else the task's own, if it has any."""
+        with self.timer("demonstrations"):
+            made = given(self.env.contract) if given else self.task.demonstrations(self.directory, self.seed)
+        if made is None:
+            with seeding.undisturbed():
+                self._try(None)
+        return made
 
     def _try(self, demonstrations: TensorDict | None) -> None:
         """Build learner and collector on copies: what does not go together says so before anything runs."""
@@ -197,7 +201,7 @@ class Trainer:
 
     def _play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
         """`first_decisions` in environments of their own: the collector's are at their beginning when it takes over."""
-        return first_decisions(self._environment(self.config.num_envs, self.task.distributions[0], "train"), generator)
+        return first_decisions(self._environment("train", self.task.distributions[0]), generator)
 
     def _reinforce(self) -> None:
         if not self.before:
@@ -235,7 +239,7 @@ class Trainer:
     def _iterate(self, parts: dict[str, Any]) -> dict[str, float]:
         """One collection and update; returns means over the episodes that ended, if any did."""
         started, began = time.process_time(), time.perf_counter()
-        with self._abandonable(parts) if self._iteration_s > PATIENCE_S else nullcontext():
+        with self._abandonable(parts) if self.iteration_s > PATIENCE_S else nullcontext():
             rollout = parts["collector"].collect(self.algorithm.decisions)
             self.timer.add("simulation", rollout.simulation_s)
             self.timer.add("policy", rollout.policy_s)
@@ -244,7 +248,7 @@ class Trainer:
             with self.timer("update"):
                 planned = max(1, self.counters["planned_env_steps"])
                 metrics = parts["learner"].update(rollout, min(1.0, self.counters["env_steps"] / planned))
-        self._iteration_s = time.perf_counter() - began
+        self.iteration_s = time.perf_counter() - began
         self.counters["cpu_s"] += time.process_time() - started
         self.counters["episodes"] += int(rollout.done.sum())
         ended = rollout.ended()
@@ -264,11 +268,11 @@ class Trainer:
     def _supervise(self, learner: SFT, steps: int) -> None:
         """Train on the demonstrations until `steps` gradient steps are done, resuming where a run was cut off."""
         assert self.demonstrations is not None
-        parts, first = {"learner": learner}, learner.gradient_steps
+        parts, first, label = {"learner": learner}, learner.gradient_steps, title(self.stage.value)
         self._resume(parts)
-        with Progress(self._label, steps - first, "step", initial=learner.gradient_steps - first) as bar:
+        with Progress(label, steps - first, "step", initial=learner.gradient_steps - first) as bar:
             while learner.gradient_steps < steps:
-                with self.timer(self._label):
+                with self.timer(label):
                     loss = learner.fit(self.demonstrations, 1)
                 bar.update(1)
                 due = learner.gradient_steps % SEGMENT == 0 or learner.gradient_steps == steps
@@ -279,22 +283,16 @@ class Trainer:
     def _evaluate(self, policy: Policy, parts: dict[str, Any], stage: str | None = None) -> None:
         """Evaluate `policy` on what it has not been evaluated on yet, while `parts` of the stage wait."""
         stage = stage or self.stage.value
-        final = stage == Stage.RL.value
-        for distribution in measured(self.task) if final else self.task.distributions:
+        for distribution in measured(self.task) if stage == Stage.RL.value else self.task.distributions:
             if (stage, distribution) in self.report.results:
                 continue
             label, starts = f"{title(stage)}, evaluation on {distribution}", self.config.evaluation_starts
             with self._abandonable(parts), self.timer("evaluation"):
-                env = self.evaluation_envs.get(distribution)
-                env = env or self._environment(self.config.evaluation_envs, distribution, "eval")
+                env = self.evaluation_envs.get(distribution) or self._environment("eval", distribution)
                 result = evaluate(env, policy, starts_per_task=starts, device=self.device, progress=label)
             self.report.add(stage, distribution, result)
             row = result.summary()
             log.info(f"{label}: success {row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]")
-
-    @property
-    def _label(self) -> str:
-        return title(self.stage.value)
 
     def _film(self) -> bool:
         """Film before and after; returns whether there is a new video."""

@@ -331,8 +331,10 @@ def test_an_output_that_holds_a_run_is_not_written_over(refused, copied: Path):
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("task.executed=2", "trained under another contract (executed: expected 4, got 2)"),
-        ("policy.width=32", "are of another network"),
+        ("task.executed=2", "has task.executed=4, got 2; a run is continued as it is, with more env_steps at most"),
+        ("policy.width=32", "has policy.width=16, got 32"),
+        ("seed=1", "has seed=0, got 1"),
+        ("env_steps=90", "has env_steps=100, got 90"),
         ("algorithm=ppo", "the saved run has algorithm=ranking"),
     ],
 )
@@ -349,7 +351,7 @@ def test_evaluation_needs_a_checkpoint(refused, tmp_path: Path):
 
 
 def test_an_unreadable_checkpoint_names_the_one_before(refused, copied: Path):
-    before, newest = sorted((copied / "checkpoint").iterdir())
+    *_, before, newest = sorted((copied / "checkpoint").iterdir())
     broken = newest / "policy.safetensors"
     broken.write_bytes(broken.read_bytes()[:1000])
     for module, option in ((evaluate, "checkpoint"), (train, "resume")):
