@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar, cast
 
@@ -64,16 +64,35 @@ def compose(
         raise UserError(_explain(error)) from error
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """What two JSON-ready configurations say of the same options, by dotted name, where they differ."""
+def check_continues(before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]) -> None:
+    """Check that the record `now` of `compose` continues the run of the record `before`.
+
+    Raises:
+        UserError: where options differ that are not `free`; more `env_steps` continue a run, fewer do not.
+    """
+    changed = _differences(before.get("values", {}), now.get("values", {}))
+    refused = [
+        f"{name}={old}, got {new}"
+        for name, (old, new) in changed.items()
+        if name not in free and not (name == "env_steps" and new > old)
+    ]
+    if refused:
+        raise UserError(
+            f"the saved run has {', '.join(refused)}; a run is continued as it is, with more env_steps at most: "
+            "start a new one for that"
+        )
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Values of options that both have, by dotted name, where they differ."""
     found: dict[str, tuple[Any, Any]] = {}
-    for key in before.keys() & now.keys():
+    for key in sorted(before.keys() & now.keys()):
         name, pair = f"{prefix}{key}", (before[key], now[key])
         if isinstance(pair[0], Mapping) and isinstance(pair[1], Mapping):
-            found |= differences(*pair, f"{name}.")
+            found |= _differences(*pair, f"{name}.")
         elif pair[0] != pair[1]:
             found[name] = pair
-    return dict(sorted(found.items()))
+    return found
 
 
 def at_least(config: object, least: int, *fields: str) -> None:

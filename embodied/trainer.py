@@ -25,7 +25,7 @@ from torch import Tensor
 from embodied import checkpoint, seeding
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.checkpoint import Checkpoint
-from embodied.config import at_least, differences
+from embodied.config import at_least, check_continues
 from embodied.contract import Contract
 from embodied.curves import CURVES
 from embodied.environment import StartEnvironment
@@ -113,6 +113,7 @@ class Trainer:
         """
         self.config, self.task, self.algorithm, self.directory = config, task, algorithm, directory
         self.record, self.seed, self.device = record, seed, device
+        saved = self._saved()
         seeding.seed_everything(seed)
         self.env = self._environment("train", task.distributions[0])
         self.policy = policy.build(self.env.contract).to(device)
@@ -130,7 +131,7 @@ class Trainer:
         self.demonstrations = self._demonstrate(demonstrations)
         if self.demonstrations is None:
             self.stage = Stage.RL
-        rows = self._restore()
+        rows = self._restore(saved) if saved else 0
         self.logger = Logger(directory, config=record, wandb_project=wandb_project, rows=rows)
 
     def _environment(self, split: str, distribution: str) -> StartEnvironment:
@@ -361,14 +362,19 @@ class Trainer:
             saved = Checkpoint(contract=self.policy.contract, config=self.record, **snapshot)
             return checkpoint.save(self.directory, saved, kept=snapshot["counters"]["rl_checkpoint"])
 
-    def _restore(self) -> int:
-        """Take up the newest checkpoint, if any; returns the rows of the log that it knew."""
-        if not (self.directory / checkpoint.FOLDER).exists():
-            return 0
+    def _saved(self) -> Checkpoint | None:
+        """The newest checkpoint, if any; with more steps asked for than it has, that in which RL ended."""
+        folder = self.directory / checkpoint.FOLDER
+        if not folder.exists():
+            return None
         saved = checkpoint.load(self.directory)
-        self._check_same(saved.config)
+        check_continues(saved.config, self.record, FREE)
         if saved.counters["rl_checkpoint"] and self.config.env_steps > saved.counters["env_steps"]:
-            saved = checkpoint.load(self.directory / checkpoint.FOLDER / f"{saved.counters['rl_checkpoint']:06d}")
+            saved = checkpoint.load(folder / f"{saved.counters['rl_checkpoint']:06d}")
+        return saved
+
+    def _restore(self, saved: Checkpoint) -> int:
+        """Take up `saved`; returns the rows of the log that it knew."""
         saved.check(self.env.contract)
         saved.restore(self.policy)
         self.stage = Stage(saved.counters["stage"])
@@ -379,17 +385,6 @@ class Trainer:
         seeding.set_rng_state(self.rng)
         log.info(f"continuing {self.stage.value} at {self.counters['env_steps']:,} environment steps")
         return saved.counters["log_rows"]
-
-    def _check_same(self, saved: dict[str, Any]) -> None:
-        changed = differences(saved.get("values", {}), self.record.get("values", {}))
-        before, now = changed.get("env_steps", (0, 0))
-        refused = [name for name in changed if name not in FREE and not (name == "env_steps" and now > before)]
-        if refused:
-            listed = ", ".join(f"{name}={changed[name][0]}, got {changed[name][1]}" for name in refused)
-            raise UserError(
-                f"the run in {self.directory} has {listed}; a run is continued as it is, with more env_steps at most: "
-                "start a new one for that"
-            )
 
     def _resume(self, parts: dict[str, Any]) -> None:
         """Take up `parts` in the middle of a stage; to build them may have drawn random numbers."""
