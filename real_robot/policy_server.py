@@ -232,7 +232,7 @@ class _Answerer:
             try:
                 return word_ids(value, spec.shape)
             except ValueError as error:
-                raise ValueError(f"{key}: {error}") from error
+                raise UserError(f"{key}: {error}") from error
         if not isinstance(value, np.ndarray):
             raise UserError(f"{key}: expected an array of {spec.dtype} {spec.shape}, got {type(value).__name__}")
         fits = len(spec.shape) == value.ndim and all(a in (-1, b) for a, b in zip(spec.shape, value.shape, strict=True))
