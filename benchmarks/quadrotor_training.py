@@ -106,9 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for seed in variant.seeds if asked.seeds is None else asked.seeds:
             with tempfile.TemporaryDirectory() as folder:
                 runs.append({"variant": name, **measure(variant, seed, asked.options, Path(folder) / "run")})
+            if runs[-1]["git_commit"] != commit:
+                raise SystemExit(f"error: the files are no longer those of {commit}; measure in a worktree of its own")
             sys.stderr.write(json.dumps({key: runs[-1][key] for key in ("variant", "seed", *TIMES)}) + "\n")
-    if any(run["git_commit"] != commit for run in runs):
-        raise SystemExit("error: files changed while runs were measured; commit them and measure again")
     told = {
         "result": asked.result, "command": f"python benchmarks/quadrotor_training.py {asked.result}",
         "options": asked.options, "git_commit": commit, "machine": machine(), "versions": versions(),
