@@ -159,13 +159,36 @@ def test_a_vehicle_keeps_its_distance_by_what_it_sees(motion, seed):
     assert travelled > 0.3
 
 
-def test_speed_toward_an_obstacle_is_what_braking_allows():
-    barrier = Barrier(
-        Distance(["a"], position="p", planes=[[1.0, 0.0]], margin_m=0.1, acceleration=2.0, delay_s=0.04), dt_s=0.01
+@pytest.mark.parametrize("motion", [Motion.TURNING, Motion.STEERED])
+def test_a_vehicle_slows_down_for_a_post_on_its_left_as_far_as_it_turns_there(motion):
+    distance = Distance(
+        ["speed", "turn"], motion, ranges="r", first_angle_rad=-math.pi / 4, angle_step_rad=math.pi / 4, ahead_m=0.2,
+        wheelbase_m=0.3, margin_m=0.2, delay_s=0.95,
+    )  # fmt: skip
+    barrier, seen = Barrier(distance, dt_s=0.05), {"r": np.array([10.0, 10.0, 0.5])}
+    way = np.array([0.5 * math.cos(math.pi / 4) - 0.2, 0.5 * math.sin(math.pi / 4)])  # from the point in front
+    room = np.linalg.norm(way) - 0.2  # within a second, which braking takes
+    toward = way / np.linalg.norm(way)
+    for turn in (-0.5, 0.5):
+        speed, kept = barrier.filter(np.array([1.0, turn]), seen)
+        sideways = 0.2 * kept if motion is Motion.TURNING else 0.2 * speed * math.tan(kept) / 0.3
+        pace = toward @ (speed, sideways)
+        free = toward @ (1.0, 0.2 * turn if motion is Motion.TURNING else 0.2 * math.tan(turn) / 0.3)
+        assert pace == pytest.approx(min(free, room))
+        assert (speed, kept) == pytest.approx((1.0, turn)) or free > room
+        assert motion is Motion.TURNING or kept == turn
+    assert (free > room, speed < 1.0) == (True, True)  # to the left
+
+
+@pytest.mark.parametrize(("jerk", "lag_s"), [(math.inf, 0.05), (10.0, 0.15)])
+def test_speed_toward_an_obstacle_is_what_braking_allows(jerk, lag_s):
+    distance = Distance(
+        ["a"], position="p", planes=[[1.0, 0.0]], margin_m=0.1, acceleration=2.0, jerk=jerk, delay_s=0.04
     )
+    barrier = Barrier(distance, dt_s=0.01)
     for x in (0.1, 0.2, 1.0):
         speed = -barrier.filter(np.array([-99.0]), {"p": np.array([x])})[0]
-        assert speed * 0.05 + speed**2 / (2 * 2.0) == pytest.approx(x - 0.1, abs=1e-12)
+        assert speed * lag_s + speed**2 / (2 * 2.0) == pytest.approx(x - 0.1, abs=1e-12)
     assert barrier.filter(np.array([3.0]), {"p": np.array([0.0])})[0] == 3.0  # away, also from inside the margin
     assert barrier.filter(np.array([-1.0]), {"p": np.array([0.0])})[0] == 0.0
 

@@ -58,6 +58,8 @@ def test_missed_deadlines_are_skipped_not_made_up_for():
     began, timing = run(work)
     np.testing.assert_allclose(began, [0.0, 0.01, 0.05, 0.06, 0.07, 0.09], atol=1e-5)
     assert (timing.periods, timing.missed, timing.overruns) == (6, 4, 2)
+    _, timing = run([0.001, 0.001, 0.05])  # what passes after the last period is nobody's deadline
+    assert (timing.periods, timing.missed, timing.overruns) == (3, 0, 1)
 
 
 def test_a_step_can_stop_the_loop():
