@@ -82,6 +82,13 @@ def ticks(found: ChunkExecutor, robot: Robot, count: int, late_s=lambda tick: 0.
     return commands
 
 
+def test_the_latency_that_is_planned_with_is_nearly_the_greatest_of_late():
+    found = executor(Counter(), Robot(), latency_s=0.3)
+    assert found.latency_s == 0.3
+    found._latencies.extend([9.0] * 5 + [0.01 * number for number in range(1, 51)])
+    assert found.latency_s == pytest.approx(0.48)  # 95% of the last fifty
+
+
 @pytest.mark.parametrize("execution", list(Execution))
 @pytest.mark.parametrize(("delay", "executed"), [(0, 4), (1, 4), (2, 4), (3, 4), (2, 2), (2, 3)])
 def test_it_runs_what_an_evaluation_with_delay_measures(execution: Execution, delay: int, executed: int):

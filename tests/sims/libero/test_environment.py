@@ -144,6 +144,20 @@ def test_success_is_rewarded_once_at_its_step_and_freezes_that_environment():
     assert torch.equal(again.observation["object_position"][2], transition.observation["object_position"][2])
 
 
+def test_a_success_at_the_step_limit_is_a_termination():
+    env = make()
+    env.reset()
+    finish(env, 2)
+    needed = int(env.step(torch.zeros(4, 4, 7)).executed[2].sum())
+    env = make(step_limit=needed)
+    env.reset()
+    finish(env, 2)
+    transition = env.step(torch.zeros(4, 4, 7))
+    assert env.steps.tolist() == [needed] * 4
+    assert transition.terminated.tolist() == [False, False, True, False]
+    assert transition.truncated.tolist() == [True, True, False, True]
+
+
 def test_physics_that_diverges_fails_that_episode_alone(caplog):
     env, alone = make(), make()
     started, _ = env.reset(), alone.reset()
@@ -246,6 +260,20 @@ def test_the_stream_never_repeats_a_start_and_depends_on_the_seed_alone():
     assert env.start.tolist() == seen[0]
     env.reset(seed=4)
     assert not set(env.start.tolist()) & set(starts)
+
+
+def test_training_and_evaluation_begin_in_states_of_their_own():
+    starts = torch.zeros(4, dtype=torch.long)
+    first, second = (make(split=split).reset(starts=starts)["object_position"] for split in ("train", "eval"))
+    assert not torch.isclose(first[..., :2], second[..., :2]).any()
+
+
+def test_a_seed_says_which_official_state_is_first():
+    env = make(distribution="official", seed=48)
+    env.reset()
+    assert env.start.tolist() == [48, 48, 49, 49]
+    env.reset()
+    assert env.start.tolist() == [0, 0, 1, 1]
 
 
 def test_official_starts_rest_and_are_close_to_what_libero_stored():
