@@ -95,6 +95,21 @@ def test_position_error_accelerates_the_hand_by_kp_times_it(scene, simulation):
     np.testing.assert_allclose(jacobian[:3] @ np.linalg.solve(inertia, torques), controller.KP * error, rtol=1e-6)
 
 
+def test_the_hand_is_damped_critically_and_the_posture_leaves_it_alone(scene, simulation):
+    model, data, memory = scene.model, simulation.data[0], simulation.memory[0]
+    data.qpos[scene.arm_qposadr] = scene.initial_arm + 0.1 * np.array([1, -1, 1, 1, -1, 1, -1])  # not its posture
+    mujoco.mj_forward(model, data)
+    memory["goal_orientation"] = hand(simulation)[1]
+    jacobian, inertia = controller._arm(model, data, scene)
+    speed, error = np.array([0.1, 0.2, -0.1]), np.array([0.01, -0.02, 0.005])
+    for velocity in (np.zeros(3), speed):
+        data.qvel[scene.arm_dofadr] = np.linalg.pinv(jacobian) @ [*velocity, 0.0, 0.0, 0.0]
+        mujoco.mj_forward(model, data)
+        torques = controller.torques(model, data, scene, memory, hand(simulation)[0] + error)
+        expected = controller.KP * error - 2.0 * np.sqrt(controller.KP) * velocity
+        np.testing.assert_allclose(jacobian[:3] @ np.linalg.solve(inertia, torques), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_first_action_starts_where_the_reset_left_the_hand(scene, monkeypatch, compiled):
     """Stock writes an initial state after its controller looked at the arm: a first action of zeros is a pull back."""

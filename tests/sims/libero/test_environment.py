@@ -266,6 +266,7 @@ def test_training_and_evaluation_begin_in_states_of_their_own():
     starts = torch.zeros(4, dtype=torch.long)
     first, second = (make(split=split).reset(starts=starts)["object_position"] for split in ("train", "eval"))
     assert not torch.isclose(first[..., :2], second[..., :2]).any()
+    assert not torch.isclose(first[0, ..., :2], first[1, ..., :2]).any()  # nor do two tasks
 
 
 def test_a_seed_says_which_official_state_is_first():

@@ -114,6 +114,12 @@ def test_an_episode_begins_neither_at_its_goal_nor_with_the_robot_in_touch(state
     assert not wide._is_start(qpos)
 
 
+def test_a_pose_moves_with_what_it_stands_on():
+    pose = np.array([1.5, 0.0, 0.3, 1.0, 0.0, 0.0, 0.0])
+    placement._move(pose, np.array([0.5, 0.0]), np.pi / 2, np.array([0.0, 2.0]))
+    np.testing.assert_allclose(pose, [0.5, 3.0, 0.3, np.sqrt(0.5), 0.0, 0.0, np.sqrt(0.5)], atol=1e-12)
+
+
 def test_robot_joints_are_perturbed_about_the_nominal_pose(states):
     away = states[:, ARM] - SCENE.initial_arm
     assert np.abs(away).max() <= placement.JOINT_NOISE_RAD

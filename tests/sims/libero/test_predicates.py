@@ -1,10 +1,13 @@
 """Goal predicates against positions set by hand in a small model."""
 
+import xml.etree.ElementTree as ET
+
 import mujoco
 import numpy as np
 import pytest
 
-from sims.libero.predicates import Predicate, holds
+from sims.libero.predicates import GoalCompiler, Predicate, holds
+from sims.libero.suite import load_tasks
 
 MODEL = """<mujoco><worldbody>
   <body name="shelf" pos="1 0 0"><geom type="box" size="0.2 0.2 0.1" group="0"/>
@@ -100,6 +103,21 @@ def test_on_a_region_of_the_workspace_is_a_window_of_heights(model, owner, heigh
     predicate = Predicate("on_site", model.body("bowl").id, site, tuple(model.site_size[site]), OWNER_BOWL, -1)
     data = data_with(model, bowl=np.array([1, 0, 0.1 + height]))
     assert holds(predicate, owner, data) is expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "category", "any_joint"),
+    [
+        ("open", "wooden_cabinet", True), ("close", "wooden_cabinet", False),
+        ("turnon", "flat_stove", True), ("turnoff", "flat_stove", False),
+    ],
+)  # fmt: skip
+def test_one_joint_opens_or_turns_on_and_all_close_or_turn_off(model, kind, category, any_joint):
+    shelf = ET.fromstring(MODEL).find("worldbody/body[@name='shelf']")
+    goal = GoalCompiler(model, load_tasks("libero_object", [0])[0].problem, {"shelf": (category, shelf)})
+    predicate = goal.compile((kind, "shelf"))
+    assert predicate.any_joint is any_joint
+    assert predicate.addresses == (0, 1)
 
 
 @pytest.mark.parametrize(("degrees", "expected"), [(-30, True), (30, False)])
