@@ -28,7 +28,8 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        if error.errno is not None:  # without a number, Python tells nothing but the name any more
+            error.filename = error.filename or str(path)
         raise
 
 

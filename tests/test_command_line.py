@@ -14,7 +14,7 @@ import torch
 
 import evaluate
 import train
-from embodied import checkpoint, combinations, program
+from embodied import checkpoint, combinations, program, sealed
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -378,7 +378,7 @@ def test_a_checkpoint_of_another_contract_is_not_evaluated(refused, copied: Path
     path = max((copied / "checkpoint").iterdir()) / "checkpoint.json"
     record = json.loads(path.read_text())
     record["config"]["values"]["task"][field] = value
-    path.write_text(json.dumps(record))
+    sealed.write(path, record, record["files"])
     told = refused(evaluate, f"checkpoint={copied}")
     assert f"trained under another contract ({field}: expected" in told
     assert not (copied / "evaluation.json").exists()

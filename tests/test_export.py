@@ -159,4 +159,4 @@ def test_it_needs_a_checkpoint_with_a_policy_that_can_be_exported(ask, tmp_path:
 
 def test_folders_are_named_after_what_they_hold():
     assert Export(Target.onnx).name == "onnx"
-    assert export.describe([]).count("target=c") == 1
+    assert "target=c|onnx|torchscript" in export.describe([])

@@ -295,7 +295,7 @@ def test_limits_that_do_not_fit_the_robot_are_refused(limits, message):
 
 ROBOTS = {"robot.py": "a simulated robot holds by executing an action", "ros2/sim_node.py": "it is the robot's side"}
 """Robots themselves: they may move what they are made of."""
-ELSEWHERE = {"examples", "file", "graphs", "recorder", "stdout", "stream", "writer"}
+ELSEWHERE = {"examples", "file", "graphs", "recorder", "sealed", "stdout", "stream", "writer"}
 """What else is written to; everything else that has a `write` is taken for a robot."""
 
 
