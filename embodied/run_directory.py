@@ -68,9 +68,9 @@ def resumed_run(path: str | Path) -> Iterator[Path]:
         try:
             yield directory
         except UserError:
-            for before, after in moved:
-                if not before.exists():
-                    after.rename(before)
+            begun = any(each.name > given.name for each in _checkpoints(directory))
+            for before, after in [] if begun else moved:
+                after.rename(before)
             raise
 
 
