@@ -8,8 +8,8 @@ Differs from the papers:
       the value of the true final observation;
     - an iteration stops early once the approximate KL divergence passes `target_kl`;
     - the critic's loss is a plain squared error, and the critic alone is trained during `critic_warmup` iterations;
-    - rewards are divided by a running scale of their discounted sums (`reward_scale.py`), and the gradients of actor
-      and critic are clipped apart: neither the reward's scale nor a critic that begins far off slows the actor down;
+    - rewards are divided by the running deviation of their returns (`reward_scale.py`), and the gradients of actor and
+      critic are clipped apart: neither the reward's scale nor a critic that begins far off slows the actor down;
     - a policy with a memory is trained through time: minibatches are environments, each from the memory that the
       rollout began with;
     - a person who takes over ends what the policy did, like a time limit: their decisions teach nothing, and have no

@@ -2,49 +2,50 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from embodied.advantage import chunk_reward
+from embodied.advantage import chunk_reward, gae
 from embodied.rollout import Rollout
 
 
 class RewardScale:
-    """One over the running root mean square of the discounted sums of rewards; 1 until there is a reward.
+    """One over the running standard deviation of discounted returns; 1 until there is a reward.
 
-    Rewards alone are summed, forward through each episode and on across rollouts (as in baselines' `VecNormalize`): a
-    value function that has learned nothing yet has no say. Decisions before the first reward of an episode are left
-    out, as they do not tell how large rewards are: a rare reward would seem small, and its scale would be far too
-    large until it is common.
+    Returns are of rewards alone, to the end of the episode or the rollout: a value function that has learned nothing
+    yet has no say. While rewards are rare the deviation is small, and the scale would be far too large once they are
+    common: it is at most one over the root mean square of the rewards of those decisions that have any.
     """
 
     def __init__(self, discount: float) -> None:
         self.discount = discount
-        self.sums: Tensor | None = None  # [N], of the running episodes
-        self.count, self.squares = 0, 0.0  # of all sums so far that are not zero
+        self.decisions, self.total, self.squares = 0, 0.0, 0.0  # how many, their returns and squared returns
+        self.rewarded, self.squared_rewards = 0, 0.0  # those with a reward
 
     def __call__(self) -> float:
         """The scale as of now."""
-        return (self.count / self.squares) ** 0.5 if self.squares > 0.0 else 1.0
+        if self.squared_rewards == 0.0:
+            return 1.0
+        variance = self.squares / self.decisions - (self.total / self.decisions) ** 2
+        return 1.0 / math.sqrt(max(variance, self.squared_rewards / self.rewarded))
 
     def add(self, rollout: Rollout) -> None:
-        """Take in the rewards of a rollout that follows the one before."""
+        """Take in the rewards of one more rollout."""
         rewards = chunk_reward(rollout.reward, self.discount).double()
-        decay = self.discount ** rollout.executed.sum(-1).double()
-        sums = torch.zeros_like(rewards[0]) if self.sums is None else self.sums.to(rewards.device)
-        for reward, carry, done in zip(rewards, decay, rollout.done, strict=True):
-            sums = carry * sums + reward
-            self.count += int(sums.count_nonzero())
-            self.squares += float(sums.square().sum())
-            sums = sums * ~done
-        self.sums = sums
+        ending, worthless = (rollout.executed, rollout.terminated, rollout.truncated), torch.zeros_like(rewards)
+        returns, _ = gae(rollout.reward, *ending, worthless, worthless, discount=self.discount, trace=1.0)
+        self.decisions += returns.numel()
+        self.total += float(returns.sum())
+        self.squares += float(returns.square().sum())
+        self.rewarded += int(rewards.count_nonzero())
+        self.squared_rewards += float(rewards.square().sum())
 
     def state_dict(self) -> dict[str, Any]:
-        """What was summed so far."""
-        return {"sums": self.sums, "count": self.count, "squares": self.squares}
+        """What was seen so far."""
+        return {name: value for name, value in vars(self).items() if name != "discount"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self.sums, self.count, self.squares = state["sums"], state["count"], state["squares"]
+        vars(self).update(state)

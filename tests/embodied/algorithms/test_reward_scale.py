@@ -1,4 +1,4 @@
-"""The scale of rewards: by hand, across rollouts, and where reward is rare at first."""
+"""The scale of rewards: by hand, resumed, and where reward is rare at first."""
 
 import copy
 import math
@@ -13,53 +13,60 @@ from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
 
 
-def rollout(reward: list[list[float]], executed: list[int], done: list[bool]) -> Rollout:
+def rollout(reward: list[list[float]], executed: list[int], terminated: list[bool], truncated: list[bool]) -> Rollout:
     """Decisions of one environment, chunks of two."""
     env = Reach(1)
     policy = MLPConfig(hidden=[4]).build(env.contract)
     policy.fit(Reach(8).reset(starts=torch.arange(8)), torch.zeros(1, 1))
     found = Collector(env, policy, torch.Generator().manual_seed(0)).collect(len(reward))
-    ran = torch.arange(2) < torch.tensor(executed).view(-1, 1, 1)
-    ended = torch.tensor(done).unsqueeze(1)
     return replace(
         found,
         reward=torch.tensor(reward).unsqueeze(1),
-        executed=ran,
-        terminated=ended,
-        truncated=torch.zeros_like(ended),
+        executed=torch.arange(2) < torch.tensor(executed).view(-1, 1, 1),
+        terminated=torch.tensor(terminated).unsqueeze(1),
+        truncated=torch.tensor(truncated).unsqueeze(1),
     )
 
 
+def running(*reward: float) -> Rollout:
+    """One episode that goes on, with rewards for the first action of each decision."""
+    none = [False] * len(reward)
+    return rollout([[each, 0.0] for each in reward], [2] * len(reward), none, none)
+
+
 def test_by_hand() -> None:
-    scale = RewardScale(0.5)
+    scale = RewardScale(0.9)
     assert scale() == 1.0
-    scale.add(rollout([[0.0, 0.0], [2.0, 0.0], [0.0, 4.0]], [2, 2, 2], [False, False, False]))
-    # nothing yet; 2; 2 * .25 + 4 * .5
-    assert scale() == pytest.approx(math.sqrt(2 / (2.0**2 + 2.5**2)))
-    scale.add(rollout([[8.0, 0.0], [0.0, 0.0], [-1.0, 0.0]], [1, 2, 2], [True, False, False]))
-    # 2.5 * .5 + 8 after one action, with which the episode ends; nothing yet; -1
-    assert scale() == pytest.approx(math.sqrt(4 / (2.0**2 + 2.5**2 + 9.25**2 + 1.0)))
-    resumed = RewardScale(0.5)
+    scale.add(
+        rollout(
+            [[0.0, 2.0], [2.0, 0.0], [0.0, 0.0], [-2.0, 0.0], [-2.0, 0.0], [-2.0, 0.0]], [2, 1, 2, 2, 2, 2],
+            [False, True, False, False, False, False], [False, False, True, False, False, False],
+        )
+    )  # fmt: skip
+    # .9 * 2 and .81 * 2; 2 ends the episode; nothing until its limit; -2 three times
+    returns = torch.tensor([3.42, 2.0, 0.0, -2.0 - 0.81 * 3.62, -3.62, -2.0])
+    assert scale() == pytest.approx(1.0 / float(returns.std(correction=0)))
+    resumed = RewardScale(0.9)
     resumed.load_state_dict(copy.deepcopy(scale.state_dict()))
-    more = rollout([[0.0, 1.0]], [2], [False])
     for each in (scale, resumed):
-        each.add(more)
-    assert resumed() == scale() == pytest.approx(math.sqrt(5 / (2.0**2 + 2.5**2 + 9.25**2 + 1.0 + 0.25**2)))
-
-
-def test_rollouts_cut_anywhere_tell_the_same() -> None:
-    whole, parts = RewardScale(0.9), RewardScale(0.9)
-    rewards = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)).tolist()
-    executed, done = [2, 2, 1, 2, 2, 2], [False, False, True, False, False, False]
-    whole.add(rollout(rewards, executed, done))
-    for piece in (slice(0, 1), slice(1, 4), slice(4, 6)):
-        parts.add(rollout(rewards[piece], executed[piece], done[piece]))
-    assert parts() == pytest.approx(whole(), rel=1e-6)
+        each.add(running(0.0, 2.0))
+    returns = torch.cat((returns, torch.tensor([1.62, 2.0])))
+    assert resumed() == scale() == pytest.approx(1.0 / float(returns.std(correction=0)))
 
 
 def test_a_rare_reward_is_not_a_small_one() -> None:
     scale = RewardScale(0.9)
     for _ in range(20):
-        scale.add(rollout([[0.0, 0.0]] * 50, [2] * 50, [False] * 50))
-    scale.add(rollout([[5.0, 0.0]], [2], [True]))
+        scale.add(running(*[0.0] * 50))
+    assert scale() == 1.0
+    scale.add(running(0.0, 5.0))
     assert scale() == pytest.approx(0.2)
+    scale.add(running(5.0, 10.0))
+    assert scale() == pytest.approx(1.0 / math.sqrt(50.0))
+
+
+def test_rewards_that_never_differ_are_told_by_their_size() -> None:
+    scale = RewardScale(0.9)
+    for _ in range(3):
+        scale.add(running(1e-3))
+    assert scale() == pytest.approx(1e3)
