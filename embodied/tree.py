@@ -39,7 +39,8 @@ def save_tree(path: str | Path, tree: Tree) -> None:
     writer = _Writer()
     structure = json.dumps(writer.encode(tree, ()))
     with complete_or_absent(Path(path)) as temporary:
-        _save_file(writer.tensors, temporary, {"tree": structure, "sha256": _digest(structure, writer.tensors)})
+        # one entry: safetensors writes several in an order of its own, and the same tree is to be the same file
+        _save_file(writer.tensors, temporary, {"tree": _digest(structure, writer.tensors) + structure})
 
 
 def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
@@ -60,14 +61,15 @@ def load_tree(path: str | Path) -> Tree:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            metadata = file.metadata() or {}
-        if "sha256" not in metadata:
+            sealed = (file.metadata() or {}).get("tree", "")
+        digest, structure = sealed[:64], sealed[64:]
+        if not re.fullmatch("[0-9a-f]{64}", digest):
             raise UserError(f"cannot read {path}: it is no tree with a checksum; delete it to have it made anew")
-        if metadata["sha256"] != _digest(metadata["tree"], tensors):
+        if digest != _digest(structure, tensors):
             raise UserError(
                 f"cannot read {path}: it is damaged, its checksum is of another content; delete it to have it made anew"
             )
-        return _decode(json.loads(metadata["tree"]), tensors)
+        return _decode(json.loads(structure), tensors)
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
 

@@ -153,3 +153,10 @@ def test_a_file_without_checksum_is_not_taken_for_one_with(tmp_path):
     save_file({}, path, metadata={"tree": "[1, 2]"})
     with pytest.raises(ValueError, match="no tree with a checksum; delete it"):
         load_tree(path)
+
+
+def test_the_same_tree_is_the_same_file(tmp_path):
+    tree = {"a": torch.arange(3.0), "b": [1, "two"]}
+    for number in range(8):
+        save_tree(tmp_path / f"{number}.safetensors", tree)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
