@@ -97,7 +97,7 @@ def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
     completed = run("train.py", "task=vehicle_navigate", *small, "video=false", f"output={tmp_path / 'run'}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert [row["stage"] for row in report["evaluations"]] == ["baseline DWA", "rl"]
+    assert [row["stage"] for row in report["evaluations"]] == ["baseline DWA", "baseline map and DWA", "rl"]
     assert {"collision", "time_s", "path_m"} <= report["evaluations"][0].keys()
     assert "RL over DWA on rooms" in completed.stdout
 

@@ -1,12 +1,16 @@
 """The dynamic window approach (Fox, Burgard and Thrun 1997, IEEE Robotics & Automation Magazine 4(1)) as a policy.
 
-It reads what a learned policy reads, and knows the vehicle. Differs from the paper:
+It reads what a learned policy reads, and knows the vehicle. A velocity is admissible if the vehicle can stop before it
+touches anything, after one control step of it. Differs from the paper:
     - beams of the lidar are the obstacles, and the vehicle is its rectangle, not a disc;
-    - an arc is scored by how far from the goal it ends, as in ROS's local planners, not by its heading there.
+    - that it can stop is tested along the way that it takes then, with its lag and its limits of acceleration;
+    - velocities are scored by how near they lead to the goal, too, as in ROS's local planners;
+    - where none is left that moves, it turns in place towards a free way, as far as its rectangle allows.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +19,25 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.policy import Decision
+from sims.vehicle.compiled import choose, given, library
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.vehicles import Vehicle
 
-SPEEDS, TURNS, MOMENTS = 6, 21, 8
-"""Candidates in each direction of the window, and moments at which an arc is tested for contact."""
+SPEEDS, RATES = 7, 21
+"""Velocities of the window: so many speeds with as many yaw rates."""
+SUBSTEP_S, EVERY = 0.05, 2
+"""Of the ways that are foreseen, and every which of their places is looked at."""
+LEAST_M_S = 0.1
+"""Slower than this is no way forward, and slow enough to turn in place."""
+HEADINGS, STAY = 36, 0.1
+"""Directions among which a free one is looked for; what an angle to turn by costs, over one from the goal."""
+AHEAD_RAD, SETTLE_S = 0.3, 0.3
+"""It turns in place to a goal that is farther aside than this; time constant of turning to a direction."""
+NEAR_M = 0.5
+"""Nearer to the goal than this, its direction matters less and less."""
+TOUCH_M, TOLERANCE_M = 0.005, 0.002
+"""Least distance that is no contact; less than this is no nearer."""
+FAR_M = 1e3
 
 
 @dataclass(frozen=True)
@@ -27,76 +45,187 @@ class Weights:
     """Numbers of the planner; tuned on training worlds, see README.md.
 
     Attributes:
-        horizon_s: length of an arc.
+        horizon_s: how long a velocity is followed for its score.
         window_s: how long speeds may change at full acceleration.
-        margin_m: distance from obstacles below which an arc is not taken.
-        clearance_m: beyond this, more distance is no gain.
-        goal, clearance, speed: weights of the distance from the goal at an arc's end (m), of the share of `clearance_m`
-            and of the speed (m/s).
+        margin_m, turn_m: nearer to the outline than the first is contact; where it would stop, nothing is nearer to the
+            circle around the outline than the second, so that it can turn.
+        clearance_m: beyond this, more distance from obstacles is no gain.
+        free_m: a direction is free that is free so far ahead.
+        goal, heading, clearance, speed: weights of the distance from the goal (m), of the angle to it (rad), of the
+            share of `clearance_m`, and of the speed (m/s).
     """
 
-    horizon_s: float = 2.0
+    horizon_s: float = 1.2
     window_s: float = 0.3
-    margin_m: float = 0.05
-    clearance_m: float = 0.2
+    margin_m: float = 0.03
+    turn_m: float = 0.02
+    clearance_m: float = 0.3
+    free_m: float = 0.6
     goal: float = 1.0
+    heading: float = 0.3
     clearance: float = 0.8
     speed: float = 0.3
 
 
 class DynamicWindow:
-    """Takes the best admissible arc; where there is none it stops and turns towards the goal."""
+    """Takes the best velocity from which it can stop in time; else it brakes, then turns in place."""
 
     def __init__(self, contract: Contract, vehicle: Vehicle, lidar: Lidar, weights: Weights | None = None) -> None:
         self.contract, self.vehicle, self.lidar, self.weights = contract, vehicle, lidar, weights or Weights()
+        self.half = 0.5 * vehicle.length_m, 0.5 * vehicle.width_m
+        self.radius = math.hypot(*self.half) + self.weights.turn_m
+        stopping = vehicle.speed_max_m_s / vehicle.deceleration_m_s2 + 2.0 * vehicle.lag_s
+        self.step = round(contract.control_dt_s / SUBSTEP_S)
+        self.braking = self.step + math.ceil(stopping / SUBSTEP_S)
 
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Speed and yaw rate [N, H, 2] for the N observations; nothing is random."""
         goal = observation["goal_distance"] * observation["goal_direction"]
-        speed, turn = self._window(observation["velocity"])  # [N, candidates]
-        t = torch.linspace(0.0, self.weights.horizon_s, MOMENTS + 1, device=goal.device)[1:]
-        angle = turn.unsqueeze(2) * t  # [N, candidates, moments]
-        chord = speed.unsqueeze(2) * t * torch.sinc(angle / (2.0 * torch.pi))
-        x, y = chord * (0.5 * angle).cos(), chord * (0.5 * angle).sin()
-        clearance = self._clearance(x, y, angle, observation["lidar"])
-        remaining = torch.stack((x, y), -1) - goal[:, None, None]
-        w = self.weights
-        score = w.speed * speed + w.clearance * (clearance / w.clearance_m).clamp_max(1.0)
-        score = score - w.goal * remaining.norm(dim=-1).amin(-1)
-        best = score.masked_fill(clearance < w.margin_m, -torch.inf).max(1)
-        chosen = torch.stack([part.gather(1, best.indices.unsqueeze(1)) for part in (speed, turn)], -1)[:, 0]
-        aside = torch.stack((torch.zeros_like(goal[:, 1]), self.vehicle.yaw_rate_rad_s * goal[:, 1].sign()), 1)
-        actions = torch.where(best.values.isfinite().unsqueeze(1), chosen, aside)
+        actions = self.command(observation["lidar"], observation["velocity"], goal)
         actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)
         empty = TensorDict({}, batch_size=[len(actions)])
         return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
 
+    def command(self, ranges: Tensor, velocity: Tensor, goal: Tensor) -> Tensor:
+        """Speed and yaw rate [N, 2] for ranges [N, B], velocity [N, 2] and `goal` [N, 2] (m, base)."""
+        points = self.points(ranges)
+        speed, turn = self._window(velocity)
+        now = clearance(torch.zeros(len(goal), 1, 3, device=goal.device), points, self.half)
+        margin = now.clamp(TOUCH_M, self.weights.margin_m)  # who is near already may go away
+        safe, turnable = self._admissible(points, velocity, speed, turn, margin)
+        score = self._score(points, velocity, speed, turn, margin, goal)
+        forward = torch.where(safe & turnable & (speed >= LEAST_M_S), score, -torch.inf)
+        slow = safe & (speed < LEAST_M_S) & (velocity[:, :1] < LEAST_M_S)
+        rate, facing = self._turn(points, now[:, 0], goal)
+        turning = torch.where(slow & (turn * rate > 0.0), -(turn - rate).abs(), -torch.inf)
+        turns = (facing > forward.amax(1)) & turning.isfinite().any(1)
+        best = torch.where(turns.unsqueeze(1), turning, forward).max(1)
+        chosen = torch.stack([part.gather(1, best.indices.unsqueeze(1)) for part in (speed, turn)], -1)[:, 0]
+        return torch.where(best.values.isfinite().unsqueeze(1), chosen, 0.0)
+
+    def points(self, ranges: Tensor) -> Tensor:
+        """What the lidar saw, [N, B, 2], m, base; far away where it saw nothing."""
+        beams = self.lidar.angles().to(ranges.device)
+        seen = torch.where(ranges < self.lidar.range_m, ranges, FAR_M)
+        return torch.stack((seen * beams.cos() + self.vehicle.lidar_x_m, seen * beams.sin()), 2)
+
     def _window(self, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """Speeds and yaw rates that can be reached, every pair, [N, SPEEDS * TURNS] each."""
+        """Speeds and yaw rates that can be reached, every pair, [N, SPEEDS * RATES] each."""
         v, room = self.vehicle, self.weights.window_s
         speed = _between(
             (velocity[:, 0] - room * v.deceleration_m_s2).clamp(v.speed_min_m_s, v.speed_max_m_s),
             (velocity[:, 0] + room * v.acceleration_m_s2).clamp(v.speed_min_m_s, v.speed_max_m_s), SPEEDS,
         )  # fmt: skip
         reach, most = room * v.yaw_acceleration_rad_s2, v.yaw_rate_rad_s
-        turn = _between((velocity[:, 1] - reach).clamp(-most, most), (velocity[:, 1] + reach).clamp(-most, most), TURNS)
-        return speed.repeat_interleave(TURNS, 1), turn.repeat(1, SPEEDS)
+        turn = _between((velocity[:, 1] - reach).clamp(-most, most), (velocity[:, 1] + reach).clamp(-most, most), RATES)
+        return speed.repeat_interleave(RATES, 1), turn.repeat(1, SPEEDS)
 
-    def _clearance(self, x: Tensor, y: Tensor, angle: Tensor, ranges: Tensor) -> Tensor:
-        """Smallest distance of the outline from what the lidar saw, along every arc, [N, candidates], m."""
-        beams = self.lidar.angles().to(ranges.device)
-        seen = torch.where(ranges < self.lidar.range_m, ranges, 1e3)
-        ox, oy = seen * beams.cos() + self.vehicle.lidar_x_m, seen * beams.sin()
-        found = torch.full(x.shape[:2], torch.inf, device=x.device)
-        for moment in range(x.shape[2]):  # one after the other: it fits into the cache
-            dx, dy = ox.unsqueeze(1) - x[:, :, moment, None], oy.unsqueeze(1) - y[:, :, moment, None]
-            cos, sin = angle[:, :, moment, None].cos(), angle[:, :, moment, None].sin()
-            along = (cos * dx + sin * dy).abs().sub_(0.5 * self.vehicle.length_m).clamp_min_(0.0)
-            aside = (cos * dy - sin * dx).abs().sub_(0.5 * self.vehicle.width_m).clamp_min_(0.0)
-            found = torch.minimum(found, (along.square_() + aside.square_()).amin(2).sqrt())
-        return found
+    def _admissible(
+        self, points: Tensor, velocity: Tensor, speed: Tensor, turn: Tensor, margin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Whether it touches nothing with each command [N, C] and braking then; whether it has room to turn there."""
+        way = self._foresee(velocity, speed, turn, self.braking, self.step)
+        safe = (_along(way, points, self.half) >= margin.unsqueeze(2)).all(2)
+        around = clearance(way[:, :, -1], points, (0.0, 0.0))
+        room = points.norm(dim=2).amin(1, keepdim=True) - TOLERANCE_M  # of who has too little now, no less
+        return safe, around >= room.clamp_max(self.radius)
+
+    def _score(
+        self, points: Tensor, velocity: Tensor, speed: Tensor, turn: Tensor, margin: Tensor, goal: Tensor
+    ) -> Tensor:
+        """Score [N, C] of following commands [N, C] for the horizon, until something is in the way."""
+        w = self.weights
+        way = self._foresee(velocity, speed, turn, round(w.horizon_s / SUBSTEP_S))
+        apart = _along(way, points, self.half)
+        reached = (apart >= margin.unsqueeze(2)).cumprod(2).bool()
+        dx, dy = goal[:, 0, None, None] - way[..., 0], goal[:, 1, None, None] - way[..., 1]
+        cost = torch.where(reached, self._cost(dx, dy, way[..., 2]), torch.inf).amin(2)  # it may pass the goal
+        here = self._cost(goal[:, :1], goal[:, 1:], torch.zeros_like(goal[:, :1]))
+        room = torch.where(reached, (apart / w.clearance_m).clamp_max(1.0), 0.0).mean(2)
+        return w.speed * speed + w.clearance * room - torch.where(cost.isfinite(), cost, here)
+
+    def _cost(self, dx: Tensor, dy: Tensor, yaw: Tensor) -> Tensor:
+        """Of being at (-dx, -dy) from the goal with heading `yaw`."""
+        distance, angle = (dx.square() + dy.square()).sqrt(), wrapped(torch.atan2(dy, dx) - yaw).abs()
+        return self.weights.goal * distance + self.weights.heading * angle * (distance / NEAR_M).clamp_max(1.0)
+
+    def _turn(self, points: Tensor, now: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+        """Yaw rate [N] of turning in place to the free direction nearest to the goal, and score [N] of doing so.
+
+        It only counts as progress where that is the goal's direction; elsewhere it is what is left to do.
+        """
+        w, fastest = self.weights, self.vehicle.yaw_rate_rad_s
+        aim, bearing = self._free_direction(points, goal), torch.atan2(goal[:, 1], goal[:, 0])
+        left = (bearing.abs() - w.horizon_s * fastest).clamp_min(0.0)
+        score = w.clearance * (now / w.clearance_m).clamp_max(1.0) - self._cost(*goal.unbind(1), bearing - left)
+        to_goal = ((aim - bearing).abs() < math.pi / HEADINGS) & (bearing.abs() > AHEAD_RAD)
+        return (aim / SETTLE_S).clamp(-fastest, fastest).unsqueeze(1), torch.where(to_goal, score, -FAR_M)
+
+    def _free_direction(self, points: Tensor, goal: Tensor) -> Tensor:
+        """The direction [N] nearest to the goal's in which there is room to go and to turn, rad."""
+        bearing = torch.atan2(goal[:, 1:], goal[:, :1])
+        turned = torch.arange(HEADINGS, device=goal.device) * (2.0 * math.pi / HEADINGS)
+        heading = wrapped(bearing + turned)  # [N, HEADINGS]
+        cos, sin = heading.cos().unsqueeze(2), heading.sin().unsqueeze(2)
+        px, py = points[:, None, :, 0], points[:, None, :, 1]
+        along, chord = cos * px + sin * py, self.radius**2 - (cos * py - sin * px).square()
+        blocked = (chord > 0.0) & (along > 0.0)
+        ahead = torch.where(blocked, along - chord.clamp_min(0.0).sqrt(), torch.inf).amin(2)
+        needed = goal.norm(dim=1, keepdim=True).clamp_max(self.weights.free_m)
+        off = torch.minimum(turned, 2.0 * math.pi - turned) + STAY * heading.abs()
+        best = torch.where(ahead > needed, off, FAR_M - ahead).argmin(1, keepdim=True)
+        return heading.gather(1, best).squeeze(1)
+
+    def _foresee(
+        self, velocity: Tensor, speed: Tensor, turn: Tensor, substeps: int, commanded: int | None = None
+    ) -> Tensor:
+        """Poses [N, C, T, 3] with commands [N, C], of which the last `substeps - commanded` are to stop."""
+        v = self.vehicle
+        forward, rate = velocity[:, :1].expand_as(speed), velocity[:, 1:].expand_as(turn)
+        x = y = yaw = torch.zeros_like(speed)
+        poses = []
+        for step in range(substeps):
+            if step == commanded:
+                speed, turn = torch.zeros_like(speed), torch.zeros_like(turn)
+            change = ((speed - forward) / v.lag_s).clamp(-v.deceleration_m_s2, v.acceleration_m_s2)
+            limit = v.yaw_acceleration_rad_s2
+            forward = forward + SUBSTEP_S * change
+            rate = rate + SUBSTEP_S * ((turn - rate) / v.lag_s).clamp(-limit, limit)
+            middle = yaw + 0.5 * SUBSTEP_S * rate
+            x, y = x + SUBSTEP_S * forward * middle.cos(), y + SUBSTEP_S * forward * middle.sin()
+            yaw = yaw + SUBSTEP_S * rate
+            if step % EVERY == EVERY - 1:
+                poses.append(torch.stack((x, y, yaw), 2))
+        return torch.stack(poses, 2)
+
+
+def _along(way: Tensor, points: Tensor, half: tuple[float, float]) -> Tensor:
+    """`clearance` [N, C, T] at the poses of `way` [N, C, T, 3]."""
+    return clearance(way.flatten(1, 2), points, half).view(way.shape[:-1])
+
+
+def wrapped(angle: Tensor) -> Tensor:
+    """The same angle from -pi to pi."""
+    return torch.remainder(angle + math.pi, 2.0 * math.pi) - math.pi
+
+
+def clearance(poses: Tensor, points: Tensor, half: tuple[float, float], backend: str | None = None) -> Tensor:
+    """Smallest distance [N, P] of the outline at `poses` [N, P, 3] from `points` [N, B, 2], m."""
+    if choose(backend, poses.device) == "c":
+        out = torch.empty(poses.shape[:2])
+        poses, points = poses.contiguous(), points.contiguous()
+        library().clearance(len(poses), *half, poses.shape[1], *given(poses), points.shape[1], *given(points, out))
+        return out
+    found = []
+    for pose in poses.unbind(1):  # one after the other: it fits into the cache
+        (x, y, cos, sin) = (part.unsqueeze(1) for part in (pose[:, 0], pose[:, 1], pose[:, 2].cos(), pose[:, 2].sin()))
+        dx, dy = points[..., 0] - x, points[..., 1] - y
+        along = ((cos * dx + sin * dy).abs() - half[0]).clamp_min(0.0)
+        aside = ((cos * dy - sin * dx).abs() - half[1]).clamp_min(0.0)
+        found.append((along.square() + aside.square()).amin(1).sqrt())
+    return torch.stack(found, 1)
 
 
 def _between(low: Tensor, high: Tensor, count: int) -> Tensor:

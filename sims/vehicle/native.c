@@ -256,19 +256,27 @@ void open_cells(long m, long size, float cell, float half, float clear, long nc,
     }
 }
 
-// One row of `spread`: from the row `before` it, if there is one, then along it in the direction `way`.
-static int sweep_row(long size, float cell, long way, const float *cost, const float *before, float *value) {
+// One row of `spread`, from the row `before` it, if there is one; then along it in the direction `way`, where that or
+// the sweep before changed anything, which `fresh` says.
+static int sweep_row(long size, float cell, long way, int fresh, const float *cost, const float *before, float *value) {
     int changed = 0;
     for (long j = 0; before && j < size; j++) {
-        float aslant = fminf(before[j > 0 ? j - 1 : j], before[j + 1 < size ? j + 1 : j]);
-        float best = fminf(before[j] + cell * cost[j], aslant + 1.41421356f * cell * cost[j]);
-        changed |= best < value[j];
-        value[j] = fminf(value[j], best);
+        float straight = before[j] + cell * cost[j];
+        changed |= straight < value[j];
+        value[j] = straight < value[j] ? straight : value[j];
     }
+    for (long side = -1; before && side <= 1; side += 2) {
+        for (long j = side < 0; j < size - (side > 0); j++) {
+            float aslant = before[j + side] + 1.41421356f * cell * cost[j];
+            changed |= aslant < value[j];
+            value[j] = aslant < value[j] ? aslant : value[j];
+        }
+    }
+    if (!changed && !fresh) return 0;
     for (long i = 1, j = way > 0 ? 1 : size - 2; i < size; i++, j += way) {
         float best = value[j - way] + cell * cost[j];
         changed |= best < value[j];
-        value[j] = fminf(value[j], best);
+        value[j] = best < value[j] ? best : value[j];
     }
     return changed;
 }
@@ -276,15 +284,43 @@ static int sweep_row(long size, float cell, long way, const float *cost, const f
 // Distances `value` [m, size, size]: every cell takes the best of its eight neighbours with the step from there, times
 // its own `cost`, until none changes. Rows are swept down and up in turn.
 void spread(long m, long size, float cell, const float *cost, float *value) {
+    uint8_t fresh[size];
     for (long k = 0; k < m; k++, cost += size * size, value += size * size) {
-        int changed;
-        do {
+        memset(fresh, 1, size);
+        for (int changed = 1; changed;) {
             changed = 0;
-            for (long i = 0; i < size; i++)
-                changed |= sweep_row(size, cell, 1, cost + i * size, i ? value + (i - 1) * size : 0, value + i * size);
-            for (long i = size - 1; i >= 0; i--)
-                changed |= sweep_row(size, cell, -1, cost + i * size, i < size - 1 ? value + (i + 1) * size : 0,
-                                     value + i * size);
-        } while (changed);
+            for (long way = 1; way >= -1; way -= 2) {
+                for (long n = 0, i = way > 0 ? 0 : size - 1; n < size; n++, i += way) {
+                    float *row = value + i * size;
+                    fresh[i] = sweep_row(size, cell, way, fresh[i], cost + i * size, n ? row - way * size : 0, row);
+                    changed |= fresh[i];
+                }
+            }
+        }
+    }
+}
+
+// Smallest distance `out` [n, poses] of a rectangle at `pose` [n, poses, 3] from `points` [n, beams, 2]; from those that
+// are too far from the first pose to matter it is not taken: more than `FARTHEST` is not told apart.
+#define FARTHEST 3.0f
+void clearance(long n, float half_length, float half_width, long poses, const float *pose, long beams,
+               const float *points, float *out) {
+    float px[beams + 1], py[beams + 1];
+    for (long i = 0; i < n; i++, points += 2 * beams) {
+        long near = 0;
+        for (long j = 0; j < beams; j++)
+            if (fabsf(points[2 * j]) < FARTHEST && fabsf(points[2 * j + 1]) < FARTHEST)
+                px[near] = points[2 * j], py[near++] = points[2 * j + 1];
+        for (long k = 0; k < poses; k++, pose += 3) {
+            float c = cosf(pose[2]), s = sinf(pose[2]), least = FARTHEST * FARTHEST;
+            for (long j = 0; j < near; j++) {
+                float dx = px[j] - pose[0], dy = py[j] - pose[1];
+                float x = fabsf(c * dx + s * dy) - half_length, y = fabsf(c * dy - s * dx) - half_width;
+                x = x > 0.0f ? x : 0.0f, y = y > 0.0f ? y : 0.0f;
+                float squared = x * x + y * y;
+                least = squared < least ? squared : least;
+            }
+            *out++ = sqrtf(least);
+        }
     }
 }

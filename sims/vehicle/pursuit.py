@@ -42,26 +42,36 @@ class PurePursuit:
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Steering angle and speed [N, H, 2] for the N observations; nothing is random."""
-        numbers, route = self.numbers, observation["route"]
-        edge = route[:, 1:] - route[:, :-1]
-        length = edge.norm(dim=-1)
-        way = torch.cat((torch.zeros_like(length[:, :1]), length.cumsum(1)), 1)  # [N, points]
-        wanted = numbers.ahead_m + numbers.ahead_s * observation["velocity"][:, :1]
+        route = observation["route"]
+        steering = self.steering(self.curvature(route, observation["velocity"][:, 0]))
+        actions = torch.stack((steering, self._speed(route)), 1)
+        actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)
+        empty = TensorDict({}, batch_size=[len(actions)])
+        return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
+
+    def curvature(self, route: Tensor, speed: Tensor, least_m: Tensor | None = None) -> Tensor:
+        """Of the rear axle's circle through a point of `route` [N, W, 2] (m, base) ahead at `speed` [N], [N], 1/m.
+
+        The point is as far ahead as the numbers say, at `least_m` [N].
+        """
+        length, way = _way(route)
+        wanted = self.numbers.ahead_m + self.numbers.ahead_s * speed
+        wanted = (wanted if least_m is None else torch.maximum(wanted, least_m)).unsqueeze(1)
         index = torch.searchsorted(way, wanted.clamp_max(way.amax(1, keepdim=True))).clamp(1, way.shape[1] - 1)
         share = (wanted - way.gather(1, index - 1)) / length.gather(1, index - 1)
         first, last = (route.gather(1, i.unsqueeze(2).expand(-1, -1, 2))[:, 0] for i in (index - 1, index))
         target = first + share.clamp(0.0, 1.0) * (last - first)
         back = self.vehicle.rear_axle_m  # circles are those of the rear axle
-        curvature = 2.0 * target[:, 1] / ((target[:, 0] + back).square() + target[:, 1].square())
-        base = self.vehicle.front_axle_m + back
-        steering = (base * curvature).atan().clamp(-self.vehicle.steering_rad, self.vehicle.steering_rad)
-        actions = torch.stack((steering, self._speed(edge, length, way)), 1)
-        actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)
-        empty = TensorDict({}, batch_size=[len(actions)])
-        return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
+        return 2.0 * target[:, 1] / ((target[:, 0] + back).square() + target[:, 1].square())
 
-    def _speed(self, edge: Tensor, length: Tensor, way: Tensor) -> Tensor:
+    def steering(self, curvature: Tensor) -> Tensor:
+        """Steering angle [N] with which the rear axle rolls on circles of `curvature` [N]."""
+        base, most = self.vehicle.front_axle_m + self.vehicle.rear_axle_m, self.vehicle.steering_rad
+        return (base * curvature).atan().clamp(-most, most)
+
+    def _speed(self, route: Tensor) -> Tensor:
         """The highest speed [N] from which every curve ahead is reached slowly enough, m/s."""
+        (length, way), edge = _way(route), route[:, 1:] - route[:, :-1]
         before, after = edge[:, :-1], edge[:, 1:]
         turn = torch.atan2(before[..., 0] * after[..., 1] - before[..., 1] * after[..., 0], (before * after).sum(-1))
         bend = torch.nn.functional.avg_pool1d(turn.abs().unsqueeze(1), 3, 1, 1, count_include_pad=False)[:, 0]
@@ -70,3 +80,9 @@ class PurePursuit:
             self.numbers.sideways_m_s2 / curvature.clamp_min(1e-3) + 2.0 * self.numbers.braking_m_s2 * way[:, 1:-1]
         )
         return squared.amin(1).sqrt().clamp(self.vehicle.speed_min_m_s, self.vehicle.speed_max_m_s)
+
+
+def _way(route: Tensor) -> tuple[Tensor, Tensor]:
+    """Lengths [N, W - 1] of the edges of `route` [N, W, 2] and how far along it its points are [N, W], m."""
+    length = (route[:, 1:] - route[:, :-1]).norm(dim=-1)
+    return length, torch.cat((torch.zeros_like(length[:, :1]), length.cumsum(1)), 1)

@@ -56,6 +56,10 @@ class Race:
         "yaw_rate": TensorSpec((1,), unit="rad/s", frame="base"),
         "steering": TensorSpec((1,), unit="rad"),
         "route": TensorSpec((AHEAD, 2), unit="m", frame="base", names=("x", "y"), privileged=True),
+        # for planners that know the map: which one, and where on it; float64, so that no network reads it
+        "place": TensorSpec(
+            (5,), "float64", "1, 1, m, m, rad", "world", ("split", "world", "x", "y", "yaw"), privileged=True
+        ),
     }
 
     def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
@@ -70,7 +74,7 @@ class Race:
         return torch.zeros(len(state), 4, device=state.device)
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Velocity, yaw rate and steering angle, and for the critic the middle line ahead."""
+        """Velocity, yaw rate and steering angle, and for the critic the middle line ahead; for planners their place."""
         state = now.state
         ahead = torch.arange(AHEAD, device=state.device)
         points = _points(now, _index(now, now.memory) + ahead) - state[:, None, :2]
@@ -81,6 +85,7 @@ class Race:
             "yaw_rate": state[:, YAW_RATE, None],
             "steering": state[:, STEERING, None],
             "route": torch.stack((cos * x + sin * y, cos * y - sin * x), 2),
+            "place": torch.cat((now.world["world"].double(), state[:, :3].double()), 1),
         }
 
     def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:

@@ -20,11 +20,14 @@ from embodied.video import Frames, film, tile, write_video
 from sims.vehicle.dwa import DynamicWindow
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.episode import Mdp
+from sims.vehicle.gap import FollowTheGap
 from sims.vehicle.geometry import Lidar
+from sims.vehicle.mapping import MappingPlanner
 from sims.vehicle.navigate import Navigate
 from sims.vehicle.pictures import Array, Map, draw
 from sims.vehicle.pursuit import PurePursuit
 from sims.vehicle.race import Race
+from sims.vehicle.raceline import Raceline
 from sims.vehicle.vehicles import PARAMETERS, VEHICLES
 
 FILMED, STRIDE = 4, 2
@@ -102,11 +105,16 @@ class VehicleTask:
         return
 
     def baselines(self) -> dict[str, Policy]:
-        """The usual planner of the goal, by name, on what this task drives: DWA, or pure pursuit of the middle line."""
+        """The usual planners of the goal, by name, on what this task drives."""
         contract = self.environment(1, self.distributions[0], "eval").contract
         if self.goal == "navigate":
-            return {"DWA": DynamicWindow(contract, self._vehicle, self._lidar)}
-        return {"pure pursuit": PurePursuit(contract, self._vehicle)}
+            known = contract, self._vehicle, self._lidar
+            return {"DWA": DynamicWindow(*known), "map and DWA": MappingPlanner(*known)}
+        return {
+            "pure pursuit": PurePursuit(contract, self._vehicle),
+            "follow the gap": FollowTheGap(contract, self._vehicle, self._lidar),
+            "raceline": Raceline(contract, self._vehicle, self._mdp),
+        }
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, from the same starts; trajectories.png beside it shows the ways driven."""

@@ -41,11 +41,12 @@ def spread(start: Tensor, cost: Tensor, cell_m: float, backend: str | None = Non
     Every cell takes the best of its eight neighbours, with the step from there times its own `cost` [M, G, G], until
     none changes (Bellman and Ford), all grids at once. Infinite where a cell cannot be entered, or nothing leads there.
     """
-    found, size = functional.pad(start, (1, 1, 1, 1), value=torch.inf), start.shape[1]
+    size = start.shape[1]
     if choose(backend, start.device) == "c":
         found, cost = start.contiguous().clone(), cost.contiguous()
         library().spread(len(start), size, cell_m, *given(cost, found))
         return found
+    found = functional.pad(start, (1, 1, 1, 1), value=torch.inf)
     inner = found[:, 1:-1, 1:-1]
     while True:
         before = inner.clone()

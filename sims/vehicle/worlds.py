@@ -37,7 +37,9 @@ class Maker(Protocol):
 
 
 def worlds(maker: Maker, split: str, starts: Tensor) -> TensorDict:
-    """The worlds of initial states `starts` [M] int64: what `maker` makes, and `draws` [M, D] in [-1, 1].
+    """The worlds of initial states `starts` [M] int64: what `maker` makes, `draws` [M, D] in [-1, 1].
+
+    Their names are in `world` [M, 2]: the split, as a number, and the initial state.
 
     Raises:
         ValueError: for an unknown split.
@@ -54,4 +56,7 @@ def _block(maker: Maker, split: str, number: int) -> TensorDict:
     seed = derive(0, "vehicle", type(maker).__name__, split, number)
     rng = np.random.Generator(np.random.Philox(key=seed))
     made = maker.worlds(rng, BLOCK) | {"draws": rng.uniform(-1.0, 1.0, (BLOCK, len(SCATTERED)))}
-    return TensorDict({name: torch.from_numpy(part).float() for name, part in made.items()}, batch_size=[BLOCK])
+    tensors = {name: torch.from_numpy(part).float() for name, part in made.items()}
+    numbers = BLOCK * number + torch.arange(BLOCK)
+    tensors["world"] = torch.stack((torch.full_like(numbers, SPLITS.index(split)), numbers), 1)
+    return TensorDict(tensors, batch_size=[BLOCK])

@@ -1,0 +1,85 @@
+"""Follow the gap (Sezer and Gokasan 2012, Robotics and Autonomous Systems 60(9)) as F1TENTH cars do, by lidar alone.
+
+What is seen is widened by half the vehicle (the disparity extender), the widest free gap ahead is steered into, and the
+speed is one from which it can stop within what is free there and drive the curve.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.policy import Decision
+from sims.vehicle.geometry import Lidar
+from sims.vehicle.vehicles import Vehicle
+
+
+@dataclass(frozen=True)
+class GapNumbers:
+    """Numbers of the planner; tuned on training worlds, see README.md.
+
+    Attributes:
+        margin_m: beside the vehicle.
+        share: a gap is where at least this share of the farthest range is free.
+        aim_m: it steers on a circle through a point that is so far away in the gap, at most.
+        sideways_m_s2, braking_m_s2: accelerations in curves and before what ends the free way.
+        stop_m: it would stop so far before that.
+    """
+
+    margin_m: float = 0.11
+    share: float = 0.43
+    aim_m: float = 0.54
+    sideways_m_s2: float = 3.8
+    braking_m_s2: float = 3.4
+    stop_m: float = 0.95
+
+
+class FollowTheGap:
+    """Steers into the farthest gap."""
+
+    def __init__(self, contract: Contract, vehicle: Vehicle, lidar: Lidar, numbers: GapNumbers | None = None) -> None:
+        self.contract, self.vehicle, self.lidar, self.numbers = contract, vehicle, lidar, numbers or GapNumbers()
+
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Steering angle and speed [N, H, 2] for the N observations; nothing is random."""
+        numbers, v = self.numbers, self.vehicle
+        angles = self.lidar.angles().to(observation["lidar"].device)
+        ahead = angles.abs() <= 0.5 * math.pi + 1e-3
+        free, angles = self._widened(observation["lidar"])[:, ahead], angles[ahead]
+        aim, room = self._gap(free, angles)
+        distance = room.clamp_max(numbers.aim_m)
+        x, y = v.lidar_x_m + v.rear_axle_m + distance * aim.cos(), distance * aim.sin()
+        curvature = 2.0 * y / (x.square() + y.square())  # of the rear axle's circle, as in pure pursuit
+        steering = ((v.front_axle_m + v.rear_axle_m) * curvature).atan().clamp(-v.steering_rad, v.steering_rad)
+        speed = (2.0 * numbers.braking_m_s2 * (room - numbers.stop_m).clamp_min(0.05)).sqrt()
+        speed = torch.minimum(speed, (numbers.sideways_m_s2 / curvature.abs().clamp_min(1e-3)).sqrt())
+        actions = torch.stack((steering, speed.clamp(v.speed_min_m_s, v.speed_max_m_s)), 1)
+        actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)
+        empty = TensorDict({}, batch_size=[len(actions)])
+        return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
+
+    def _widened(self, ranges: Tensor) -> Tensor:
+        """How far [N, B] the vehicle can go in each direction: what is seen takes half its width to both sides."""
+        angles = self.lidar.angles().to(ranges.device)
+        half = 0.5 * self.vehicle.width_m + self.numbers.margin_m
+        covers = (half / ranges.clamp_min(half)).asin().unsqueeze(2)  # [N, B seen, 1]
+        near = (angles.unsqueeze(1) - angles).abs() <= covers
+        return torch.where(near, ranges.unsqueeze(2), self.lidar.range_m).amin(1)
+
+    def _gap(self, free: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
+        """Direction [N] of the middle of the gap around the farthest of `free` [N, B], and how far it is free there."""
+        farthest = free.max(1)
+        closed = (free < self.numbers.share * farthest.values.unsqueeze(1)).long()
+        walls = closed.cumsum(1)
+        same = walls == walls.gather(1, farthest.indices.unsqueeze(1))  # no wall between
+        inside = free * (same & (closed == 0))
+        aim = (inside * angles).sum(1) / inside.sum(1)
+        nearest = (angles - aim.unsqueeze(1)).abs().argmin(1, keepdim=True)
+        return aim, free.gather(1, nearest)[:, 0]

@@ -1,0 +1,211 @@
+"""The raceline of least curvature (Heilmeier et al. 2019, Vehicle System Dynamics 58(10)), driven by pure pursuit.
+
+It is told the map and where it is on it, which a learned policy is not. Letters: M tracks, P points of a line,
+N observations, W points of a window ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.policy import Decision
+from sims.vehicle.dynamics import GRAVITY
+from sims.vehicle.pursuit import Numbers, PurePursuit
+from sims.vehicle.vehicles import Vehicle
+from sims.vehicle.worlds import SPLITS, Maker, worlds
+
+ROUNDS, STEPS = 6, 12
+"""Linearisations of the curvature, and steps of the quadratic programme of each."""
+SHARES = (1.0, 0.5, 0.2, 0.05)
+"""Of a step, the best of which is taken."""
+FINER = 4
+"""Points of a raceline for each of the middle line's."""
+EASE_M_S = 0.3
+"""It brakes in a curve by no more than asking for so much less than it drives."""
+WINDOW = 100
+"""Points ahead that pursuit may need."""
+
+
+@dataclass(frozen=True)
+class RacelineNumbers:
+    """Numbers of the planner; tuned on training worlds, see README.md.
+
+    Attributes:
+        margin_m: between the outline's side and the walls.
+        sideways_m_s2, driving_m_s2, braking_m_s2: accelerations, of which the first and the others share the grip.
+        join: it aims at least so many times further ahead than it is off the line.
+        early_s: the speed is that of the point of the line where it will be so much later.
+        pursuit: how far ahead it aims.
+    """
+
+    margin_m: float = 0.32
+    sideways_m_s2: float = 5.9
+    driving_m_s2: float = 4.3
+    braking_m_s2: float = 6.0
+    join: float = 2.0
+    early_s: float = 0.14
+    pursuit: Numbers = field(default_factory=lambda: Numbers(ahead_m=0.44, ahead_s=0.17))
+
+
+class Raceline:
+    """Drives the line of least curvature as fast as grip allows."""
+
+    def __init__(
+        self, contract: Contract, vehicle: Vehicle, maker: Maker, numbers: RacelineNumbers | None = None
+    ) -> None:
+        self.contract, self.vehicle, self.maker = contract, vehicle, maker
+        self.numbers = numbers or RacelineNumbers()
+        self.pursuit = PurePursuit(contract, vehicle, self.numbers.pursuit)
+        self.lines: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Steering angle and speed [N, H, 2] for the N observations; nothing is random."""
+        place = observation["place"].cpu()
+        middle, line, speeds = self._told(place[:, :2].long())
+        at, yaw = place[:, None, 2:4].float(), place[:, 4:].float()
+        nearest = (middle - at).square().sum(2).argmin(1, keepdim=True)  # other parts of the track have other walls
+        rows = torch.arange(len(at)).unsqueeze(1)
+        near = (FINER * nearest + torch.arange(-4 * FINER, 4 * FINER + 1)) % line.shape[1]
+        nearest = near.gather(1, (line[rows, near] - at).square().sum(2).argmin(1, keepdim=True))
+        ahead = (nearest + torch.arange(WINDOW)) % line.shape[1]
+        dx, dy = (line[rows, ahead] - at).unbind(2)
+        route = torch.stack((yaw.cos() * dx + yaw.sin() * dy, yaw.cos() * dy - yaw.sin() * dx), 2)
+        speed = observation["velocity"][:, 0].cpu()
+        bend = self.pursuit.curvature(route, speed, self.numbers.join * route[:, 0].norm(dim=1))
+        length = (route[:, 1:] - route[:, :-1]).norm(dim=2)
+        along = (-route[:, 0, 0]).clamp_min(0.0)  # how far behind it the nearest point is
+        way = torch.cat((torch.zeros_like(length[:, :1]), length.cumsum(1)), 1)
+        wanted = _at(way, speeds[rows, ahead], (along + self.numbers.early_s * speed).unsqueeze(1))[:, 0]
+        safe = (self.numbers.sideways_m_s2 / bend.abs().clamp_min(1e-3)).sqrt()  # where it is off the line
+        safe = torch.maximum(safe, speed - EASE_M_S)
+        steering = self.pursuit.steering(bend) + self._understeer() * speed.square() * bend
+        most = self.vehicle.steering_rad
+        actions = torch.stack((steering.clamp(-most, most), torch.minimum(wanted, safe)), 1)
+        actions = actions.to(observation.device or "cpu").unsqueeze(1).expand(-1, self.contract.horizon, -1)
+        empty = TensorDict({}, batch_size=[len(actions)])
+        return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
+
+    def _understeer(self) -> float:
+        """How much more the front axle slips than the rear, rad per m/s^2."""
+        v = self.vehicle
+        return (1.0 / v.front_stiffness - 1.0 / v.rear_stiffness) / (v.friction * GRAVITY)
+
+    def _told(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Middle line and raceline [N, P, 2] and speeds [N, P] of the worlds `keys` [N, 2] (split, number)."""
+        wanted = [tuple(key) for key in keys.tolist()]
+        for split in range(len(SPLITS)):
+            new = sorted({key[1] for key in wanted if key[0] == split and key not in self.lines})
+            if new:
+                made = worlds(self.maker, SPLITS[split], torch.tensor(new))
+                middle = made["route"].double()
+                wide = (made["segments"][:, : middle.shape[1], :2] - middle).norm(dim=2)
+                line = least_curvature(middle, wide - 0.5 * self.vehicle.width_m - self.numbers.margin_m)
+                line = _finer(line)
+                speeds = self._speeds(line)
+                self.lines |= {
+                    (split, number): (middle[i].float(), line[i].float(), speeds[i].float())
+                    for i, number in enumerate(new)
+                }
+        middle, line, speeds = (torch.stack(parts) for parts in zip(*(self.lines[key] for key in wanted), strict=True))
+        return middle, line, speeds
+
+    def _speeds(self, line: Tensor) -> Tensor:
+        """The highest speeds [M, P] on closed lines [M, P, 2] within the vehicle's and the grip's limits, m/s."""
+        numbers, length = self.numbers, (line.roll(-1, 1) - line).norm(dim=2)
+        bend = curvature(line).abs().clamp_min(1e-3)
+        speed = (numbers.sideways_m_s2 / bend).sqrt().clamp_max(self.vehicle.speed_max_m_s)
+        squared, points = speed.square(), line.shape[1]
+        for backwards, most in ((False, numbers.driving_m_s2), (True, numbers.braking_m_s2)):
+            for step in range(2 * points):  # the second time around knows how the first ended
+                here, there = step % points, (step + 1) % points
+                edge = here
+                if backwards:
+                    here, there, edge = -here % points, -(here + 1) % points, -(here + 1) % points
+                used = (squared[:, here] * bend[:, here] / numbers.sideways_m_s2).clamp_max(1.0)
+                gain = 2.0 * most * (1.0 - used.square()).sqrt() * length[:, edge]
+                squared[:, there] = torch.minimum(squared[:, there], squared[:, here] + gain)
+        return squared.sqrt()
+
+
+def least_curvature(middle: Tensor, room: Tensor) -> Tensor:
+    """Closed lines [M, P, 2] of least squared curvature, up to `room` [M, P] aside of closed lines `middle`, m.
+
+    The curvature is linearised in the offsets to the left of `middle`, the quadratic programme that follows is solved,
+    and again from there.
+    """
+    tangent = middle.roll(-1, 1) - middle.roll(1, 1)
+    tangent = tangent / tangent.norm(dim=2, keepdim=True)
+    normal = torch.stack((-tangent[..., 1], tangent[..., 0]), 2)
+    offset = torch.zeros_like(room)
+    for _ in range(ROUNDS):
+        bend, slope = _linearised(middle, normal, offset)
+        matrix = slope.mT @ slope
+        matrix = matrix + 1e-6 * matrix.diagonal(dim1=1, dim2=2).mean(1).view(-1, 1, 1) * torch.eye(room.shape[1])
+        start = (slope.mT @ bend.unsqueeze(2))[..., 0] - (matrix @ offset.unsqueeze(2))[..., 0]
+        offset = _box_programme(matrix, start, offset, room)
+    return middle + offset.unsqueeze(2) * normal
+
+
+def curvature(line: Tensor) -> Tensor:
+    """Of closed lines [..., P, 2], to the left, 1/m."""
+    first, second = 0.5 * (line.roll(-1, -2) - line.roll(1, -2)), line.roll(-1, -2) - 2.0 * line + line.roll(1, -2)
+    cross = first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]
+    return cross / first.square().sum(-1).pow(1.5)
+
+
+def _finer(line: Tensor) -> Tensor:
+    """The smooth closed line through `line` [M, P, 2] at FINER times as many points: waves of its own lengths."""
+    waves, points = torch.fft.rfft(line, dim=1), line.shape[1]
+    return FINER * torch.fft.irfft(waves, FINER * points, dim=1)
+
+
+def _linearised(middle: Tensor, normal: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+    """Curvature [M, P] times the root of the length that it stands for, and its slope [M, P, P] by the offsets."""
+
+    def weighed(offset: Tensor) -> Tensor:
+        line = middle + offset.unsqueeze(-1) * normal
+        return curvature(line) * (0.5 * (line.roll(-1, -2) - line.roll(1, -2))).norm(dim=-1).sqrt()
+
+    points, small = offset.shape[1], 1e-5
+    bend, slope = weighed(offset), torch.zeros(*offset.shape, points, dtype=offset.dtype)
+    for each in range(4):  # a point bends its neighbours alone, so that every fourth may move at once
+        moved = torch.zeros(points, dtype=offset.dtype)
+        moved[each::4] = small
+        change = (weighed(offset + moved) - bend) / small
+        for column in range(each, points, 4):
+            near = torch.tensor([column - 1, column, column + 1]) % points
+            slope[:, near, column] = change[:, near]
+    return bend, slope
+
+
+def _box_programme(matrix: Tensor, start: Tensor, x: Tensor, room: Tensor) -> Tensor:
+    """The x [M, P] within `room` that makes x' matrix x / 2 + start' x least, by projected Newton steps."""
+
+    def cost(x: Tensor) -> Tensor:
+        return ((0.5 * (matrix @ x.unsqueeze(2))[..., 0] + start) * x).sum(1)
+
+    for _ in range(STEPS):
+        slope = (matrix @ x.unsqueeze(2))[..., 0] + start
+        fixed = ((x <= -room) & (slope > 0.0)) | ((x >= room) & (slope < 0.0))
+        free = (~fixed).to(matrix.dtype)
+        reduced = matrix * free.unsqueeze(1) * free.unsqueeze(2) + torch.diag_embed(1.0 - free)
+        step = torch.linalg.solve(reduced, -slope * free)
+        tried = torch.stack([torch.minimum(torch.maximum(x + share * step, -room), room) for share in SHARES])
+        best = torch.stack([cost(each) for each in tried]).argmin(0)
+        x = tried[best, torch.arange(len(x))]
+    return x
+
+
+def _at(way: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
+    """`values` [N, W] that belong to `way` [N, W], which grows, where it is `wanted` [N, 1]; interpolated."""
+    index = torch.searchsorted(way, wanted).clamp(1, way.shape[1] - 1)
+    before, after = way.gather(1, index - 1), way.gather(1, index)
+    share = ((wanted - before) / (after - before)).clamp(0.0, 1.0)
+    return values.gather(1, index - 1) + share * (values.gather(1, index) - values.gather(1, index - 1))
