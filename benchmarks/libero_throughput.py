@@ -5,7 +5,7 @@ objects, `pick` is what our scripted expert does, most of it with an object betw
 with those of two 128x128 cameras after every control step, and with them after every chunk of K steps, which is all
 that the policy reads; stock draws after every step, as it ships, beside either. What pictures alone take is what steps
 with them take longer. Per CPU-second counts the time of all threads; per wall-second uses all cores: threads in ours,
-processes of stock.
+processes of stock. Load averages stand beside, from before the run and each of its rows: what else went on.
 
 Stock needs LIBERO's official assets (LIBERO_ASSETS or --assets) and, for cameras, OpenGL. Its virtual environment is
 made with pip in build/stock_libero on the first run.
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
+from embodied.report import git_commit  # noqa: E402
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets  # noqa: E402
 from sims.libero.cameras import Cameras  # noqa: E402
 from sims.libero.expert import Expert  # noqa: E402
@@ -93,19 +94,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if assets.root is None:
         sys.exit(f"stock LIBERO needs its official assets; {HOW_TO_GET}")
     python = stock_python(assets)
-    rows = []
+    rows, before = [], {"git_commit": git_commit(), "machine": machine() | {"load": os.getloadavg()[0]}}
     for name in options.tasks:
         suite, index = name.split(":")
         (task,) = load_tasks(suite, [int(index)])
         scene = build_scene(task, assets)
         for workload, episodes in (("motion", motion(task)), ("pick", pick(scene))):
-            ways = ((K, False), (1, True), (K, True))
+            load, ways = os.getloadavg()[0], ((K, False), (1, True), (K, True))
             ours = [measure_ours(scene, episodes, *way, options.seconds) for way in ways]
             stock = [measure_stock(python, scene, episodes, cameras, options.seconds) for cameras in (False, True)]
-            rows.append({"task": f"{suite} {index}", "workload": workload, **compared(*ours, *stock)})
+            told = {"task": f"{suite} {index}", "workload": workload, "load": load}
+            rows.append(told | compared(*ours, *stock))
             sys.stdout.write(table(rows[-1]) if len(rows) > 1 else HEAD + table(rows[-1]))
             sys.stdout.flush()
-    report = {"machine": machine(), "executed": K, "simulations": SIMULATIONS, "rows": rows}
+    report = before | {"executed": K, "simulations": SIMULATIONS, "rows": rows}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=2) + "\n")
 
