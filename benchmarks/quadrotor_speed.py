@@ -30,6 +30,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
+from embodied.report import git_commit  # noqa: E402
 from sims.native import compiler  # noqa: E402
 from sims.quadrotor import dynamics  # noqa: E402
 from sims.quadrotor.airframes import CRAZYFLIE  # noqa: E402
@@ -71,14 +72,12 @@ class Kind:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the JSON."""
     options = _options(arguments)
+    before = {"git_commit": git_commit(), "machine": machine(), "lanes": LANES}
     kinds = [*bare(), *baselines(), *task(), *policy()]
     for _ in range(options.runs):
         for kind in kinds:
             measure(kind, options.seconds)
-    report = {
-        "machine": machine(), "lanes": LANES, "rows": [kind.row() for kind in kinds], "cuda": cuda(options),
-        "published": PUBLISHED,
-    }  # fmt: skip
+    report = before | {"rows": [kind.row() for kind in kinds], "cuda": cuda(options), "published": PUBLISHED}
     sys.stdout.write(table(report))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=2) + "\n")
