@@ -56,7 +56,7 @@ $(BIN)/pip:
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
 
 # The first install fetches PyTorch: on Linux its standard wheel, which uses a CUDA device where there is one.
-$(VENV)/installed: pyproject.toml constraints.txt $(wildcard hatch_build.py sims/libero/*.[ch]) | $(BIN)/pip
+$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing into $(VENV) (once; a few minutes with a slow network)"
 	$(PIP) --editable '.[libero]'
 	$(PIP) --no-deps hf-libero robosuite
@@ -81,4 +81,3 @@ $(ROS)/installed: real_robot/ros2/requirements.txt $(VENV)/installed-dev
 clean:
 	rm -rf $(VENV) $(ROS) dist build .pytest_cache .ruff_cache .hypothesis
 	find embodied policies sims real_robot tests -name __pycache__ -type d -prune -exec rm -rf {} +
-	find sims -name '*.so' -delete

@@ -1,4 +1,4 @@
-"""Compiling C at first use, into a cache that later runs read."""
+"""Compiling C at first use, into a cache that later runs read: the one way by which C gets into a simulator."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 import warnings
 from functools import cache
 from pathlib import Path
@@ -17,9 +18,11 @@ from embodied.errors import UserError
 from embodied.files import complete_or_absent
 
 # What may change results (contraction of a*b+c) changes them for all lanes alike: all run the same instructions.
-FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 GCC_FLAGS = ("-fschedule-insns", "-fsched-pressure", "-fno-ipa-cp")
 """Worth an eighth on long straight-line code, and a quarter of the time to compile it; clang does not know them."""
+SHARED = ("-shared", "-fPIC")
+_LOCK = threading.Lock()
 
 
 @cache
@@ -29,32 +32,53 @@ def compiler() -> str | None:
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
         warnings.warn(
-            "no C compiler found (cc, gcc, clang or $CC): simulators run in plain torch, hundreds of times slower",
+            "no C compiler found (cc, gcc, clang or $CC): simulators run in plain torch or NumPy, several to hundreds "
+            "of times slower; install one",
             RuntimeWarning,
             stacklevel=2,
         )
     return found
 
 
-@cache
-def load(source: str) -> ctypes.CDLL | None:
+def load(source: str, flags: tuple[str, ...] | None = None, include: tuple[Path, ...] = ()) -> ctypes.CDLL | None:
     """The library of C `source`, compiled unless the cache has it; None where there is no compiler.
+
+    The cache knows a library by its source, the headers in `include`, the compiler, its flags and the processor.
+    Processes may ask for the same one at once: each compiles under a name of its own, and the last rename stays.
+
+    Args:
+        source: a translation unit.
+        flags: of the compiler, in place of `FLAGS` (with `GCC_FLAGS`, where the compiler is GCC).
+        include: folders of headers; what they hold is a part of the source.
 
     Raises:
         UserError: with the compiler's message, where it fails.
     """
+    with _LOCK:  # threads would share the temporary name
+        return _load(source, flags, include)
+
+
+@cache
+def _load(source: str, flags: tuple[str, ...] | None, include: tuple[Path, ...]) -> ctypes.CDLL | None:
     program = compiler()
     if program is None:
         return None
     version = _version(program)
-    flags = FLAGS if "clang" in version else FLAGS + GCC_FLAGS
-    text = "\0".join((source, version, *flags, _cpu()))
-    name = f"sims_{hashlib.sha256(text.encode()).hexdigest()[:32]}.so"
-    path = cache_folder() / name
+    if flags is None:
+        flags = FLAGS if "clang" in version else FLAGS + GCC_FLAGS
+    headers = [header.read_text() for folder in include for header in sorted(folder.glob("**/*.h"))]
+    key = "\0".join((source, *headers, version, *flags, _cpu()))
+    path = cache_folder() / f"sims_{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
     if not path.exists():
         with complete_or_absent(path) as temporary:
-            _compile([program, *flags], source, temporary)
+            _compile([program, *flags, *SHARED, *(f"-I{folder}" for folder in include)], source, temporary)
     return ctypes.CDLL(str(path))
+
+
+def forget() -> None:
+    """Look for the compiler and the cache anew at the next `load`: for tests."""
+    compiler.cache_clear()
+    _load.cache_clear()
 
 
 def cache_folder() -> Path:

@@ -1,8 +1,9 @@
-"""The compiled stepping: loads native.c's library and mirrors its structs for ctypes."""
+"""The compiled stepping: native.c, compiled at first use, and its structs for ctypes."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
 import warnings
 from ctypes import POINTER, Structure, c_double, c_int, c_void_p
 from functools import cache
@@ -15,11 +16,16 @@ from numpy.typing import NDArray
 from embodied.errors import UserError
 from sims.libero.predicates import Predicate
 from sims.libero.scene import Scene
+from sims.native import load
 
-LIBRARY = Path(__file__).with_name("libnative.so")
+FOLDER = Path(__file__).parent
+HEADERS = Path(mujoco.__file__).parent / "include"
+# No contraction of a*b+c and nothing of this processor alone: results are the same on every machine. MuJoCo's symbols
+# are found when the library is loaded.
+FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-pthread")
+LINK_FLAGS = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
 KINDS = {"in": 0, "on_object": 1, "on_site": 2, "joint": 3}
 MAX_ADDRESSES = 8
-OUTDATED = "it was compiled from another version of native.c"
 CONTROLLER = np.dtype(
     [("goal_orientation", "f8", (3, 3)), ("posture", "f8", (7,)), ("gripper", "f8", (2,)), ("fresh", "f8")]
 )
@@ -125,34 +131,25 @@ class Pool:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None and one warning where it is missing or was built for another MuJoCo."""
+    """The compiled library, or None and one warning where there is no compiler or it fails."""
     try:
         return _load()
-    except (OSError, ValueError) as error:
-        reason = str(error)
-    except AttributeError:
-        reason = OUTDATED
-    warnings.warn(
-        f"LIBERO steps in numpy, several times slower: {reason}; install a C compiler and run `pip install -e .` again",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return None
+    except UserError as error:
+        warnings.warn(f"LIBERO steps in numpy, several times slower: {error}", RuntimeWarning, stacklevel=2)
+        return None
 
 
-def _load() -> ctypes.CDLL:
-    if not LIBRARY.exists():
-        raise OSError("native.c was not compiled at installation")
-    folder = Path(mujoco.__file__).parent
-    for path in sorted(folder.glob("libmujoco*.so*")) + sorted(folder.glob("libmujoco*.dylib")):
+def _load() -> ctypes.CDLL | None:
+    for path in sorted([*HEADERS.parent.glob("libmujoco*.so*"), *HEADERS.parent.glob("libmujoco*.dylib")]):
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # native.c's calls into MuJoCo resolve against it
-    loaded = ctypes.CDLL(str(LIBRARY))
-    if loaded.native_mujoco_version() != mujoco.mj_version():
-        raise UserError(f"it was compiled for another MuJoCo than the installed {mujoco.__version__}")
+    loaded = load((FOLDER / "native.c").read_text(), FLAGS + LINK_FLAGS, (FOLDER, HEADERS))
+    if loaded is None:
+        return None
+    assert loaded.native_mujoco_version() == mujoco.mj_version(), "the headers of another MuJoCo"
     sizes = [loaded.native_simulation_bytes(), loaded.native_scene_bytes(), loaded.native_predicate_bytes()]
     sizes.append(loaded.native_controller_bytes())
-    if sizes != [*map(ctypes.sizeof, (NativeSimulation, NativeScene, NativePredicate)), CONTROLLER.itemsize]:
-        raise UserError(OUTDATED)
+    mirrored = [*map(ctypes.sizeof, (NativeSimulation, NativeScene, NativePredicate)), CONTROLLER.itemsize]
+    assert sizes == mirrored, "the structs here are not those of native_types.h"
     loaded.native_open.restype = c_void_p
     loaded.native_open.argtypes = [c_int]
     loaded.native_close.restype = None

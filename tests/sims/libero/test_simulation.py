@@ -1,7 +1,6 @@
 """Stepping: the compiled path against numpy, resets that leave nothing behind, exact continuation, frozen endings."""
 
 import os
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -55,12 +54,6 @@ def drop_into_basket(simulation, i, height=0.12):
     qpos[target : target + 2] = qpos[basket : basket + 2]
     qpos[target + 2] = qpos[basket + 2] + height
     simulation.write(i, qpos, np.zeros(scene.model.nv))
-
-
-def test_there_is_a_compiled_library_where_there_is_a_compiler():
-    if shutil.which("cc") is None:
-        pytest.skip("no C compiler here")
-    assert native.library() is not None, "not compiled: run `pip install -e .` or `python hatch_build.py`"
 
 
 def test_numpy_gives_the_numbers_of_the_compiled_path(scenes, monkeypatch):

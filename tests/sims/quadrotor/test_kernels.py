@@ -140,36 +140,15 @@ def test_plain_torch_runs_the_same_programs_with_gradients():
 
 def test_without_a_compiler_it_warns_once_and_flies_in_torch(monkeypatch, recwarn):
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    native.compiler.cache_clear()
-    native.load.cache_clear()
+    native.forget()
     try:
         made = [Simulator(CRAZYFLIE) for _ in range(2)]
     finally:
-        native.compiler.cache_clear()
-        native.load.cache_clear()
+        native.forget()
     assert [simulator.kernels.backend for simulator in made] == ["torch", "torch"]
     assert [str(warning.message).split(":")[0] for warning in recwarn].count(
         "no C compiler found (cc, gcc, clang or $CC)"
     ) == 1
-
-
-@needs_compiler
-def test_libraries_are_compiled_once_into_the_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = "int answer(void) { return 42; }"
-    native.load.cache_clear()
-    try:
-        assert native.load(source).answer() == 42
-        (made,) = (tmp_path / "embodied-rl").iterdir()
-        before = made.stat().st_mtime_ns
-        native.load.cache_clear()
-        assert native.load(source).answer() == 42
-        assert made.stat().st_mtime_ns == before
-        with pytest.raises(ValueError, match=r"could not compile .*set CC"):
-            native.load("int broken(void) { return")
-        assert list((tmp_path / "embodied-rl").iterdir()) == [made]
-    finally:
-        native.load.cache_clear()
 
 
 HARNESS = """
