@@ -1,19 +1,24 @@
 """What reinforcement learning needs from a policy: it can sample, and can score what it sampled.
 
-Letters in shape comments: N observations, H actions of a chunk, A action dimension, P parts of a log-probability.
+One forward pass gives all that a learner needs: networks that share layers run them once. Letters in shape comments:
+N observations, T decisions, H actions of a chunk, A action dimension, P parts of a log-probability.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, runtime_checkable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract
+
+Module = TypeVar("Module", bound=nn.Module)
+Given = ParamSpec("Given")
 
 
 @dataclass
@@ -23,14 +28,16 @@ class Decision:
     actions: Tensor  # [N, H, A] in robot units, inside the contract's limits
     sample: TensorDict  # [N] pre-squash action, tokens, or the denoising path
     log_prob: Tensor  # [N, P]
+    value: Tensor | None = None  # [N] where a policy that has a value explores; never computed where it does not
 
 
 @dataclass
 class Evaluation:
-    """Differentiable score of a stored sample."""
+    """Differentiable score of stored samples [N], or of sequences of them [T, N], and the value of what was seen."""
 
-    log_prob: Tensor  # [N, P]
-    entropy: Tensor  # [N, P]
+    log_prob: Tensor  # [..., P]
+    entropy: Tensor  # [..., P]
+    value: Tensor  # [...]
 
 
 class Policy(Protocol):
@@ -75,15 +82,22 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
-        """Score stored samples; log_prob equals `act`'s at unchanged weights."""
+        """Score stored samples; log_prob and value equal `act`'s at unchanged weights."""
         ...
 
     def value(self, observation: TensorDict) -> Tensor:
-        """Expected discounted return, [N]."""
+        """Expected discounted return where nothing is to be scored, such as after the last decision, [N]."""
         ...
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Supervised loss for `actions` [N, H, A] where `valid` [N, H]; one scalar."""
+        ...
+
+    def fresh(self) -> Self:
+        """A new policy for the same contract with the same configuration, statistics, mode and device.
+
+        Its weights are new, drawn from torch's global generator; it shares no memory with this one.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,6 +107,35 @@ class TrainablePolicy(Policy, Protocol):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torch's
         """Take them over."""
         ...
+
+
+def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Concatenate[Module, Given], Decision]:
+    """Decorate a module's `act`: it makes no graph, and acts as in evaluation mode whatever mode a learner has set.
+
+    Dropout and batch statistics are a learner's business: what is stored has to be what `evaluate` scores later.
+    """
+
+    @wraps(act)
+    @torch.no_grad()
+    def in_evaluation_mode(policy: Module, *args: Given.args, **kwargs: Given.kwargs) -> Decision:
+        training = [module for module in policy.modules() if module.training]
+        for module in training:
+            module.training = False
+        try:
+            return act(policy, *args, **kwargs)
+        finally:
+            for module in training:
+                module.training = True
+
+    return in_evaluation_mode
+
+
+@torch.no_grad()
+def take_statistics(policy: nn.Module, other: nn.Module) -> None:
+    """Copy the buffers of `other`, which hold normalisation statistics, into those of `policy`, built alike."""
+    theirs = dict(other.named_buffers())
+    for name, mine in policy.named_buffers():
+        mine.copy_(theirs[name])
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from enum import Enum
+from typing import Self
 
 import torch
 from tensordict import TensorDict
@@ -21,7 +22,7 @@ from embodied.chunking import Running
 from embodied.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.policy import Decision, Evaluation
+from embodied.policy import Decision, Evaluation, acting, take_statistics
 from policies.augmentation import CARTESIAN, hide_distractors, hide_words, random_image
 from policies.encoders import ObjectEncoder
 from policies.flow_kernels import (
@@ -146,7 +147,13 @@ class FlowPolicy(nn.Module):
         self.action_mean.copy_(flat.mean(0))
         self.action_std.copy_(flat.std(0).clamp_min(0.2))
 
-    @torch.no_grad()
+    def fresh(self) -> Self:
+        """A policy of the same kind with new weights, from torch's global generator; it ranks if this one does."""
+        policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
+        take_statistics(policy, self)
+        return policy
+
+    @acting
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
@@ -161,9 +168,10 @@ class FlowPolicy(nn.Module):
         actions = self.to_robot(path[:, -1])
         rows = self._best(observation, actions, count)
         sample = TensorDict({"path": path[rows], "noisy": noisy[rows]}, batch_size=list(observation.batch_size))
-        return Decision(actions[rows], sample, log_prob[rows])
+        value = None if deterministic else self.value(observation)
+        return Decision(actions[rows], sample, log_prob[rows], value)
 
-    @torch.no_grad()
+    @acting
     def inpaint(
         self,
         observation: TensorDict,
@@ -263,7 +271,7 @@ class FlowPolicy(nn.Module):
             mean, std = self._kernel(x, velocity, index, features)
             log_prob = log_prob + self._sum(gaussian_log_prob(following, mean, std))
             entropy = entropy + self._sum(gaussian_entropy(std).expand_as(x))
-        return Evaluation(log_prob, entropy)
+        return Evaluation(log_prob, entropy, self.value(observation))
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""

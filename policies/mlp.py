@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Self
 
 import torch
 from tensordict import TensorDict
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.network import Network, reciprocal
-from embodied.policy import Decision, Evaluation
+from embodied.policy import Decision, Evaluation, acting, take_statistics
 
 STILL = 1e-2
 """What varies less than this, about a sensor's noise, stood still where statistics were taken, and may move later."""
@@ -50,7 +51,7 @@ class MLPPolicy(nn.Module):
 
     def __init__(self, contract: Contract, config: MLPConfig) -> None:
         super().__init__()
-        self.contract = contract
+        self.contract, self.config = contract, config
         specs = {key: spec for key, spec in contract.observation.items() if spec.dtype == "float32"}
         self.actor_keys = [key for key, spec in specs.items() if not spec.privileged]
         self.keys = [*self.actor_keys, *(key for key, spec in specs.items() if spec.privileged)]
@@ -104,7 +105,13 @@ class MLPPolicy(nn.Module):
         self.std.copy_(torch.where(std < STILL, 1.0, std))
         self.fitted.fill_(True)
 
-    @torch.no_grad()
+    def fresh(self) -> Self:
+        """A policy of the same kind with new weights, from torch's global generator, and the same statistics."""
+        policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
+        take_statistics(policy, self)
+        return policy
+
+    @acting
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
@@ -116,15 +123,17 @@ class MLPPolicy(nn.Module):
         raw = distribution.mean + distribution.stddev * noise
         actions = self._to_robot(raw.clamp(-1.0, 1.0))
         log_prob = self._sum(distribution.log_prob(raw))
-        return Decision(actions, TensorDict({"raw": raw}, batch_size=[len(raw)]), log_prob)
+        value = None if deterministic else self.value(observation)
+        return Decision(actions, TensorDict({"raw": raw}, batch_size=[len(raw)]), log_prob, value)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Score stored raw actions."""
         distribution = self._distribution(observation)
-        return Evaluation(self._sum(distribution.log_prob(sample["raw"])), self._sum(distribution.entropy()))
+        log_prob, entropy = self._sum(distribution.log_prob(sample["raw"])), self._sum(distribution.entropy())
+        return Evaluation(log_prob, entropy, self.value(observation))
 
     def value(self, observation: TensorDict) -> Tensor:
-        """Expected discounted return, [N]."""
+        """Expected discounted return [N]; of sequences [T, N], [T, N]."""
         return self.critic(self.features(observation)).squeeze(-1)
 
     def features(self, observation: TensorDict) -> Tensor:
@@ -183,7 +192,7 @@ class MLPPolicy(nn.Module):
         return (inputs - self.mean[:columns]) / self.std[:columns]
 
     def _concatenated(self, observation: TensorDict, keys: list[str]) -> Tensor:
-        return torch.cat([self._read(key, observation[key].flatten(1)) for key in keys], dim=-1)
+        return torch.cat([self._read(key, observation[key].flatten(observation.batch_dims)) for key in keys], dim=-1)
 
     def _read(self, key: str, values: Tensor) -> Tensor:
         return reciprocal(values) if key in self.reciprocal else values

@@ -18,7 +18,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.memory import STARTED
 from embodied.network import GRU, MEMORY, chain
-from embodied.policy import Decision
+from embodied.policy import Decision, acting
 from policies.mlp import MLPConfig, MLPPolicy
 
 
@@ -62,7 +62,7 @@ class RecurrentPolicy(MLPPolicy):
         """Memory [count, M] with which episodes begin, learned."""
         return self.gru.initial.expand(count, -1)
 
-    @torch.no_grad()
+    @acting
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
@@ -75,7 +75,8 @@ class RecurrentPolicy(MLPPolicy):
         raw = mean + std * noise
         distribution = torch.distributions.Normal(mean, std, validate_args=False)
         sample = TensorDict({"raw": raw, MEMORY: memory}, batch_size=[len(raw)])
-        return Decision(self._to_robot(raw.clamp(-1.0, 1.0)), sample, self._sum(distribution.log_prob(raw)))
+        actions, log_prob = self._to_robot(raw.clamp(-1.0, 1.0)), self._sum(distribution.log_prob(raw))
+        return Decision(actions, sample, log_prob, None if deterministic else self.value(observation))
 
     def actions(self, observation: TensorDict) -> Tensor:
         """Mean actions [N, H, A], differentiable."""

@@ -70,7 +70,62 @@ def test_shapes(make):
     assert decision.sample.batch_size == (5,)
     evaluation = policy.evaluate(observations(5), decision.sample)
     assert evaluation.log_prob.shape == evaluation.entropy.shape == (5, 1)
-    assert policy.value(observations(5)).shape == (5,)
+    assert policy.value(observations(5)).shape == evaluation.value.shape == decision.value.shape == (5,)
+    assert policy.act(observations(5), deterministic=True).value is None  # nobody asks for it
+
+
+def test_one_forward_gives_the_value_too(make):
+    policy, observation = make(), observations(40, seed=1)
+    decision = policy.act(observation, generator=generator())
+    evaluation = policy.evaluate(observation, decision.sample)
+    assert not decision.value.requires_grad
+    assert evaluation.value.requires_grad
+    assert decision.value.std() > 0
+    torch.testing.assert_close(decision.value, policy.value(observation), atol=0.0, rtol=0.0)
+    torch.testing.assert_close(evaluation.value, decision.value, atol=0.0, rtol=0.0)
+
+
+def test_a_fresh_policy_has_other_weights_and_the_same_statistics(make):
+    policy, observation = make(), observations(10)
+    policy.eval()
+    before = copy.deepcopy(policy.state_dict())
+    torch.manual_seed(5)
+    fresh = policy.fresh()
+    torch.manual_seed(5)
+    again = policy.fresh()
+    assert type(fresh) is type(policy)
+    assert fresh.contract == policy.contract
+    assert fresh.training == policy.training
+    assert fresh.device == policy.device
+    mine, theirs = dict(policy.named_parameters()), dict(fresh.named_parameters())
+    moved = [name for name, weights in theirs.items() if weights.min() < weights.max()]  # constants stay constants
+    assert moved
+    assert not [name for name in moved if torch.equal(mine[name], theirs[name])]
+    assert all(torch.equal(theirs[name], weights) for name, weights in again.named_parameters())
+    statistics = dict(policy.named_buffers())
+    assert all(torch.equal(statistics[name], buffer) for name, buffer in fresh.named_buffers())
+    assert fresh.act(observation, deterministic=True).actions.shape == (10, 4, 7)  # it is fitted
+    for tensor in fresh.state_dict().values():
+        tensor.zero_()
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_it_acts_as_in_evaluation_whatever_mode_training_has_set(make, deterministic: bool):
+    policy, modes = make(), []
+    policy.train()
+    frozen = next(policy.children()).eval()
+    for module in policy.modules():
+        module.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    decision = policy.act(observations(3), deterministic=deterministic)
+    assert modes
+    assert not any(modes)
+    assert policy.training
+    assert not frozen.training
+    modes.clear()
+    policy.evaluate(observations(3), decision.sample)
+    policy.loss(observations(3), torch.zeros(3, 4, 7), torch.ones(3, 4))
+    assert any(modes)  # a learner's mode is respected
 
 
 def test_evaluate_equals_act(make):

@@ -56,4 +56,5 @@ class RankingMLP(MLPPolicy):
         every = super().act(observation[rows], generator=generator)
         best = self.advantage(observation[rows], every.actions).view(count, CANDIDATES).argmax(1)
         best = best + torch.arange(0, len(rows), CANDIDATES)
-        return Decision(every.actions[best], every.sample[best], every.log_prob[best])
+        assert every.value is not None
+        return Decision(every.actions[best], every.sample[best], every.log_prob[best], every.value[best])

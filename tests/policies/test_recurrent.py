@@ -75,6 +75,14 @@ def test_it_remembers_and_the_critic_does_not():
     assert (policy.evaluate(other, decision.sample).log_prob != decision.log_prob).all()
 
 
+def test_sequences_have_the_values_of_their_steps():
+    policy = make()
+    seen = sequences(policy, 4, 5).set("memory", torch.randn(4, 5, 16))
+    evaluation = policy.evaluate(seen, TensorDict({"raw": torch.zeros(4, 5, 4)}, [4, 5]))
+    assert evaluation.value.shape == evaluation.log_prob.shape[:2] == (4, 5)
+    torch.testing.assert_close(evaluation.value, torch.stack([policy.value(each) for each in seen]))
+
+
 def test_without_memory_it_says_where_to_get_one():
     policy = make()
     with pytest.raises(ValueError, match="begin episodes with initial_memory") as caught:
