@@ -41,7 +41,7 @@ check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python embodied
 
-# Options in ARGS, e.g. make mutants ARGS=vehicle; a whole pass writes benchmarks/results/mutants.json.
+# Options in ARGS, e.g. make mutants ARGS=vehicle; without them benchmarks/results/mutants.json is written.
 mutants: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 nice -n 5 $(BIN)/python benchmarks/mutants.py $(or $(ARGS),--json benchmarks/results/mutants.json)
 
