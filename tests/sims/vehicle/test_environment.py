@@ -134,6 +134,22 @@ def test_laps_are_counted_forwards_and_a_race_ends_after_the_last():
     assert backwards[0, 2] == 0.0
 
 
+def test_progress_between_two_points_of_the_middle_line_is_even_not_in_jumps_from_one_to_the_next():
+    env = race(1)
+    env.reset(starts=torch.tensor([3]))
+    mdp, line, length = Race(), env.now.world["route"][0], float(env.now.world["length_m"][0])
+    memory, still, state = env.now.memory, torch.zeros(1, dtype=torch.bool), env.now.state.clone()
+    rewards = []
+    for tenths in range(100):
+        share = tenths % 10 / 10.0
+        state[0, :2] = (1.0 - share) * line[tenths // 10] + share * line[tenths // 10 + 1]
+        now = Moment(state.clone(), env.now.ranges, env.now.steps, memory, env.now.world)
+        outcome = mdp.outcome(now, now, still, torch.zeros(1, 2), torch.zeros(1, 2))
+        memory = outcome.memory
+        rewards.append(float(outcome.reward[0]))
+    assert rewards[1:] == pytest.approx([length / 1280] * 99, rel=0.3)
+
+
 def test_the_critic_is_told_the_middle_line_in_the_frame_of_the_car():
     env = race(8)
     observation = env.reset()
