@@ -1,7 +1,6 @@
 """Measure a trained policy: python evaluate.py checkpoint=DIR [key=value ...].
 
-DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. Every episode is deterministic: the same
-command gives the same numbers. Options, with their defaults, are printed by --help.
+DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. The same command gives the same numbers.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from embodied.compute import prepare
 from embodied.config import compose
 from embodied.delay import delayed
 from embodied.environment import StartEnvironment
-from embodied.evaluation import evaluate
+from embodied.evaluation import compare
 from embodied.latency import with_latency
-from embodied.report import write_evaluation
+from embodied.report import POLICY, write_evaluation
 from embodied.sim_to_real_report import write as write_comparison
-from embodied.task import measured
+from embodied.task import measured, planners
 from real_robot.comparison import Comparison, ComparisonConfig
 from train import GROUPS, TrainConfig
 
@@ -36,7 +35,7 @@ class EvaluateConfig(ComparisonConfig):
     """`suite`, `assets` and `threads` default to those of training, `distributions` to all of the task.
 
     LIBERO's take a wording, `[official:bddl]`. `video` or `render` films some episodes. With an `execution` (inpaint,
-    blend, naive, synchronous) the policy's inference takes `delay_s` while the robot goes on, `executed` actions
+    blend, naive, synchronous) inference takes `delay_s`, save a planner's, while the robot goes on, `executed` actions
     between observations. Options `latency.*`, those of train.py, make sensors and actuators late; else as in training.
     """
 
@@ -65,10 +64,10 @@ def run(arguments: list[str]) -> None:
     policy = trained.policy.build(saved.contract).to(config.device)
     saved.restore(policy)
     robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)
+    beside = planners(trained.task) if config.baselines else {}
     distributions = list(config.distributions or measured(trained.task))
     record = given["values"] | {name: composed["values"][name] for name in ("task", "latency")}
-    path = Path(saved.path or "")
-    record |= {"checkpoint": str(path), "assets": trained.task.asset_kind}
+    record |= {"checkpoint": str(path := Path(saved.path or "")), "assets": trained.task.asset_kind}
 
     def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> StartEnvironment:
         changed = compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config)[0]
@@ -82,9 +81,9 @@ def run(arguments: list[str]) -> None:
         runs = Comparison(config, trained.task, path, robot, distributions[0], simulators).run()
         log.info(write_comparison(path.parent.parent, runs, saved.contract.action, record))
         return
-    starts = {"starts_per_task": config.episodes, "first_start": config.first_start}
-    measure = partial(evaluate, policy=robot, **starts, device=config.device)
-    results = {name: measure(environment(name, config.num_envs), progress=name) for name in distributions}
+    starts = {"starts_per_task": config.episodes, "first_start": config.first, "device": config.device}
+    simulators = partial(environment, num_envs=config.num_envs)
+    results = compare(simulators, distributions, {POLICY: robot} | beside, **starts)
     log.info(write_evaluation(path.parent.parent / "evaluation.json", record, results))
     if config.video or config.render:
         trained.task.video(film := path.parent.parent / "evaluation.mp4", {"policy": policy}, config.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
@@ -161,6 +161,20 @@ def evaluate(
                 metrics[name][place] = values.cpu()[rows].double()
             bar.update(len(rows))
     return EvaluationResult(tuple(env.task_names), success, steps, env.step_limit, metrics, diverged)
+
+
+def compare(
+    environment: Callable[[str], StartEnvironment],
+    distributions: Sequence[str],
+    policies: Mapping[str, Policy],
+    **options: Any,  # noqa: ANN401 - those of `evaluate`
+) -> dict[tuple[str, str], EvaluationResult]:
+    """`evaluate` each of `policies` on the same episodes of each of `distributions`, by both names, with `options`."""
+    return {
+        (who, name): evaluate(environment(name), policy, progress=f"{who}, {name}", **options)
+        for name in distributions
+        for who, policy in policies.items()
+    }
 
 
 class _Schedule:

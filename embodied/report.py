@@ -22,6 +22,8 @@ STAGES = {"sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
 """Evaluated stages in the order of a report, and how it calls them."""
 BASELINE = "baseline "
 """What the stage of a planner or controller that is not learned begins with; its name follows."""
+POLICY = "policy"
+"""Who is evaluated beside baselines."""
 _DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujoco-warp", "hf-libero", "robosuite")
 _STAND_IN = (
     "**Stand-in assets**: the official assets were not found, so the objects are primitives of the same dimensions. "
@@ -217,14 +219,23 @@ def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
     return table(["task", *results], [*rows, total])
 
 
-def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[str, EvaluationResult]) -> str:
-    """Write `results` by distribution into the JSON file `path`, with `record`; returns lines for the console."""
-    evaluations = [{"distribution": name, **result.summary()} for name, result in results.items()]
+def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tuple[str, str], EvaluationResult]) -> str:
+    """Write `results` into the JSON file `path`, with `record`; returns lines for the console.
+
+    They are by POLICY or the name of a baseline, and distribution. Baselines, where there are any, are told beside the
+    policy, with its paired gain over each.
+    """
+    stages = {key: POLICY if key[0] == POLICY else BASELINE + key[0] for key in results}
+    evaluations = [{"stage": stages[key], "distribution": key[1], **found.summary()} for key, found in results.items()]
+    gains = {key: results[POLICY, key[1]].gain_over(found) for key, found in results.items() if key[0] != POLICY}
     told = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}
+    told["gains"] = [{"over": stages[key], "distribution": key[1], **vars(gain)} for key, gain in gains.items()]
     with complete_or_absent(path) as temporary:
         temporary.write_text(json.dumps(told, indent=2) + "\n")
+    columns = {on if who == POLICY else f"{who}, {on}": found for (who, on), found in results.items()}
+    over = [f"policy over {who} on {on}: {_points(gain)}, paired" for (who, on), gain in gains.items()]
     assets = [f"{told['assets']} assets"] if told.get("assets") else []
-    return "\n".join([evaluation_table(results), *assets, f"wrote {path}"])
+    return "\n".join([evaluation_table(columns), *over, *assets, f"wrote {path}"])
 
 
 def git_commit() -> str:

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract
 from embodied.environment import StartEnvironment
+from embodied.errors import UserError
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout import Collector, Rollout, Starts
 
@@ -54,6 +55,17 @@ class BaselineTask(Task, Protocol):
     def baselines(self) -> Mapping[str, Policy]:
         """They by name, tuned on training episodes alone."""
         ...
+
+
+def planners(task: Task) -> dict[str, Policy]:
+    """The baselines of `task`, by name.
+
+    Raises:
+        UserError: where it has none.
+    """
+    if not isinstance(task, BaselineTask):
+        raise UserError(f"{task.name} has no planners to compare with; use baselines=false")
+    return dict(task.baselines())
 
 
 @runtime_checkable

@@ -18,6 +18,8 @@ from embodied.task import Task
 class ComparisonConfig:
     """`episodes` initial states of each task, or all where there are fewer; `seed` picks which of the endless ones.
 
+    `first_start` says instead from which one on. With `baselines` the task's planners are measured beside the policy.
+
     `sim_to_real` lists back ends, the first of which the others are compared with. simulator: called directly.
     randomised: the same with the options of train.py that `randomised` has for the task. ros2: the simulator behind
     real ROS 2 messages. bag: the recording `bag`, decided upon again. robot: the robot that the ROS 2 parameter file
@@ -26,6 +28,8 @@ class ComparisonConfig:
 
     episodes: int = 50
     seed: int = 0
+    first_start: int | None = None
+    baselines: bool = False
     num_envs: int = 100
     device: str = "cpu"
     sim_to_real: list[str] = field(default_factory=list)
@@ -34,15 +38,19 @@ class ComparisonConfig:
     robot: str | None = None
 
     @property
-    def first_start(self) -> int:
+    def first(self) -> int:
         """The first initial state."""
-        return self.seed * self.episodes
+        return self.seed * self.episodes if self.first_start is None else self.first_start
 
     def check(self) -> None:
-        """Raise UserError for an unknown back end, and for one that lacks what it needs."""
+        """Raise UserError for back ends that there are not or that lack what they need, and a first start below 0."""
+        if self.first < 0:
+            raise UserError(f"expected a first initial state of at least 0, got {self.first}")
         for name in self.sim_to_real:
             if name not in BACK_ENDS:
                 raise UserError(f"unknown back end {name!r} in sim_to_real; expected some of {', '.join(BACK_ENDS)}")
+        if self.sim_to_real and self.baselines:
+            raise UserError("back ends run a policy alone; use baselines=false with sim_to_real")
         if "bag" in self.sim_to_real and not self.bag:
             raise UserError("back end bag replays a recording: bag=FILE.mcap")
         if "robot" in self.sim_to_real and not self.robot:
@@ -84,7 +92,7 @@ class Comparison:
 
         tasks = list(self.environment(1, []).task_names) if hasattr(self.task, "tasks") else []
         return run_episodes(
-            Episodes(str(self.checkpoint), self.config.episodes, self.config.first_start, tasks, self.distribution)
+            Episodes(str(self.checkpoint), self.config.episodes, self.config.first, tasks, self.distribution)
         )
 
     def bag(self) -> BackEndRun:
@@ -103,7 +111,7 @@ class Comparison:
         if len(env.task_names) != 1:
             raise UserError(f"trials on a robot are of one task, the run has {len(env.task_names)}")
         trials = Trials(
-            str(self.checkpoint), self.config.robot, env.task_names[0], self.config.episodes, self.config.first_start,
+            str(self.checkpoint), self.config.robot, env.task_names[0], self.config.episodes, self.config.first,
             env.step_limit, env.contract.control_dt_s,
         )  # fmt: skip
         return run_trials(trials, self.checkpoint.parent.parent, console)
@@ -112,7 +120,7 @@ class Comparison:
         actions = ActionLog()
         result = evaluate(
             self.environment(self.config.num_envs, changes), self.policy, starts_per_task=self.config.episodes,
-            first_start=self.config.first_start, device=self.config.device, progress=name, watch=actions,
+            first_start=self.config.first, device=self.config.device, progress=name, watch=actions,
         )  # fmt: skip
         return BackEndRun(name, result, actions.episodes())
 

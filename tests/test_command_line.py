@@ -100,6 +100,15 @@ def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
     assert [row["stage"] for row in report["evaluations"]] == ["baseline DWA", "baseline map and DWA", "rl"]
     assert {"collision", "time_s", "path_m"} <= report["evaluations"][0].keys()
     assert "RL over DWA on rooms" in completed.stdout
+    options = ["baselines=true", "episodes=3", "num_envs=2"]
+    completed = run("evaluate.py", f"checkpoint={tmp_path / 'run'}", *options)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    planners = ["baseline DWA", "baseline map and DWA"]
+    assert [row["stage"] for row in record["evaluations"]] == ["policy", *planners]
+    assert record["evaluations"][1:] == report["evaluations"][:2]  # the same episodes as beside the trained policy
+    assert [gain["over"] for gain in record["gains"]] == planners
+    assert "policy over map and DWA on rooms: " in completed.stdout
 
 
 def test_a_quadrotor_learns_and_is_measured_with_latency(tmp_path: Path):
@@ -205,6 +214,14 @@ def test_an_evaluation_with_a_slow_policy(copied: Path, refused):
     assert (record["delay_s"], record["execution"], record["task"]["executed"]) == (0.1, "inpaint", 2)
     assert "one of inpaint, blend" in refused(evaluate, *few, "delay_s=0.1")
     assert "no more is covered by horizon=8 executed=4" in refused(evaluate, *few, "delay_s=0.3", "execution=naive")
+
+
+def test_what_cannot_be_compared_or_begun_is_one_line(refused, finished: Path):
+    asked = f"checkpoint={finished}", "threads=1"
+    assert "libero_pick has no planners to compare with" in refused(evaluate, *asked, "baselines=true")
+    told = refused(evaluate, *asked, "baselines=true", "sim_to_real=[simulator]")
+    assert "back ends run a policy alone" in told
+    assert "expected a first initial state of at least 0, got -1" in refused(evaluate, *asked, "first_start=-1")
 
 
 def test_eval_only_becomes_evaluate_with_the_options_it_has(finished: Path, monkeypatch):

@@ -28,7 +28,7 @@ from sims.vehicle.pictures import Array, Map, draw
 from sims.vehicle.pursuit import PurePursuit
 from sims.vehicle.race import Race
 from sims.vehicle.raceline import Raceline
-from sims.vehicle.vehicles import PARAMETERS, VEHICLES
+from sims.vehicle.vehicles import PARAMETERS, VEHICLES, Vehicle
 
 FILMED, STRIDE = 4, 2
 """Episodes in a video, and control steps between its frames."""
@@ -103,6 +103,11 @@ class VehicleTask:
     def demonstrations(self, directory: Path, seed: int) -> None:
         """There are none: policies begin from nothing."""
         return
+
+    @property
+    def driven(self) -> tuple[Vehicle, Lidar, Mdp]:
+        """The vehicle, its lidar and the task's numbers, with all that the options changed."""
+        return self._vehicle, self._lidar, self._mdp
 
     def baselines(self) -> dict[str, Policy]:
         """The usual planners of the goal, by name, on what this task drives."""

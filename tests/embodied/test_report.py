@@ -7,7 +7,7 @@ import torch
 
 from embodied.evaluation import EvaluationResult
 from embodied.logging import Logger
-from embodied.report import Report, git_commit, resume_command
+from embodied.report import Report, git_commit, resume_command, write_evaluation
 from embodied.tree import load_tree, save_tree
 
 
@@ -118,6 +118,21 @@ def test_a_baseline_is_compared_by_its_name(tmp_path):
     made.write(tmp_path, {})
     assert "| planner | wide | 85.0%" in (tmp_path / "report.md").read_text()
     assert "RL over planner on wide: +10.0 points" in made.summary(tmp_path)
+
+
+def test_an_evaluation_tells_the_paired_difference_from_each_baseline(tmp_path):
+    results = {("policy", "wide"): outcome(9), ("planner", "wide"): outcome(6), ("policy", "official"): outcome(10)}
+    text = write_evaluation(tmp_path / "evaluation.json", {"task": "reach"}, results)
+    assert "policy over planner on wide: +30.0 points" in text
+    assert "| task | wide | planner, wide | official |" in text
+    record = json.loads((tmp_path / "evaluation.json").read_text())
+    rows = [(row["stage"], row["distribution"], row["success"]) for row in record["evaluations"]]
+    assert rows == [("policy", "wide", 0.85), ("baseline planner", "wide", 0.55), ("policy", "official", 0.95)]
+    assert record["evaluations"][1]["low"] < 0.55 < record["evaluations"][1]["high"]
+    assert record["gains"] == [
+        {"over": "baseline planner", "distribution": "wide", **vars(outcome(9).gain_over(outcome(6)))}
+    ]
+    assert 0.0 < record["gains"][0]["low"] < 0.3 < record["gains"][0]["high"]
 
 
 def test_an_unknown_stage_is_refused():

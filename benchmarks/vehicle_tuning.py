@@ -1,0 +1,117 @@
+"""Tune a vehicles' planner on training worlds: python benchmarks/vehicle_tuning.py PLANNER [--settings 40].
+
+A random search with a fixed seed: PLANNER's present numbers and settings drawn from RANGES drive some training worlds,
+the best of them others, and more of them, see ROUNDS. What counts is the mean time of an episode (race: of a lap), in
+which one that failed counts as FAILED_S. Prints every setting and writes nothing: the winner goes into the planner's
+defaults by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from embodied.evaluation import EvaluationResult, evaluate
+from embodied.policy import Policy
+from sims.vehicle.dwa import DynamicWindow, Weights
+from sims.vehicle.gap import FollowTheGap, GapNumbers
+from sims.vehicle.pursuit import Numbers, PurePursuit
+from sims.vehicle.raceline import Raceline, RacelineNumbers
+from sims.vehicle.task import VehicleTask
+
+ROUNDS = ((32, 8), (64, 2), (200, 0))
+"""Worlds of each round, and how many settings go on to the next, with the present one."""
+FAILED_S = 60.0
+"""A point of success is worth as much as half a second, where laps take ten."""
+RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "DWA": {
+        "horizon_s": (0.8, 3.0), "clearance_m": (0.2, 0.6), "free_m": (0.4, 2.0), "goal": (0.3, 2.0),
+        "heading": (0.03, 1.0), "clearance": (0.2, 2.0), "speed": (0.1, 2.0),
+    },
+    "pure pursuit": {
+        "ahead_m": (0.4, 1.5), "ahead_s": (0.02, 0.3), "sideways_m_s2": (2.5, 7.0), "braking_m_s2": (1.5, 7.0),
+    },
+    "follow the gap": {
+        "margin_m": (0.03, 0.25), "share": (0.2, 0.8), "aim_m": (0.4, 2.0), "sideways_m_s2": (2.5, 7.0),
+        "braking_m_s2": (2.0, 7.0), "stop_m": (0.3, 1.5),
+    },
+    "raceline": {
+        "margin_m": (0.12, 0.4), "sideways_m_s2": (5.0, 8.5), "driving_m_s2": (3.5, 7.5), "braking_m_s2": (4.0, 8.0),
+        "join": (1.0, 4.0), "early_s": (0.05, 0.25), "pursuit.ahead_m": (0.25, 1.0), "pursuit.ahead_s": (0.08, 0.3),
+    },
+}  # fmt: skip
+"""Where numbers are drawn from, evenly in their logarithm."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Search, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("planner", choices=RANGES)
+    parser.add_argument("--settings", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    task = VehicleTask(goal="navigate" if asked.planner == "DWA" else "race")
+    default, build = planner(asked.planner, task)
+    rng = np.random.default_rng(asked.seed)
+    drawn_ones = [drawn(RANGES[asked.planner], rng) for _ in range(asked.settings)]
+    first = 0
+    for worlds, kept in ROUNDS:
+        costs = [drive(task, build(changed(default, each)), each, first, worlds) for each in [{}, *drawn_ones]][1:]
+        drawn_ones = [drawn_ones[place] for place in np.argsort(costs)[:kept]]
+        first += worlds
+
+
+def planner(name: str, task: VehicleTask) -> tuple[Any, Callable[[Any], Policy]]:
+    """Present numbers of the planner `name`, and what builds it from others."""
+    contract = task.environment(1, task.distributions[0], "train").contract
+    vehicle, lidar, mdp = task.driven
+    kinds: dict[str, tuple[Any, Callable[[Any], Policy]]] = {
+        "DWA": (Weights(), lambda numbers: DynamicWindow(contract, vehicle, lidar, numbers)),
+        "pure pursuit": (Numbers(), lambda numbers: PurePursuit(contract, vehicle, numbers)),
+        "follow the gap": (GapNumbers(), lambda numbers: FollowTheGap(contract, vehicle, lidar, numbers)),
+        "raceline": (RacelineNumbers(), lambda numbers: Raceline(contract, vehicle, mdp, numbers)),
+    }
+    return kinds[name]
+
+
+def drawn(ranges: Mapping[str, tuple[float, float]], rng: np.random.Generator) -> dict[str, float]:
+    """A setting, to three digits."""
+    return {name: float(f"{np.exp(rng.uniform(*np.log(pair))):.3g}") for name, pair in ranges.items()}
+
+
+def changed(numbers: Any, setting: Mapping[str, float]) -> Any:  # noqa: ANN401 - any planner's dataclass
+    """`numbers` with those of `setting`; "a.b" is b of its dataclass a."""
+    for name, value in setting.items():
+        inner, _, last = name.rpartition(".")
+        change = replace(getattr(numbers, inner), **{last: value}) if inner else value
+        numbers = replace(numbers, **{inner or last: change})
+    return numbers
+
+
+def drive(task: VehicleTask, policy: Policy, setting: Mapping[str, float], first: int, worlds: int) -> float:
+    """What the setting costs in `worlds` training worlds from `first` on, s; printed."""
+    env = task.environment(min(worlds, 100), task.distributions[0], "train")
+    found = evaluate(env, policy, starts_per_task=worlds, first_start=first)
+    spent, row = cost(found), found.summary()
+    time = "time_s" if "time_s" in row else "lap_time_s"
+    told = f"{spent:6.2f}  {row['success']:.1%} {row['collision']:.1%} {row[time] or 0.0:6.2f} s  {worlds}"
+    sys.stdout.write(f"{told}  {dict(setting)}\n")
+    sys.stdout.flush()
+    return spent
+
+
+def cost(found: EvaluationResult) -> float:
+    """Mean time of an episode or a lap, where one that failed counts as FAILED_S."""
+    time = found.metrics["time_s" if "time_s" in found.metrics else "lap_time_s"]
+    return float(torch.where(found.success, time, FAILED_S).mean())
+
+
+if __name__ == "__main__":
+    main()
