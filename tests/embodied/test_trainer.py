@@ -258,6 +258,18 @@ def test_another_seed_trains_from_other_starts(tmp_path: Path, algorithm: str) -
     assert not first & second
 
 
+def test_another_seed_explores_with_other_noise(tmp_path: Path) -> None:
+    def actions(run: Trainer) -> torch.Tensor:
+        """Of the same policy in the same initial states."""
+        _, collector = run._learner(Reach(8), copy.deepcopy(first.policy), first.demonstrations)
+        return collector.collect(1).actions
+
+    first, second = (trainer(tmp_path / str(seed), "ppo", seed=seed) for seed in (0, 1))
+    first.policy.fit(Reach(64).reset(), torch.zeros(64, 2, 1))
+    assert torch.equal(actions(first), actions(first))
+    assert not torch.isclose(actions(first), actions(second)).any()
+
+
 def test_time_limits_are_no_terminations_in_what_learners_get(tmp_path: Path) -> None:
     class Watched(Trainer):
         def _learner(self, env, policy, demonstrations):
