@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import embodied.trainer
 from embodied import checkpoint, evaluation
-from embodied.algorithms.ppo import PPO
+from embodied.algorithms.ppo import PPO, PPOConfig
 from embodied.algorithms.ranking import Ranking, RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFT, SFTConfig
@@ -151,6 +152,23 @@ def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_pat
 
     make(tmp_path / "whole", Trainer).run()
     killed_and_continued(lambda: make(tmp_path / "parts", DiesInEveryStage))
+    assert left(tmp_path / "parts") == left(tmp_path / "whole")
+
+
+def test_what_building_a_learner_draws_does_not_shift_what_its_updates_draw(tmp_path: Path, monkeypatch) -> None:
+    class DrawingConfig(PPOConfig):
+        """Of a learner with networks of its own and dropout: both draw from torch's global generator."""
+
+        def build(self, *parts):
+            learner = super().build(*parts)
+            torch.rand(7)
+            update = learner.update
+            learner.update = lambda *given: update(*given) | {"drawn": float(torch.rand(()))}
+            return learner
+
+    monkeypatch.setitem(LEARNERS, "drawing", DrawingConfig(**vars(PPO_CONFIG)))
+    trainer(tmp_path / "whole", "drawing").run()
+    killed_and_continued(lambda: trainer(tmp_path / "parts", "drawing", DiesInEveryStage))
     assert left(tmp_path / "parts") == left(tmp_path / "whole")
 
 
