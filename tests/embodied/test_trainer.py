@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,27 @@ def test_the_control_is_supervised_training_that_never_stopped(tmp_path: Path) -
         learner.fit(chunks, steps)
         assert all(torch.equal(weights[stage][name], value) for name, value in policy.state_dict().items())
     assert learner.optimiser.param_groups[0]["lr"] == SFT_CONFIG.final_learning_rate
+
+
+def test_what_is_filmed_is_what_sft_and_rl_ended_with(tmp_path: Path) -> None:
+    class Watched(Trainer):
+        def _evaluate(self, policy, *rest):
+            ended[self.stage.value] = copy.deepcopy(policy.state_dict())
+            super()._evaluate(policy, *rest)
+
+    def film(path: Path, policies: dict, device: str) -> None:
+        filmed.update({name: copy.deepcopy(policy.state_dict()) for name, policy in policies.items()})
+
+    ended: dict[str, dict] = {}
+    filmed: dict[str, dict] = {}
+    run = trainer(tmp_path, "ppo", Watched)
+    run.config, run.task.video = replace(run.config, video=True), film
+    run.run()
+    assert list(filmed) == ["before: SFT", "after: RL"]
+    torch.testing.assert_close(filmed["before: SFT"], ended["sft"], rtol=0.0, atol=0.0)
+    torch.testing.assert_close(filmed["after: RL"], ended["rl"], rtol=0.0, atol=0.0)
+    actor = "actor.0.weight"
+    assert not torch.equal(ended["sft"][actor], ended["rl"][actor])
 
 
 @pytest.mark.parametrize("algorithm", SCRATCH)
