@@ -1,4 +1,4 @@
-"""How fast quadrotors fly: control steps a second, per core and on all, beside NumPy and torch on the same dynamics.
+"""How fast quadrotors fly: control steps a second, per core and on all; NumPy, torch, torch.compile on the same source.
 
     python benchmarks/quadrotor_speed.py [--seconds 0.3] [--runs 5] [--output FILE]
 
@@ -6,7 +6,9 @@ Everything is measured in one call, the kinds in turn, again in every run. "per 
 "all cores" wall seconds. The dynamics are those of a crazyflie without options: RK4 with rotor lag, yaw reaction, a
 disturbing force and torque. K steps are fused into one call. A product is the vector-Jacobian product of one step. The
 task adds reward, termination, noisy observation and bookkeeping; the policy is a multilayer perceptron
-22-64-64-4, flown 48 steps at a time, and with gradient also backwards. On a CUDA device the dynamics are measured too.
+22-64-64-4, flown 48 steps at a time, and with gradient also backwards. torch.compile gets the same functions: the
+dynamics, and one decision of policy and task (without noise, whose integers it does not vectorise: ours of these kinds
+have none either), called 48 times. Last, the CPU seconds that each takes to compile, into an empty cache.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,10 +41,11 @@ from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402
 from sims.quadrotor.simulator import Simulator  # noqa: E402
 
 LANES = 8192
-CUDA_LANES = 1 << 20
 FUSED = 16
 POLICY = (22, 64, 64, 4)
 DECISIONS = 48
+FLOWN = 512
+"""Quadrotors that fly with a policy."""
 CORES = len(os.sched_getaffinity(0))
 PUBLISHED = {
     "Learning to Fly in Seconds, laptop GPU, dynamics (arXiv 2311.13081)": 1.3e9,
@@ -73,14 +77,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the JSON."""
     options = _options(arguments)
     before = {"git_commit": git_commit(), "machine": machine(), "lanes": LANES}
-    kinds = [*bare(), *baselines(), *task(), *policy()]
-    for _ in range(options.runs):
-        for kind in kinds:
-            measure(kind, options.seconds)
-    report = before | {"rows": [kind.row() for kind in kinds], "cuda": cuda(options), "published": PUBLISHED}
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ |= {
+            "TORCHINDUCTOR_CACHE_DIR": f"{empty}/torch", "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "XDG_CACHE_HOME": f"{empty}/ours",
+        }  # fmt: skip
+        report = before | measured(options)
     sys.stdout.write(table(report))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def measured(options: argparse.Namespace) -> dict:
+    """Every kind, in turn, and what compiling took."""
+    torch.set_num_threads(1)  # torch.compile fixes it
+    began, seconds = cpu_s(), {}
+    quiet = flights(noise=False)
+    seconds["ours"] = cpu_s() - began
+    kinds, others = [*bare(), *baselines(), *task(), *flights(noise=True), *quiet], peers()
+    for kind in others[::-1]:  # the last one is policy and task, forward and back
+        began = cpu_s()
+        kind.call()
+        seconds.setdefault("torch.compile", cpu_s() - began)
+    kinds += others
+    for _ in range(options.runs):
+        for kind in kinds:
+            measure(kind, options.seconds)
+    return {"rows": [kind.row() for kind in kinds], "compile_cpu_s": seconds, "published": PUBLISHED}
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process and of the compilers that it has run."""
+    return sum(os.times()[:4])
 
 
 def bare() -> list[Kind]:
@@ -88,7 +116,7 @@ def bare() -> list[Kind]:
     simulator = Simulator(CRAZYFLIE)
     if simulator.kernels.backend != "c":
         sys.exit("a C compiler is needed to measure the compiled dynamics")
-    state, actions, disturbance = flight("cpu", LANES)
+    state, actions, disturbance = flight(LANES)
     out, seeds = torch.empty_like(state), torch.randn_like(state)
     products = [torch.empty_like(state), torch.empty_like(actions[0])]
     given = [state, actions[0].contiguous(), disturbance, simulator.parameters]
@@ -96,12 +124,20 @@ def bare() -> list[Kind]:
         Kind("dynamics, K=1", LANES, lambda: simulator.kernels.launch("fly", given, [out])),
         Kind(f"dynamics, K={FUSED}", LANES * FUSED, lambda: simulator.steps(state, actions, disturbance, out)),
         Kind("product", LANES, lambda: simulator.kernels.launch("fly_vjp", [*given, seeds], products)),
+        Kind("dynamics, with gradient", LANES, gradient(simulator.step)),
     ]
+
+
+def gradient(step: Callable[..., torch.Tensor]) -> Call:
+    """One step of the dynamics, and back."""
+    state, actions, disturbance = flight(LANES)
+    inputs, seeds = (state.requires_grad_(), actions[0].contiguous().requires_grad_()), torch.randn_like(state)
+    return lambda: torch.autograd.grad(step(*inputs, disturbance), inputs, seeds)
 
 
 def baselines() -> list[Kind]:
     """The same source, one NumPy or torch operation at a time, in the same precision."""
-    tensors = [list(tensor) for tensor in flight("cpu", LANES)]
+    tensors = [list(tensor) for tensor in flight(LANES)]
     tensors[1] = list(tensors[1][0])
     arrays = [[row.numpy() for row in part] for part in tensors]
     single = dynamics.parameters([np.float32(value) for value in CRAZYFLIE.values()])
@@ -131,37 +167,90 @@ def task() -> list[Kind]:
     ]
 
 
-def policy() -> list[Kind]:
-    """Flights with a policy, and with the gradient of their reward by its weights."""
-    count = 512
-    env = QuadrotorEnvironment(count)
+def policy() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Layers that nearly hover."""
     g = torch.Generator().manual_seed(0)
     layers = [
         (torch.randn(b, a, generator=g).div_(10.0 * a**0.5).requires_grad_(), torch.zeros(b).requires_grad_())
         for a, b in pairwise(POLICY)
     ]
     layers[-1][1].data += float(np.arctanh(CRAZYFLIE.hover_action))
+    return layers
+
+
+def flights(noise: bool) -> list[Kind]:
+    """Flights with a policy, and with the gradient of their reward by its weights."""
+    env = QuadrotorEnvironment(FLOWN, noise=noise)
+    layers = policy()
     flat = [tensor for layer in layers for tensor in layer]
 
     def fly() -> torch.Tensor:
-        env.reset()
+        env.reset(seed=0)
         return env.unroll(layers, DECISIONS).reward
 
-    name = f"policy {'-'.join(map(str, POLICY))}"
-    steps = count * DECISIONS
+    name, steps = named(noise), FLOWN * DECISIONS
     return [
         Kind(f"{name}, flown", steps, fly),
         Kind(f"{name}, with gradient", steps, lambda: torch.autograd.grad(fly().sum(), flat)),
     ]
 
 
-def flight(device: str, lanes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def named(noise: bool) -> str:
+    """The policy's kind."""
+    return f"policy {'-'.join(map(str, POLICY))}{'' if noise else ', no noise'}"
+
+
+def peers() -> list[Kind]:
+    """The same by torch.compile: the dynamics, and decisions of policy and task, forward and back."""
+    options = dynamics.Options()
+
+    def bare_step(state: torch.Tensor, action: torch.Tensor, disturbance: torch.Tensor) -> torch.Tensor:
+        return torch.stack(dynamics.step(list(state), list(action), list(disturbance), CRAZYFLIE, options))
+
+    env = QuadrotorEnvironment(FLOWN, noise=False)
+    program, layers = env.episode.programs()[-1], policy()
+    flat = [tensor for layer in layers for tensor in layer]
+
+    def decision(inputs: dict[str, torch.Tensor], seen: torch.Tensor, *flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = seen[: POLICY[0]].t()
+        for weight, bias in zip(flat[::2], flat[1::2], strict=True):
+            x = torch.tanh(torch.nn.functional.linear(x, weight, bias))
+        return program.run(inputs | {"action": x.t()})
+
+    step, decide = (torch.compile(function, fullgraph=True, dynamic=False) for function in (bare_step, decision))
+    fixed, state = flight(LANES), flight(LANES)[0]
+
+    def fly() -> torch.Tensor:
+        env.reset(seed=0)
+        inputs, seen, reward = env._inputs(), env._seen, []
+        for _ in range(DECISIONS):
+            found = decide(inputs, seen, *flat)
+            inputs, seen = inputs | {name: found[name] for name in ("state", "record")}, found["observation"]
+            reward.append(found["reward"])
+        return torch.cat(reward)
+
+    def flown() -> torch.Tensor:
+        with torch.no_grad():
+            return fly()
+
+    env.reset(seed=0)
+
+    name, steps = f"torch.compile, {named(noise=False)}", FLOWN * DECISIONS
+    return [
+        Kind("torch.compile, dynamics, K=1", LANES, lambda: step(state, fixed[1][0], fixed[2]), False),
+        Kind("torch.compile, dynamics, with gradient", LANES, gradient(step), False),
+        Kind(f"{name}, flown", steps, flown, False),
+        Kind(f"{name}, with gradient", steps, lambda: torch.autograd.grad(fly().sum(), flat), False),
+    ]
+
+
+def flight(lanes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Hovering states [21, lanes], actions [FUSED, 4, lanes] and small disturbances [6, lanes]."""
     g = torch.Generator().manual_seed(0)
     state = torch.zeros(21, lanes)
     state[3] = 1.0
     actions = CRAZYFLIE.hover_action + 0.05 * torch.randn(FUSED, 4, lanes, generator=g)
-    return state.to(device), actions.to(device), (1e-6 * torch.randn(6, lanes, generator=g)).to(device)
+    return state, actions, 1e-6 * torch.randn(6, lanes, generator=g)
 
 
 def measure(kind: Kind, seconds: float) -> None:
@@ -184,27 +273,6 @@ def rate(kind: Kind, seconds: float, clock: Callable[[], float]) -> float:
     return kind.steps * calls / (clock() - began)
 
 
-def cuda(options: argparse.Namespace) -> dict[str, float] | None:
-    """Steps per second of the dynamics with the state in registers over K steps; None without a CUDA device."""
-    if not torch.cuda.is_available():
-        return None
-    simulator = Simulator(CRAZYFLIE, device="cuda")
-    state, actions, disturbance = flight("cuda", CUDA_LANES)
-    out, found = torch.empty_like(state), {}
-    for K in (1, 4, FUSED):
-        chunk = actions[:K].contiguous()
-        simulator.steps(state, chunk, disturbance, out)
-        torch.cuda.synchronize()
-        began, calls = time.perf_counter(), 0
-        while time.perf_counter() - began < options.seconds:
-            for _ in range(50):
-                simulator.steps(state, chunk, disturbance, out)
-            torch.cuda.synchronize()
-            calls += 50
-        found[f"K={K}"] = CUDA_LANES * K * calls / (time.perf_counter() - began)
-    return {"device": torch.cuda.get_device_name(), "lanes": CUDA_LANES, **found}
-
-
 def machine() -> dict[str, str | int]:
     """What the figures depend on."""
     info = Path("/proc/cpuinfo")
@@ -225,10 +293,11 @@ def table(report: dict) -> str:
     for row in rows:
         wide = f"{row['all_cores'] / 1e6:11.2f}" if "all_cores" in row else f"{'-':>11}"
         text += f"{row['kind']:36}{row['per_core'] / 1e6:10.2f}{wide}{row['per_core'] / numpy:10.1f}\n"
-    if report["cuda"]:
-        text += "".join(
-            f"{f'CUDA, {key}':36}{value / 1e6:10.1f}\n" for key, value in report["cuda"].items() if "K" in key
-        )
+    rates = {row["kind"]: row["per_core"] for row in rows}
+    for name in (kind.removeprefix("torch.compile, ") for kind in rates if kind.startswith("torch.compile")):
+        text += f"ours / torch.compile, {name}: {rates[name] / rates[f'torch.compile, {name}']:.2f}\n"
+    text += "CPU seconds to compile policy and task, forward and back: "
+    text += ", ".join(f"{name} {seconds:.1f}" for name, seconds in report["compile_cpu_s"].items()) + "\n"
     return text + "".join(f"{value / 1e6:.0f} M/s as published: {key}\n" for key, value in report["published"].items())
 
 

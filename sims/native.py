@@ -14,6 +14,8 @@ import warnings
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from embodied.errors import UserError
 from embodied.files import complete_or_absent
 
@@ -22,7 +24,21 @@ FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping
 GCC_FLAGS = ("-fschedule-insns", "-fsched-pressure", "-fno-ipa-cp")
 """Worth an eighth on long straight-line code, and a quarter of the time to compile it; clang does not know them."""
 SHARED = ("-shared", "-fPIC")
+BACKENDS = ("c", "torch")
 _LOCK = threading.Lock()
+
+
+def choose(backend: str | None, device: torch.device) -> str:
+    """`backend`, or the one that is usual on `device` if None: C on the CPU where there is a compiler, else torch.
+
+    Raises:
+        UserError: for an unknown one, and for C where it is not usual.
+    """
+    usual = "c" if device.type == "cpu" and compiler() else "torch"
+    backend = backend or usual
+    if backend not in BACKENDS or (backend == "c" and usual != "c"):
+        raise UserError(f"expected a backend of {BACKENDS}, c with a compiler on the CPU; got {backend}")
+    return backend
 
 
 @cache

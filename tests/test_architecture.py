@@ -25,6 +25,30 @@ def imported(path: Path) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {dotted(path): path for path in (*SOURCES, *ROOT.glob("*.py"))}
+
+
+def imported_modules(path: Path, at_module_level: bool = False) -> set[str]:
+    """Modules of this tree that a file imports: all, or those that importing it loads (and type checkers read)."""
+    found: set[str] = set()
+    nodes: list[ast.AST] = [ast.parse(path.read_text())]
+    for node in nodes:
+        if at_module_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= whole if whole <= MODULES.keys() else {node.module, *whole}
+        nodes += ast.iter_child_nodes(node)
+    return found & MODULES.keys()
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -44,6 +68,12 @@ def test_simulators_of_others_are_read_never_imported(path: Path):
 def test_a_file_tells_one_story(path: Path):
     limit = 100 if path.parent == ROOT else 400
     assert len(path.read_text().splitlines()) <= limit
+
+
+def test_the_tracer_knows_no_simulator():
+    for path in (ROOT / "sims" / "tracer").glob("*.py"):
+        known = {module for module in imported_modules(path) if not module.startswith("sims.tracer")}
+        assert known <= {"sims.native", "sims.counter_rng"}, path
 
 
 @pytest.mark.parametrize("package", PACKAGES)

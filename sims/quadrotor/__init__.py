@@ -1,1 +1,1 @@
-"""Batched, differentiable quadrotors from one source: torch is the oracle, generated C and CUDA are fast."""
+"""Batched, differentiable quadrotors from one source: torch is the oracle, generated C is fast."""

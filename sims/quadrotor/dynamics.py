@@ -1,4 +1,4 @@
-"""The nonlinear dynamics of a quadrotor, once, for torch, C and CUDA: pure functions of rows.
+"""The nonlinear dynamics of a quadrotor, once, for torch, NumPy and C: pure functions of rows.
 
 Frames: world z up; body x forward, y left, z up. Quaternions (w, x, y, z) turn body vectors into the world. Model and
 integration as in Learning to Fly in Seconds (arXiv 2311.13081): rigid body, four rotors with first-order lag, yaw
@@ -17,7 +17,7 @@ from typing import Self
 
 from embodied.errors import UserError
 from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe, hover_speed
-from sims.quadrotor.arithmetic import Rows, Value, clip, sqrt, squares, where
+from sims.tracer.arithmetic import Rows, Value, clip, sqrt, squares, where
 
 DT_S = 0.01
 """Time step of integration and control."""

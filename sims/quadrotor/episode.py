@@ -15,9 +15,9 @@ from torch import Tensor
 from embodied.contract import TensorSpec
 from sims.quadrotor import dynamics
 from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
-from sims.quadrotor.arithmetic import Rows, Value, where
 from sims.quadrotor.dynamics import Body, Options
-from sims.quadrotor.program import LANE, UNIFORM, WORD, Group, Program
+from sims.tracer.arithmetic import Rows, Value, where
+from sims.tracer.program import LANE, UNIFORM, WORD, Group, Program
 
 COUNTERS = 3
 """Rows of the record before the task's: control steps, terminated, truncated."""

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import GRAVITY, Airframe, hover_speed
-from sims.quadrotor.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
+from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 
 INITIAL = -1
 """Counter of the draws that begin an episode; observation noise counts control steps from 0."""

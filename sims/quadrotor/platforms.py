@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, DRAWS, GRAVITY, Airframe
-from sims.quadrotor.arithmetic import Rows, Value, uniform
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.hover import Hover
 from sims.quadrotor.starts import PLATFORM
+from sims.tracer.arithmetic import Rows, Value, uniform
 
 POSITION_LIMIT_M = 1.0
 """Where episodes end; hover's 0.6 m are twenty arms of a crazyflie, and four of the largest platforms'."""

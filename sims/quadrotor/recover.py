@@ -12,11 +12,11 @@ from torch import Tensor
 
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import Airframe, hover_speed
-from sims.quadrotor.arithmetic import Rows, Value, squares, uniform, where
 from sims.quadrotor.dynamics import DT_S, Body
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.hover import INITIAL, Hover
 from sims.quadrotor.observation import ANGULAR_VELOCITY, ROTATION, VELOCITY
+from sims.tracer.arithmetic import Rows, Value, squares, uniform, where
 
 CALM_TILT_RAD = math.radians(20.0)
 CALM_SPEED_M_S = 0.5

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from sims.quadrotor import dynamics
 from sims.quadrotor.airframes import PARAMETERS, Airframe
-from sims.quadrotor.arithmetic import Rows
 from sims.quadrotor.dynamics import Options
-from sims.quadrotor.kernels import Kernels
-from sims.quadrotor.program import UNIFORM, Group, Program
+from sims.tracer.arithmetic import Rows
+from sims.tracer.kernels import Kernels
+from sims.tracer.program import UNIFORM, Group, Program
 
 
 class Simulator:
@@ -20,7 +20,7 @@ class Simulator:
         airframe: what flies.
         options: effects of the dynamics.
         device: "cpu" or a CUDA device.
-        backend: "c", "cuda" or "torch" in place of the device's own.
+        backend: "c" or "torch" in place of the device's own, which is C on the CPU and torch elsewhere.
     """
 
     def __init__(

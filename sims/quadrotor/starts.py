@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embodied.errors import UserError
 from embodied.seeding import derive
-from sims.quadrotor.arithmetic import GOLDEN, Rows, mix, uniform
+from sims.counter_rng import GOLDEN, mix, uniforms
 
 STARTS_PER_SEED = 1 << 24
 SPLITS = ("train", "eval")
@@ -39,8 +39,7 @@ def _salt(split: str) -> int:
 
 def draws(key: Tensor, count: int) -> Tensor:
     """`count` uniform numbers of each key [2, M], as [count, M], for what is made once an episode."""
-    words: Rows = list((key.long() & 0xFFFFFFFF).unbind(0))
-    return uniform(words, PLATFORM, torch.arange(count, device=key.device).unsqueeze(1)).float()
+    return uniforms(key, PLATFORM, count)
 
 
 class Stream:

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import Airframe, hover_speed
-from sims.quadrotor.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 from sims.quadrotor.dynamics import DT_S, Body
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.hover import INITIAL, Hover
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
+from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 
 HARMONICS = 2
 SINES = 3 * HARMONICS

@@ -10,24 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.errors import UserError
-from sims import native
+from sims import counter_rng, native
 from sims.vehicle.vehicles import PARAMETERS
-
-BACKENDS = ("c", "torch")
-
-
-def choose(backend: str | None, device: torch.device) -> str:
-    """`backend`, or the one that is usual on `device` if None: C on the CPU where there is a compiler, else torch.
-
-    Raises:
-        UserError: for an unknown one, and for C where it is not usual.
-    """
-    usual = "c" if device.type == "cpu" and native.compiler() else "torch"
-    backend = backend or usual
-    if backend not in BACKENDS or (backend == "c" and usual != "c"):
-        raise UserError(f"expected a backend of {BACKENDS}, c with a compiler on the CPU; got {backend}")
-    return backend
 
 
 def given(*tensors: Tensor) -> list[ctypes.c_void_p]:
@@ -42,7 +26,8 @@ def given(*tensors: Tensor) -> list[ctypes.c_void_p]:
 def library() -> Any:  # noqa: ANN401 - a library has the functions it has
     """The compiled functions; ask `native.compiler` first whether there are any."""
     indices = ", ".join((*map(str.upper, PARAMETERS), "PARAMETERS"))
-    compiled = native.load(f"enum {{ {indices} }};\n" + Path(__file__).with_name("native.c").read_text())
+    head = f"{counter_rng.C_SOURCE}enum {{ {indices} }};\n"
+    compiled = native.load(head + Path(__file__).with_name("native.c").read_text())
     assert compiled is not None
     long, number, pointer = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
     shapes = [long, pointer, long, pointer]

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.policy import Decision
-from sims.vehicle.compiled import choose, given, library
+from sims.native import choose
+from sims.vehicle.compiled import given, library
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.vehicles import Vehicle
 

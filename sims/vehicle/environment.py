@@ -16,8 +16,9 @@ from embodied.contract import Contract, TensorSpec
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.seeding import derive
+from sims.counter_rng import mix
 from sims.vehicle.episode import FORWARD, STEERING, Mdp, Moment, Outcome
-from sims.vehicle.geometry import Lidar, mix
+from sims.vehicle.geometry import Lidar
 from sims.vehicle.simulator import Simulator
 from sims.vehicle.vehicles import Model, Vehicle
 from sims.vehicle.worlds import worlds

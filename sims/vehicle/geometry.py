@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from embodied.errors import UserError
+from sims.counter_rng import COUNTER, GOLDEN, mix
 
 FAR_M = 1e6
 """Where shapes lie that fill up a world with fewer than others."""
-GOLDEN, COUNTER = 0x9E3779B9, 0x85EBCA6B
-MIX = ((16, 0x7FEB352D), (15, 0x846CA68B))
-"""Shifts and odd factors of a 32-bit mixing function of low bias (github.com/skeeto/hash-prospector)."""
 BYTES_MEAN, BYTES_STD = 510.0, 147.8  # of the sum of four uniform bytes
 
 
@@ -80,14 +78,6 @@ def noisy(ranges: Tensor, key: Tensor, steps: Tensor, lidar: Lidar) -> Tensor:
     total = sum((words >> shift) & 0xFF for shift in (0, 8, 16, 24))
     found = ranges + (total.float() - BYTES_MEAN) * (lidar.noise_m / BYTES_STD)
     return torch.where(ranges < lidar.range_m, found.clamp(0.0, lidar.range_m), ranges)
-
-
-def mix(words: Tensor) -> Tensor:
-    """Mix the lower 32 bits of int64 `words`; the result is in [0, 2^32)."""
-    words = words & 0xFFFFFFFF
-    for shift, factor in MIX:
-        words = ((words ^ (words >> shift)) * factor) & 0xFFFFFFFF
-    return words ^ (words >> 16)
 
 
 def touching(pose: Tensor, half: Tensor, circles: Tensor, segments: Tensor) -> Tensor:

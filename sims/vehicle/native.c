@@ -174,15 +174,9 @@ static void sweep(const Scan *s, float low, float width, float ax, float ay, flo
     }
 }
 
-static inline uint32_t mix(uint32_t x) {
-    x = (x ^ (x >> 16)) * 0x7FEB352Du;
-    x = (x ^ (x >> 15)) * 0x846CA68Bu;
-    return x ^ (x >> 16);
-}
-
 static void disturb(const Scan *s, float noise, uint32_t draw) {
     for (long i = 0; i < s->beams; i++) {
-        uint32_t word = mix(draw ^ (uint32_t)(i + 1) * 0x9E3779B9u);
+        uint32_t word = mix_(draw ^ (uint32_t)(i + 1) * GOLDEN_);
         int total = (word & 255) + (word >> 8 & 255) + (word >> 16 & 255) + (word >> 24);
         float found = clamp(s->out[i] + (total - 510.0f) * (noise / 147.8f), 0.0f, s->range);
         s->out[i] = s->out[i] < s->range ? found : s->out[i];
@@ -224,7 +218,7 @@ void scan(long n, long beams, float first, float spacing, float range, float noi
             low += width < 0.0f ? width : 0.0f;
             sweep(&s, low, fabsf(width), at[0][j], at[1][j], at[2][j] - at[0][j], at[3][j] - at[1][j], 0.0f);
         }
-        if (noise > 0.0f) disturb(&s, noise, mix((uint32_t)key[i] + (uint32_t)steps[i] * 0x85EBCA6Bu));
+        if (noise > 0.0f) disturb(&s, noise, mix_((uint32_t)key[i] + (uint32_t)steps[i] * COUNTER_));
     }
 }
 

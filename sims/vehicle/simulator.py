@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sims.native import choose
 from sims.vehicle import dynamics
-from sims.vehicle.compiled import choose, given, library
+from sims.vehicle.compiled import given, library
 from sims.vehicle.geometry import Lidar, cast, noisy, touching
 from sims.vehicle.vehicles import PARAMETERS, Model
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sims.vehicle.compiled import choose, given, library
+from sims.native import choose
+from sims.vehicle.compiled import given, library
 
 CELL_M, CLEAR_M = 0.25, 0.2
 """Width of a cell, and how far its middle is from every shape where it is free: a little less than robots need."""

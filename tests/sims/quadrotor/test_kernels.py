@@ -1,8 +1,4 @@
-"""Compiled kernels against the dynamics in double precision, and the CUDA source run on the CPU."""
-
-import ctypes
-import shutil
-import subprocess
+"""Compiled kernels against the dynamics in double precision."""
 
 import pytest
 import torch
@@ -10,11 +6,11 @@ import torch
 from sims import native
 from sims.quadrotor.airframes import AIRFRAMES, CRAZYFLIE
 from sims.quadrotor.dynamics import Options
-from sims.quadrotor.emit import cuda_source
-from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.kernels import Kernels, pad, split
 from sims.quadrotor.simulator import Simulator
-from tests.sims.quadrotor.flights import FULL, LANES, commands, disturbances, oracle, states
+from sims.tracer.emit import c_source
+from sims.tracer.kernels import split
+from sims.tracer.program import trace
+from tests.sims.quadrotor.flights import FULL, commands, disturbances, oracle, states
 
 CASES = {
     **{name: (frame, Options()) for name, frame in AIRFRAMES.items()},
@@ -118,8 +114,8 @@ def test_parts_of_a_batch_cover_it_once():
 def test_what_is_off_is_not_in_the_kernels():
     sizes = {}
     for options in (Options(), Options(drag=True), FULL):
-        traces = Simulator(CRAZYFLIE, options, backend="c").kernels.traces
-        sizes[options] = cuda_source(traces["fly"]).count("\n")
+        (program,) = Simulator(CRAZYFLIE, options, backend="torch").kernels.programs.values()
+        sizes[options] = c_source([trace(program)]).count("\n")
     assert len(set(sizes.values())) == 3
     assert min(sizes, key=sizes.get) == Options()
 
@@ -149,68 +145,3 @@ def test_without_a_compiler_it_warns_once_and_flies_in_torch(monkeypatch, recwar
     assert [str(warning.message).split(":")[0] for warning in recwarn].count(
         "no C compiler found (cc, gcc, clang or $CC)"
     ) == 1
-
-
-HARNESS = """
-#include <cmath>
-#include <cstring>
-#define __device__
-#define __forceinline__ inline
-#define __global__
-static struct {{ int x; }} blockIdx, blockDim, threadIdx;
-{source}
-extern "C" void launch(void **p, int lanes)
-{{
-    blockDim.x = 128;
-    for (blockIdx.x = 0; blockIdx.x < (lanes + 127) / 128; blockIdx.x++)
-        for (threadIdx.x = 0; threadIdx.x < 128; threadIdx.x++)
-            {name}({arguments}lanes);
-}}
-"""
-
-
-def on_cpu(trace, tensors, lanes, tmp_path, count=None):
-    """Compile the CUDA source of `trace` as C++ and run its threads one after the other."""
-    pointers = [
-        f"({'const uint32_t' if tensor.dtype == torch.int32 else 'float'} *)p[{i}], "
-        for i, tensor in enumerate(tensors)
-    ]
-    arguments = "".join(pointers) + ("" if count is None else f"{count}, ")
-    source = HARNESS.format(source=cuda_source(trace), name=trace.name, arguments=arguments)
-    path = tmp_path / f"{trace.name}.so"
-    command = ["g++", "-O1", "-w", "-shared", "-fPIC", "-Wl,-Bsymbolic", "-x", "c++", "-", "-o", str(path)]
-    subprocess.run(command, input=source, text=True, check=True)
-    ctypes.CDLL(str(path)).launch((ctypes.c_void_p * len(tensors))(*[t.data_ptr() for t in tensors]), lanes)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-def test_the_cuda_source_run_as_cpp_does_what_c_does(tmp_path):
-    simulator = Simulator(CRAZYFLIE, FULL)
-    given = [
-        states(options=FULL).float(),
-        commands(3).float(),
-        disturbances(options=FULL).float(),
-        simulator.parameters,
-    ]
-    out = torch.empty_like(given[0])
-    on_cpu(simulator.kernels.traces["fly"], [*given, out], LANES, tmp_path, count=3)
-    assert relative(out, simulator.steps(*given[:3])) < 1e-6
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
-@pytest.mark.parametrize("name", ["begin", "observe", "step", "step_vjp"])
-def test_the_cuda_source_of_a_task_run_as_cpp_does_what_c_does(tmp_path, name):
-    env = QuadrotorEnvironment(100, scatter_width=0.1)
-    env.reset()
-    env.step(torch.zeros(100, 1, 4))
-    kernels: Kernels = env._kernels
-    trace, lanes = kernels.traces[name], pad(100)
-    g = torch.Generator().manual_seed(0)
-    inputs = {group.name: torch.randn(group.rows, lanes, generator=g) for group in trace.inputs}
-    inputs |= {key: value for key, value in env._inputs().items() if key in inputs}
-    given = [inputs[group.name] for group in trace.inputs]
-    expected = kernels.launch(name, given)
-    found = [torch.empty_like(tensor) for tensor in expected]
-    on_cpu(trace, [*given, *found], lanes, tmp_path)
-    for one, other in zip(found, expected, strict=True):
-        assert relative(one[:, :100], other[:, :100]) < 1e-5

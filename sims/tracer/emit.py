@@ -1,19 +1,18 @@
-"""Source code from traces: C whose loop over lanes the compiler vectorises, and the same body as a CUDA kernel."""
+"""Source code from traces: C whose loop over lanes the compiler vectorises."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from sims.quadrotor.graph import Node
-from sims.quadrotor.program import UNIFORM, WORD, Group, Trace
+from sims import counter_rng
+from sims.tracer.graph import Node
+from sims.tracer.program import UNIFORM, WORD, Group, Trace
 
 LANES = 64
 """Lanes of one block of the C kernels; tensors are padded to a multiple, so that every lane runs the same code."""
 KEPT = 2
 """Blocks that repeat a step together: their states stay in the fastest cache."""
-THREADS = 128
-"""Threads of a CUDA block."""
 FUNCTIONS = Path(__file__).with_name("functions.h")
 FORMS = {
     "neg": "-{0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
@@ -21,54 +20,14 @@ FORMS = {
     "and": "{0} & {1}", "or": "{0} | {1}", "not": "{0} ^ 1", "where": "{0} ? {1} : {2}",
 }  # fmt: skip
 TRUTH = ("less", "and", "or", "not")
-DEVICE = "#define INLINE __device__ __forceinline__\n"
-HOST = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n#define INLINE static inline\n"
+HEAD = f"#include <math.h>\n#include <string.h>\n#define INLINE static inline\n{counter_rng.C_SOURCE}"
 
 
 def c_source(traces: list[Trace]) -> str:
     """C of several programs. Each gets a block function, and one to be called: see `_entry`."""
-    head = f"{HOST}#define LANES {LANES}\n{FUNCTIONS.read_text()}"
+    head = f"{HEAD}#define LANES {LANES}\n{FUNCTIONS.read_text()}"
     parts = [_block(trace) + _entry(trace) + (_repeated_entry(trace) if trace.repeat else "") for trace in traces]
     return "\n".join([head, *parts])
-
-
-def cuda_source(trace: Trace) -> str:
-    """One CUDA kernel: lane i is thread i, `step` the row stride of all tensors, pointers in the program's order.
-
-    Where the program repeats, the kernel takes the number of repetitions last and holds what is carried in registers.
-    """
-    arguments = ", ".join(kind + name for kind, name, _ in _tensors(trace))
-    head, lines = ("\n".join(_body(trace, uniform=uniform, stride="step")) for uniform in (True, False))
-    if trace.repeat:
-        arguments, lines = f"{arguments}, int count", _registers(trace, lines)
-    return f"""{DEVICE}typedef unsigned int uint32_t;
-typedef int int32_t;
-{FUNCTIONS.read_text()}
-extern "C" __global__ void {trace.name}({arguments}, int lanes)
-{{
-    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x, step = lanes;
-    if (i >= lanes) return;
-{head}
-{lines}
-}}
-"""
-
-
-def _registers(trace: Trace, lines: str) -> str:
-    """The body in a loop over repetitions; what is carried is in an array whose indices are known: in registers."""
-    carried, sequence, rows, advance = _repetition(trace)
-    # One thread's copy of the carried rows: row r is at r, whatever the stride of the tensors is.
-    for row in range(rows):
-        for name in (f"out_{carried}", carried):
-            lines = lines.replace(f" {name}[{row} * step + i]", f" kept[{row}]")
-    return f"""    float kept[{rows}];
-#pragma unroll
-    for (int row = 0; row < {rows}; row++) kept[row] = {carried}[row * step + i];
-    for (int k = 0; k < count; k++, {sequence} += {advance} * step) {{
-{lines}
-    }}
-#pragma unroll
-    for (int row = 0; row < {rows}; row++) out_{carried}[row * step + i] = kept[row];"""
 
 
 def _repetition(trace: Trace) -> tuple[str, str, int, int]:
@@ -136,18 +95,18 @@ void {trace.name}_repeated(int64_t first, int64_t last, int64_t count, void *con
 }}"""
 
 
-def _body(trace: Trace, uniform: bool, stride: str = "") -> Iterator[str]:
+def _body(trace: Trace, uniform: bool) -> Iterator[str]:
     """Statements for what is the same for the batch (`uniform`), or for everything else, outputs at the end."""
     needed = _reachable(trace)
     for node in needed:
         if node.op != "constant" and node.lane != uniform:
             kind = "int" if node.op in TRUTH else "uint32_t" if _is_word(trace, node) else "float"
-            yield f"    const {kind} t{node.index} = {_expression(trace, node, stride)};"
+            yield f"    const {kind} t{node.index} = {_expression(trace, node)};"
     if not uniform:
         for group in trace.outputs:
             name = f"out_{group.name}"
             for row, node in enumerate(trace.results[group.name]):
-                yield f"    {name}[{row} * {stride or f'{name}_step'} + i] = {_operand(node)};"
+                yield f"    {name}[{row} * {name}_step + i] = {_operand(node)};"
 
 
 def _reachable(trace: Trace) -> list[Node]:
@@ -162,11 +121,11 @@ def _reachable(trace: Trace) -> list[Node]:
     return sorted(found, key=lambda node: node.index)
 
 
-def _expression(trace: Trace, node: Node, stride: str) -> str:
+def _expression(trace: Trace, node: Node) -> str:
     if node.op == "input":
         name, row = node.data
         group = next(group for group in trace.inputs if group.name == name)
-        where = f"{row}" if group.kind == UNIFORM else f"{row} * {stride or f'{name}_step'} + i"
+        where = f"{row}" if group.kind == UNIFORM else f"{row} * {name}_step + i"
         return f"{name}[{where}]"
     operands = [_operand(arg) for arg in node.args]
     if node.op == "uniform":

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from sims.quadrotor.arithmetic import clip, gaussians, mix, sqrt, uniform, where
-from sims.quadrotor.graph import Graph, gradients
-from sims.quadrotor.program import Group, Program, trace, trace_vjp
+from sims.tracer.arithmetic import clip, gaussians, sqrt, uniform, where
+from sims.tracer.graph import Graph, gradients
+from sims.tracer.program import Group, Program, trace, trace_vjp
 
 
 def inputs(count):
@@ -101,16 +101,6 @@ def test_other_powers_are_refused():
     (a,) = inputs(1)
     with pytest.raises(ValueError, match=r"expected the power 0.5, got 2"):
         a**2
-
-
-def test_mixing_is_the_published_function():
-    def reference(x):
-        x = ((x ^ (x >> 16)) * 0x7FEB352D) % 2**32
-        x = ((x ^ (x >> 15)) * 0x846CA68B) % 2**32
-        return x ^ (x >> 16)
-
-    numbers = [0, 1, 2, 12345, 2**31, 2**32 - 1]
-    assert mix(torch.tensor(numbers)).tolist() == [reference(x) for x in numbers]
 
 
 def test_draws_are_uniform_and_normal_and_independent():

@@ -1,4 +1,4 @@
-"""What the dynamics and tasks are written in: arithmetic that tensors, arrays and traced values understand.
+"""What programs are written in: arithmetic that tensors, arrays and traced values understand.
 
 `+ - * /`, comparisons, `& | ~` come from the values themselves; what is not an operator is here. Nothing in this module
 branches on values, so that a function written with it is the same for every lane of a batch.
@@ -13,15 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sims.quadrotor.graph import Node
+from sims import counter_rng
+from sims.tracer.graph import Node
 
 Value = Any
 """A torch tensor or NumPy array [N], a `Node` of a traced graph, or a Python number."""
 Rows = list[Value]
-
-GOLDEN = 0x9E3779B9
-MIX = ((16, 0x7FEB352D), (15, 0x846CA68B))
-"""Shifts and odd factors of a 32-bit mixing function of low bias (github.com/skeeto/hash-prospector)."""
 
 
 def where(condition: Value, first: Value, second: Value) -> Value:
@@ -56,14 +53,11 @@ def clip(x: Value, low: Value, high: Value) -> Value:
 def uniform(key: Sequence[Value], counter: Value, index: Value) -> Value:
     """Number `index` of draw `counter` from the stream `key` (two 32-bit words), uniform in (0, 1).
 
-    `index` is an int, for tensors also an int64 tensor.
-    A function of its arguments alone (a counter-based generator), so that a draw does not depend on which environments
-    run beside, nor on what was drawn before. Its derivative is zero.
+    It is `counter_rng.uniform`, which nodes stand for, too; their `index` is an int. Its derivative is zero.
     """
     if isinstance(key[0], Node):
         return key[0].graph.uniform(key[0], key[1], counter, index)
-    words = key[0] + torch.as_tensor(counter).long() * 0x85EBCA6B + (index + 1) * GOLDEN
-    return ((mix(mix(words) ^ key[1]) >> 9).double() + 0.5) * 2.0**-23
+    return counter_rng.uniform(key, counter, index)
 
 
 def gaussians(key: Sequence[Value], counter: Value, first: int, count: int) -> Rows:
@@ -77,11 +71,3 @@ def gaussians(key: Sequence[Value], counter: Value, first: int, count: int) -> R
         angle = uniform(key, counter, index + 1) * (2.0 * math.pi)
         found += [radius * angle.cos(), radius * angle.sin()]
     return found[:count]
-
-
-def mix(words: Value) -> Value:
-    """Mix the lower 32 bits of an int64 tensor or array; the result is in [0, 2^32)."""
-    words = words & 0xFFFFFFFF
-    for shift, factor in MIX:
-        words = ((words ^ (words >> shift)) * factor) & 0xFFFFFFFF
-    return words ^ (words >> 16)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sims.quadrotor.arithmetic import Rows
-from sims.quadrotor.graph import Graph, Node, gradients
+from sims.tracer.arithmetic import Rows
+from sims.tracer.graph import Graph, Node, gradients
 
 LANE, UNIFORM, WORD = "lane", "uniform", "word"
 

@@ -1,12 +1,10 @@
-/* A policy and the dynamics together, forward and in reverse, for blocks of LANES environments.
+/* A policy and a program together, forward and in reverse, for blocks of LANES lanes.
 
    The policy is a multilayer perceptron with tanh after every layer. Inside it memory is lane by lane ([LANES][width],
-   widths padded to PAD), so that its matrix products run over features; everything of the dynamics is row by row. The
-   generated code before this file defines step_block, step_vjp_block, STATE_ROWS, RECORD_ROWS, SEEN_ROWS, PHYSICAL_ROWS
-   and AIRFRAME_LANE (1 where every lane has an airframe of its own). */
+   widths padded to PAD), so that its matrix products run over features; everything of the program is row by row. What is
+   before this file defines STEP_BLOCK and STEP_VJP_BLOCK, the program's functions, how many rows its tensors have, and
+   CONSTANTS, their arguments for the inputs that stay as they are. */
 
-#define PAD 16
-#define MAX_LAYERS 8
 #if defined(__AVX512F__)
 #define WIDTH 16
 #define MOST 4 /* vectors of a tile: its accumulators must fit into the registers */
@@ -31,18 +29,18 @@ typedef struct {
     float *state;      /* [decisions + 1, STATE_ROWS, lanes] */
     float *record;     /* [decisions + 1, RECORD_ROWS, lanes] */
     float *seen;       /* [decisions + 1, SEEN_ROWS, lanes] */
-    float *actions;    /* [history + decisions, 4, lanes]: those before the unroll come first */
+    float *actions;    /* [history + decisions, ACTION_ROWS, lanes]: those before the unroll come first */
     float *reward;     /* [decisions, lanes] */
     float *executed;   /* [decisions, lanes] */
     float *activations; /* [decisions, lanes, sizes.activations] */
-    const float *disturbance, *airframe, *settings;
-    const uint32_t *key;
     const float *forward;  /* packed: for each layer transposed weights [padded in][padded out], bias [padded out] */
     const float *backward; /* packed: for each layer weights [padded out][padded in], bias */
     const float *grad_seen, *grad_reward; /* of `seen` and `reward`; NULL: zero */
-    float *grad_actions; /* [history + decisions, 4, lanes]: of `actions`; what the history adds is added here */
+    float *grad_actions; /* [history + decisions, ACTION_ROWS, lanes]: of `actions`; what the history adds is added here */
     float *grad_packed;  /* [lanes / LANES, sizes.packed], zero before: gradients of `backward` */
     float *scratch;      /* [lanes, 2 * widest padded] */
+    const void *constants[MAX_CONSTANTS]; /* inputs of the program that stay as they are */
+    int64_t step;                         /* lanes, once more: their row stride */
 } Tensors;
 
 /* c[m][n] (+)= sum over k of a[m, k] b[k][n] for TILE rows and `vectors` columns of vectors. */
@@ -96,15 +94,15 @@ static void product_(int add, int64_t rows, int64_t columns, int64_t depth, cons
     }
 }
 
-/* The policy's inputs at decision t, lane by lane: what is seen of the body, then the last actions. */
+/* The policy's inputs at decision t, lane by lane: what is observed, then the last actions. */
 static void gather_(const Sizes *s, const Tensors *x, int64_t t, int64_t lane, float *inputs)
 {
     const float *const seen = x->seen + t * SEEN_ROWS * s->lanes + lane;
-    const float *const actions = x->actions + t * 4 * s->lanes + lane;
+    const float *const actions = x->actions + t * ACTION_ROWS * s->lanes + lane;
     const int64_t width = s->padded[0];
     memset(inputs, 0, sizeof(float) * LANES * width);
     for (int64_t row = 0; row < s->width[0]; row++) {
-        const float *const from = row < PHYSICAL_ROWS ? seen + row * s->lanes : actions + (row - PHYSICAL_ROWS) * s->lanes;
+        const float *const from = row < OBSERVED_ROWS ? seen + row * s->lanes : actions + (row - OBSERVED_ROWS) * s->lanes;
         for (int i = 0; i < LANES; i++)
             inputs[i * width + row] = from[i];
     }
@@ -126,7 +124,7 @@ static float *activations_(const Sizes *s, const Tensors *x, int64_t t, int64_t 
     return x->activations + (t * s->lanes + lane) * s->activations;
 }
 
-/* Fly lanes [first, last) for all decisions. */
+/* Step lanes [first, last) for all decisions. */
 void unroll(int64_t first, int64_t last, const Sizes *s, const Tensors *x)
 {
     const int64_t L = s->lanes;
@@ -141,15 +139,14 @@ void unroll(int64_t first, int64_t last, const Sizes *s, const Tensors *x)
                 y += LANES * in;
                 packed += (in + 1) * out;
             }
-            float *const action = x->actions + (s->history + t) * 4 * L + lane;
-            for (int row = 0; row < 4; row++)
+            float *const action = x->actions + (s->history + t) * ACTION_ROWS * L + lane;
+            for (int row = 0; row < ACTION_ROWS; row++)
                 for (int i = 0; i < LANES; i++)
                     action[row * L + i] = y[i * s->padded[s->layers] + row];
             float *const state = x->state + t * STATE_ROWS * L + lane, *const record = x->record + t * RECORD_ROWS * L + lane;
-            step_block(1, state, L, record, L, action, L, x->disturbance + lane, L, x->key + lane, L,
-                       x->airframe + AIRFRAME_LANE * lane, L, x->settings, L, state + STATE_ROWS * L, L, record + RECORD_ROWS * L, L,
-                       x->seen + (t + 1) * SEEN_ROWS * L + lane, L, x->reward + t * L + lane, L,
-                       x->executed + t * L + lane, L);
+            STEP_BLOCK(1, state, L, record, L, action, L, CONSTANTS(x, lane), state + STATE_ROWS * L, L,
+                       record + RECORD_ROWS * L, L, x->seen + (t + 1) * SEEN_ROWS * L + lane, L, x->reward + t * L + lane,
+                       L, x->executed + t * L + lane, L);
         }
     }
 }
@@ -169,7 +166,7 @@ static const float *policy_vjp_(const Sizes *s, const Tensors *x, int64_t t, int
     float *const sums = x->grad_packed + lane / LANES * s->packed;
     const int64_t outputs = s->padded[s->layers];
     memset(grad, 0, sizeof(float) * LANES * outputs);
-    for (int row = 0; row < 4; row++)
+    for (int row = 0; row < ACTION_ROWS; row++)
         for (int i = 0; i < LANES; i++)
             grad[i * outputs + row] = grad_action[row * LANES + i];
     for (int64_t n = s->layers - 1; n >= 0; n--) {
@@ -199,8 +196,8 @@ static void seen_vjp_(const Sizes *s, const Tensors *x, int64_t t, int64_t lane,
         for (int i = 0; i < LANES; i++)
             seen[row * LANES + i] = x->grad_seen ? x->grad_seen[(t * SEEN_ROWS + row) * L + lane + i] : 0.0f;
     for (int64_t row = 0; inputs && row < s->width[0]; row++) {
-        float *const to = row < PHYSICAL_ROWS ? seen + row * LANES
-                                              : x->grad_actions + (4 * t + row - PHYSICAL_ROWS) * L + lane;
+        float *const to = row < OBSERVED_ROWS ? seen + row * LANES
+                                              : x->grad_actions + (ACTION_ROWS * t + row - OBSERVED_ROWS) * L + lane;
         for (int i = 0; i < LANES; i++)
             to[i] += inputs[i * width + row];
     }
@@ -210,20 +207,19 @@ static void seen_vjp_(const Sizes *s, const Tensors *x, int64_t t, int64_t lane,
 void unroll_vjp(int64_t first, int64_t last, const Sizes *s, const Tensors *x)
 {
     const int64_t L = s->lanes;
-    float state[2][STATE_ROWS * LANES], seen[SEEN_ROWS * LANES], action[4 * LANES], reward[LANES];
+    float state[2][STATE_ROWS * LANES], seen[SEEN_ROWS * LANES], action[ACTION_ROWS * LANES], reward[LANES];
     for (int64_t lane = first; lane < last; lane += LANES) {
         memset(state, 0, sizeof state);
         seen_vjp_(s, x, s->decisions, lane, NULL, seen);
         for (int64_t t = s->decisions - 1; t >= 0; t--) {
-            const float *const later = x->grad_actions + (s->history + t) * 4 * L + lane;
+            const float *const later = x->grad_actions + (s->history + t) * ACTION_ROWS * L + lane;
             for (int i = 0; i < LANES; i++)
                 reward[i] = x->grad_reward ? x->grad_reward[t * L + lane + i] : 0.0f;
-            step_vjp_block(1, x->state + t * STATE_ROWS * L + lane, L, x->record + t * RECORD_ROWS * L + lane, L,
-                           x->actions + (s->history + t) * 4 * L + lane, L, x->disturbance + lane, L, x->key + lane, L,
-                           x->airframe + AIRFRAME_LANE * lane, L, x->settings, L, state[0], LANES, seen, LANES, reward,
-                           LANES, state[1], LANES, action, LANES);
+            STEP_VJP_BLOCK(1, x->state + t * STATE_ROWS * L + lane, L, x->record + t * RECORD_ROWS * L + lane, L,
+                           x->actions + (s->history + t) * ACTION_ROWS * L + lane, L, CONSTANTS(x, lane), state[0], LANES,
+                           seen, LANES, reward, LANES, state[1], LANES, action, LANES);
             memcpy(state[0], state[1], sizeof state[0]);
-            for (int row = 0; row < 4; row++)
+            for (int row = 0; row < ACTION_ROWS; row++)
                 for (int i = 0; i < LANES; i++)
                     action[row * LANES + i] += later[row * L + i];
             const float *const inputs = policy_vjp_(s, x, t, lane, action);

@@ -1,8 +1,4 @@
-"""Running programs: compiled C on the CPU, CUDA on a GPU, plain torch where there is no compiler; gradients on all.
-
-The CUDA kernels are the same generated bodies, one thread a lane, compiled by NVRTC through torch. Tests run them as
-C++ on the CPU; no GPU has run them yet.
-"""
+"""Running programs, with gradients: compiled C on the CPU; plain torch elsewhere, and where there is no compiler."""
 
 from __future__ import annotations
 
@@ -16,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sims.native import load
-from sims.quadrotor.emit import LANES, THREADS, c_source, cuda_source
-from sims.quadrotor.program import UNIFORM, Program, Trace, trace, trace_vjp
+from sims.native import choose, load
+from sims.tracer.emit import LANES, c_source
+from sims.tracer.program import UNIFORM, Program, Trace, trace, trace_vjp
 
 SHARE = 4096
 """Lanes that make a thread worth its start."""
@@ -27,7 +23,7 @@ SHARE = 4096
 class Kernels:
     """Runs `programs` on tensors [rows, N] of `device`, where N is a multiple of `LANES` and all are contiguous.
 
-    `library` is the compiled C, or None where another path runs; `backend` is "c", "cuda" or "torch".
+    `library` is the compiled C, or None where torch runs; `backend` is "c" or "torch", see `native.choose`.
     """
 
     def __init__(
@@ -35,16 +31,13 @@ class Kernels:
     ) -> None:
         self.programs = {program.name: program for program in programs}
         self.library: ctypes.CDLL | None = None
-        self.backend = backend or ("cuda" if device.type == "cuda" else "c")
+        self.backend = choose(backend, device)
         if self.backend == "torch":
             return
         pairs = [pair for program in programs for pair in _traces(program)]
         self.traces = {pair.name: pair for pair in pairs}
-        if self.backend == "c":
-            self.library = load(f"{c_source(pairs)}\n{appendix}")
-            self.backend = "c" if self.library else "torch"
+        self.library = load(f"{c_source(pairs)}\n{appendix}")
         self._steps: dict[tuple[str, int], Any] = {}
-        self._compiled: dict[str, Any] = {}
 
     def __call__(self, name: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run program `name`; the results carry gradients where grad mode and a differentiable input ask for them."""
@@ -84,12 +77,6 @@ class Kernels:
 
     def _run(self, work: Trace, tensors: list[Tensor], lanes: int, count: int | None) -> None:
         assert all(tensor.is_contiguous() for tensor in tensors)
-        if self.backend == "cuda":
-            self._run_cuda(work, tensors, lanes, 1 if count is None else count)
-        else:
-            self._run_c(work, tensors, lanes, count)
-
-    def _run_c(self, work: Trace, tensors: list[Tensor], lanes: int, count: int | None) -> None:
         size = len(tensors)
         steps = self._steps.get((work.name, lanes))
         if steps is None:
@@ -102,14 +89,6 @@ class Kernels:
             function(ctypes.c_int64(first), ctypes.c_int64(last), *more, pointers, steps)
 
         split(part, lanes, SHARE // (count or 1))
-
-    def _run_cuda(self, work: Trace, tensors: list[Tensor], lanes: int, count: int) -> None:
-        if work.name not in self._compiled:
-            self._compiled[work.name] = torch.cuda._compile_kernel(cuda_source(work), work.name)
-        grid = ((lanes + THREADS - 1) // THREADS, 1, 1)
-        arguments = [*tensors, *([count] if work.repeat else []), lanes]
-        with torch.cuda.device(tensors[0].device):
-            self._compiled[work.name](grid=grid, block=(THREADS, 1, 1), args=arguments)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -155,7 +134,7 @@ def split(work: Callable[[int, int], object], lanes: int, share: int = SHARE) ->
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="quadrotor")
+    return ThreadPoolExecutor(threads, thread_name_prefix="lanes")
 
 
 def _traces(program: Program) -> list[Trace]:

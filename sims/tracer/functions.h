@@ -1,18 +1,5 @@
-/* What generated kernels call. Written without branches, so that loops over lanes vectorise; INLINE is given before. */
-
-/* A number in (0, 1): see arithmetic.py, which draws the same. */
-INLINE uint32_t mix_(uint32_t x)
-{
-    x = (x ^ (x >> 16)) * 0x7feb352du;
-    x = (x ^ (x >> 15)) * 0x846ca68bu;
-    return x ^ (x >> 16);
-}
-
-INLINE float uniform_(uint32_t key0, uint32_t key1, float counter, uint32_t index)
-{
-    const uint32_t x = key0 + (uint32_t)(int32_t)counter * 0x85ebca6bu + (index + 1u) * 0x9e3779b9u;
-    return ((float)(int32_t)(mix_(mix_(x) ^ key1) >> 9) + 0.5f) * 1.1920928955078125e-7f;
-}
+/* What generated kernels call. Written without branches, so that loops over lanes vectorise; INLINE is given before,
+   and so are the random numbers of counter_rng.py. */
 
 /* Natural logarithm of a normal positive number: x = 2^e m with m in [sqrt(1/2), sqrt(2)), and for s = (m - 1) / (m + 1)
    log m = 2 atanh s. */
