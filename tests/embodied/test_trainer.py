@@ -140,6 +140,17 @@ def test_the_control_is_supervised_training_that_never_stopped(tmp_path: Path) -
     assert learner.optimiser.param_groups[0]["lr"] == SFT_CONFIG.final_learning_rate
 
 
+def test_every_stage_is_evaluated_on_all_distributions_and_rl_on_their_variants(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(ReachTask, "distributions", ("wide", "narrow"))
+    monkeypatch.setattr(ReachTask, "variants", ("narrow:held_out",), raising=False)
+    trainer(tmp_path, "ppo", iterations=1).run()
+    rows = json.loads((tmp_path / "report.json").read_text())["evaluations"]
+    assert sorted((row["stage"], row["distribution"]) for row in rows) == [
+        *[("rl", "narrow"), ("rl", "narrow:held_out"), ("rl", "wide")],
+        *[("sft", "narrow"), ("sft", "wide"), ("sft_control", "narrow"), ("sft_control", "wide")],
+    ]
+
+
 def test_what_is_filmed_is_what_sft_and_rl_ended_with(tmp_path: Path) -> None:
     class Watched(Trainer):
         def _evaluate(self, policy, *rest):
