@@ -1,4 +1,4 @@
-"""Tune a vehicles' planner on training worlds: python benchmarks/vehicle_tuning.py PLANNER [--settings 40].
+"""Tune a vehicles' planner on training worlds: python benchmarks/vehicle_tuning.py PLANNER [--settings 16].
 
 A random search with a fixed seed: PLANNER's present numbers and settings drawn from RANGES drive some training worlds,
 the best of them others, and more of them, see ROUNDS. What counts is the mean time of an episode (race: of a lap), in
@@ -25,7 +25,7 @@ from sims.vehicle.pursuit import Numbers, PurePursuit
 from sims.vehicle.raceline import Raceline, RacelineNumbers
 from sims.vehicle.task import VehicleTask
 
-ROUNDS = ((32, 8), (64, 2), (200, 0))
+ROUNDS = ((32, 4), (64, 0))
 """Worlds of each round, and how many settings go on to the next, with the present one."""
 FAILED_S = 60.0
 """A point of success is worth as much as half a second, where laps take ten."""
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Search, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("planner", choices=RANGES)
-    parser.add_argument("--settings", type=int, default=40)
+    parser.add_argument("--settings", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)

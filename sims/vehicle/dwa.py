@@ -56,16 +56,16 @@ class Weights:
             share of `clearance_m`, and of the speed (m/s).
     """
 
-    horizon_s: float = 1.2
+    horizon_s: float = 0.95
     window_s: float = 0.3
     margin_m: float = 0.03
     turn_m: float = 0.02
-    clearance_m: float = 0.3
-    free_m: float = 0.6
+    clearance_m: float = 0.42
+    free_m: float = 1.1
     goal: float = 1.0
-    heading: float = 0.3
-    clearance: float = 0.8
-    speed: float = 0.3
+    heading: float = 0.12
+    clearance: float = 2.0
+    speed: float = 1.9
 
 
 class DynamicWindow:

@@ -40,7 +40,7 @@ class Numbers:
         blocked_m, near_m: cells nearer to a hit than the first cost `blocked` times their width, up to the second
             less and less down to once.
         blocked, near: such factors, of cells that are blocked and of those just beyond.
-        weights: of the dynamic window.
+        weights: of the dynamic window, whose goals are near and in sight, unlike those of one without a map.
     """
 
     ahead_m: float = 1.0
@@ -48,7 +48,11 @@ class Numbers:
     near_m: float = 0.7
     blocked: float = 50.0
     near: float = 4.0
-    weights: Weights = field(default_factory=Weights)
+    weights: Weights = field(
+        default_factory=lambda: Weights(
+            horizon_s=1.2, clearance_m=0.3, free_m=0.6, goal=1.0, heading=0.3, clearance=0.8, speed=0.3
+        )
+    )
 
 
 class MappingPlanner:

@@ -57,8 +57,11 @@ def test_dwa_stays_inside_its_window():
 
 
 def test_dwa_drives_no_faster_than_it_can_stop():
-    for range_m in (0.6, 0.8, 1.0):
-        speed, _ = dwa(ahead=range_m, left=range_m, right=range_m, speed=0.4)
+    before = 0.8
+    for range_m in (0.55, 0.6, 0.65):
+        speed, _ = dwa(ahead=range_m, left=range_m, right=range_m, speed=before)
+        change = 0.1 * JACKAL.deceleration_m_s2  # in one control step, which is what a command is sure to last
+        speed = min(max(speed, before - change), before + change)
         room = range_m - 0.5 * JACKAL.length_m
         assert speed**2 / (2.0 * JACKAL.deceleration_m_s2) + 0.1 * speed <= room
     assert dwa(ahead=1.4, speed=0.8)[0] >= 0.5  # there is time yet

@@ -1,0 +1,84 @@
+"""Vehicles' policies and planners on the same unseen worlds: python benchmarks/vehicle_tasks.py RESULT RUN [RUN ...].
+
+RESULT is navigate or race, each RUN a finished run of it by train.py, one a seed. Every policy and every planner drives
+the worlds of the evaluation split that neither training nor its report has seen; as `evaluate.py checkpoint=RUN
+baselines=true first_start=200 episodes=500` does for one run, with the planners once for all. Prints a table and writes
+benchmarks/results/vehicle_RESULT.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied import checkpoint
+from embodied.config import compose
+from embodied.evaluation import EvaluationResult, compare
+from embodied.files import complete_or_absent
+from embodied.policy import Policy
+from embodied.report import evaluation_table, git_commit, versions
+from embodied.task import Task, planners
+from train import GROUPS, TrainConfig
+
+FIRST, EPISODES, NUM_ENVS = 200, 500, 96
+"""Worlds 0 to 199 are in the reports of runs, by which numbers may have been chosen."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("result", choices=("navigate", "race"))
+    parser.add_argument("runs", nargs="+", type=Path)
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    loaded = [load(run) for run in asked.runs]
+    task = loaded[0][0]
+    policies = {f"policy, seed {trained['seed']}": policy for _, policy, trained in loaded}
+    if {task.name for task, _, _ in loaded} != {f"vehicle_{asked.result}"} or len(policies) < len(loaded):
+        raise SystemExit(f"error: expected runs of vehicle_{asked.result}, each with another seed")
+    results = compare(
+        lambda name: task.environment(NUM_ENVS, name, "eval"), task.distributions, policies | planners(task),
+        starts_per_task=EPISODES, first_start=FIRST,
+    )  # fmt: skip
+    found = {who: result for (who, _), result in results.items()}
+    told = {
+        "command": f"python benchmarks/vehicle_tasks.py {asked.result} RUN ...", "git_commit": git_commit(),
+        "versions": versions(), "first_start": FIRST, "episodes": EPISODES,
+        "training": [trained for _, _, trained in loaded],
+        "evaluations": rows(found, policies),
+    }  # fmt: skip
+    sys.stdout.write(evaluation_table(found) + "\n")
+    with complete_or_absent(Path(__file__).parent / "results" / f"vehicle_{asked.result}.json") as temporary:
+        temporary.write_text(json.dumps(told, indent=2) + "\n")
+
+
+def load(run: Path) -> tuple[Task, Policy, dict[str, Any]]:
+    """The task of `run`, its last policy, and how that was trained."""
+    saved = checkpoint.load(run)
+    trained = compose(TrainConfig, "train", [], GROUPS, saved.config)[0]
+    policy = trained.policy.build(saved.contract)
+    saved.restore(policy)
+    spent = {name: saved.counters[name] for name in ("env_steps", "cpu_s")}
+    return trained.task, policy, {"seed": trained.seed, **spent, "weights_sha256": saved.weights_sha256}
+
+
+def rows(found: dict[str, EvaluationResult], policies: dict[str, Policy]) -> list[dict[str, Any]]:
+    """What is told of everyone; of policies also the paired difference from each planner."""
+    told = []
+    for who, result in found.items():
+        row = {key: value for key, value in result.summary().items() if key != "per_task"}
+        told.append({"who": who, **row})
+        if who in policies:
+            over = {name: result.gain_over(other) for name, other in found.items() if name not in policies}
+            told[-1]["over"] = {name: vars(gain) for name, gain in over.items()}
+    return told
+
+
+if __name__ == "__main__":
+    main()
