@@ -1,16 +1,15 @@
 """The benchmark of the quadrotors: its statistics by hand, and that what it runs are options of the programs."""
 
-from pathlib import Path
+import json
+import re
 
 import pytest
 
 from benchmarks import quadrotor_training
-from benchmarks.quadrotor_training import MEASURED, mean, rows, with_intervals
+from benchmarks.quadrotor_training import MEASURED, RESULTS, mean, rows, with_intervals
 from embodied.config import compose
 from evaluate import EvaluateConfig
 from train import GROUPS, TrainConfig
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("result", MEASURED)
@@ -21,6 +20,24 @@ def test_every_run_is_one_that_the_programs_know(result: str):
         for options in variant.evaluations.values():
             compose(TrainConfig, "train", [*variant.options, *options], GROUPS)
     compose(EvaluateConfig, "evaluate", ["checkpoint=x", "episodes=512", "num_envs=512"], {})
+
+
+@pytest.mark.parametrize("result", [name for name in MEASURED if (RESULTS / f"quadrotor_{name}.json").exists()])
+def test_stored_results_are_of_one_clean_commit(result: str):
+    told = json.loads((RESULTS / f"quadrotor_{result}.json").read_text())
+    assert re.fullmatch("[0-9a-f]{40}", told["git_commit"])
+    assert {run["git_commit"] for run in told["runs"]} == {told["git_commit"]}
+    assert {run["variant"] for run in told["runs"]} == MEASURED[result].keys()
+    assert told["rows"] == rows(told["runs"])
+    assert not told["options"]
+
+
+@pytest.mark.parametrize("document", ["README.md", "sims/quadrotor/README.md", "sims/libero/README.md"])
+def test_results_that_documents_link_to_are_there(document: str):
+    links = re.findall(r"\]\(([^)]*benchmarks/results/[^)]*)\)", (RESULTS.parents[1] / document).read_text())
+    missing = [link for link in links if not (RESULTS.parents[1] / document).parent.joinpath(link).exists()]
+    assert links
+    assert not missing
 
 
 def test_means_have_students_interval():
