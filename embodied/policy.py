@@ -28,7 +28,7 @@ class Decision:
     actions: Tensor  # [N, H, A] in robot units, inside the contract's limits
     sample: TensorDict  # [N] pre-squash action, tokens, or the denoising path
     log_prob: Tensor  # [N, P]
-    value: Tensor | None = None  # [N] where a policy that has a value explores; never computed where it does not
+    value: Tensor | None = None  # [N] where a policy explores and sees what its critic reads, see `explored_value`
 
 
 @dataclass
@@ -128,6 +128,17 @@ def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Conc
                 module.training = True
 
     return in_evaluation_mode
+
+
+def explored_value(policy: TrainablePolicy, observation: TensorDict, deterministic: bool) -> Tensor | None:
+    """The value [N] that `act` gives, None where nobody learns from it.
+
+    That is where a policy acts deterministically, and on a robot, where privileged observations are missing.
+    """
+    privileged = [key for key, spec in policy.contract.observation.items() if spec.privileged]
+    if deterministic or not set(privileged).issubset(observation.keys()):
+        return None
+    return policy.value(observation)
 
 
 @torch.no_grad()

@@ -18,7 +18,8 @@ from embodied.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.network import PRESENT, TokenAttention, Tokens
-from policies.mlp import STILL, MLPConfig, MLPPolicy
+from policies.flat import STILL
+from policies.mlp import MLPConfig, MLPPolicy
 
 
 @dataclass
@@ -76,7 +77,7 @@ class AttentionPolicy(MLPPolicy):
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Take normalisation statistics from observations [N]; those of tokens from all rows that are there."""
         super().fit(observation, actions)
-        inputs = self._concatenated(observation, self.actor_keys)
+        inputs = self.concatenated(observation, self.actor_keys)
         for group in self.tokens:
             columns = slice(group.start, group.start + group.count * group.size)
             rows = inputs[:, columns].reshape(-1, group.size)

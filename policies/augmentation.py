@@ -1,4 +1,6 @@
-"""What does not change the action: scenes turned about the vertical axis or mirrored, and things that do not matter.
+"""What may be done to observations and actions for a supervised loss, and what is done to scenes on a table.
+
+What does not change the action: scenes turned about the vertical axis or mirrored, and things that do not matter.
 
 Gravity is the only direction that physics prefers, so one demonstration tells what to do in all its images. (Reach and
 joint limits break the symmetry far from the nominal pose, hence the limited turns.)
@@ -6,14 +8,53 @@ joint limits break the symmetry far from the nominal pose, hence the limited tur
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from policies.encoders import mention
+from policies.libero_encoder import mention
 
 CARTESIAN = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 """The first elements of actions that can be turned."""
+
+
+class AugmentationKind(Enum):
+    """`augmentation=` of a policy; AUTO is CARTESIAN_SCENE where objects are moved by Cartesian actions, else NONE."""
+
+    AUTO = "auto"
+    NONE = "none"
+    CARTESIAN_SCENE = "cartesian_scene"
+
+
+class Augmentation(Protocol):
+    """What a supervised loss may see in place of what was recorded."""
+
+    def __call__(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
+        """Other observations [N] and actions [N, H, A], as likely; the given ones stay as they are."""
+        ...
+
+
+@dataclass(frozen=True)
+class CartesianScene:
+    """Scenes mirrored and turned by up to `turn_rad` (0: as they are), without some of what is not mentioned.
+
+    `hidden_distractors` is the share of objects, `hidden_words` of words that are hidden.
+    """
+
+    turn_rad: float
+    hidden_distractors: float
+    hidden_words: float
+
+    def __call__(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
+        """One random scene for each row."""
+        if self.turn_rad:
+            observation, actions = random_image(observation, actions, self.turn_rad)
+        observation = hide_words(observation, self.hidden_words)
+        return hide_distractors(observation, self.hidden_distractors), actions
 
 
 def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> tuple[TensorDict, Tensor]:

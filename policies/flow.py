@@ -1,7 +1,7 @@
 """Flow-matching action-chunk policy with kernels that reinforcement learning can score.
 
-pi_RL (arXiv 2510.25889) describes the two stochastic samplers. Differences from it: the network is a small transformer
-over object tokens, the critics have encoders of their own, and the noisy step of Flow-SDE is drawn per observation.
+pi_RL (arXiv 2510.25889) describes the two stochastic samplers. Differences from it: the network is small and reads what
+`encoder` says, the critics have encoders of their own, and the noisy step of Flow-SDE is drawn per observation.
 
 Once it `ranks`, the policy draws several candidates for each chunk and executes the one of highest learned advantage
 (IDQL, arXiv 2304.10573; for chunks Q-chunking, arXiv 2507.07969). Chunks that continue running ones are candidates too.
@@ -9,8 +9,7 @@ Once it `ranks`, the policy draws several candidates for each chunk and executes
 
 from __future__ import annotations
 
-import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Self
 
@@ -22,11 +21,13 @@ from embodied.chunking import Running
 from embodied.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.policy import Decision, Evaluation, acting, take_statistics
-from policies.augmentation import CARTESIAN, hide_distractors, hide_words, random_image
-from policies.encoders import ObjectEncoder
+from embodied.policy import Decision, Evaluation, acting, explored_value, take_statistics
+from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene
+from policies.encoders import Encoder, EncoderKind
+from policies.flat import FlatEncoder
 from policies.flow_kernels import (
     TimeGrid,
+    fixed_noise,
     flow_noise_std,
     flow_sde_step,
     gaussian_entropy,
@@ -34,6 +35,10 @@ from policies.flow_kernels import (
     guided_velocity,
     ode_step,
 )
+from policies.libero_encoder import ObjectEncoder, missing
+
+SMALLEST_STD = 0.2
+"""Least deviation that actions are normalised by, in half ranges: what was never done is to stay possible."""
 
 
 class Sampler(Enum):
@@ -48,14 +53,18 @@ class Sampler(Enum):
 class FlowConfig:
     """Sizes and noise of a FlowPolicy.
 
-    `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
-    normalised action. The supervised loss sees scenes mirrored and turned by up to `turn_rad` (0: as they are, for
-    actions other than `augmentation.CARTESIAN`), without a share `hidden_distractors` of what is not mentioned and a
+    `encoder` reads object tokens, or all float32 observations of fixed size, of which distances may be `reciprocal` (as
+    of policy=mlp). `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in
+    units of the normalised action. With `augmentation` of Cartesian scenes the supervised loss sees them mirrored and
+    turned by up to `turn_rad` (0: as they are), without a share `hidden_distractors` of what is not mentioned and a
     share `hidden_words` of the words that mention nothing; so does the loss of the advantage, by which the best of
     `candidates` chunks is chosen, of `explored_candidates` while it explores. `guidance` bounds the pull towards a
     running chunk (arXiv 2506.07339's beta, 5 there; where candidates are ranked, less is better).
     """
 
+    encoder: EncoderKind = EncoderKind.AUTO
+    augmentation: AugmentationKind = AugmentationKind.AUTO
+    reciprocal: list[str] = field(default_factory=list)
     width: int = 64
     hidden: int = 256
     denoising_steps: int = 4
@@ -75,7 +84,7 @@ class FlowConfig:
         at_least(self, 1, "width", "hidden", "denoising_steps", "candidates", "explored_candidates")
 
     def build(self, contract: Contract) -> FlowPolicy:
-        """Make the policy for `contract`."""
+        """Make the policy for `contract`; privileged observations are read by the critic alone."""
         return FlowPolicy(contract, self)
 
 
@@ -83,22 +92,27 @@ class FlowPolicy(nn.Module):
     """Predicts chunks of H actions by integrating a learned velocity field over S denoising steps.
 
     A chunk's log-probability (one part, P = 1) is the sum over the K executed actions of the noisy denoising steps.
+    What ranks candidates acts, and reads no more than the actor.
+
+    Raises:
+        UserError: where the action has no limits, or the contract lacks what encoder or augmentation read.
     """
 
     def __init__(self, contract: Contract, config: FlowConfig) -> None:
         super().__init__()
-        if config.turn_rad and contract.action.names[:6] != CARTESIAN:
-            raise UserError(f"expected actions {CARTESIAN} to turn scenes, got {contract.action.names}; set turn_rad=0")
+        if not contract.action.low:
+            raise UserError("policy=flow needs action limits; set low and high in the action spec")
         self.contract, self.config = contract, config
         self.grid = TimeGrid(config.denoising_steps)
-        self.encoder = ObjectEncoder(config.width)
-        self.value_encoder = ObjectEncoder(config.width)
-        self.advantage_encoder = ObjectEncoder(config.width)
+        self.augment = _augmentation(contract, config)
+        self.encoder = _encoder(contract, config)
+        self.value_encoder = _encoder(contract, config, privileged=True)
+        self.advantage_encoder = _encoder(contract, config)
         size = contract.horizon * contract.action.shape[-1]
         features = self.encoder.out_features
         self.velocity = _Velocity(size, features, config.hidden)
         self.noise = nn.Sequential(nn.Linear(features + 1, 64), nn.Tanh(), nn.Linear(64, size))
-        self.critic = _head(features, config.hidden)
+        self.critic = _head(self.value_encoder.out_features, config.hidden)
         self.advantage_head = _head(features + contract.executed * contract.action.shape[-1], config.hidden)
         self.register_buffer("ranks", torch.zeros((), dtype=torch.bool))
         self.register_buffer("action_mean", torch.zeros(contract.action.shape[-1]))
@@ -131,8 +145,8 @@ class FlowPolicy(nn.Module):
 
     def start_critic(self) -> None:
         """Begin the critics with what the actor's encoder has learned to see."""
-        self.value_encoder.load_state_dict(self.encoder.state_dict())
-        self.advantage_encoder.load_state_dict(self.encoder.state_dict())
+        self.value_encoder.begin_like(self.encoder)
+        self.advantage_encoder.begin_like(self.encoder)
 
     def start_ranking(self) -> None:
         """From now on execute the candidate of highest advantage."""
@@ -145,7 +159,7 @@ class FlowPolicy(nn.Module):
             encoder.fit(observation)
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_mean.copy_(flat.mean(0))
-        self.action_std.copy_(flat.std(0).clamp_min(0.2))
+        self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
 
     def fresh(self) -> Self:
         """A policy of the same kind with new weights, from torch's global generator; it ranks if this one does."""
@@ -168,7 +182,7 @@ class FlowPolicy(nn.Module):
         actions = self.to_robot(path[:, -1])
         rows = self._best(observation, actions, count)
         sample = TensorDict({"path": path[rows], "noisy": noisy[rows]}, batch_size=list(observation.batch_size))
-        value = None if deterministic else self.value(observation)
+        value = explored_value(self, observation, deterministic)
         return Decision(actions[rows], sample, log_prob[rows], value)
 
     @acting
@@ -207,7 +221,7 @@ class FlowPolicy(nn.Module):
             count = self.config.candidates if deterministic else self.config.explored_candidates
         shape = (count, self.contract.horizon, self.contract.action.shape[-1])
         if deterministic:
-            return own_noise(observation, shape).to(self.device)
+            return fixed_noise(self.encoder.identity(observation), shape).to(self.device)
         return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
 
     def _best(self, observation: TensorDict, actions: Tensor, count: int) -> Tensor:
@@ -225,7 +239,8 @@ class FlowPolicy(nn.Module):
 
     def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
         """Mean squared error of the advantage of executed `actions` [N, H, A] from `target` [N], one scalar."""
-        observation, actions = self._augmented(observation, actions)
+        if self.augment:
+            observation, actions = self.augment(observation, actions)
         return (self.advantage(observation, actions.unsqueeze(1)).squeeze(1) - target).square().mean()
 
     def _denoise(
@@ -279,7 +294,8 @@ class FlowPolicy(nn.Module):
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Flow-matching loss: mean over actions, weighted by `valid`, of |v(x_t, t) - (noise - action)|^2."""
-        observation, actions = self._augmented(observation, actions)
+        if self.augment:
+            observation, actions = self.augment(observation, actions)
         target = (actions - self.action_mean) / self.action_std
         noise = torch.randn_like(target)
         time = torch.rand(len(target), device=target.device)
@@ -287,12 +303,6 @@ class FlowPolicy(nn.Module):
         velocity = self.velocity(t * noise + (1.0 - t) * target, time, self.encoder(observation))
         error = (velocity - (noise - target)).square().mean(-1)
         return (error * valid).sum() / valid.sum().clamp_min(1)
-
-    def _augmented(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
-        if self.config.turn_rad:
-            observation, actions = random_image(observation, actions, self.config.turn_rad)
-        observation = hide_words(observation, self.config.hidden_words)
-        return hide_distractors(observation, self.config.hidden_distractors), actions
 
     def to_robot(self, x: Tensor) -> Tensor:
         """Normalised actions in robot units, inside the contract's limits."""
@@ -318,15 +328,31 @@ def _head(inputs: int, hidden: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-def own_noise(observation: TensorDict, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """Standard normal noise [N, *shape] that is a fixed function of each observation's hand pose.
+def _encoder(contract: Contract, config: FlowConfig, *, privileged: bool = False) -> Encoder:
+    kind = config.encoder
+    if kind is EncoderKind.AUTO:
+        kind = EncoderKind.FLAT if missing(contract) else EncoderKind.OBJECTS
+    if kind is EncoderKind.FLAT:
+        return FlatEncoder(contract, config.width, config.reciprocal, privileged=privileged)
+    if absent := missing(contract):
+        raise UserError(f"policy.encoder=objects reads {', '.join(absent)}, which this task lacks; use encoder=flat")
+    if config.reciprocal:
+        raise UserError(f"expected policy.reciprocal=[] with encoder=objects, got {config.reciprocal}")
+    return ObjectEncoder(config.width)
 
-    A chunk from zero noise lies between the modes of what was demonstrated, where a hand can hover for ever; this
-    samples a mode, and yet the same observation gives the same chunk in any batch, any order and any process.
-    """
-    rows = torch.cat((observation["end_effector_position"], observation["end_effector_rotation"]), -1).cpu().numpy()
-    seeds = [zlib.crc32(row.tobytes()) for row in rows]
-    return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+
+def _augmentation(contract: Contract, config: FlowConfig) -> Augmentation | None:
+    kind, turns = config.augmentation, contract.action.names[:6] == CARTESIAN
+    if kind is AugmentationKind.AUTO:
+        scene = turns and not missing(contract)
+        kind = AugmentationKind.CARTESIAN_SCENE if scene else AugmentationKind.NONE
+    if kind is AugmentationKind.NONE:
+        return None
+    if absent := missing(contract):
+        raise UserError(f"policy.augmentation=cartesian_scene needs {', '.join(absent)}; use augmentation=none")
+    if config.turn_rad and not turns:
+        raise UserError(f"expected actions {CARTESIAN} to turn scenes, got {contract.action.names}; set turn_rad=0")
+    return CartesianScene(config.turn_rad, config.hidden_distractors, config.hidden_words)
 
 
 class _Velocity(nn.Module):

@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.network import Network, reciprocal
-from embodied.policy import Decision, Evaluation, acting, take_statistics
-
-STILL = 1e-2
-"""What varies less than this, about a sensor's noise, stood still where statistics were taken, and may move later."""
+from embodied.network import Network
+from embodied.policy import Decision, Evaluation, acting, explored_value, take_statistics
+from policies.flat import FlatObservations
 
 
 @dataclass
@@ -36,7 +34,7 @@ class MLPConfig:
         return MLPPolicy(contract, self)
 
 
-class MLPPolicy(nn.Module):
+class MLPPolicy(FlatObservations):
     """Predicts the mean of H actions, kept within the limits by tanh; the deviation is one learned number per element.
 
     The critic also reads privileged observations, the actor never does. Actions are clamped to the contract's limits
@@ -50,34 +48,17 @@ class MLPPolicy(nn.Module):
     scores = True
 
     def __init__(self, contract: Contract, config: MLPConfig) -> None:
-        super().__init__()
+        super().__init__(contract, config.reciprocal, "policy=mlp", "policy=flow")
         self.contract, self.config = contract, config
-        specs = {key: spec for key, spec in contract.observation.items() if spec.dtype == "float32"}
-        self.actor_keys = [key for key, spec in specs.items() if not spec.privileged]
-        self.keys = [*self.actor_keys, *(key for key, spec in specs.items() if spec.privileged)]
-        varying = [key for key in self.keys if -1 in specs[key].shape]
-        if varying or not self.actor_keys:
-            raise UserError(
-                f"policy=mlp reads float32 observations of fixed size; got {varying or 'none'}: use policy=flow"
-            )
-        self.reciprocal = config.reciprocal
-        if unknown := [key for key in config.reciprocal if key not in self.keys]:
-            raise UserError(f"policy.reciprocal names {unknown}; expected some of {', '.join(self.keys)}")
         if not contract.action.low:
             raise UserError("MLPPolicy needs action limits; set low and high in the action spec")
         chunk = contract.horizon * contract.action.shape[-1]
-        self.observed, self.feature_size = (
-            sum(math.prod(specs[key].shape) for key in keys) for keys in (self.actor_keys, self.keys)
-        )
         self.actor = _layers(self.observed, config.hidden, chunk).append(nn.Tanh())
         self.critic = _layers(self.feature_size, config.hidden, 1)
         self.log_std = nn.Parameter(torch.full((chunk,), math.log(config.initial_std)))
         low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
         self.register_buffer("centre", (low + high) / 2)
         self.register_buffer("half_range", (high - low) / 2)
-        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
-        self.register_buffer("mean", torch.zeros(self.feature_size))
-        self.register_buffer("std", torch.ones(self.feature_size))
 
     @property
     def device(self) -> torch.device:
@@ -96,14 +77,9 @@ class MLPPolicy(nn.Module):
         critic = set(self.critic_parameters())
         return [parameter for parameter in self.parameters() if parameter not in critic]
 
-    @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Take normalisation statistics from observations [N]; actions are scaled by the contract's limits instead."""
-        inputs = self._concatenated(observation, self.keys)
-        std = inputs.std(0)
-        self.mean.copy_(inputs.mean(0))
-        self.std.copy_(torch.where(std < STILL, 1.0, std))
-        self.fitted.fill_(True)
+        self.fit_statistics(observation)
 
     def fresh(self) -> Self:
         """A policy of the same kind with new weights, from torch's global generator, and the same statistics."""
@@ -123,7 +99,7 @@ class MLPPolicy(nn.Module):
         raw = distribution.mean + distribution.stddev * noise
         actions = self._to_robot(raw.clamp(-1.0, 1.0))
         log_prob = self._sum(distribution.log_prob(raw))
-        value = None if deterministic else self.value(observation)
+        value = explored_value(self, observation, deterministic)
         return Decision(actions, TensorDict({"raw": raw}, batch_size=[len(raw)]), log_prob, value)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
@@ -138,7 +114,7 @@ class MLPPolicy(nn.Module):
 
     def features(self, observation: TensorDict) -> Tensor:
         """Normalised observations [N, feature_size], privileged ones included."""
-        return self._normalised(observation, self.keys)
+        return self.standardised(observation, self.keys)
 
     def mean_parameters(self) -> list[nn.Parameter]:
         """Parameters of the mean alone."""
@@ -180,22 +156,7 @@ class MLPPolicy(nn.Module):
         )
 
     def _inputs(self, observation: TensorDict) -> Tensor:
-        return self._normalised(observation, self.actor_keys)
-
-    def _normalised(self, observation: TensorDict, keys: list[str]) -> Tensor:
-        if not self.fitted:
-            raise RuntimeError(
-                "the policy has no normalisation statistics; call fit(observations) or load a checkpoint"
-            )
-        inputs = self._concatenated(observation, keys)
-        columns = inputs.shape[-1]
-        return (inputs - self.mean[:columns]) / self.std[:columns]
-
-    def _concatenated(self, observation: TensorDict, keys: list[str]) -> Tensor:
-        return torch.cat([self._read(key, observation[key].flatten(observation.batch_dims)) for key in keys], dim=-1)
-
-    def _read(self, key: str, values: Tensor) -> Tensor:
-        return reciprocal(values) if key in self.reciprocal else values
+        return self.standardised(observation, self.actor_keys)
 
     def _to_robot(self, raw: Tensor) -> Tensor:
         return raw.view(len(raw), self.contract.horizon, -1) * self.half_range + self.centre

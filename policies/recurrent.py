@@ -18,7 +18,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.memory import STARTED
 from embodied.network import GRU, MEMORY, chain
-from embodied.policy import Decision, acting
+from embodied.policy import Decision, acting, explored_value
 from policies.mlp import MLPConfig, MLPPolicy
 
 
@@ -76,7 +76,7 @@ class RecurrentPolicy(MLPPolicy):
         distribution = torch.distributions.Normal(mean, std, validate_args=False)
         sample = TensorDict({"raw": raw, MEMORY: memory}, batch_size=[len(raw)])
         actions, log_prob = self._to_robot(raw.clamp(-1.0, 1.0)), self._sum(distribution.log_prob(raw))
-        return Decision(actions, sample, log_prob, None if deterministic else self.value(observation))
+        return Decision(actions, sample, log_prob, explored_value(self, observation, deterministic))
 
     def actions(self, observation: TensorDict) -> Tensor:
         """Mean actions [N, H, A], differentiable."""

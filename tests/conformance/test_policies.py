@@ -13,16 +13,18 @@ from embodied.memory import Memory
 from embodied.network import MEMORY
 from embodied.policy import RankingPolicy
 from policies.attention import AttentionConfig
+from policies.encoders import EncoderKind
 from policies.flow import FlowConfig, Sampler
+from policies.libero_encoder import ObjectEncoder
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from sims.libero.observation import action_spec
 from tests.policies import observations as given
 
 LOW, HIGH = (-0.5, -1.0, -1.0, -1.0, -1.0, -1.0, 0.0), (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5)
-KEYS = ("joint_position", "end_effector_position", "gripper_position", "object_position")
+SECRET = {"mass": TensorSpec((2,), privileged=True)}
 CONTRACT = Contract(
-    {key: TensorSpec(tuple(given.observations(1)[key].shape[1:])) for key in KEYS},
+    given.contract().observation | SECRET,
     TensorSpec((7,), names=action_spec().names, low=LOW, high=HIGH),
     control_dt_s=0.05, horizon=4, executed=3,
 )  # fmt: skip
@@ -30,6 +32,7 @@ CONFIGS = {
     "flow, flow_sde": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_SDE),
     "flow, flow_noise": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE),
     "flow, ranking": FlowConfig(width=32, hidden=32, candidates=5, explored_candidates=3),
+    "flow, flat": FlowConfig(width=32, hidden=32, encoder=EncoderKind.FLAT, reciprocal=["gripper_command"]),
     "mlp": MLPConfig(hidden=[32]),
     "attention": AttentionConfig(hidden=[32]),
     "recurrent": RecurrentConfig(hidden=[32]),
@@ -39,7 +42,8 @@ CONFIGS = {
 def observations(count: int, seed: int = 0) -> TensorDict:
     """What all policies read, with a memory for those that have one."""
     memory = torch.randn(count, 16, generator=generator(seed))
-    return given.observations(count, seed).set(MEMORY, memory)
+    mass = torch.randn(count, 2, generator=generator(seed + 1))
+    return given.observations(count, seed).update({MEMORY: memory, "mass": mass})
 
 
 @pytest.fixture(params=CONFIGS)
@@ -167,6 +171,20 @@ def test_actions_stay_inside_the_limits_and_reach_them(make):
     assert ((actions == low) | (actions == high)).any()  # when sampled: a deterministic tanh only comes close
 
 
+def test_actors_do_without_what_only_a_simulator_knows(make):
+    policy, observation = make(), observations(20)
+    without = observation.exclude("mass")
+    every, least = (policy.act(each, deterministic=True).actions for each in (observation, without))
+    assert torch.equal(every, least)
+    assert policy.act(observation).value is not None
+    assert policy.act(without).value is None  # as on a robot
+    policy.loss(without, torch.zeros(20, 4, 7), torch.ones(20, 4))
+    policy.start_critic()
+    other = observation.clone().set("mass", observation["mass"] + 1.0)
+    tells = not isinstance(getattr(policy, "encoder", None), ObjectEncoder)  # which reads objects alone
+    assert ((policy.value(other) != policy.value(observation)) == tells).all()
+
+
 def test_deterministic_acting_repeats_whatever_was_drawn_before(make):
     policy, observation = make(), observations(40)
     first = policy.act(observation, deterministic=True).actions
@@ -182,7 +200,7 @@ def test_deterministic_acting_in_evaluation_does_not_depend_on_who_else_runs(mak
     memory, alone = Memory(policy, 70), Memory(policy, 70)
     some = torch.arange(70) % 3 == 0
     for step in range(3):
-        observation = given.observations(70, step)
+        observation = observations(70, step).exclude(MEMORY)
         every = act(policy, observation, torch.ones(70, dtype=torch.bool), "cpu", memory)
         assert torch.equal(act(policy, observation, some, "cpu", alone)[some], every[some])
 

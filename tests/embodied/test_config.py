@@ -37,7 +37,7 @@ def test_an_unknown_name_lists_the_known_ones(group, listed):
     ("override", "message"),
     [
         ("num_env=3", "unknown option 'num_env'; expected one of num_envs, env_steps"),
-        ("policy.wide=3", "unknown option 'policy.wide'; expected one of width"),
+        ("policy.wide=3", "unknown option 'policy.wide'; expected one of encoder"),
         ("+more=1", r"expected key=value, got '\+more=1'"),
         ("~task=1", "expected key=value"),
         ("num_envs", "expected key=value, got 'num_envs'"),

@@ -10,8 +10,9 @@ NAMES = ("milk", "alphabet soup", "basket")
 
 
 def contract(horizon: int = 4, executed: int = 3, action: int = 2) -> Contract:
-    """A contract with bounded actions; object-token policies look their observations up by key."""
-    return Contract({}, TensorSpec((action,), low=(-1.0,) * action, high=(1.0,) * action), 0.05, horizon, executed)
+    """A contract of these observations, with bounded actions."""
+    specs = {key: TensorSpec(tuple(value.shape[1:]), str(value.dtype)[6:]) for key, value in observations(1).items()}
+    return Contract(specs, TensorSpec((action,), low=(-1.0,) * action, high=(1.0,) * action), 0.05, horizon, executed)
 
 
 def observations(count: int, seed: int = 0) -> TensorDict:

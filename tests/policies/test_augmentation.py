@@ -5,7 +5,7 @@ import math
 import torch
 
 from policies.augmentation import hide_distractors, hide_words, image, random_image
-from policies.encoders import mention, rotation_matrix
+from policies.libero_encoder import mention, rotation_matrix
 from tests.policies.observations import observations
 
 

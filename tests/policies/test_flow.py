@@ -1,13 +1,26 @@
 """Sampling and scoring of the flow policy agree, in every sampler."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.algorithms.ppo import PPOConfig
 from embodied.chunking import Running
+from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
+from embodied.evaluation import evaluate
+from embodied.rollout import Collector, first_decisions
+from policies.augmentation import AugmentationKind, CartesianScene
+from policies.encoders import EncoderKind
+from policies.flat import FlatEncoder
 from policies.flow import FlowConfig, FlowPolicy, Sampler
+from policies.flow_kernels import fixed_noise
+from policies.libero_encoder import ObjectEncoder
+from sims.libero.observation import action_spec
+from tests.embodied.reach import Reach
 from tests.policies.observations import contract, observations
 
 
@@ -174,9 +187,126 @@ def test_the_advantage_learns_which_executed_actions_are_better() -> None:
     assert torch.equal(rated[:, 0], rated[:, 1])
 
 
-def test_scenes_are_turned_for_cartesian_actions_alone() -> None:
-    with pytest.raises(ValueError, match="set turn_rad=0"):
-        FlowConfig().build(contract())
+SCENE = replace(contract(), action=TensorSpec((7,), names=action_spec().names, low=(-1.0,) * 7, high=(1.0,) * 7))
+FLAT = Contract(
+    {
+        "speed": TensorSpec((3,), unit="m/s"),
+        "lidar": TensorSpec((5,), unit="m"),
+        "picture": TensorSpec((4, 4, 3), dtype="uint8"),
+        "friction": TensorSpec((1,), privileged=True),
+    },
+    TensorSpec((2,), low=(0.0, -400.0), high=(20.0, 400.0)), 0.05,
+)  # fmt: skip
+
+
+def flat(**settings) -> FlowPolicy:
+    torch.manual_seed(0)
+    return FlowConfig(width=16, hidden=32, **settings).build(FLAT)
+
+
+def driving(count: int, seed: int = 0) -> TensorDict:
+    generator = torch.Generator().manual_seed(seed)
+    return TensorDict(
+        {
+            key: 1.0 + torch.rand(count, *spec.shape, generator=generator)
+            for key, spec in FLAT.observation.items()
+            if spec.dtype == "float32"
+        },
+        [count],
+    )
+
+
+def test_encoder_and_augmentation_follow_from_the_contract() -> None:
+    policy = FlowConfig(width=16).build(SCENE)
+    assert isinstance(policy.encoder, ObjectEncoder)
+    assert isinstance(policy.augment, CartesianScene)
+    other = FlowConfig(width=16).build(contract())  # objects, but actions that no turn is known of
+    assert isinstance(other.encoder, ObjectEncoder)
+    assert other.augment is None
+    assert isinstance(flat().encoder, FlatEncoder)
+    assert flat().augment is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "on", "message"),
+    [
+        ({"augmentation": AugmentationKind.CARTESIAN_SCENE}, contract(), "set turn_rad=0"),
+        ({"augmentation": AugmentationKind.CARTESIAN_SCENE}, FLAT, "use augmentation=none"),
+        ({"encoder": EncoderKind.OBJECTS}, FLAT, "reads end_effector_position, .*; use encoder=flat"),
+        (
+            {"encoder": EncoderKind.FLAT, "reciprocal": ["wind"]},
+            FLAT,
+            r"names .'wind'.; expected some of speed, lidar",
+        ),
+        ({"reciprocal": ["gripper_command"]}, contract(), r"expected policy.reciprocal=\[\] with encoder=objects"),
+        (
+            {},
+            replace(FLAT, observation={"near": TensorSpec((-1, 3))}),
+            "encoder=flat reads .*: use encoder=objects",
+        ),
+        ({}, replace(FLAT, action=TensorSpec((2,))), "needs action limits"),
+    ],
+)
+def test_what_a_contract_does_not_have_is_one_line_that_says_what_to_use(settings, on, message) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        FlowConfig(**settings).build(on)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_flat_actor_acts_in_the_units_of_its_contract() -> None:
+    policy = flat(reciprocal=["lidar"])
+    low, high = torch.tensor(FLAT.action.low), torch.tensor(FLAT.action.high)
+    policy.fit(driving(64), (low + high) / 2 + torch.zeros(64, 2))  # nothing was ever varied
+    torch.testing.assert_close(policy.action_std, 0.1 * (high - low))
+    actions = policy.act(driving(200, 1), deterministic=True).actions[:, 0]
+    assert ((low <= actions) & (actions <= high)).all()
+    assert (actions.std(0) > 0.02 * (high - low)).all()
+    near, far = driving(1), driving(1)
+    far["lidar"] += 1e3
+    farther = far.clone().set("lidar", 2.0 * far["lidar"])
+    features = [policy.encoder(each) for each in (near, far, farther)]
+    assert (features[0] - features[1]).abs().max() > 100 * (features[1] - features[2]).abs().max()
+
+
+def test_deterministic_noise_differs_wherever_the_actor_sees_a_difference() -> None:
+    policy = flat()
+    policy.fit(driving(64), torch.zeros(64, 2))
+    seen = driving(3)
+    for key, tells in (("speed", True), ("lidar", True), ("friction", False)):
+        other = seen.clone()
+        other[key][:, -1] += 1e-6
+        same = fixed_noise(policy.encoder.identity(seen), (4,)) == fixed_noise(policy.encoder.identity(other), (4,))
+        assert (~same).all() if tells else same.all()
+
+
+def test_a_critic_begins_with_the_eye_of_the_actor_and_sees_more() -> None:
+    policy = flat()
+    policy.fit(driving(64), torch.zeros(64, 2))
+    policy.start_critic()
+    actor, critic = (encoder.layers[0].weight for encoder in (policy.encoder, policy.value_encoder))
+    assert critic.shape == (32, 9)
+    assert torch.equal(critic[:, :8], actor)
+    assert critic[:, 8].any()
+    assert torch.equal(policy.advantage_encoder.layers[0].weight, actor)  # what ranks has no more to go by
+
+
+def test_it_learns_to_reach_by_ppo() -> None:
+    """From nothing, from sparse reward: what policy=flow algorithm=ppo does on every task."""
+    torch.manual_seed(0)
+    env = Reach(64)
+    policy = FlowConfig(width=16, hidden=32).build(env.contract)
+    policy.fit(*first_decisions(Reach(64), torch.Generator().manual_seed(0), 512))
+    config = PPOConfig(minibatch=256, learning_rate=3e-3, target_kl=1.0, discount=0.9)
+    learner = config.build(policy, None, env, torch.Generator().manual_seed(0))
+    collector = Collector(env, policy, torch.Generator().manual_seed(0))
+    rates = []
+    for _ in range(18):
+        rollout = collector.collect(16)
+        rates.append(float(rollout.success.sum() / rollout.done.sum()))
+        learner.update(rollout, 0.0)
+    assert rates[0] < 0.5
+    assert rates[-1] > 0.95
+    assert evaluate(Reach(16), policy, starts_per_task=32).success.float().mean() > 0.95
 
 
 def running(actions: torch.Tensor, frozen: int, overlap: int) -> Running:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from embodied.text import hash_words
-from policies.encoders import ObjectEncoder, mention, object_poses
+from policies.libero_encoder import ObjectEncoder, mention, object_poses
 from tests.policies.observations import observations
 
 

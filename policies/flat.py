@@ -1,0 +1,114 @@
+"""Observations of fixed size in one row: what small control policies read, and an encoder of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.network import reciprocal
+from policies.encoders import Encoder
+
+STILL = 1e-2
+"""What varies less than this, about a sensor's noise, stood still where statistics were taken, and may move later."""
+
+
+class FlatObservations(nn.Module):
+    """The float32 observations of a contract side by side, standardised; privileged ones come last.
+
+    `distances` are read as `network.reciprocal`: what is near matters to the centimetre. `reader` says so where that
+    cannot be, and that the `other` is to be used.
+
+    Raises:
+        UserError: where an observation has a variable axis, there is none, or `distances` names none of them.
+    """
+
+    def __init__(self, contract: Contract, distances: Sequence[str], reader: str, other: str) -> None:
+        super().__init__()
+        specs = {key: spec for key, spec in contract.observation.items() if spec.dtype == "float32"}
+        self.actor_keys = [key for key, spec in specs.items() if not spec.privileged]
+        self.keys = [*self.actor_keys, *(key for key, spec in specs.items() if spec.privileged)]
+        varying = [key for key in self.keys if -1 in specs[key].shape]
+        if varying or not self.actor_keys:
+            raise UserError(f"{reader} reads float32 observations of fixed size; got {varying or 'none'}: use {other}")
+        self.reciprocal = list(distances)
+        if unknown := [key for key in distances if key not in self.keys]:
+            raise UserError(f"policy.reciprocal names {unknown}; expected some of {', '.join(self.keys)}")
+        self.observed, self.feature_size = (
+            sum(math.prod(specs[key].shape) for key in keys) for keys in (self.actor_keys, self.keys)
+        )
+        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("mean", torch.zeros(self.feature_size))
+        self.register_buffer("std", torch.ones(self.feature_size))
+
+    @torch.no_grad()
+    def fit_statistics(self, observation: TensorDict) -> None:
+        """Take mean and standard deviation of every element from observations [N]."""
+        inputs = self.concatenated(observation, self.keys)
+        std = inputs.std(0)
+        self.mean.copy_(inputs.mean(0))
+        self.std.copy_(torch.where(std < STILL, 1.0, std))
+        self.fitted.fill_(True)
+
+    def standardised(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
+        """The first of all columns, those of `keys` (`actor_keys` or `keys`), standardised; [..., columns].
+
+        Raises:
+            RuntimeError: before `fit_statistics`.
+        """
+        if not self.fitted:
+            raise RuntimeError(
+                "the policy has no normalisation statistics; call fit(observations) or load a checkpoint"
+            )
+        inputs = self.concatenated(observation, keys)
+        columns = inputs.shape[-1]
+        return (inputs - self.mean[:columns]) / self.std[:columns]
+
+    def concatenated(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
+        """Observations `keys` side by side, distances as reciprocals, [..., columns]."""
+        flat = {key: observation[key].flatten(observation.batch_dims) for key in keys}
+        return torch.cat([reciprocal(flat[key]) if key in self.reciprocal else flat[key] for key in keys], dim=-1)
+
+
+class FlatEncoder(FlatObservations, Encoder):
+    """Two dense layers on observations of fixed size; privileged ones are read by those that may.
+
+    Args:
+        contract: of the observations.
+        width: half of out_features.
+        distances: see FlatObservations.
+        privileged: whether it reads what only a simulator knows.
+    """
+
+    def __init__(self, contract: Contract, width: int, distances: Sequence[str], *, privileged: bool) -> None:
+        super().__init__(contract, distances, "encoder=flat", "encoder=objects")
+        self.read = self.keys if privileged else self.actor_keys
+        self.out_features = 2 * width
+        inputs = self.feature_size if privileged else self.observed
+        self.layers = nn.Sequential(
+            nn.Linear(inputs, self.out_features), nn.ReLU(), nn.Linear(self.out_features, self.out_features), nn.ReLU()
+        )
+
+    def fit(self, observation: TensorDict) -> None:
+        """Take normalisation statistics from observations [N]."""
+        self.fit_statistics(observation)
+
+    def forward(self, observation: TensorDict) -> Tensor:
+        """Features [N, out_features]."""
+        return self.layers(self.standardised(observation, self.read))
+
+    @torch.no_grad()
+    def begin_like(self, other: Self) -> None:
+        """Take over the weights of `other`; columns of what it does not read stay as they are."""
+        for mine, theirs in zip(self.layers.parameters(), other.layers.parameters(), strict=True):
+            mine[..., : theirs.shape[-1]].copy_(theirs)
+
+    def identity(self, observation: TensorDict) -> Tensor:
+        """All that the actor reads."""
+        return torch.cat([observation[key].flatten(1) for key in self.actor_keys], dim=-1)

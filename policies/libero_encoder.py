@@ -1,0 +1,158 @@
+"""Object-token encoder: attention over objects, each described by its pose and the words of its name.
+
+It sees where things are from the hand, not where they are in the world: what was learned in one place holds in another.
+
+Letters: N observations, M objects, L words.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.contract import Contract
+from embodied.text import WORD_BUCKETS
+from policies.encoders import Encoder
+
+OBSERVATIONS = (
+    "end_effector_position", "end_effector_rotation", "gripper_position", "gripper_command",
+    "object_position", "object_rotation", "object_names", "object_mask", "instruction",
+)  # fmt: skip
+"""What it reads."""
+STATE_WIDTH = 10
+POSE_WIDTH = 15
+MENTION_SCALE = 4.0
+"""Makes mentions as loud as the standardised poses beside them, so that attention finds the named objects early."""
+
+
+def missing(contract: Contract) -> list[str]:
+    """Which of the `OBSERVATIONS` `contract` does not have."""
+    return [key for key in OBSERVATIONS if key not in contract.observation]
+
+
+def mention(names: Tensor, instruction: Tensor) -> Tensor:
+    """How the instruction [N, L'] mentions each object [N, M, L], [N, M, 2]; word id 0 is padding.
+
+    First the share of the name's words that it contains, then when, both in [0, 1]: the share of its words for any
+    object that come before. "pick the milk and place it in the basket" mentions both objects, the milk earlier, and so
+    does "milk: basket". Words for nothing that is there change neither.
+    """
+    words = names != 0
+    equal = (names.unsqueeze(-1) == instruction[:, None, None, :]) & words.unsqueeze(-1)  # [N, M, L, L']
+    share = equal.any(-1).sum(-1) / words.sum(-1).clamp_min(1)
+    naming = equal.any((1, 2)).float()  # [N, L']
+    before = (naming.cumsum(-1) - naming) / naming.sum(-1, keepdim=True).clamp_min(1.0)
+    place = before.gather(-1, equal.any(-2).float().argmax(-1))
+    return torch.stack((share, place * (share > 0)), dim=-1)
+
+
+def rotation_matrix(two_columns: Tensor) -> Tensor:
+    """Rotation matrices [..., 3, 3] from their first two columns [..., 6]."""
+    first, second = two_columns[..., :3], two_columns[..., 3:]
+    return torch.stack((first, second, torch.linalg.cross(first, second)), dim=-1)
+
+
+def hand_state(observation: TensorDict) -> Tensor:
+    """Height and rotation of the hand, opening and command of its fingers, [N, 10]."""
+    height = observation["end_effector_position"][:, 2:]
+    fingers = observation["gripper_position"], observation["gripper_command"]
+    return torch.cat((height, observation["end_effector_rotation"], *fingers), dim=-1)
+
+
+def object_poses(observation: TensorDict) -> Tensor:
+    """Every object from the hand, and how it stands in the world, [N, M, 15].
+
+    Its axes are lines, without a front: double angles of their directions about the hand's own axis (x^2 - y^2, 2 x y)
+    and how steep they are. Most things are grasped alike from either side, and how far to turn jumps where both are
+    equally far, which is hard to learn from single angles.
+    """
+    position, rotation = observation["object_position"], rotation_matrix(observation["object_rotation"])
+    hand = rotation_matrix(observation["end_effector_rotation"]).unsqueeze(1)
+    offset = position - observation["end_effector_position"].unsqueeze(1)
+    in_hand = hand.transpose(-1, -2) @ rotation
+    x, y = in_hand[..., 0, :], in_hand[..., 1, :]
+    distance = offset.norm(dim=-1, keepdim=True)
+    near = torch.exp(-distance / torch.tensor([0.1, 0.03], device=distance.device))  # resolves the last centimetres
+    lines = (x.square() - y.square(), 2.0 * x * y, rotation[..., 2, :].abs())
+    return torch.cat((offset, near, position[..., 2:], *lines), dim=-1)
+
+
+class ObjectEncoder(Encoder):
+    """The hand's state attends over object tokens; returns features [N, out_features].
+
+    Statistics for normalisation are buffers, set once by `fit`; encoding without them raises RuntimeError. So are the
+    words that `fit` has seen: others are not read, for what they mean was never learned.
+    """
+
+    def __init__(self, width: int = 64, heads: int = 4, word_width: int = 16) -> None:
+        super().__init__()
+        self.heads = heads
+        self.out_features = (2 + heads) * width
+        self.register_buffer("words", _word_features(word_width))
+        self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
+        self.state = nn.Sequential(
+            nn.Linear(STATE_WIDTH + word_width, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU()
+        )
+        self.objects = nn.Sequential(
+            nn.Linear(POSE_WIDTH + 2 + word_width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        )
+        self.query = nn.Linear(2 * width, heads * width // 4)
+        self.key = nn.Linear(width, heads * width // 4)
+        self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
+        for name, size in (("state", STATE_WIDTH), ("pose", POSE_WIDTH)):
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_std", torch.ones(size))
+
+    @torch.no_grad()
+    def fit(self, observation: TensorDict) -> None:
+        """Take mean and standard deviation of every input from `observation` [N], and the words that are known."""
+        poses = object_poses(observation)[observation["object_mask"]]
+        for name, data in (("state", hand_state(observation)), ("pose", poses)):
+            getattr(self, f"{name}_mean").copy_(data.mean(0))
+            getattr(self, f"{name}_std").copy_(data.std(0).clamp_min(0.01))
+        self.known.fill_(False)
+        for key in ("instruction", "object_names"):
+            self.known[observation[key].unique()] = True
+        self.fitted.fill_(True)
+
+    def forward(self, observation: TensorDict) -> Tensor:
+        """Encode observations [N]: the state beside what each head attends to among the objects."""
+        if not self.fitted:
+            raise RuntimeError(
+                "the policy has no normalisation statistics; call fit(observations) or load a checkpoint"
+            )
+        state = (hand_state(observation) - self.state_mean) / self.state_std
+        state = self.state(torch.cat((state, self._embed(observation["instruction"])), dim=-1))
+        tokens = self.objects(self._object_inputs(observation))  # [N, M, width]
+        query = self.query(state).unflatten(-1, (self.heads, -1))
+        key = self.key(tokens).unflatten(-1, (self.heads, -1))
+        score = torch.einsum("nhd,nmhd->nhm", query, key) / key.shape[-1] ** 0.5
+        score = score.masked_fill(~observation["object_mask"].unsqueeze(1), float("-inf"))
+        return torch.cat((state, (score.softmax(-1) @ tokens).flatten(1)), dim=-1)
+
+    def begin_like(self, other: Self) -> None:
+        """Take over the weights, statistics and known words of `other`."""
+        self.load_state_dict(other.state_dict())
+
+    def identity(self, observation: TensorDict) -> Tensor:
+        """The hand's pose, [N, 9]."""
+        return torch.cat((observation["end_effector_position"], observation["end_effector_rotation"]), -1)
+
+    def _object_inputs(self, observation: TensorDict) -> Tensor:
+        names = observation["object_names"]
+        poses = (object_poses(observation) - self.pose_mean) / self.pose_std
+        mentions = MENTION_SCALE * mention(names, observation["instruction"])
+        return torch.cat((poses, mentions, self._embed(names.flatten(0, 1)).unflatten(0, names.shape[:2])), dim=-1)
+
+    def _embed(self, words: Tensor) -> Tensor:
+        return nn.functional.embedding_bag(words * self.known[words], self.words, mode="sum", padding_idx=0)
+
+
+def _word_features(width: int) -> Tensor:
+    """Fixed random word embeddings [WORD_BUCKETS, width]: nothing to learn, and the same in every process."""
+    features = torch.randn(WORD_BUCKETS, width, generator=torch.Generator().manual_seed(0)) / 2.0
+    features[0] = 0.0
+    return features
