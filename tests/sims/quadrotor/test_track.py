@@ -65,6 +65,14 @@ def test_random_references_keep_their_limits_and_differ():
     assert len({tuple(column) for column in torch.stack(plan).squeeze(1).t().tolist()}) == 500
 
 
+def test_a_random_reference_is_no_harder_than_its_acceleration_allows_however_fast_it_may_be():
+    gentle = dataclasses.replace(REFERENCES["random"], acceleration_m_s2=1.0)
+    t = torch.arange(0.0, 10.0, 0.01, dtype=torch.float64).unsqueeze(1)
+    moving = torch.stack(velocity([row.unsqueeze(0) for row in plans(gentle)], t))
+    acceleration = (moving.diff(dim=1) / 0.01).norm(dim=0).amax(0)
+    assert 0.5 < acceleration.max() < 1.0 + 1e-3
+
+
 def test_shares_of_references_are_those_that_are_asked_for():
     plan = plans(Track(eight_share=0.25, lissajous_share=0.5), 4000)
     planar, third = (plan[4:6] == 0).all(0), (plan[1] == 0)  # amplitudes of z; the second sine of x
