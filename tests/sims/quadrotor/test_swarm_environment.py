@@ -205,6 +205,18 @@ def test_a_collision_is_flown_again_from_a_moment_before():
     assert int(env.steps[0]) == 0
 
 
+def test_a_collision_soon_after_the_beginning_is_flown_again_from_there_not_from_the_episode_before():
+    env = make()
+    for _ in range(2 * EVERY):
+        env.step(hover(env))
+    env.reset(mask=torch.tensor([True] * 4 + [False] * 4))
+    begun = env.worlds.at(torch.tensor([0]))
+    put(env, 0, 0, (-3.0, 0.0, 2.0))
+    put(env, 0, 1, (-2.88, 0.0, 2.0))
+    assert env.step(hover(env)).terminated[:2].all()
+    assert same(env._replay.kept.at(torch.tensor([0])).tensors(), begun.tensors())
+
+
 def test_more_collisions_than_there_is_room_for_replace_the_oldest():
     env = make(4)
     for _ in range(CAPACITY // 4 + 1):
