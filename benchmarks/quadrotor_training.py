@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 from embodied.evaluation import wilson  # noqa: E402
 from embodied.files import complete_or_absent  # noqa: E402
 from embodied.report import git_commit, table, versions  # noqa: E402
-from sims.quadrotor.swarm import Swarm  # noqa: E402
+from sims.swarm.mdp import Swarm  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 LATE = "latency.action_s=[0.0,0.04]"

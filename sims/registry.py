@@ -1,7 +1,17 @@
-"""Tasks by the name that `task=` builds on."""
+"""Tasks by the name that a file of configs/task/ builds on."""
 
 from sims.libero.task import LiberoTask
-from sims.quadrotor.task import QuadrotorTask
+from sims.quadrotor.task import AnyPlatformTask, HoverTask, RaceTask, RecoverTask, TrackTask
+from sims.swarm.task import SwarmTask
 from sims.vehicle.task import VehicleTask
 
-TASKS: dict[str, type] = {"libero": LiberoTask, "quadrotor": QuadrotorTask, "vehicle": VehicleTask}
+TASKS: dict[str, type] = {
+    "libero": LiberoTask,
+    "quadrotor_hover_schema": HoverTask,
+    "quadrotor_track_schema": TrackTask,
+    "quadrotor_recover_schema": RecoverTask,
+    "quadrotor_race_schema": RaceTask,
+    "quadrotor_any_schema": AnyPlatformTask,
+    "quadrotor_swarm_schema": SwarmTask,
+    "vehicle": VehicleTask,
+}

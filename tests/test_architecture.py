@@ -76,6 +76,11 @@ def test_the_tracer_knows_no_simulator():
         assert known <= {"sims.native", "sims.counter_rng"}, path
 
 
+def test_a_drone_knows_nothing_of_swarms():
+    for path in (ROOT / "sims" / "quadrotor").rglob("*.py"):
+        assert not [module for module in imported_modules(path) if module.startswith("sims.swarm")], path
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_packages_are_typed_and_their_init_only_documents(package: str):
     assert (ROOT / package / "py.typed").exists()

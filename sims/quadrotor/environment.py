@@ -21,9 +21,9 @@ from embodied.rollout import Rollout
 from sims.quadrotor.airframes import CRAZYFLIE, DRAWS, PARAMETERS, Airframe, sample_platforms, scatter
 from sims.quadrotor.dynamics import DT_S, Body, Options
 from sims.quadrotor.episode import COUNTERS, Episode, Mdp
-from sims.quadrotor.hover import Hover
 from sims.quadrotor.observation import History, action_spec, observation_specs, split_rows
 from sims.quadrotor.starts import Stream, draws, keys
+from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.unroll import unroll, unroll_source
 from sims.tracer.kernels import Kernels, pad
 

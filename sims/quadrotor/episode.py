@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import Tensor
 
 from embodied.contract import TensorSpec
+from embodied.errors import UserError
 from sims.quadrotor import dynamics
 from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.dynamics import Body, Options
@@ -65,6 +66,28 @@ class Mdp(Protocol):
     def finished(self, now: Moment) -> Value | None: ...  # noqa: D102
     def success(self, truncated: Tensor, memory: Tensor) -> Tensor: ...  # noqa: D102
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]: ...  # noqa: D102
+
+
+M = TypeVar("M", bound=Any)
+
+
+def weights(mdp: Any) -> dict[str, float]:  # noqa: ANN401 - a dataclass of numbers
+    """The weights of the reward of `mdp`, by name."""
+    names = [entry.name for entry in fields(mdp) if entry.name.startswith(("reward_", "weight_"))]
+    return {name: getattr(mdp, name) for name in names}
+
+
+def reweighted(mdp: M, reward: Mapping[str, float]) -> M:
+    """`mdp` with other weights of its `reward`, by name.
+
+    Raises:
+        UserError: where it has no such weight.
+    """
+    known = weights(mdp)
+    for name in reward:
+        if name not in known:
+            raise UserError(f"unknown weight {name!r} in task.reward; expected one of {', '.join(known)}")
+    return replace(mdp, **reward)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.swarm import Swarm
-from sims.quadrotor.swarm_environment import SwarmEnvironment
-from sims.quadrotor.task import GOALS
+from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
+from sims.swarm.environment import SwarmEnvironment
+from sims.swarm.mdp import Swarm
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.navigate import Navigate
 from sims.vehicle.race import Race
@@ -42,18 +42,17 @@ ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
 
 
 def swarm(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> SwarmEnvironment:
-    # One drone a world: those of a world share their episodes, which tests/sims/quadrotor holds them to.
+    # One drone a world: those of a world share their episodes, which tests/sims/swarm holds them to.
     mdp = Swarm(drones=1)
     return SwarmEnvironment(num_envs, mdp=mdp, executed=executed, step_limit=step_limit, seed=seed)
 
 
-def quadrotor(goal: str) -> Callable[..., QuadrotorEnvironment]:
+def quadrotor(goal: type[QuadrotorTask]) -> Callable[..., QuadrotorEnvironment]:
     def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> QuadrotorEnvironment:
-        wanted = GOALS[goal]
+        mdp = next(iter(goal.MDPS.values()))
         return QuadrotorEnvironment(
-            num_envs, mdp=next(iter(wanted.distributions.values())), options=wanted.options, executed=executed,
-            step_limit=step_limit, seed=seed,
-        )  # fmt: skip
+            num_envs, mdp=mdp, options=goal.OPTIONS, executed=executed, step_limit=step_limit, seed=seed
+        )
 
     return make
 
@@ -83,7 +82,11 @@ ENVIRONMENTS = {
     "reach, late": late_reach,
     "libero wide": libero("wide"),
     "libero official": libero("official"),
-    **{f"quadrotor {goal}": quadrotor(goal) for goal in GOALS if goal != "swarm"},
+    "quadrotor hover": quadrotor(HoverTask),
+    "quadrotor track": quadrotor(TrackTask),
+    "quadrotor recover": quadrotor(RecoverTask),
+    "quadrotor race": quadrotor(RaceTask),
+    "quadrotor any": quadrotor(AnyPlatformTask),
     "quadrotor swarm": swarm,
     **{f"vehicle {goal}": vehicle(goal) for goal in ("navigate", "race")},
 }

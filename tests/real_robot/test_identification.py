@@ -21,7 +21,7 @@ from sims.quadrotor.airframes import CRAZYFLIE_21, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.fitting import KEYS, FlightModel
-from sims.quadrotor.hover import Hover
+from sims.quadrotor.tasks.hover import Hover
 from sims.vehicle import dynamics as vehicle_dynamics
 from sims.vehicle.vehicles import F1TENTH, PARAMETERS, Model
 

@@ -9,7 +9,7 @@ from embodied.environment import DifferentiableEnvironment
 from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY, RACER_5_INCH
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.hover import Hover
+from sims.quadrotor.tasks.hover import Hover
 
 STILL = Hover(
     force_scale=0.0, torque_scale=0.0, origin_share=1.0, initial_velocity_m_s=0.0, initial_angular_velocity_rad_s=0.0,

@@ -6,9 +6,9 @@ import torch
 from embodied.seeding import generator
 from sims.quadrotor.airframes import DRAWS, GRAVITY, PARAMETERS, Airframe, sample_platforms
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.hover import Hover
-from sims.quadrotor.platforms import MEASURED, OUTSIDE, POSITION_LIMIT_M, UNSEEN, AnyHover
-from sims.quadrotor.task import QuadrotorTask
+from sims.quadrotor.task import AnyPlatformTask
+from sims.quadrotor.tasks.any_platform import MEASURED, OUTSIDE, POSITION_LIMIT_M, UNSEEN, AnyHover
+from sims.quadrotor.tasks.hover import Hover
 
 
 @pytest.mark.parametrize("backend", ["c", "torch"])
@@ -81,16 +81,10 @@ def test_the_unseen_fly_as_themselves():
 
 
 def test_the_task_trains_on_random_platforms_alone():
-    task = QuadrotorTask(goal="any")
+    task = AnyPlatformTask()
     assert task.distributions == ("random", *UNSEEN, "crazyflie", "crazyflie_21")
     assert task.environment(2, "random", "train").airframe is None
     for name, airframe in MEASURED.items():
         env = task.environment(2, name, "eval")
         assert env.airframe == airframe
         assert "platform" not in env.contract.observation
-
-
-@pytest.mark.parametrize("given", [{"airframe": "racer_5_inch"}, {"randomisation": 0.1}])
-def test_platforms_of_its_own_leave_no_choice(given: dict):
-    with pytest.raises(ValueError, match="flies platforms of its own"):
-        QuadrotorTask(goal="any", **given)

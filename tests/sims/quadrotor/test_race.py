@@ -8,7 +8,7 @@ import torch
 from sims.quadrotor.airframes import RACER_5_INCH
 from sims.quadrotor.dynamics import BODY_ROWS, Options
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.race import HALF_OPENING_M, TRACK, Race
+from sims.quadrotor.tasks.race import HALF_OPENING_M, TRACK, Race
 from tests.sims.quadrotor.test_unroll import both, compare, policy
 
 EFFECTS = {"airframe": RACER_5_INCH, "options": Options(drag=True, delay_steps=1)}

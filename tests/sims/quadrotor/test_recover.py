@@ -8,7 +8,7 @@ import torch
 from sims.quadrotor.airframes import CRAZYFLIE
 from sims.quadrotor.dynamics import BODY_ROWS
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.recover import Recover
+from sims.quadrotor.tasks.recover import Recover
 from tests.sims.quadrotor.test_unroll import both, compare, policy
 
 STILL = {"force_scale": 0.0, "torque_scale": 0.0}

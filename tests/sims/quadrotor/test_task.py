@@ -1,9 +1,24 @@
-"""Reward weights of a task reach its environments, and no others are taken."""
+"""What each goal takes reaches its environments; nothing else is taken."""
+
+from dataclasses import fields
 
 import pytest
 import torch
 
-from sims.quadrotor.task import QuadrotorTask
+from embodied.config import compose
+from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
+from sims.swarm.task import SwarmTask
+from train import GROUPS, TrainConfig
+
+COMMON, CHOSEN = {"name", "history", "step_limit", "reward"}, {"airframe", "randomisation"}
+GOALS = {
+    "hover": (HoverTask, COMMON | CHOSEN),
+    "track": (TrackTask, COMMON | CHOSEN),
+    "recover": (RecoverTask, COMMON | CHOSEN),
+    "race": (RaceTask, COMMON | CHOSEN),
+    "any": (AnyPlatformTask, COMMON),
+    "swarm": (SwarmTask, {"name", "step_limit", "reward", "airframe"}),
+}
 
 
 def first_reward(task: QuadrotorTask) -> torch.Tensor:
@@ -13,14 +28,46 @@ def first_reward(task: QuadrotorTask) -> torch.Tensor:
 
 
 def test_reward_weights_are_those_of_the_task() -> None:
-    plain, richer = QuadrotorTask(), QuadrotorTask(reward={"reward_alive": 4.0})
+    plain, richer = HoverTask(), HoverTask(reward={"reward_alive": 4.0})
     assert torch.allclose(first_reward(richer) - first_reward(plain), torch.tensor(3.0))
 
 
-def test_unknown_reward_weight_is_refused() -> None:
+@pytest.mark.parametrize("task", [HoverTask, SwarmTask])
+def test_unknown_reward_weight_is_refused(task) -> None:
     with pytest.raises(ValueError, match="unknown weight 'position'"):
-        QuadrotorTask(reward={"position": 1.0})
+        task(reward={"position": 1.0})
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_a_goal_takes_what_it_has_with_its_own_defaults(goal: str) -> None:
+    kind, options = GOALS[goal]
+    assert {field.name for field in fields(kind)} == options
+    task = kind()
+    assert task.name == f"quadrotor_{goal}"
+    for mdp in task.MDPS.values():
+        own = {name: getattr(mdp, name) for name in vars(mdp) if name.startswith(("reward_", "weight_"))}
+        assert task.reward == own
+        assert None not in own.values()
+
+
+@pytest.mark.parametrize(
+    ("goal", "option"),
+    [
+        ("any", "airframe=racer_5_inch"), ("any", "randomisation=0.1"), ("swarm", "randomisation=0.1"),
+        ("swarm", "history=4"), ("hover", "reward.weight_neighbour=1"), ("hover", "goal=race"),
+    ],
+)  # fmt: skip
+def test_what_another_goal_takes_is_refused_by_name(goal: str, option: str) -> None:
+    name = option.partition("=")[0]
+    with pytest.raises(ValueError, match=rf"^unknown option 'task\.{name}'; expected one of "):
+        compose(TrainConfig, "train", [f"task=quadrotor_{goal}", f"task.{option}"], GROUPS)
+
+
+@pytest.mark.parametrize("task", [HoverTask, SwarmTask])
+def test_an_unknown_airframe_is_refused(task) -> None:
+    with pytest.raises(ValueError, match="unknown airframe 'nope'; expected one of crazyflie, "):
+        task(airframe="nope")
 
 
 def test_environments_run_where_they_are_asked_to() -> None:
-    assert QuadrotorTask().environment(2, "disturbed", "train", device="cpu:0").device == torch.device("cpu:0")
+    assert HoverTask().environment(2, "disturbed", "train", device="cpu:0").device == torch.device("cpu:0")

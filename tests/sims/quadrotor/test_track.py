@@ -9,11 +9,11 @@ import torch
 from sims.quadrotor.airframes import CRAZYFLIE
 from sims.quadrotor.dynamics import DT_S
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.task import GOALS
-from sims.quadrotor.track import AHEAD_S, SETTLING_STEPS, Track, position, velocity
+from sims.quadrotor.task import TrackTask
+from sims.quadrotor.tasks.track import AHEAD_S, SETTLING_STEPS, Track, position, velocity
 from tests.sims.quadrotor.test_unroll import both, compare, policy
 
-REFERENCES = GOALS["track"].distributions
+REFERENCES = TrackTask.MDPS
 CALM = {
     "force_scale": 0.0, "torque_scale": 0.0, "initial_position_m": 0.0, "initial_velocity_m_s": 0.0,
     "initial_angular_velocity_rad_s": 0.0, "initial_tilt": 0.0, "initial_rotor_speed": CRAZYFLIE.hover_speed,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sims.quadrotor.swarm_worlds import Worlds
+from sims.swarm.worlds import Worlds
 
 FIRST_LEVEL, RISE, RISES_AT, WINDOW = 0.5, 0.1, 0.25, 64
 """The curriculum begins with this share of the obstacles, and adds so much, once at least this share of so many worlds

@@ -9,10 +9,9 @@ from embodied.tree import load_tree, save_tree
 from policies.attention import AttentionConfig, AttentionPolicy
 from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY
 from sims.quadrotor.dynamics import DT_S
-from sims.quadrotor.swarm import AWAY_M, FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm
-from sims.quadrotor.swarm_environment import SwarmEnvironment
-from sims.quadrotor.swarm_practice import CAPACITY, EVERY, FIRST_LEVEL, RISE, SLOTS, WINDOW, Curriculum
-from sims.quadrotor.task import QuadrotorTask
+from sims.swarm.environment import SwarmEnvironment
+from sims.swarm.mdp import AWAY_M, FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm
+from sims.swarm.practice import CAPACITY, EVERY, FIRST_LEVEL, RISE, SLOTS, WINDOW, Curriculum
 from tests.conformance.test_environments import same
 
 CALM = Swarm(
@@ -300,12 +299,6 @@ def test_an_evaluation_does_not_depend_on_the_number_of_environments():
     assert torch.equal(results[0].steps, results[1].steps)
     assert same(results[0].metrics, results[1].metrics)
     assert 0 < results[0].metrics["collision_free"].sum() < 40
-
-
-def test_a_swarm_has_no_randomisation_and_no_history():
-    for wrong in ({"randomisation": 0.1}, {"history": 4}):
-        with pytest.raises(ValueError, match="goal=swarm has no randomisation and no history"):
-            QuadrotorTask(goal="swarm", **wrong)
 
 
 def test_wrong_input_is_refused():

@@ -9,8 +9,8 @@ from typing import ClassVar
 from embodied.contract import TensorSpec
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, DRAWS, GRAVITY, Airframe
 from sims.quadrotor.episode import Moment
-from sims.quadrotor.hover import Hover
 from sims.quadrotor.starts import PLATFORM
+from sims.quadrotor.tasks.hover import Hover
 from sims.tracer.arithmetic import Rows, Value, uniform
 
 POSITION_LIMIT_M = 1.0

@@ -16,9 +16,9 @@ from embodied.files import complete_or_absent
 from embodied.memory import Memory
 from embodied.policy import Policy
 from embodied.video import Film, Frames
-from sims.quadrotor.pictures import GRID, PAPER, Array
-from sims.quadrotor.swarm import AWAY_M, FLYING, HALF_ROOM_M, OBSTACLE_RADIUS_M, RADIUS_M
-from sims.quadrotor.swarm_environment import SwarmEnvironment
+from sims.quadrotor.video.pictures import GRID, PAPER, Array
+from sims.swarm.environment import SwarmEnvironment
+from sims.swarm.mdp import AWAY_M, FLYING, HALF_ROOM_M, OBSTACLE_RADIUS_M, RADIUS_M
 
 PIXELS, TALL_M = 36, 4.0
 """Pixels of a metre; the height that is shown."""

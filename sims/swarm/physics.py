@@ -14,9 +14,9 @@ from sims.quadrotor import dynamics
 from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe
 from sims.quadrotor.dynamics import BODY_ROWS, Body, Options
 from sims.quadrotor.episode import Moment
-from sims.quadrotor.hover import Hover
-from sims.quadrotor.swarm import Around, Flight, Swarm, around, carrot, downwash, tokens
-from sims.quadrotor.swarm_worlds import Worlds
+from sims.quadrotor.tasks.hover import Hover
+from sims.swarm.mdp import Around, Flight, Swarm, around, carrot, downwash, tokens
+from sims.swarm.worlds import Worlds
 from sims.tracer.arithmetic import Rows
 from sims.tracer.kernels import Kernels, pad
 from sims.tracer.program import UNIFORM, WORD, Group, Program

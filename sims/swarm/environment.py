@@ -18,13 +18,13 @@ from embodied.environment import Transition
 from embodied.errors import UserError
 from sims.quadrotor.airframes import CRAZYFLIE, Airframe
 from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Body, Options, sound
-from sims.quadrotor.hover import ERROR_STEPS
 from sims.quadrotor.observation import action_spec, observation_specs
 from sims.quadrotor.starts import Stream, draws, keys
-from sims.quadrotor.swarm import FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm, collisions, length, reward
-from sims.quadrotor.swarm_physics import Physics
-from sims.quadrotor.swarm_practice import Curriculum, Replay
-from sims.quadrotor.swarm_worlds import Worlds, build
+from sims.quadrotor.tasks.hover import ERROR_STEPS
+from sims.swarm.mdp import FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm, collisions, length, reward
+from sims.swarm.physics import Physics
+from sims.swarm.practice import Curriculum, Replay
+from sims.swarm.worlds import Worlds, build
 
 STEP_LIMIT = 1500
 REPLAYED = 0.3

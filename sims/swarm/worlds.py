@@ -14,7 +14,7 @@ from torch import Tensor
 from sims.quadrotor.airframes import GRAVITY, Airframe
 from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Options
 from sims.quadrotor.starts import draws
-from sims.quadrotor.swarm import AWAY_M, CELLS, FLYING, GRID, HIGH_M, LOW_M, Swarm
+from sims.swarm.mdp import AWAY_M, CELLS, FLYING, GRID, HIGH_M, LOW_M, Swarm
 
 LEGS = 3
 """Goals of a drone in an episode, one after the other."""

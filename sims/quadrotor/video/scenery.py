@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sims.quadrotor import race, track
 from sims.quadrotor.dynamics import DT_S
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.pictures import Array, Camera
-from sims.quadrotor.race import Gate, Race
-from sims.quadrotor.recover import Recover
-from sims.quadrotor.track import Track
+from sims.quadrotor.tasks import race, track
+from sims.quadrotor.tasks.race import Gate, Race
+from sims.quadrotor.tasks.recover import Recover
+from sims.quadrotor.tasks.track import Track
+from sims.quadrotor.video.pictures import Array, Camera
 
 
 @dataclass(frozen=True, eq=False)

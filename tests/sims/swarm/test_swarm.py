@@ -6,7 +6,7 @@ import torch
 from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.starts import keys
-from sims.quadrotor.swarm import (
+from sims.swarm.mdp import (
     AWAY_M,
     FLYING,
     HIT_DRONE,
@@ -24,7 +24,7 @@ from sims.quadrotor.swarm import (
     tokens,
     wanted_velocity,
 )
-from sims.quadrotor.swarm_worlds import LEGS, Worlds, build
+from sims.swarm.worlds import LEGS, Worlds, build
 
 EYE = torch.eye(3, dtype=torch.float64).flatten()
 

@@ -1,0 +1,1 @@
+"""Flights on film and in figures."""

@@ -1,0 +1,85 @@
+"""Swarms as something a run can train on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from embodied.config import at_least
+from embodied.errors import UserError
+from embodied.policy import Policy
+from embodied.video import tile, write_video
+from sims.quadrotor.episode import reweighted, weights
+from sims.quadrotor.task import named_airframe
+from sims.swarm import pictures
+from sims.swarm.environment import STEP_LIMIT, SwarmEnvironment
+from sims.swarm.mdp import Swarm
+
+FILMED_WORLDS, STRIDE = 2, 6
+"""Worlds in a video, and control steps between its frames."""
+
+
+@dataclass
+class SwarmTask:
+    """Drones exchange their places among obstacles; numbers of distributions are shares of cells with one, in %.
+
+    `airframe` flies. An episode is truncated after `step_limit` control steps. `reward` holds the weights of the
+    reward, see `mdp.reward`.
+    """
+
+    name: str = "quadrotor_swarm"
+    step_limit: int = STEP_LIMIT
+    reward: dict[str, float] = field(default_factory=lambda: weights(Swarm()))
+    airframe: str = "crazyflie"
+
+    MDPS: ClassVar[Mapping[str, Swarm]] = {"density_20": Swarm()}
+    """By the name of the distribution; the first is trained on."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for an unknown airframe, impossible sizes and unknown weights."""
+        at_least(self, 1, "step_limit")
+        named_airframe(self.airframe)
+        for mdp in self.MDPS.values():
+            reweighted(mdp, self.reward)
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """Each with random worlds, initial states, forces and torques."""
+        return tuple(self.MDPS)
+
+    @property
+    def asset_kind(self) -> None:
+        """There is nothing that could be a stand-in."""
+        return None
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> SwarmEnvironment:
+        """Make environments that start from the `split` ("train" or "eval"); they run on the CPU.
+
+        Raises:
+            UserError: for an unknown distribution.
+        """
+        if distribution not in self.MDPS:
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+        return SwarmEnvironment(
+            num_envs, mdp=reweighted(self.MDPS[distribution], self.reward), airframe=named_airframe(self.airframe),
+            split=split, step_limit=self.step_limit, seed=seed,
+        )  # fmt: skip
+
+    def demonstrations(self, directory: Path, seed: int) -> None:
+        """There are none: policies begin from nothing."""
+        return
+
+    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+        """Film each policy, by caption, from the same starts; trajectories.png beside it plots the ways flown."""
+        flights, films, dt_s = {}, {}, 0.0
+        for caption, policy in policies.items():
+            env = self.environment(FILMED_WORLDS * Swarm.drones, self.distributions[0], "eval")
+            flights[caption] = pictures.fly(env, policy, device, STRIDE)
+            films[caption] = pictures.film(flights[caption])
+            dt_s = env.contract.control_dt_s * STRIDE
+        write_video(path, tile(films), round(1.0 / dt_s))
+        pictures.plot(path.with_name("trajectories.png"), flights)
