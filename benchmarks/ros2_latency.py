@@ -47,7 +47,8 @@ from embodied import checkpoint  # noqa: E402
 from embodied.files import complete_or_absent  # noqa: E402
 from real_robot.ros2.codecs import installed, stamp_s  # noqa: E402
 from real_robot.ros2.processes import PROGRAMS, Processes  # noqa: E402
-from real_robot.ros2.tables import ACTION, robot_table  # noqa: E402
+from real_robot.ros2.robots import robot_table  # noqa: E402
+from real_robot.ros2.tables import ACTION  # noqa: E402
 from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402
 
 ECHO, POLICY, BOTH = "echo", "policy", "policy, safety"

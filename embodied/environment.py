@@ -5,18 +5,14 @@ Letters in shape comments: N environments, K executed actions of a chunk, A acti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
-
-if TYPE_CHECKING:
-    from embodied.rollout import Rollout
 
 
 @dataclass
@@ -107,18 +103,4 @@ class DifferentiableEnvironment(StartEnvironment, Protocol):
 
     def detach(self) -> None:
         """Cut the graph: what follows carries gradients from the present state on alone."""
-        ...
-
-
-@runtime_checkable
-class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
-    """A DifferentiableEnvironment that runs a feed-forward policy by itself, faster than step by step."""
-
-    def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
-        """Run `decisions` single actions of a feed-forward policy from the present state.
-
-        `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that are
-        not privileged, or that a teacher may be told, to actions in half ranges around the middle. Reward, observations
-        and actions carry gradients to the layers. An environment whose episode ends on the way stays frozen.
-        """
         ...

@@ -6,15 +6,15 @@ Letters: T decisions, N environments, H predicted and K executed actions, A acti
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.environment import DifferentiableEnvironment, StartEnvironment, Transition, UnrolledEnvironment
+from embodied.environment import DifferentiableEnvironment, StartEnvironment, Transition
 from embodied.errors import UserError
 from embodied.memory import Memory
 from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
@@ -220,6 +220,20 @@ def _executed(decision: Decision, transition: Transition) -> Tensor:
     if transition.actions is None:
         return decision.actions
     return torch.cat((transition.actions, decision.actions[:, transition.actions.shape[1] :]), 1)
+
+
+@runtime_checkable
+class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
+    """A DifferentiableEnvironment that runs a feed-forward policy by itself, faster than step by step."""
+
+    def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
+        """Run `decisions` single actions of a feed-forward policy from the present state.
+
+        `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that are
+        not privileged, or that a teacher may be told, to actions in half ranges around the middle. Reward, observations
+        and actions carry gradients to the layers. An environment whose episode ends on the way stays frozen.
+        """
+        ...
 
 
 class DifferentiableCollector(Collector):

@@ -33,13 +33,16 @@ def dotted(path: Path) -> str:
 MODULES = {dotted(path): path for path in (*SOURCES, *ROOT.glob("*.py"))}
 
 
-def imported_modules(path: Path, at_module_level: bool = False) -> set[str]:
-    """Modules of this tree that a file imports: all, or those that importing it loads (and type checkers read)."""
+def imported_modules(path: Path) -> set[str]:
+    """Modules of this tree that a file imports anywhere."""
+    return modules_in(path.read_text())
+
+
+def modules_in(code: str) -> set[str]:
+    """Those that `code` imports: also inside of functions, and for type checkers alone."""
     found: set[str] = set()
-    nodes: list[ast.AST] = [ast.parse(path.read_text())]
+    nodes: list[ast.AST] = [ast.parse(code)]
     for node in nodes:
-        if at_module_level and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -68,6 +71,38 @@ def test_simulators_of_others_are_read_never_imported(path: Path):
 def test_a_file_tells_one_story(path: Path):
     limit = 100 if path.parent == ROOT else 400
     assert len(path.read_text().splitlines()) <= limit
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Every module that a way from it leads back to, with that way: the shortest."""
+    found = []
+    for first in arrows:
+        ways = [[first]]
+        seen = {first}
+        for way in ways:
+            for following in sorted(arrows.get(way[-1], set())):
+                if following == first:
+                    found.append([*way, first])
+                elif following not in seen:
+                    seen.add(following)
+                    ways.append([*way, following])
+    return sorted(found, key=len)
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"d"}}) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}})[0] == ["b", "c", "b"]
+    code = (
+        "def f():\n    import embodied.config\nfrom embodied import errors, memory\nfrom embodied.files import flush\n"
+    )
+    assert modules_in(code) == {"embodied.config", "embodied.errors", "embodied.memory", "embodied.files"}
+
+
+def test_imports_go_in_no_circle():
+    # Nor inside functions or for type checkers alone: what two modules need of each other belongs into a third.
+    arrows = {module: imported_modules(path) - {module} for module, path in MODULES.items()}
+    found = circles(arrows)
+    assert not found, " -> ".join(found[0])
 
 
 def test_the_tracer_knows_no_simulator():

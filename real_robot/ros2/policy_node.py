@@ -26,8 +26,8 @@ from real_robot.control_loop import Controller
 from real_robot.policy_client import PolicyClient
 from real_robot.recorder import Recorder
 from real_robot.ros2.managed import ERROR, OK, WARN, ManagedNode, Report
+from real_robot.ros2.robots import robot_table
 from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_limits
-from real_robot.ros2.tables import robot_table
 from real_robot.safety import Safety, State, Verdict
 
 HEARTBEAT_HZ = 20.0

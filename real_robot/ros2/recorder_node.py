@@ -15,8 +15,9 @@ from typing import Any
 from embodied.errors import UserError
 from real_robot.recorder import Recorder
 from real_robot.ros2.managed import OK, WARN, ManagedNode, Report
+from real_robot.ros2.robots import robot_table
 from real_robot.ros2.ros_robot import read_contract, subscribe, types
-from real_robot.ros2.tables import Qos, robot_table
+from real_robot.ros2.tables import Qos
 
 LISTENED = Qos(depth=50, reliability="best_effort")
 """Hears publishers of any QoS."""

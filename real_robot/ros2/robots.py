@@ -7,10 +7,13 @@ All take the contract that a policy wants, to observe no more than that, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from embodied.contract import Contract
+from embodied.errors import UserError
 from real_robot.ros2.arms import forward_position, forward_velocity, fr3, joint_trajectory, ur
 from real_robot.ros2.body_codecs import Image
 from real_robot.ros2.codecs import LabelledArrays
@@ -47,3 +50,21 @@ ROBOTS: dict[str, Callable[..., Table]] = {
         crazyswarm2, crazyswarm2_full_state, diff_drive, ackermann,
     )
 }  # fmt: skip
+
+
+def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Table:
+    """The table of `robot` with its `options`, for a policy of contract `wanted`.
+
+    Raises:
+        UserError: for an unknown robot or option, and where the robot cannot serve the policy: with a table of the
+            differences.
+    """
+    if robot not in ROBOTS:
+        raise UserError(f"unknown robot {robot!r}; expected one of {', '.join(sorted(ROBOTS))}")
+    known = list(inspect.signature(ROBOTS[robot]).parameters)[1:]
+    if unknown := set(options) - set(known):
+        raise UserError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(known) or 'none'}")
+    table = ROBOTS[robot](wanted, **options)
+    if rows := wanted.differences(table.contract):
+        raise UserError(f"the policy does not fit {robot}:\n  " + "\n  ".join(rows))
+    return table

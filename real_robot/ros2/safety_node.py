@@ -17,8 +17,9 @@ from std_srvs.srv import Trigger
 from embodied.errors import UserError
 from real_robot.ros2.codecs import stamp_s
 from real_robot.ros2.managed import ERROR, OK, WARN, ManagedNode, Report
+from real_robot.ros2.robots import robot_table
 from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_contract, read_limits, subscribe
-from real_robot.ros2.tables import ACTION, robot_table
+from real_robot.ros2.tables import ACTION
 from real_robot.safety import Command, Safety, State
 
 CHECKS = 4

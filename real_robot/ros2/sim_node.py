@@ -27,8 +27,9 @@ from embodied.errors import UserError
 from real_robot.robot import SimulatedRobot
 from real_robot.ros2.codecs import stamp_s
 from real_robot.ros2.managed import ManagedNode, Report
+from real_robot.ros2.robots import robot_table
 from real_robot.ros2.ros_robot import publisher, subscribe, types
-from real_robot.ros2.tables import ACTION, robot_table
+from real_robot.ros2.tables import ACTION
 
 CLOCK_AGAIN_S = 0.2
 """Wall time after which the clock is said again."""

@@ -1,12 +1,11 @@
 """What a robot speaks: which arrays of a contract travel on which topic, as which message, with which QoS.
 
-`robots.py` has one function for each robot; `robot_table` makes its table and binds it to a policy's contract. Names of
-topics and services are relative, so that a node's namespace and remappings apply.
+`robots.py` has one function for each robot, which makes its table, and binds it to a policy's contract. Names of topics
+and services are relative, so that a node's namespace and remappings apply.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -211,23 +210,3 @@ def make_table(
         name, (*states, *labelled), command, 1.0 / rate_hz, hold, emergency,
         remembered=remembered(wanted, action), initial=initial, **others,
     )  # fmt: skip
-
-
-def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Table:
-    """The table of `robot` with its `options`, for a policy of contract `wanted`.
-
-    Raises:
-        UserError: for an unknown robot or option, and where the robot cannot serve the policy: with a table of the
-            differences.
-    """
-    from real_robot.ros2.robots import ROBOTS
-
-    if robot not in ROBOTS:
-        raise UserError(f"unknown robot {robot!r}; expected one of {', '.join(sorted(ROBOTS))}")
-    known = list(inspect.signature(ROBOTS[robot]).parameters)[1:]
-    if unknown := set(options) - set(known):
-        raise UserError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(known) or 'none'}")
-    table = ROBOTS[robot](wanted, **options)
-    if rows := wanted.differences(table.contract):
-        raise UserError(f"the policy does not fit {robot}:\n  " + "\n  ".join(rows))
-    return table

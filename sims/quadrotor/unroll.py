@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -20,11 +20,11 @@ from sims.quadrotor.observation import split_rows
 from sims.tracer.program import Program
 from sims.tracer.unroll import MAX_LAYERS, Layers, run, source
 
-if TYPE_CHECKING:
-    from sims.quadrotor.environment import QuadrotorEnvironment
+Environment = Any
+"""A `QuadrotorEnvironment`, whose module imports this one."""
 
 
-def unroll(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Rollout:
+def unroll(env: Environment, layers: Layers, decisions: int) -> Rollout:
     """Fly `decisions` steps in every environment with the policy a = tanh(W_n ... tanh(W_1 x + b_1) ... + b_n).
 
     x are the task's observations and the actions remembered, concatenated in the order of the contract. Reward,
@@ -51,7 +51,7 @@ def unroll_source(episode: Episode) -> str:
     return source(_step(episode), episode.physical_rows)
 
 
-def _check(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> None:
+def _check(env: Environment, layers: Layers, decisions: int) -> None:
     if env.contract.executed != 1:
         raise UserError(f"unroll flies one action a decision, got executed={env.contract.executed}; use executed=1")
     env.check_begun()
@@ -70,7 +70,7 @@ def _check(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> None:
         raise ValueError(f"expected 4 outputs of the last layer, one per rotor, got {widths[-1]}")
 
 
-def _by_steps(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Rollout:
+def _by_steps(env: Environment, layers: Layers, decisions: int) -> Rollout:
     """One step at a time: for devices without the compiled unroll, and to check it."""
     specs = env.contract.observation.items()
     keys = [key for key, spec in specs if key in env.mdp.OBSERVED or not spec.privileged]
@@ -91,7 +91,7 @@ def _step(episode: Episode) -> Program:
     return next(program for program in episode.programs() if program.name == "step")
 
 
-def _compiled(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Rollout:
+def _compiled(env: Environment, layers: Layers, decisions: int) -> Rollout:
     N, length = env.num_envs, env._history.length
     past = env._history.rows if length > 1 else env._seen[env.episode.previous]
     given = {**env._inputs(), "observation": env._seen}
@@ -113,7 +113,7 @@ def _compiled(env: QuadrotorEnvironment, layers: Layers, decisions: int) -> Roll
     )  # fmt: skip
 
 
-def _rollout(env: QuadrotorEnvironment, observations: TensorDict, actions: Tensor, **fields: Tensor) -> Rollout:
+def _rollout(env: Environment, observations: TensorDict, actions: Tensor, **fields: Tensor) -> Rollout:
     """A rollout from `observations` [T + 1, N] and what lies between; its log-probabilities are 0."""
     T, N = actions.shape[:2]
     return Rollout(

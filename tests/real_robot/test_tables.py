@@ -8,8 +8,8 @@ import pytest
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.ros2 import body_codecs, robots
-from real_robot.ros2.robots import ROBOTS
-from real_robot.ros2.tables import ACTION, robot_table
+from real_robot.ros2.robots import ROBOTS, robot_table
+from real_robot.ros2.tables import ACTION
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.navigate import Navigate
