@@ -18,7 +18,7 @@ from embodied import checkpoint, program
 from embodied.compute import prepare
 from embodied.config import compose
 from embodied.delay import delayed
-from embodied.environment import StartEnvironment
+from embodied.environment import Environment
 from embodied.evaluation import compare
 from embodied.latency import with_latency
 from embodied.report import POLICY, write_evaluation
@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> None:
     record = given["values"] | {name: composed["values"][name] for name in ("task", "latency")}
     record |= {"checkpoint": str(path := Path(saved.path or "")), "assets": trained.task.asset_kind}
 
-    def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> StartEnvironment:
+    def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> Environment:
         changed = compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config)[0]
         task = with_latency(changed.task, changed.latency)
         env = task.environment(num_envs, distribution, "eval", device=config.device)

@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> None:
         trainer = Trainer(
             config, with_latency(config.task, config.latency), config.policy, config.algorithm, directory,
             record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
-            demonstrations=partial(lerobot_reading.chunks, config.demonstrations) if config.demonstrations else None,
+            demonstrations=partial(lerobot_reading.episodes, config.demonstrations) if config.demonstrations else None,
         )  # fmt: skip
         (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))
         log.info(trainer.run().summary(directory))

@@ -29,7 +29,7 @@ from embodied.chunking import Execution, steps_until  # noqa: E402
 from embodied.compute import prepare  # noqa: E402
 from embodied.config import compose  # noqa: E402
 from embodied.delay import DelayedPolicy  # noqa: E402
-from embodied.environment import StartEnvironment, Transition  # noqa: E402
+from embodied.environment import NumberedStarts, Transition  # noqa: E402
 from embodied.evaluation import EvaluationResult, evaluate  # noqa: E402
 from embodied.files import complete_or_absent  # noqa: E402
 from embodied.report import git_commit, versions  # noqa: E402
@@ -49,7 +49,7 @@ class Jumps:
         self.inside: list[Tensor] = []
         self.pauses = self.commands = 0
 
-    def watch(self, env: StartEnvironment, chunk: Tensor, transition: Transition) -> None:
+    def watch(self, env: NumberedStarts, chunk: Tensor, transition: Transition) -> None:
         """Take in a chunk [N, K, A] and how much of it ran."""
         ran = transition.executed & (chunk != 0).any(2).any(1, keepdim=True)  # no chunk: nothing left for it to run
         began = env.steps == transition.executed.sum(1)

@@ -10,6 +10,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.policy import TrainablePolicy
+from embodied.rollout import Rollout
+from embodied.world import ALONE, World
 
 
 def chunk_reward(reward: Tensor, discount: float) -> Tensor:
@@ -78,10 +80,18 @@ def n_step(
     return total, carry * ~terminated.gather(0, last), last
 
 
-def normalise(advantage: Tensor, own: Tensor) -> Tensor:
-    """Zero mean, unit standard deviation, both over those where `own` is True."""
-    chosen = advantage[own]
-    return (advantage - chosen.mean()) / (chosen.std() + 1e-8)
+def moments(values: Tensor, world: World = ALONE) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of `values` [B] of all processes."""
+    count, total = world.sum(torch.stack((torch.ones_like(values, dtype=torch.float64).sum(), values.double().sum())))
+    mean = total / count
+    squares = world.sum((values.double() - mean).square().sum())
+    return mean, (squares / (count - 1.0).clamp_min(1.0)).sqrt()
+
+
+def normalise(advantage: Tensor, own: Tensor, world: World = ALONE) -> Tensor:
+    """Zero mean, unit standard deviation, both over those of all processes where `own` is True."""
+    mean, std = moments(advantage[own], world)
+    return (advantage - mean.to(advantage.dtype)) / (std.to(advantage.dtype) + 1e-8)
 
 
 @torch.no_grad()
@@ -90,6 +100,16 @@ def values(policy: TrainablePolicy, observation: TensorDict) -> Tensor:
     where = next(iter(observation.values(include_nested=True, leaves_only=True))).device
     pieces = observation.flatten(0, 1).split(4096)
     return torch.cat([policy.value(piece.to(policy.device)).to(where) for piece in pieces]).view(observation.batch_size)
+
+
+def next_values(policy: TrainablePolicy, rollout: Rollout, value: Tensor) -> Tensor:
+    """V of the true observation after each decision, [T, N]; `value` [T, N] is that of those before."""
+    last = values(policy, rollout.last_observation.unsqueeze(0))
+    following = torch.cat((value[1:], last.to(value.device)))
+    if rollout.final_observation is not None:
+        final = values(policy, rollout.final_observation.unsqueeze(0)).squeeze(0)
+        following.view(-1)[rollout.final_rows] = final.to(value.device)
+    return following
 
 
 def explained_variance(value: Tensor, returns: Tensor) -> float:

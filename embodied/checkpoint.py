@@ -128,6 +128,30 @@ def load(path: str | Path) -> Checkpoint:
         return _read(directory)
 
 
+def load_weights(path: str | Path, contract: Contract) -> Checkpoint:
+    """Weights to start from: of the checkpoint at `path`, as `load` finds it, or of a .safetensors file.
+
+    Raises:
+        UserError: as `load`; for a checkpoint whose policy does not read and command what `contract` has.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        saved = load(path)
+        saved.check(contract)
+        return saved
+    from safetensors.torch import load_file
+
+    from embodied.weights import implausible
+
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read the weights {path} ({error}); expected a .safetensors file") from error
+    if reason := implausible(weights):
+        raise UserError(f"{path} holds no policy: {reason}")
+    return Checkpoint(weights, contract, path=path)
+
+
 def load_contract(path: str | Path) -> Contract:
     """The contract of the checkpoint at `path`, as `load` finds it, without the weights and without torch.
 

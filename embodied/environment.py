@@ -1,6 +1,9 @@
-"""The Environment protocol: Gymnasium's words, torch tensors, an action chunk as the only unit of stepping.
+"""What training needs of a simulator or a robot, and what some of them can do beyond that.
 
-Letters in shape comments: N environments, K executed actions of a chunk, A action dimension.
+An `Environment` speaks Gymnasium's words in torch tensors, with an action chunk as the only unit of stepping. What not
+every one can do is a capability of its own: `NumberedStarts` repeats evaluations, `Restorable` continues a run bit for
+bit. Both are used where they are, and a report says where they were not. Letters in shape comments: N environments, K
+executed actions of a chunk, A action dimension.
 """
 
 from __future__ import annotations
@@ -44,13 +47,19 @@ class Transition:
 
 @runtime_checkable
 class Environment(Protocol):
-    """N environments stepped together by action chunks; there is no automatic reset."""
+    """N environments stepped together by action chunks; there is no automatic reset.
+
+    All but the observations can be read before the first reset.
+    """
 
     contract: Contract
     num_envs: int
     device: torch.device
+    task_names: tuple[str, ...]
+    instructions: tuple[str, ...]  # what each task asks for, in words
+    task_index: Tensor  # [N] int, the task that environment i runs
 
-    def reset(self, mask: Tensor | None = None, seed: int | None = None) -> TensorDict:
+    def reset(self, mask: Tensor | None = None) -> TensorDict:
         """Start new episodes where `mask` [N] is True (everywhere if None); returns observations of all, batch [N]."""
         ...
 
@@ -58,25 +67,31 @@ class Environment(Protocol):
         """Execute the chunk `actions` [N, K, A]; environments whose episode has ended stay frozen."""
         ...
 
+    def close(self) -> None:
+        """Free what the simulator holds; nothing else may be called after."""
+        ...
+
 
 @runtime_checkable
-class StartEnvironment(Environment, Protocol):
-    """An Environment whose episodes start from numbered initial states of numbered tasks.
+class NumberedStarts(Environment, Protocol):
+    """An Environment whose episodes start from numbered initial states.
 
     Initial state `start` of task `task_index` is the same in every run, which makes evaluations repeatable and lets
     a learner return to a state it failed from.
     """
 
-    task_names: tuple[str, ...]
-    task_index: Tensor  # [N] int, the task that environment i runs
     start: Tensor  # [N] int, the initial state of its running episode
-    steps: Tensor  # [N] int, control steps executed in it
-    step_limit: int
+    step_limit: int  # control steps after which an episode is truncated
     num_starts: int | None  # initial states of each task; None: no end of them
 
-    def reset(self, mask: Tensor | None = None, seed: int | None = None, starts: Tensor | None = None) -> TensorDict:
+    def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
         """As Environment.reset; `starts` [N] names initial states, else the next ones of a seeded stream are used."""
         ...
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """An Environment that can be put back to where it was."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit, as a tree of tensors and JSON values."""
@@ -88,8 +103,8 @@ class StartEnvironment(Environment, Protocol):
 
 
 @runtime_checkable
-class SharedEnvironment(Protocol):
-    """Also a StartEnvironment: `group` consecutive environments share a world, in which they begin and end together.
+class SharedWorlds(Protocol):
+    """An Environment in which `group` consecutive environments share a world, and begin and end together.
 
     The initial state of a world is that of the number that its first environment is given.
     """
@@ -98,8 +113,20 @@ class SharedEnvironment(Protocol):
 
 
 @runtime_checkable
-class DifferentiableEnvironment(StartEnvironment, Protocol):
-    """A StartEnvironment whose `step` carries gradients from actions and state to reward and observation."""
+class SwitchableEnvironment(Environment, Protocol):
+    """An Environment that serves every distribution and split by turns.
+
+    For simulators of which a process can hold one alone: training and all evaluations share it.
+    """
+
+    def switch(self, distribution: str, split: str) -> None:
+        """From the next reset on, which must be of all, begin episodes of `split` ("train", "eval") there."""
+        ...
+
+
+@runtime_checkable
+class DifferentiableEnvironment(Environment, Protocol):
+    """An Environment whose `step` carries gradients from actions and state to reward and observation."""
 
     def detach(self) -> None:
         """Cut the graph: what follows carries gradients from the present state on alone."""

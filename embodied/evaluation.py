@@ -12,16 +12,18 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.environment import SharedEnvironment, StartEnvironment, Transition
+from embodied.engine import rank
+from embodied.environment import Environment, NumberedStarts, SharedWorlds, Transition
 from embodied.errors import UserError
 from embodied.memory import Memory
 from embodied.policy import Policy
 from embodied.progress import Progress
 
 Z95 = NormalDist().inv_cdf(0.975)
-BLOCK = 32
-"""Observations per call of the policy. Matrix products round differently at different batch sizes, and contacts amplify
-that: with one size for all, an episode is the same whatever else runs beside it."""
+BLOCK, LARGE_BLOCK = 32, 512
+"""Observations per call of the policy: the larger one where at least as many environments run. Matrix products round
+differently at different batch sizes, and contacts amplify that: with one size, an episode is the same whatever else
+runs beside it."""
 
 
 def wilson(successes: int, episodes: int, z: float = Z95) -> tuple[float, float]:
@@ -51,15 +53,17 @@ class Gain:
 class EvaluationResult:
     """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts].
 
-    `diverged` of them failed because the simulator's numbers blew up.
+    `diverged` of them failed because the simulator's numbers blew up. Where the simulator's initial states have no
+    numbers, no other evaluation has the same episodes: it is not `repeatable`, and has no `step_limit`.
     """
 
     tasks: tuple[str, ...]
     success: Tensor
     steps: Tensor
-    step_limit: int
+    step_limit: int | None
     metrics: dict[str, Tensor] = field(default_factory=dict)
     diverged: int = 0
+    repeatable: bool = True
 
     def summary(self) -> dict[str, Any]:
         """JSON-ready: success, low, high, metrics, episodes, step_limit and the same for each task.
@@ -74,9 +78,10 @@ class EvaluationResult:
             }
             for row, task in enumerate(self.tasks)
         ]  # fmt: skip
-        diverged = {"diverged": self.diverged} if self.diverged else {}
+        told = {"diverged": self.diverged} if self.diverged else {}
+        told |= {} if self.repeatable else {"repeatable": False}
         return {
-            **_rate(self.success), **self._means(slice(None)), "step_limit": self.step_limit, **diverged,
+            **_rate(self.success), **self._means(slice(None)), "step_limit": self.step_limit, **told,
             "per_task": per_task,
         }  # fmt: skip
 
@@ -85,16 +90,19 @@ class EvaluationResult:
         return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
 
     def gain_over(self, before: EvaluationResult, z: float = Z95) -> Gain:
-        """Gain from `before` to this on the same episodes, paired: adjusted Wald interval.
+        """Gain from `before` to this, with its interval.
 
-        Bonett and Price 2012, J. Educ. Behav. Stat. 37(4), section 3: one is added to each kind of discordant pair, so
-        the interval keeps its width where few or no pairs differ.
+        On the same episodes, paired: adjusted Wald interval (Bonett and Price 2012, J. Educ. Behav. Stat. 37(4),
+        section 3): one is added to each kind of discordant pair, so the interval keeps its width where few or no pairs
+        differ. On others (not `repeatable`), Newcombe's from both Wilson intervals (1998, Stat. Med. 17, method 10).
 
         Raises:
-            UserError: where the two did not run the same episodes.
+            UserError: where the two did not run the same tasks, starts and step limit.
         """
         if (self.tasks, self.success.shape, self.step_limit) != (before.tasks, before.success.shape, before.step_limit):
             raise UserError("expected two evaluations of the same tasks, starts and step limit to compare")
+        if not (self.repeatable and before.repeatable):
+            return _independent_gain(self.success, before.success, z)
         won = int((self.success & ~before.success).sum())
         lost = int((before.success & ~self.success).sum())
         pairs = self.success.numel()
@@ -104,45 +112,51 @@ class EvaluationResult:
 
 
 def evaluate(
-    env: StartEnvironment,
+    env: Environment,
     policy: Policy,
     *,
     starts_per_task: int,
     first_start: int = 0,
     device: torch.device | str = "cpu",
     progress: str | None = None,
-    watch: Callable[[StartEnvironment, Tensor, Transition], None] | None = None,
+    watch: Callable[[Environment, Tensor, Transition], None] | None = None,
 ) -> EvaluationResult:
     """Run `starts_per_task` initial states from `first_start` on of every task of `env`, with the deterministic policy.
 
     Where a task has fewer, each of them runs once; where environments share worlds, the last one is filled. The outcome
-    depends neither on the number of environments nor on the order of episodes. `device` is the policy's; `progress`
-    labels a bar (None: no bar); `watch` is called after every chunk with the environment, the chunk [N, K, A] and what
-    it did, `executed` only where an episode counts.
+    depends neither on the order of episodes nor on the number of environments, up to `LARGE_BLOCK`. Where initial
+    states have no numbers, as many episodes run as they come: each that begins counts, however long it takes.
+
+    `device` is the policy's; `progress` labels a bar (None: no bar); `watch` is called after every chunk with the
+    environment, the chunk [N, K, A] and what it did, `executed` only where an episode counts.
 
     Raises:
         UserError: where a task has no environment, nothing is to run, or the policy was built for other tensors.
     """
     policy.contract.check(env.contract)
-    group = env.group if isinstance(env, SharedEnvironment) else 1
+    numbered = isinstance(env, NumberedStarts)
+    group = env.group if isinstance(env, SharedWorlds) else 1
     wanted = -(-starts_per_task // group) * group
-    starts_per_task = min(wanted, env.num_starts or wanted)
+    starts_per_task = min(wanted, (env.num_starts if numbered else None) or wanted)
     if starts_per_task < 1:
         raise UserError(f"expected at least one episode of each task, got {starts_per_task}")
     schedule = _Schedule(env, starts_per_task)
     shape = (len(env.task_names), starts_per_task)
     success, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
+    taken = torch.zeros(env.num_envs, dtype=torch.int64)  # control steps of the running episodes
     metrics: dict[str, Tensor] = {}
     free = torch.ones(env.num_envs, dtype=torch.bool)
     diverged = 0
     observation: TensorDict | None = None
     memory = Memory(policy, env.num_envs, env.device)
     with Progress(progress or "", success.numel(), "episode", shown=progress is not None) as bar:
-        while schedule.assign(free) or schedule.running.any():
-            if observation is None or schedule.fresh.any():
+        while schedule.assign(free) or bool(schedule.running.any()):
+            if observation is None or bool(schedule.fresh.any()):
                 mask = None if observation is None else schedule.fresh
-                observation = env.reset(mask=mask, starts=first_start + schedule.start.clamp_min(0))
+                starts = first_start + schedule.start.clamp_min(0)
+                observation = env.reset(mask, starts) if isinstance(env, NumberedStarts) else env.reset(mask)
                 memory.restart(mask)
+                taken[slice(None) if mask is None else mask] = 0
             actions = act(policy, observation, schedule.running, device, memory)
             chunk = actions[:, : env.contract.executed].to(env.device)
             transition = env.step(chunk)
@@ -150,21 +164,22 @@ def evaluate(
                 counts = transition.executed & schedule.running.to(env.device).unsqueeze(1)
                 watch(env, chunk, replace(transition, executed=counts))
             observation = transition.observation
+            taken += transition.executed.sum(1).cpu()
             free = transition.done.cpu() & schedule.running
             rows = free.nonzero().squeeze(1)
-            place = env.task_index.cpu()[rows], schedule.start[rows]
-            success[place] = transition.success.cpu()[rows]
-            steps[place] = env.steps.cpu()[rows].to(steps.dtype)
+            place = schedule.task_index[rows], schedule.start[rows]
+            success[place], steps[place] = transition.success.cpu()[rows], taken[rows]
             diverged += 0 if transition.diverged is None else int(transition.diverged.cpu()[rows].sum())
             for name, values in transition.metrics.items():
                 metrics.setdefault(name, torch.full(shape, math.nan, dtype=torch.float64))
                 metrics[name][place] = values.cpu()[rows].double()
             bar.update(len(rows))
-    return EvaluationResult(tuple(env.task_names), success, steps, env.step_limit, metrics, diverged)
+    limit = env.step_limit if isinstance(env, NumberedStarts) else None
+    return EvaluationResult(tuple(env.task_names), success, steps, limit, metrics, diverged, numbered)
 
 
 def compare(
-    environment: Callable[[str], StartEnvironment],
+    environment: Callable[[str], Environment],
     distributions: Sequence[str],
     policies: Mapping[str, Policy],
     **options: Any,  # noqa: ANN401 - those of `evaluate`
@@ -183,10 +198,11 @@ class _Schedule:
     `start` [N] is what each environment runs (-1: nothing left for it), `fresh` [N] marks those just dealt.
     """
 
-    def __init__(self, env: StartEnvironment, starts_per_task: int) -> None:
-        self.task_index, self.starts_per_task = env.task_index.tolist(), starts_per_task
-        self.next = [0] * len(env.task_names)
-        missing = [name for index, name in enumerate(env.task_names) if index not in self.task_index]
+    def __init__(self, env: Environment, starts_per_task: int) -> None:
+        self.task_index, self.starts_per_task = env.task_index.cpu(), starts_per_task
+        self.next = torch.zeros(len(env.task_names), dtype=torch.int64)
+        present = set(self.task_index.tolist())
+        missing = [name for index, name in enumerate(env.task_names) if index not in present]
         if missing:
             raise UserError(
                 f"no environment runs {', '.join(missing)}; use at least one per task: num_envs={len(self.next)}"
@@ -201,12 +217,14 @@ class _Schedule:
 
     def assign(self, free: Tensor) -> bool:
         """Deal the next states to the `free` environments [N]; True where any got one."""
+        rows = free.nonzero().squeeze(1)
+        tasks = self.task_index[rows]
+        dealt = self.next[tasks] + rank(tasks)
+        got = dealt < self.starts_per_task
         self.fresh = torch.zeros_like(free)
-        for row in free.nonzero().squeeze(1).tolist():
-            task = self.task_index[row]
-            self.fresh[row] = self.next[task] < self.starts_per_task
-            self.start[row] = self.next[task] if self.fresh[row] else -1
-            self.next[task] += int(self.fresh[row])
+        self.fresh[rows] = got
+        self.start[rows] = torch.where(got, dealt, -1)
+        self.next += torch.bincount(tasks[got], minlength=len(self.next))
         return bool(self.fresh.any())
 
 
@@ -219,8 +237,9 @@ def act(
     """
     observation = observation if memory is None else memory.with_observation(observation)
     rows = running.nonzero().squeeze(1)
-    padded = torch.cat((rows, rows[:1].expand(-len(rows) % BLOCK)))
-    blocks = [policy.act(observation[block].to(device), deterministic=True) for block in padded.split(BLOCK)]
+    size = BLOCK if len(running) < LARGE_BLOCK else LARGE_BLOCK
+    padded = torch.cat((rows, rows[:1].expand(-len(rows) % size)))
+    blocks = [policy.act(observation[block].to(device), deterministic=True) for block in padded.split(size)]
     chosen = torch.cat([decision.actions for decision in blocks])[: len(rows)]
     if memory is not None:
         memory.keep(blocks, rows)
@@ -233,3 +252,10 @@ def _rate(success: Tensor) -> dict[str, Any]:
     count, episodes = int(success.sum()), success.numel()
     low, high = wilson(count, episodes)
     return {"success": count / episodes, "low": low, "high": high, "episodes": episodes}
+
+
+def _independent_gain(after: Tensor, before: Tensor, z: float) -> Gain:
+    rates = [(float(each.double().mean()), *wilson(int(each.sum()), each.numel(), z)) for each in (after, before)]
+    (up, up_low, up_high), (down, down_low, down_high) = rates
+    low = up - down - math.hypot(up - up_low, down_high - down)
+    return Gain(up - down, low, up - down + math.hypot(up_high - up, down - down_low))

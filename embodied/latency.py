@@ -20,7 +20,16 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import TensorSpec
-from embodied.environment import DifferentiableEnvironment, SharedEnvironment, StartEnvironment, Transition
+from embodied.environment import (
+    DifferentiableEnvironment,
+    Environment,
+    NumberedStarts,
+    Restorable,
+    SharedWorlds,
+    SwitchableEnvironment,
+    Transition,
+)
+from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.memory import RecurrentPolicy
 from embodied.policy import Decision, Policy
@@ -59,24 +68,32 @@ class LatencyConfig:
 
 
 class LatencyEnvironment:
-    """`env` with latencies; a StartEnvironment, differentiable where `env` is.
+    """`env` with latencies, and with what else `env` can do.
 
-    Initial state `start` of a task has the same latencies in every run. An episode begins as if its first observation
+    Initial state `start` of a task has the same latencies in every run; where initial states have no numbers, those of
+    its environment's first, second, ... episode are the same. An episode begins as if its first observation
     and its first command had been there before.
     """
 
-    def __init__(self, env: StartEnvironment, config: LatencyConfig) -> None:
+    def __init__(self, env: Environment, config: LatencyConfig) -> None:
         self.env, self.config = env, config
-        self.num_envs, self.device, self.step_limit = env.num_envs, env.device, env.step_limit
-        self.task_names, self.num_starts = env.task_names, env.num_starts
+        self.num_envs, self.device = env.num_envs, env.device
+        self.task_names, self.instructions = env.task_names, env.instructions
+        self.begun = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # episodes
         spec = TensorSpec((2,), unit="s", names=NAMES, privileged=not config.told)
         self.contract = replace(env.contract, observation={**env.contract.observation, LATENCY: spec})
         dt_s, executed = env.contract.control_dt_s, env.contract.executed
         jitter_s, device = config.jitter_s, env.device
         self._observations = _Line(config.observation_s, jitter_s, executed * dt_s, purpose=0, device=device)
         self._commands = _Line(config.action_s, jitter_s, dt_s, purpose=1, device=device)
-        if isinstance(env, SharedEnvironment):
+        if isinstance(env, NumberedStarts):
+            self.step_limit, self.num_starts = env.step_limit, env.num_starts
+        if isinstance(env, Restorable):
+            self.state_dict, self.load_state_dict = self._state_dict, self._load_state_dict
+        if isinstance(env, SharedWorlds):
             self.group = env.group
+        if isinstance(env, SwitchableEnvironment):
+            self.switch = env.switch
         if isinstance(env, DifferentiableEnvironment):
             self.detach = self._detach
 
@@ -87,20 +104,20 @@ class LatencyEnvironment:
 
     @property
     def start(self) -> Tensor:
-        """The initial state of its running episode, [N]."""
-        return self.env.start
+        """The initial state of its running episode, [N]; AttributeError where they have no numbers."""
+        return cast(NumberedStarts, self.env).start
 
-    @property
-    def steps(self) -> Tensor:
-        """Control steps executed in it, [N]."""
-        return self.env.steps
-
-    def reset(self, mask: Tensor | None = None, seed: int | None = None, starts: Tensor | None = None) -> TensorDict:
-        """As `StartEnvironment.reset`."""
-        observation = self.env.reset(mask=mask, seed=seed, starts=starts)
+    def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
+        """As `NumberedStarts.reset`."""
+        numbered = isinstance(self.env, NumberedStarts)
+        observation = self.env.reset(mask, starts) if isinstance(self.env, NumberedStarts) else self.env.reset(mask)
         fresh = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
         fresh = fresh.to(self.device)
-        key = 1_000_003 * self.task_index.to(self.device) + self.start.to(self.device)
+        self.begun = self.begun + fresh
+        number = (
+            self.start if numbered else self.begun * self.num_envs + torch.arange(self.num_envs, device=self.device)
+        )
+        key = 1_000_003 * self.task_index.to(self.device) + number.to(self.device)
         for line in (self._observations, self._commands):
             line.begin(fresh, key)
         self._observations.push(_parts(observation), fresh)
@@ -119,14 +136,19 @@ class LatencyEnvironment:
         self._observations.push(_parts(transition.observation), transition.executed.any(1))
         return replace(transition, observation=self._observed())
 
-    def state_dict(self) -> dict[str, Any]:
-        """As `StartEnvironment.state_dict`."""
-        lines = {"observations": self._observations.state_dict(), "commands": self._commands.state_dict()}
-        return {"env": self.env.state_dict(), **lines}
+    def close(self) -> None:
+        """As `Environment.close`."""
+        self.env.close()
 
-    def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
-        """As `StartEnvironment.load_state_dict`."""
-        self.env.load_state_dict(state["env"])
+    def _state_dict(self) -> dict[str, Any]:
+        """As `Restorable.state_dict`."""
+        lines = {"observations": self._observations.state_dict(), "commands": self._commands.state_dict()}
+        return {"env": cast(Restorable, self.env).state_dict(), "begun": self.begun, **lines}
+
+    def _load_state_dict(self, state: dict[str, Any]) -> TensorDict:
+        """As `Restorable.load_state_dict`."""
+        cast(Restorable, self.env).load_state_dict(state["env"])
+        self.begun = state["begun"].to(self.device)
         self._observations.load_state_dict(state["observations"])
         self._commands.load_state_dict(state["commands"])
         return self._observed()
@@ -252,12 +274,12 @@ class LatencyTask:
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
-    ) -> StartEnvironment:
+    ) -> Environment:
         """As `Task.environment`."""
         env = self.task.environment(num_envs, distribution, split, seed, device)
-        return cast(StartEnvironment, LatencyEnvironment(env, self.config))  # whose state is read, never set
+        return cast(Environment, LatencyEnvironment(env, self.config))  # whose state is read, never set
 
-    def demonstrations(self, directory: Path, seed: int) -> TensorDict | None:
+    def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """Those of the task; they know of no latency.
 
         Raises:

@@ -18,7 +18,7 @@ from embodied.curves import plot_curves
 from embodied.evaluation import EvaluationResult, Gain
 from embodied.files import complete_or_absent
 
-STAGES = {"sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
+STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
 """Evaluated stages in the order of a report, and how it calls them."""
 BASELINE = "baseline "
 """What the stage of a planner or controller that is not learned begins with; its name follows."""
@@ -37,6 +37,7 @@ class Report:
 
     `assets` is "official" or "stand-in", None for tasks that need none; `wall_s` holds seconds per phase, `cpu_s` those
     of all cores together that reinforcement learning took. `exportable`: the policy can leave for other machines.
+    `notes` say what the simulator could not do.
     """
 
     task: str
@@ -48,6 +49,7 @@ class Report:
     wall_s: dict[str, float] = field(default_factory=dict)
     cpu_s: float = 0.0
     results: dict[tuple[str, str], EvaluationResult] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def add(self, stage: str, distribution: str, result: EvaluationResult) -> None:
         """Take up one evaluation.
@@ -60,7 +62,7 @@ class Report:
         self.results[stage, distribution] = result
 
     def gains(self) -> dict[tuple[str, str], Gain]:
-        """Paired gain of RL over each other stage, by (that stage, distribution)."""
+        """Gain of RL over each other stage, paired where both ran the same episodes, by (that stage, distribution)."""
         return {
             (stage, distribution): self.results["rl", distribution].gain_over(before)
             for (stage, distribution), before in self._ordered().items()
@@ -97,6 +99,7 @@ class Report:
                 {"over": stage, "distribution": distribution, **vars(gain)}
                 for distribution, (stage, gain) in self.gains_over_better().items()
             ],
+            "notes": self.notes,
             "env_steps": self.env_steps,
             "episodes": self.episodes,
             "wall_s": {phase: round(seconds, 2) for phase, seconds in self.wall_s.items()},
@@ -124,7 +127,8 @@ class Report:
         assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
         following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory), self.exportable))]
         where = f"Report: {_from_here(Path(directory) / 'report.md')}"
-        return "\n".join([f"{self.task}, success [95% interval]:", *rows, *gains, *assets, where, *following])
+        notes = [f"  {note}" for note in self.notes]
+        return "\n".join([f"{self.task}, success [95% interval]:", *rows, *gains, *assets, *notes, where, *following])
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far, as a tree for the checkpoint."""
@@ -136,7 +140,7 @@ class Report:
             self.add(stage, distribution, EvaluationResult(**result))
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
-        order = ["sft", "sft_control", BASELINE, "rl"]
+        order = ["start", "sft", "sft_control", BASELINE, "rl"]
         place = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
         return dict(sorted(self.results.items(), key=lambda item: (item[0][1], place[item[0][0]])))
 
@@ -149,7 +153,9 @@ class Report:
 
     def _page(self, directory: Path) -> str:
         parts = [f"# {self.task}", *([_STAND_IN] if self.assets == "stand-in" else []), self._rates()]
-        parts.append("\n".join(f"- {line}, paired on the same episodes" for line in self._gains()))
+        paired = ", paired on the same episodes" if all(each.repeatable for each in self.results.values()) else ""
+        parts.append("\n".join(f"- {line}{paired}" for line in self._gains()))
+        parts += self.notes
         parts.append("![Learning curves](curves.png)")
         if (directory / "video.mp4").exists():
             parts.append("Video, before and after: [video.mp4](video.mp4)")
@@ -167,7 +173,7 @@ class Report:
             row = result.summary()
             shown = [_number(row.get(name)) for name in metrics]
             episodes = f"{row['episodes']}{_diverged(row)}"
-            rows.append([title(stage), distribution, _rate(row), *shown, episodes, str(result.step_limit)])
+            rows.append([title(stage), distribution, _rate(row), *shown, episodes, str(result.step_limit or "")])
         return table(header, rows)
 
     def _gains(self) -> list[str]:

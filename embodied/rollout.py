@@ -1,20 +1,30 @@
 """Collect decisions from an environment, restarting finished episodes between chunks.
 
-Letters: T decisions, N environments, H predicted and K executed actions, A action dimension, P log-probability parts.
+Letters: T decisions, N environments, H predicted and K executed actions, A action dimension, P log-probability parts, E
+endings.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.environment import DifferentiableEnvironment, StartEnvironment, Transition
+from embodied.environment import (
+    DifferentiableEnvironment,
+    Environment,
+    NumberedStarts,
+    Restorable,
+    Transition,
+)
 from embodied.errors import UserError
 from embodied.memory import Memory
 from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
@@ -23,15 +33,25 @@ Starts = Callable[[Tensor, Tensor], Tensor]
 """Called with who finished [N] and who succeeded [N]; returns the initial states [N] that the finished restart from."""
 
 
+class Storage(Enum):
+    """Where a rollout lies: on the environment's device, in the CPU's memory, or in files that nothing else sees."""
+
+    DEVICE = "device"
+    CPU = "cpu"
+    DISK = "disk"
+
+
 @dataclass
 class Rollout:
-    """T decisions of N environments; `next_observation` is the true one, also where an episode ended.
+    """T decisions of N environments. Every observation is held once.
 
-    What a policy with a memory read of it, and where episodes begin, are in `observation` too; see `memory.Memory`.
+    What followed decision t is `observation[t + 1]`, or `last_observation` after the last; where an episode ended and
+    another began between them it is a row of `final_observation`. What a policy with a memory read, and where episodes
+    begin, are in `observation` too; see `memory.Memory`.
     """
 
     observation: TensorDict  # [T, N]
-    next_observation: TensorDict  # [T, N]
+    last_observation: TensorDict  # [N] after the last decision
     actions: Tensor  # [T, N, H, A]
     sample: TensorDict  # [T, N]
     log_prob: Tensor  # [T, N, P]
@@ -40,14 +60,26 @@ class Rollout:
     terminated: Tensor  # [T, N] bool
     truncated: Tensor  # [T, N] bool
     success: Tensor  # [T, N] bool
-    task_index: Tensor  # [T, N]
-    start: Tensor  # [T, N] initial state of the episode
-    simulation_s: float  # wall time
-    policy_s: float
+    task_index: Tensor  # [N]
+    start: Tensor | None = None  # [T, N] initial state of the episode; None: they have no numbers
+    final_observation: TensorDict | None = None  # [E] the true ones at endings inside the rollout; None: no such
+    final_rows: Tensor | None = None  # [E] which decisions they follow, t * N + n, ascending
+    value: Tensor | None = None  # [T, N] as the policy told it with its decision
     human: Tensor | None = None  # [T, N, K] bool, actions in which a person took the place of the policy
     diverged: int = 0  # episodes that ended because the simulator's numbers blew up
+    policy_version: int = 0  # updates that the policy had seen
+    simulation_s: float = 0.0  # wall time
+    policy_s: float = 0.0
     episode_return: Tensor | None = None  # [T, N] rewards of the episode up to this decision, in all, as collected
     episode_steps: Tensor | None = None  # [T, N] control steps of the same
+
+    def next_observation(self) -> TensorDict:
+        """The true observation after every decision, a copy, [T, N]."""
+        last = self.last_observation.unsqueeze(0)
+        following = TensorDict.cat((self.observation[1:].select(*last.keys()), last))
+        if self.final_observation is not None:
+            following.view(-1)[self.final_rows] = self.final_observation
+        return following
 
     @property
     def done(self) -> Tensor:
@@ -81,7 +113,7 @@ class Rollout:
 RANDOM_DECISIONS = 8
 
 
-def first_decisions(env: StartEnvironment, generator: torch.Generator, count: int = 2048) -> tuple[TensorDict, Tensor]:
+def first_decisions(env: Environment, generator: torch.Generator, count: int = 2048) -> tuple[TensorDict, Tensor]:
     """At least `count` observations [B] from the beginnings of episodes, and uniformly random actions [B, K, A].
 
     What a policy without demonstrations takes its normalisation statistics from. Each episode runs for
@@ -110,31 +142,54 @@ def first_decisions(env: StartEnvironment, generator: torch.Generator, count: in
 class Collector:
     """Steps `env` with `policy`, keeping the running episodes between calls.
 
-    `generator` draws the policy's noise, on the policy's device; rollouts lie on the environment's.
+    `generator` draws the policy's noise, on the policy's device; rollouts lie where `storage` says, on disk in
+    `folder` (the system's for temporary files if None).
 
     Raises:
-        UserError: for a policy that was built for other tensors than the environment's.
+        UserError: for a policy that was built for other tensors than the environment's, or `starts` for an environment
+            whose initial states have no numbers.
     """
 
     def __init__(
-        self, env: StartEnvironment, policy: Policy, generator: torch.Generator, starts: Starts | None = None
+        self,
+        env: Environment,
+        policy: Policy,
+        generator: torch.Generator,
+        starts: Starts | None = None,
+        storage: Storage = Storage.DEVICE,
+        folder: Path | None = None,
     ) -> None:
         policy.contract.check(env.contract)
+        if starts is not None and not isinstance(env, NumberedStarts):
+            raise UserError("expected an environment whose initial states have numbers, to begin from chosen ones")
         self.env, self.policy, self.generator, self.starts = env, policy, generator, starts
-        self.observation: TensorDict | None = None
-        self.finished = torch.ones(env.num_envs, dtype=torch.bool)
-        self.success = torch.zeros(env.num_envs, dtype=torch.bool)
-        self.totals = torch.zeros(2, env.num_envs, device=env.device)  # reward and steps of the running episodes
+        self.storage, self.folder = storage, folder
+        self.version = 0  # updates that the policy has seen
         self.memory = Memory(policy, env.num_envs, env.device)
+        self.observation: TensorDict | None = None
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Forget the running episodes: the next decision begins new ones everywhere."""
+        env = self.env
+        self.observation = None
+        self.finished = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+        self.success = torch.zeros_like(self.finished)
+        self.totals = torch.zeros(2, env.num_envs, device=env.device)  # reward and steps of the running episodes
 
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` chunks in every environment; finished ones restart before the next chunk."""
-        rows: list[tuple[TensorDict, Decision, Transition, Tensor]] = []
+        rows, finals, diverged = _Rows(decisions, self.storage, self.folder), [], 0
         simulation_s = policy_s = 0.0
-        for _ in range(decisions):
+        for t in range(decisions):
             started = time.perf_counter()
+            if t and bool(self.finished.any()):
+                ended = self.finished.nonzero().squeeze(1)
+                finals.append((ended + (t - 1) * self.env.num_envs, cast(TensorDict, self.observation)[ended]))
             observation = self.memory.with_observation(self._restart())
-            start = self.env.start.clone()
+            row: dict[str, Any] = {"observation": observation}
+            if isinstance(self.env, NumberedStarts):
+                row["start"] = self.env.start
             acted = time.perf_counter()
             decision = self._act(observation)
             self.memory.keep([decision])
@@ -143,28 +198,44 @@ class Collector:
             simulation_s += time.perf_counter() - started
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
-            rows.append((observation, decision, transition, start))
-        return self._with_totals(self._stack(rows, simulation_s - policy_s, policy_s))
+            rows.put(t, row | _row(decision, transition))
+            diverged += _diverged(transition)
+        found = rows.tensors()
+        rollout = Rollout(
+            **found, last_observation=cast(TensorDict, self.observation), task_index=self.env.task_index.clone(),
+            diverged=diverged, policy_version=self.version, simulation_s=simulation_s - policy_s, policy_s=policy_s,
+            final_rows=torch.cat([place for place, _ in finals]) if finals else None,
+            final_observation=TensorDict.cat([seen for _, seen in finals]) if finals else None,
+        )  # fmt: skip
+        return self._with_totals(rollout)
 
     def _act(self, observation: TensorDict) -> Decision:
         decision = self.policy.act(observation.to(self.generator.device), generator=self.generator)
         actions, sample, log_prob = (
             part.to(self.env.device) for part in (decision.actions, decision.sample, decision.log_prob)
         )
-        return Decision(actions, sample, log_prob)
+        value = None if decision.value is None else decision.value.to(self.env.device)
+        return Decision(actions, sample, log_prob, value)
 
     def _restart(self) -> TensorDict:
         if self.observation is None or self.finished.any():
-            starts = self.starts(self.finished, self.success) if self.starts else None
-            self.observation = self.env.reset(mask=self.finished, starts=starts)
+            if self.starts and isinstance(self.env, NumberedStarts):
+                self.observation = self.env.reset(self.finished, self.starts(self.finished, self.success))
+            else:
+                self.observation = self.env.reset(self.finished)
             self.memory.restart(self.finished)
         return self.observation
 
     def state_dict(self) -> dict[str, Any]:
-        """Running episodes, what is remembered of them, and the noise to come."""
-        return {
+        """Running episodes, what is remembered of them, and the noise to come.
+
+        Of an environment that can't be put back, only what begins its episodes anew.
+        """
+        state: dict[str, Any] = {"generator": self.generator.get_state(), "version": self.version}
+        if not isinstance(self.env, Restorable):
+            return state
+        return state | {
             "env": self.env.state_dict(),
-            "generator": self.generator.get_state(),
             "observation": self.observation,
             "finished": self.finished,
             "success": self.success,
@@ -174,8 +245,12 @@ class Collector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self.env.load_state_dict(state["env"])
         self.generator.set_state(state["generator"])
+        self.version = state["version"]
+        if "env" not in state:
+            self.abandon()
+            return
+        cast(Restorable, self.env).load_state_dict(state["env"])
         self.observation = None if state["observation"] is None else state["observation"].to(self.env.device)
         self.finished, self.success = (state[name].to(self.env.device) for name in ("finished", "success"))
         self.totals = state["totals"].to(self.env.device)
@@ -183,36 +258,74 @@ class Collector:
 
     def _with_totals(self, rollout: Rollout) -> Rollout:
         """`rollout` with the sums of its episodes, which go on across rollouts."""
-        rows = []
-        for reward, executed, done in zip(rollout.reward.detach(), rollout.executed, rollout.done, strict=True):
-            rows.append(self.totals + torch.stack((reward.sum(-1), executed.sum(-1).to(reward.dtype))))
-            self.totals = rows[-1] * ~done
+        rows, device = [], self.totals.device
+        reward, steps = rollout.reward.detach().sum(-1).to(device), rollout.executed.sum(-1).to(device)
+        for now in zip(reward, steps, rollout.done.to(device), strict=True):
+            rows.append(self.totals + torch.stack((now[0], now[1].to(reward.dtype))))
+            self.totals = rows[-1] * ~now[2]
         episode_return, episode_steps = torch.stack(rows).unbind(1)
         return replace(rollout, episode_return=episode_return, episode_steps=episode_steps)
 
-    def _stack(
-        self, rows: list[tuple[TensorDict, Decision, Transition, Tensor]], simulation_s: float, policy_s: float
-    ) -> Rollout:
-        observations, decisions, transitions, starts = zip(*rows, strict=True)
-        human = [transition.human for transition in transitions if transition.human is not None]
-        diverged = [each.diverged & each.executed.any(1) for each in transitions if each.diverged is not None]
-        return Rollout(
-            observation=torch.stack(list(observations)),
-            next_observation=torch.stack([transition.observation for transition in transitions]),
-            actions=torch.stack([_executed(*pair) for pair in zip(decisions, transitions, strict=True)]),
-            sample=torch.stack([decision.sample for decision in decisions]),
-            log_prob=torch.stack([decision.log_prob for decision in decisions]),
-            **{
-                field: torch.stack([getattr(transition, field) for transition in transitions])
-                for field in ("reward", "executed", "terminated", "truncated", "success")
-            },
-            task_index=self.env.task_index.expand(len(rows), -1).clone(),
-            start=torch.stack(list(starts)),
-            simulation_s=simulation_s,
-            policy_s=policy_s,
-            human=torch.stack(human) if len(human) == len(transitions) else None,
-            diverged=sum(int(each.sum()) for each in diverged),
-        )
+
+class _Rows:
+    """Tensors [T, ...] that are filled row by row, so that a rollout is in memory once while it grows."""
+
+    def __init__(self, length: int, storage: Storage, folder: Path | None) -> None:
+        self.length, self.storage, self.folder = length, storage, folder
+        self.found: dict[tuple[str, ...], Tensor] = {}
+        self.batch: dict[str, list[int]] = {}
+
+    def put(self, t: int, row: dict[str, Tensor | TensorDict]) -> None:
+        for name, value in row.items():
+            if isinstance(value, TensorDict):
+                self.batch[name] = [self.length, *value.batch_size]
+                for key, leaf in value.items(include_nested=True, leaves_only=True):
+                    path = key if isinstance(key, tuple) else (key,)
+                    self._into((name, *path), leaf)[t] = leaf
+            else:
+                self._into((name,), value)[t] = value
+
+    def tensors(self) -> dict[str, Any]:
+        made: dict[str, Any] = {name: TensorDict({}, batch) for name, batch in self.batch.items()}
+        for (name, *path), tensor in self.found.items():
+            if path:
+                made[name].set(tuple(path), tensor)
+            else:
+                made[name] = tensor
+        return made
+
+    def _into(self, path: tuple[str, ...], leaf: Tensor) -> Tensor:
+        if path not in self.found:
+            self.found[path] = self._empty((self.length, *leaf.shape), leaf)
+        return self.found[path]
+
+    def _empty(self, shape: tuple[int, ...], leaf: Tensor) -> Tensor:
+        if self.storage is Storage.DEVICE:
+            return leaf.new_empty(shape)
+        if self.storage is Storage.CPU or 0 in shape:
+            return torch.empty(shape, dtype=leaf.dtype)
+        size = torch.Size(shape).numel()
+        with tempfile.NamedTemporaryFile(dir=self.folder) as file:  # its memory stays as long as the tensor lives
+            return torch.from_file(file.name, shared=True, size=size, dtype=leaf.dtype).view(shape)
+
+
+def _row(decision: Decision, transition: Transition) -> dict[str, Tensor | TensorDict]:
+    """What a rollout keeps of one decision, but for the observation."""
+    optional = {"value": decision.value, "human": transition.human}
+    return {
+        "actions": _executed(decision, transition),
+        "sample": decision.sample,
+        "log_prob": decision.log_prob,
+        **{field: getattr(transition, field) for field in ("reward", "executed", *ENDS)},
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+ENDS = ("terminated", "truncated", "success")
+
+
+def _diverged(transition: Transition) -> int:
+    return 0 if transition.diverged is None else int((transition.diverged & transition.executed.any(1)).sum())
 
 
 def _executed(decision: Decision, transition: Transition) -> Tensor:
@@ -253,21 +366,25 @@ class DifferentiableCollector(Collector):
             rollout = self._by_steps(decisions)
         env.detach()
         self.finished, self.success = rollout.done[-1], rollout.success[-1]
-        self.observation = rollout.next_observation[-1].detach()
+        self.observation = rollout.last_observation.detach()
         ran = rollout.executed.any(-1)  # an episode ends once
-        ended = {name: getattr(rollout, name) & ran for name in ("terminated", "truncated", "success")}
-        return self._with_totals(replace(rollout, simulation_s=time.perf_counter() - started, **ended))
+        ended = {name: getattr(rollout, name) & ran for name in ENDS}
+        told = {"simulation_s": time.perf_counter() - started, "policy_version": self.version}
+        return self._with_totals(replace(rollout, **told, **ended))
 
     def _by_steps(self, decisions: int) -> Rollout:
         """As `unroll` of an environment that has it, for policies of any kind."""
         policy = cast(DeterministicPolicy, self.policy)
-        rows: list[tuple[TensorDict, Decision, Transition, Tensor]] = []
+        seen, made = [cast(TensorDict, self.observation)], []
         empty = TensorDict({}, batch_size=[self.env.num_envs])
-        observation = cast(TensorDict, self.observation)
         for _ in range(decisions):
-            actions = policy.actions(observation.to(policy.device)).to(self.env.device)
-            decision = Decision(actions, empty, torch.zeros(len(actions), 1))
+            actions = policy.actions(seen[-1].to(policy.device)).to(self.env.device)
             transition = self.env.step(actions[:, : self.env.contract.executed])
-            rows.append((observation, decision, transition, self.env.start.clone()))
-            observation = transition.observation
-        return self._stack(rows, 0.0, 0.0)
+            made.append(_row(Decision(actions, empty, actions.new_zeros(len(actions), 1)), transition))
+            seen.append(transition.observation)
+        stacked = {name: torch.stack([row[name] for row in made]) for name in made[0]}
+        start = self.env.start.expand(decisions, -1) if isinstance(self.env, NumberedStarts) else None
+        return Rollout(
+            observation=torch.stack(seen[:-1]), last_observation=seen[-1], task_index=self.env.task_index,
+            start=start, **cast(dict[str, Any], stacked),
+        )  # fmt: skip

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from embodied.contract import TensorSpec
-from embodied.environment import StartEnvironment, Transition
+from embodied.environment import NumberedStarts, Transition
 from embodied.errors import UserError
 from embodied.evaluation import EvaluationResult
 
@@ -45,7 +45,7 @@ class ActionLog:
     def __init__(self) -> None:
         self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def __call__(self, env: StartEnvironment, actions: Tensor, transition: Transition) -> None:
+    def __call__(self, env: NumberedStarts, actions: Tensor, transition: Transition) -> None:
         """Take up the chunks `actions` [N, K, A], of which `transition` came."""
         executed = transition.executed.cpu()
         rows = executed.nonzero()[:, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import torch
@@ -14,58 +13,65 @@ RECENT = 200
 class RetryStarts:
     """Fresh initial states, and again those that failed, until an attempt succeeds or `attempts` are used up.
 
-    A simple form of prioritised replay of starts (arXiv 2010.03934): a share `retry` of restarts goes to failed states.
+    A simple form of prioritised replay of starts (arXiv 2010.03934): a share `retry` of restarts go to failed states.
     """
 
     def __init__(self, task_index: Tensor, *, retry: float, attempts: int, generator: torch.Generator) -> None:
-        self.task_index, self.retry, self.attempts, self.generator = task_index.tolist(), retry, attempts, generator
-        tasks = max(self.task_index) + 1
+        self.task_index, self.retry, self.attempts, self.generator = task_index.cpu(), retry, attempts, generator
+        tasks, count = int(self.task_index.max()) + 1, len(task_index)
         first = int(torch.randint(1 << 40, (), generator=generator))  # another seed trains on other states
-        self.fresh = [first] * tasks
-        self.failed: list[deque[tuple[int, int]]] = [deque() for _ in range(tasks)]
-        self.running: list[tuple[int, int] | None] = [None] * len(self.task_index)  # initial state, attempts before
-        self.firsts: deque[bool] = deque(maxlen=RECENT)  # whether the last first attempts succeeded
-        self.ended = [False] * len(self.task_index)  # whether the environment has ended an episode
+        self.fresh = torch.full((tasks,), first)
+        self.failed = [torch.empty(0, 2, dtype=torch.int64) for _ in range(tasks)]  # initial state, attempts before
+        self.running = torch.full((count, 2), -1)  # the same of the running episodes; -1: none yet
+        self.firsts = torch.empty(0, dtype=torch.bool)  # whether the last first attempts succeeded
+        self.ended = torch.zeros(count, dtype=torch.bool)  # whether the environment has ended an episode
 
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
         """Initial states [N] for environments that `finished` [N] with `success` [N]; elsewhere 0, which is unused."""
-        starts = torch.zeros(len(self.task_index), dtype=torch.long)
+        finished, success = finished.cpu(), success.cpu()
         draws = torch.rand(len(self.task_index), generator=self.generator)
-        for env in torch.nonzero(finished).flatten().tolist():
-            task, before = self.task_index[env], self.running[env]
-            self.ended[env] = before is not None
-            if before and before[1] == 0:
-                self.firsts.append(bool(success[env]))
-            if before and not success[env] and before[1] + 1 < self.attempts:
-                self.failed[task].append((before[0], before[1] + 1))
-            if self.failed[task] and draws[env] < self.retry:
-                self.running[env] = self.failed[task].popleft()
-            else:
-                self.running[env] = (self.fresh[task], 0)
-                self.fresh[task] += 1
-            starts[env] = self.running[env][0]
-        return starts
+        began = self.running[:, 0] >= 0
+        self.ended = torch.where(finished, began, self.ended)
+        self.firsts = torch.cat((self.firsts, success[finished & (self.running[:, 1] == 0)]))[-RECENT:]
+        again = finished & began & ~success & (self.running[:, 1] + 1 < self.attempts)
+        for task in self.task_index[finished].unique().tolist():
+            self._deal(task, (finished & (self.task_index == task)).nonzero().squeeze(1), again, draws < self.retry)
+        return torch.where(finished, self.running[:, 0], 0)
+
+    def _deal(self, task: int, rows: Tensor, again: Tensor, wanted: Tensor) -> None:
+        """Deal initial states to environments `rows` of `task`, in order; of `again` [N], the failures queue up first.
+
+        One after the other, each puts its failure at the end of the queue, then takes the head of it where it is
+        `wanted` [N] and there is any. The queue's length is max(length + puts - takes, 0) after each: Lindley's
+        recursion, whose solution is a running minimum.
+        """
+        puts, takes = again[rows].long(), wanted[rows].long()
+        queue = torch.cat((self.failed[task], self.running[rows[puts.bool()]] + torch.tensor([0, 1])))
+        walk = len(self.failed[task]) + (puts - takes).cumsum(0)
+        length = walk - walk.cummin(0).values.clamp_max(0)
+        before = torch.cat((torch.tensor([len(self.failed[task])]), length[:-1]))
+        retried = takes.bool() & (before + puts > 0)
+        fresh = self.fresh[task] + (~retried).long().cumsum(0) - 1
+        self.running[rows] = torch.stack((fresh, torch.zeros_like(fresh)), 1)
+        count = int(retried.sum())
+        self.running[rows[retried]] = queue[:count]
+        self.failed[task] = queue[count:]
+        self.fresh[task] += len(rows) - count
 
     def first_attempts(self) -> dict[str, float]:
         """`first_attempts_success`, of the last ones: what the policy can do, whatever is tried again.
 
         Empty until every environment has ended an episode: what ends first is what succeeds.
         """
-        return {"first_attempts_success": sum(self.firsts) / len(self.firsts)} if all(self.ended) else {}
+        return {"first_attempts_success": float(self.firsts.double().mean())} if bool(self.ended.all()) else {}
 
     def state_dict(self) -> dict[str, Any]:
         """Queues and counters."""
-        return {
-            "fresh": self.fresh,
-            "failed": [list(map(list, queue)) for queue in self.failed],
-            "running": self.running,
-            "firsts": list(self.firsts),
-            "ended": self.ended,
-        }
+        copies = {name: getattr(self, name).clone() for name in ("fresh", "running", "firsts", "ended")}
+        return copies | {"failed": list(self.failed)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self.fresh = list(state["fresh"])
-        self.failed = [deque((start, tries) for start, tries in queue) for queue in state["failed"]]
-        self.running = [None if running is None else (running[0], running[1]) for running in state["running"]]
-        self.firsts, self.ended = deque(state["firsts"], maxlen=RECENT), list(state["ended"])
+        for name in ("fresh", "running", "firsts", "ended"):
+            setattr(self, name, state[name].clone())
+        self.failed = list(state["failed"])

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from tensordict import TensorDict
 
 from embodied.contract import Contract
-from embodied.environment import StartEnvironment
+from embodied.environment import Environment
+from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout import Collector, Rollout, Starts
+from embodied.world import World
 
 
 class Task(Protocol):
@@ -29,15 +30,15 @@ class Task(Protocol):
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
-    ) -> StartEnvironment:
+    ) -> Environment:
         """Make environments that start from the `split` ("train" or "eval") of `distribution`.
 
         They run on `device`, the policy's, where their simulator can, else on the CPU.
         """
         ...
 
-    def demonstrations(self, directory: Path, seed: int) -> TensorDict | None:
-        """Chunks {observation, actions [D, H, A], valid [D, H]}; made once, then read from `directory`.
+    def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
+        """Episodes that succeeded, with an observation before every step; made once, then read from `directory`.
 
         None: the task is learned from scratch.
         """
@@ -95,7 +96,7 @@ class Learner(Protocol):
     """A reinforcement learner; `starts`, where given, chooses the initial states of episodes."""
 
     @property
-    def collector(self) -> Callable[[StartEnvironment, Policy, torch.Generator, Starts | None], Collector]:
+    def collector(self) -> Callable[[Environment, Policy, torch.Generator, Starts | None], Collector]:
         """Makes its rollouts, with the environment, the policy, the noise and `starts`."""
         ...
 
@@ -109,8 +110,11 @@ class Learner(Protocol):
         """Gradient steps taken so far."""
         ...
 
-    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
-        """Learn from one rollout; `progress` from 0 to 1 is how far training is. Returns metrics."""
+    def update(self, rollout: Rollout, progress: float, world: World = ...) -> dict[str, float]:
+        """Learn from one rollout of each process of `world`; `progress` from 0 to 1 is how far training is.
+
+        Returns metrics.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -130,8 +134,8 @@ class LearnerConfig(Protocol):
     def build(
         self,
         policy: TrainablePolicy,
-        demonstrations: TensorDict | None,
-        env: StartEnvironment,
+        demonstrations: Episodes | None,
+        env: Environment,
         generator: torch.Generator,
     ) -> Learner:
         """Make the learner of `policy` in `env`.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from embodied.environment import StartEnvironment
+from embodied.environment import NumberedStarts
 from embodied.errors import UserError
 from embodied.evaluation import act
 from embodied.files import complete_or_absent
@@ -38,7 +38,7 @@ class Film:
 
 
 def film(
-    env: StartEnvironment,
+    env: NumberedStarts,
     policy: Policy,
     starts: Tensor,
     render: Render,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from embodied.environment import StartEnvironment
+from embodied.environment import NumberedStarts
 from embodied.errors import UserError
 from embodied.evaluation import evaluate
 from embodied.policy import Policy
@@ -69,7 +69,7 @@ class Comparison:
     checkpoint: Path
     policy: Policy
     distribution: str
-    environment: Callable[[int, Sequence[str]], StartEnvironment]
+    environment: Callable[[int, Sequence[str]], NumberedStarts]
 
     def run(self) -> list[BackEndRun]:
         """Run the back ends that are asked for."""

@@ -9,13 +9,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.engine import EpisodeEngine, Outcome
 from embodied.environment import Transition
 from embodied.errors import UserError
 from real_robot.intervention import Operator
@@ -25,8 +25,8 @@ from real_robot.safety import Safety, State
 FIRST_READING_S = 5.0
 
 
-class RobotEnvironment:
-    """Implements `embodied.environment.StartEnvironment` as far as the world can: a person puts it into initial states.
+class RobotEnvironment(EpisodeEngine):
+    """N = 1, and a person puts it into initial states; nothing can put it back to where it was in the middle of one.
 
     An episode ends with success or failure when `outcome` says so, and is truncated at the step limit, when the safety
     stops the robot, or when the person's device is gone. Rewards are 1 at success. A policy that is slow between chunks
@@ -48,8 +48,6 @@ class RobotEnvironment:
         sleep: waits, in the time of `clock`.
     """
 
-    num_envs, num_starts = 1, None
-
     def __init__(
         self,
         robot: Robot,
@@ -64,78 +62,81 @@ class RobotEnvironment:
         clock: Clock = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if min(executed, step_limit) < 1:
-            raise UserError(f"expected executed and step_limit of at least 1, got {executed} and {step_limit}")
-        self.contract = replace(robot.contract, horizon=executed, executed=executed)
-        self.device, self.task_names, self.step_limit = torch.device("cpu"), (task,), step_limit
-        self.task_index = torch.zeros(1, dtype=torch.int64)
-        self.start = torch.full((1,), -1)
-        self.steps = torch.zeros(1, dtype=torch.int64)
+        if executed < 1:
+            raise UserError(f"expected executed of at least 1, got {executed}")
+        contract = replace(robot.contract, horizon=executed, executed=executed)
+        super().__init__(contract, 1, step_limit, task_names=(task,))
         self._robot, self._safety, self._operator = robot, safety, operator
         self._ready, self._outcome, self._clock, self._sleep = ready, outcome, clock, sleep
         self._period_s = robot.contract.control_dt_s
         self._specs = {key: spec for key, spec in robot.contract.observation.items() if not spec.privileged}
         self._reading: Reading | None = None
         self._deadline = -math.inf
-        self._ended: bool | None = None  # None while running or before the first reset; else whether terminated
-        self._success, self._human_steps = False, 0
+        self._human_steps = self._periods = 0  # of the episode
 
-    def reset(self, mask: Tensor | None = None, seed: int | None = None, starts: Tensor | None = None) -> TensorDict:
-        """As `StartEnvironment.reset`; blocks until `ready` returns. `seed` begins to count initial states anew.
+    def next_starts(self, ids: Tensor) -> Tensor:
+        """One after the other."""
+        return self.start[ids] + 1
+
+    def begin(self, ids: Tensor, starts: Tensor) -> None:
+        """Hold, and wait until `ready` returns.
 
         Raises:
             UserError: where the robot does not measure anything.
         """
-        if seed is not None:
-            self.start = torch.full((1,), -1)
-        if mask is None or bool(mask[0]):
-            self._robot.hold()
-            self.start = self.start + 1 if starts is None else starts.clone()
-            self._ready(self.task_names[0], int(self.start[0]))
-            if self._safety.state is State.STOPPED:
-                self._safety.reset()
-            self.steps = torch.zeros(1, dtype=torch.int64)
-            self._ended, self._success, self._human_steps = None, False, 0
-            self._reading = self._first_reading()
-        return self._observation()
+        self._robot.hold()
+        self._ready(self.task_names[0], int(starts[0]))
+        if self._safety.state is State.STOPPED:
+            self._safety.reset()
+        self._human_steps = self._periods = 0
+        self._reading = self._first_reading()
 
     def step(self, actions: Tensor) -> Transition:
-        """Execute the chunk `actions` [1, K, A] at the control rate; a finished episode stays frozen.
-
-        Raises:
-            ValueError: for another shape or an action that is not finite, and the robot holds; before the first reset.
-        """
-        K, A = self.contract.executed, self.contract.action.shape[-1]
-        if actions.shape != (1, K, A) or not bool(actions.isfinite().all()):
+        """As of every engine, at the control rate; the robot holds where `actions` are refused."""
+        try:
+            return super().step(actions)
+        except ValueError:
             self._robot.hold()
-            raise ValueError(f"expected finite actions {(1, K, A)}, got {tuple(actions.shape)}")
-        if self._reading is None:
-            raise ValueError("expected reset() before the first step")
-        done, human, reward = (torch.zeros(1, K, dtype=kind) for kind in (torch.bool, torch.bool, torch.float32))
-        taken = actions.detach().to("cpu", torch.float32).clone()
-        for k in range(K):
-            if self._ended is not None:
+            raise
+
+    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+        """Command the actions that are left, until the episode ends."""
+        taken = actions.detach().float().clone()
+        executed, human, reward = (torch.zeros(taken.shape[:2], dtype=kind) for kind in (bool, bool, torch.float32))
+        ended: bool | None = None  # as what the episode has: True with an outcome, False as stopped
+        success = False
+        for k in range(int(left[0])):
+            human[0, k], outcome, stopped = self._period(taken[0, k])
+            executed[0, k], success = True, bool(outcome)
+            reward[0, k] = float(success)
+            ended = True if outcome is not None else False if stopped else None
+            if ended is not None:
                 break
-            human[0, k] = self._period(taken[0, k])
-            done[0, k], reward[0, k] = True, float(self._success)
-        ended = torch.tensor([self._ended is not None])
-        terminated = torch.tensor([bool(self._ended)])
-        share = torch.tensor([self._human_steps / max(int(self.steps[0]), 1)])
-        return Transition(
-            self._observation(), reward, done, terminated, ended & ~terminated, torch.tensor([self._success]),
-            {"human_share": share}, actions=taken, human=human,
+        if ended is not None or self._periods >= self.step_limit:
+            self._robot.hold()
+        share = torch.tensor([self._human_steps / max(self._periods, 1)])
+        return Outcome(
+            reward, executed, torch.tensor([bool(ended)]), torch.tensor([success]), torch.tensor([ended is False]),
+            metrics={"human_share": share}, actions=taken, human=human,
         )  # fmt: skip
 
-    def state_dict(self) -> dict[str, Any]:
-        """How many episodes there were: a robot can't be put back to where it was."""
-        return {"start": self.start.clone()}
+    def observe(self) -> TensorDict:
+        """The newest measurement that can be used.
 
-    def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
-        """Begin the episode anew that ran when `state_dict` was called."""
-        return self.reset(starts=state["start"])
+        Raises:
+            ValueError: before the first reset.
+        """
+        if self._reading is None:
+            raise ValueError("expected a reset of the robot before the first observation of it")
+        arrays = {key: torch.from_numpy(np.array(self._reading.observation[key])) for key in self._specs}
+        tensors = {key: value.to(getattr(torch, self._specs[key].dtype)).unsqueeze(0) for key, value in arrays.items()}
+        return TensorDict(tensors, batch_size=[1])
 
-    def _period(self, action: Tensor) -> bool:
-        """Command `action` [A], which becomes a person's where they take over; returns whether they did."""
+    def _period(self, action: Tensor) -> tuple[bool, bool | None, bool]:
+        """Command `action` [A], which becomes a person's where they take over.
+
+        Returns whether they did, the outcome, and whether the safety has stopped the robot.
+        """
         began_s, human, pressed = self._clock(), None, frozenset[str]()
         try:
             if self._operator is not None:
@@ -152,16 +153,9 @@ class RobotEnvironment:
         reading = self._robot.read()
         self._reading = reading if reading is not None and not reading.fault else self._reading
         assert self._reading is not None
-        self.steps += 1
+        self._periods += 1
         self._human_steps += human is not None
-        outcome = self._outcome(self._reading, pressed)
-        if outcome is not None:
-            self._ended, self._success = True, outcome
-        elif verdict.state is State.STOPPED or int(self.steps[0]) >= self.step_limit:
-            self._ended = False
-        if self._ended is not None:
-            self._robot.hold()
-        return human is not None
+        return human is not None, self._outcome(self._reading, pressed), verdict.state is State.STOPPED
 
     def _wait(self, began_s: float) -> None:
         """Until the period is over; what comes late begins a new rhythm in place of a burst."""
@@ -180,13 +174,6 @@ class RobotEnvironment:
                 raise UserError(f"the robot measured nothing that can be used in {FIRST_READING_S:g} s: {fault}")
             self._sleep(self._period_s)
         return reading
-
-    def _observation(self) -> TensorDict:
-        if self._reading is None:
-            raise ValueError("expected a reset of the robot before the first observation of it")
-        arrays = {key: torch.from_numpy(np.array(self._reading.observation[key])) for key in self._specs}
-        tensors = {key: value.to(getattr(torch, self._specs[key].dtype)).unsqueeze(0) for key, value in arrays.items()}
-        return TensorDict(tensors, batch_size=[1])
 
 
 def buttons(reading: Reading, pressed: frozenset[str]) -> bool | None:

@@ -19,8 +19,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.sft import cut_chunks
 from embodied.contract import Contract, TensorSpec
+from embodied.episodes import Episodes, EpisodeWriter
+from embodied.episodes import read as read_episodes
 from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.network import elements
@@ -29,22 +30,33 @@ from real_robot.robot import Array
 
 log = logging.getLogger(__name__)
 VERSIONS = ("v2.0", "v2.1", "v3.0")
+FOLDER = "demonstrations"
+"""Where a run keeps the dataset that it learns from, decoded."""
 
 
-def chunks(directory: str | Path, contract: Contract) -> TensorDict:
-    """Chunks {observation, actions [D, H, A], valid [D, H]} of all episodes of a dataset, as `contract` reads them.
+def episodes(directory: str | Path, contract: Contract, run: Path) -> Episodes:
+    """All episodes of a dataset as `contract` reads them, decoded once into the folder `run`, then read from there.
 
     Raises:
         UserError: where the folder is no dataset, or does not serve the contract; says what is missing, what is there.
     """
-    return TensorDict.cat([cut_chunks(*episode, contract.horizon) for episode in read(directory, contract)])
+    path = run / FOLDER
+    if not path.exists():
+        run.mkdir(parents=True, exist_ok=True)
+        with EpisodeWriter(path, contract, {"dataset": str(directory)}) as writer:
+            for observation, actions in read(directory, contract):
+                writer.add(Episodes.of(observation, actions))
+    found, _, origin = read_episodes(path)
+    if origin.get("dataset") != str(directory):
+        raise UserError(f"{path} was made from {origin.get('dataset')}; choose another output")
+    return found
 
 
 def read(directory: str | Path, contract: Contract) -> Iterator[tuple[TensorDict, Tensor]]:
     """Observation [L] and actions [L, A] of every episode, in the order and with the keys of `contract`.
 
     Raises:
-        UserError: as `chunks`.
+        UserError: as `episodes`.
     """
     source = _Source(Path(directory))
     columns = source.plan(contract)

@@ -19,13 +19,15 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.advantage import chunk_reward, gae, values
+from embodied.advantage import chunk_reward, gae, next_values, values
 from embodied.algorithms.schedule import fall
 from embodied.config import at_least
-from embodied.environment import DifferentiableEnvironment, StartEnvironment
+from embodied.environment import DifferentiableEnvironment, Environment
+from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
 from embodied.rollout import DifferentiableCollector, Rollout
+from embodied.world import ALONE, World
 
 
 @dataclass
@@ -53,8 +55,8 @@ class BPTTConfig:
     def build(
         self,
         policy: TrainablePolicy,
-        demonstrations: TensorDict | None,
-        env: StartEnvironment,
+        demonstrations: Episodes | None,
+        env: Environment,
         generator: torch.Generator,
     ) -> BPTT:
         """Make the learner of `policy` in `env`; the demonstrations are not used.
@@ -82,7 +84,7 @@ class BPTT:
         self.value_optimiser = torch.optim.Adam(policy.critic_parameters(), config.value_learning_rate, fused=True)
         self.gradient_steps = 0
 
-    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+    def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """One gradient step of the actor, `value_epochs` of the critic; returns the mean reward and losses."""
         fall(self.optimiser, progress, self.config.final, self.config.learning_rate)
         objective = self._objective(rollout)
@@ -102,7 +104,7 @@ class BPTT:
         steps = rollout.executed.sum(-1).cumsum(0) - rollout.executed.sum(-1)
         total = (self.config.discount ** steps.to(reward.dtype) * reward).sum(0)
         if self.config.critic:
-            last = rollout.next_observation[-1]
+            last = rollout.last_observation
             decay = self.config.discount ** rollout.executed.sum((0, -1)).to(reward.dtype)
             rest = decay * self.policy.value(last) * ~rollout.terminated.any(0)  # nothing follows, whenever it ended
         else:
@@ -111,10 +113,10 @@ class BPTT:
 
     def _fit_value(self, rollout: Rollout) -> float:
         """Regress the critic on TD(lambda) returns; returns the mean squared error."""
-        seen, following = rollout.observation.detach(), rollout.next_observation.detach()
+        seen, value = rollout.observation.detach(), values(self.policy, rollout.observation)
         _, returns = gae(
             rollout.reward.detach(), rollout.executed, rollout.terminated, rollout.truncated,
-            values(self.policy, seen), values(self.policy, following),
+            value, next_values(self.policy, rollout, value),
             discount=self.config.discount, trace=self.config.trace,
         )  # fmt: skip
         executed = rollout.executed.any(-1)

@@ -27,12 +27,14 @@ from torch import Tensor, nn
 from embodied.algorithms.schedule import fall
 from embodied.config import at_least
 from embodied.contract import Contract
-from embodied.environment import StartEnvironment
+from embodied.environment import Environment
+from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.memory import RecurrentPolicy
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout import Collector, Rollout, Starts, first_decisions
 from embodied.task import Learner
+from embodied.world import ALONE, World
 
 
 @dataclass
@@ -62,8 +64,8 @@ class DistillationConfig:
     def build(
         self,
         policy: TrainablePolicy,
-        demonstrations: TensorDict | None,
-        env: StartEnvironment,
+        demonstrations: Episodes | None,
+        env: Environment,
         generator: torch.Generator,
     ) -> Distillation:
         """Make the teacher and the learner of `policy`, the student; the demonstrations are not used.
@@ -74,6 +76,7 @@ class DistillationConfig:
         teacher = self.teacher.build(informed(env.contract, self.told)).to(policy.device)
         observation, actions = first_decisions(env, generator)
         teacher.fit(observation.to(policy.device), actions.to(policy.device))
+        teacher.start_critic()
         return Distillation(policy, teacher, self.teaching.build(teacher, None, env, generator), self, generator)
 
 
@@ -95,7 +98,7 @@ class Lessons(Collector):
 
     def __init__(
         self,
-        env: StartEnvironment,
+        env: Environment,
         policy: Policy,
         generator: torch.Generator,
         starts: Starts | None,
@@ -155,13 +158,13 @@ class Distillation:
         """Collects for the one that learns."""
         return lambda env, policy, generator, starts: Lessons(env, policy, generator, starts, self)
 
-    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+    def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Train the teacher, or the student on the teacher's labels; returns the teacher's metrics, or the loss."""
         if not self.taught:
             self.steps_taught += rollout.env_steps
             self.began = progress
             share = min(1.0, self.steps_taught / self.config.teacher_steps)
-            return {f"teacher_{name}": value for name, value in self.teaching.update(rollout, share).items()}
+            return {f"teacher_{name}": value for name, value in self.teaching.update(rollout, share, world).items()}
         share = (progress - self.began) / max(1e-9, 1.0 - self.began)
         fall(self.optimiser, share, self.config.final, self.config.learning_rate)
         observation, labels = rollout.observation, self._labels(rollout.observation)

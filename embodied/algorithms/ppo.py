@@ -26,22 +26,26 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.advantage import explained_variance, gae, normalise, values
+from embodied.advantage import explained_variance, gae, moments, next_values, normalise
+from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.reward_scale import RewardScale
 from embodied.algorithms.schedule import fall
 from embodied.config import at_least
-from embodied.environment import StartEnvironment
+from embodied.environment import Environment
+from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.memory import RecurrentPolicy
 from embodied.policy import TrainablePolicy
 from embodied.rollout import Collector, Rollout
+from embodied.world import ALONE, World
 
 
 @dataclass
 class PPOConfig:
     """Hyper-parameters of PPO; `decisions` (T) per environment and iteration.
 
-    Learning rates fall linearly to their `final` share.
+    Learning rates fall linearly to their `final` share. Minibatches are scored in pieces of which no more than
+    `memory_gb` are kept for the gradient; whole if None.
     """
 
     decisions: int = 35
@@ -57,16 +61,19 @@ class PPOConfig:
     critic_warmup: int = 3
     max_gradient_norm: float = 1.0
     final: float = 1.0
+    memory_gb: float | None = None
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "decisions", "epochs", "minibatch")
+        if self.memory_gb is not None and self.memory_gb <= 0.0:
+            raise UserError(f"expected memory_gb above 0, got {self.memory_gb}")
 
     def build(
         self,
         policy: TrainablePolicy,
-        demonstrations: TensorDict | None,
-        env: StartEnvironment,
+        demonstrations: Episodes | None,
+        env: Environment,
         generator: torch.Generator,
     ) -> PPO:
         """Make the learner of `policy`; `generator` shuffles minibatches, the demonstrations are not used.
@@ -98,16 +105,15 @@ class PPO:
         self.reward_scale = RewardScale(config.discount)
         self.iterations = 0
         self.gradient_steps = 0
+        self.piece: int | None = None  # rows that are scored together; None: not known yet
 
-    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+    def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """One iteration; returns mean losses, clip fraction, KL and explained variance."""
-        if self.iterations == 0:
-            self.policy.start_critic()
         fall(self.optimiser, progress, self.config.final, self.config.learning_rate, self.config.value_learning_rate)
-        self.reward_scale.add(rollout)
-        if int(rollout.own.sum()) < 2:  # a person did it all
+        self.reward_scale.add(rollout, world)
+        if int(world.sum(rollout.own.sum())) < 2 * world.size:  # a person did it all
             return {}
-        batch, advantage_std, explained = self._prepare(rollout)
+        batch, advantage_std, explained = self._prepare(rollout, world)
         batch = batch.to(self.policy.device)
         sums: dict[str, float] = {}
         count = 0
@@ -117,7 +123,8 @@ class PPO:
                 metrics = self._step(part)
                 sums = {key: sums.get(key, 0.0) + value for key, value in metrics.items()}
                 count += 1
-                stop = metrics["kl"] > self.config.target_kl
+                kl = world.sum(torch.tensor(metrics["kl"])) / world.size
+                stop = bool(kl > self.config.target_kl)
                 if stop:
                     break
             if stop:
@@ -139,30 +146,23 @@ class PPO:
             if part["own"].any():
                 yield cast(TensorDict, part)
 
-    def _prepare(self, rollout: Rollout) -> tuple[TensorDict, float, float]:
+    def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, float, float]:
         """What is trained on [T, N], the deviation of the advantages and the explained variance."""
-        own, value = rollout.own, values(self.policy, rollout.observation)
-        advantage, returns = self._gae(rollout, value, self._next_value(rollout, value))
+        assert rollout.value is not None, "PPO learns from policies that tell values with their decisions"
+        own, value = rollout.own, rollout.value
+        advantage, returns = self._gae(rollout, value, next_values(self.policy, rollout, value))
         batch = TensorDict(
             {
                 "observation": rollout.observation,
                 "sample": rollout.sample,
                 "log_prob": rollout.log_prob,
-                "advantage": normalise(advantage, own),
+                "advantage": normalise(advantage, own, world),
                 "return": returns,
                 "own": own,
             },
             batch_size=list(value.shape),
         )
-        return batch, float(advantage[own].std()), explained_variance(value, returns)
-
-    def _next_value(self, rollout: Rollout, value: Tensor) -> Tensor:
-        """V of the true next observations [T, N]: that of the next decision, unless an ending or nothing follows."""
-        asked = rollout.done.clone()
-        asked[-1] = True
-        following = value.roll(-1, 0)
-        following[asked] = values(self.policy, rollout.next_observation[asked].unsqueeze(0)).squeeze(0)
-        return following
+        return batch, float(moments(advantage[own], world)[1]), explained_variance(value, returns)
 
     def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         return gae(
@@ -171,35 +171,49 @@ class PPO:
         )  # fmt: skip
 
     def _step(self, batch: TensorDict) -> dict[str, float]:
-        observation, own = batch["observation"], batch["own"]
-        evaluation = self.policy.evaluate(observation, batch["sample"])
+        """One gradient step on decisions [B], or sequences [T, B]; returns losses and ratios, means over `own`."""
+        dim, count = batch.batch_dims - 1, int(batch["own"].sum())
+        if self.piece is None:
+            self.piece = rows_within(
+                self.config.memory_gb, batch.shape[dim], lambda rows: self._losses(batch.narrow(dim, 0, rows), rows)[0]
+            )
+        self.optimiser.zero_grad()
+        told: dict[str, Tensor] = {}
+        for piece in batch.split(self.piece, dim):
+            loss, sums = self._losses(cast(TensorDict, piece), count)
+            loss.backward()
+            told = {name: told.get(name, 0.0) + value for name, value in sums.items()}
+        for parameters in self.parameters:
+            nn.utils.clip_grad_norm_(parameters, self.config.max_gradient_norm)
+        self.optimiser.step()
+        self.gradient_steps += 1
+        return {name: float(value) / count for name, value in told.items()}
+
+    def _losses(self, batch: TensorDict, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """This piece's part of the mean loss over `count` decisions, and sums of what is told."""
+        own = batch["own"]
+        evaluation = self.policy.evaluate(batch["observation"], batch["sample"])
         log_ratio = evaluation.log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
         advantage = batch["advantage"].unsqueeze(-1)
         clipped = ratio.clamp(1.0 - self.config.clip, 1.0 + self.config.clip)
         # L = -min(r A, clip(r) A)
-        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage)[own].mean()
-        value = self.policy.value(observation.reshape(-1)).view(own.shape)
-        value_loss = (value - batch["return"]).square()[own].mean()
-        entropy = evaluation.entropy[own].mean()
+        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage)[own].mean(-1).sum()
+        value_loss = (evaluation.value - batch["return"]).square()[own].sum()
+        entropy = evaluation.entropy[own].mean(-1).sum()
         warm = self.iterations < self.config.critic_warmup
         loss = value_loss if warm else value_loss + policy_loss - self.config.entropy_weight * entropy
-        self.optimiser.zero_grad()
-        loss.backward()
-        for parameters in self.parameters:
-            nn.utils.clip_grad_norm_(parameters, self.config.max_gradient_norm)
-        self.optimiser.step()
-        self.gradient_steps += 1
         with torch.no_grad():
-            kl = ((ratio - 1.0) - log_ratio)[own].mean()  # low-variance estimate, joschu.net/blog/kl-approx.html
-            clip_fraction = ((ratio - 1.0).abs() > self.config.clip)[own].float().mean()
-        return {
-            "policy_loss": policy_loss.item(),
-            "value_loss": value_loss.item(),
-            "entropy": entropy.item(),
-            "kl": kl.item(),
-            "clip_fraction": clip_fraction.item(),
+            kl = ((ratio - 1.0) - log_ratio)[own].mean(-1).sum()  # low-variance, joschu.net/blog/kl-approx.html
+            far = ((ratio - 1.0).abs() > self.config.clip)[own].float().mean(-1).sum()
+        sums = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "kl": kl,
+            "clip_fraction": far,
         }
+        return loss / count, {name: value.detach() for name, value in sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, counters and draws to come."""

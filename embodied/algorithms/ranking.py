@@ -22,14 +22,16 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.advantage import explained_variance, gae, values
+from embodied.advantage import explained_variance, gae, next_values
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
 from embodied.config import at_least
-from embodied.environment import StartEnvironment
+from embodied.environment import Environment
+from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import RankingPolicy, TrainablePolicy
 from embodied.replay import ChunkReplay
 from embodied.rollout import Collector, Rollout
+from embodied.world import ALONE, World
 
 PARTS = ("imitation", "value_optimiser", "advantage_optimiser", "replay")
 
@@ -77,11 +79,11 @@ class RankingConfig:
     def build(
         self,
         policy: TrainablePolicy,
-        demonstrations: TensorDict | None,
-        env: StartEnvironment,
+        demonstrations: Episodes | None,
+        env: Environment,
         generator: torch.Generator,
     ) -> Ranking:
-        """Make the learner of `policy` in `env`, beside `demonstrations` [D] chunks; `generator` draws minibatches.
+        """Make the learner of `policy` in `env`, beside `demonstrations`; `generator` draws minibatches.
 
         Raises:
             UserError: for a policy that cannot rank.
@@ -122,12 +124,11 @@ class Ranking:
         """Gradient steps of all networks so far."""
         return self.imitation.gradient_steps + self.critic_steps
 
-    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+    def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """One iteration; returns mean losses, explained variance and what imitation tells."""
-        if self.iterations == 0:
-            self.policy.start_critic()
-        value, next_value = (values(self.policy, seen) for seen in (rollout.observation, rollout.next_observation))
-        returns, advantage = self._targets(rollout, value, next_value)
+        assert rollout.value is not None, "ranking learns from policies that tell values with their decisions"
+        value = rollout.value
+        returns, advantage = self._targets(rollout, value, next_values(self.policy, rollout, value))
         metrics = {
             "value_loss": self._fit_value(rollout.observation.flatten(0, 1), returns.flatten()),
             "advantage_std": float(advantage.std()),
@@ -141,8 +142,8 @@ class Ranking:
         if self.iterations >= self.config.warmup:
             self.policy.start_ranking()
         if self.imitation.progress < 1.0:
-            return metrics | self.imitation.update(rollout, min(1.0, progress / self.config.imitated))
-        return metrics | self.starts.first_attempts()
+            return metrics | self.imitation.update(rollout, min(1.0, progress / self.config.imitated), world)
+        return metrics | self.imitation.first_attempts()
 
     def _targets(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         """Returns and advantages, [T, N] each."""

@@ -9,6 +9,7 @@ import torch
 
 from embodied.advantage import chunk_reward, gae
 from embodied.rollout import Rollout
+from embodied.world import ALONE, World
 
 
 class RewardScale:
@@ -31,16 +32,18 @@ class RewardScale:
         variance = self.squares / self.decisions - (self.total / self.decisions) ** 2
         return 1.0 / math.sqrt(max(variance, self.squared_rewards / self.rewarded))
 
-    def add(self, rollout: Rollout) -> None:
-        """Take in the rewards of one more rollout."""
+    def add(self, rollout: Rollout, world: World = ALONE) -> None:
+        """Take in the rewards of one more rollout of each process."""
         rewards = chunk_reward(rollout.reward, self.discount).double()
         ending, worthless = (rollout.executed, rollout.terminated, rollout.truncated), torch.zeros_like(rewards)
         returns, _ = gae(rollout.reward, *ending, worthless, worthless, discount=self.discount, trace=1.0)
-        self.decisions += returns.numel()
-        self.total += float(returns.sum())
-        self.squares += float(returns.square().sum())
-        self.rewarded += int(rewards.count_nonzero())
-        self.squared_rewards += float(rewards.square().sum())
+        found = returns.numel(), returns.sum(), returns.square().sum(), rewards.count_nonzero(), rewards.square().sum()
+        sums = world.sum(torch.stack([torch.as_tensor(each, dtype=torch.float64) for each in found])).tolist()
+        self.decisions += int(sums[0])
+        self.total += sums[1]
+        self.squares += sums[2]
+        self.rewarded += int(sums[3])
+        self.squared_rewards += sums[4]
 
     def state_dict(self) -> dict[str, Any]:
         """What was seen so far."""

@@ -14,25 +14,27 @@ Differs from the paper: success alone selects what is imitated; there is no adva
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Tensor
 
+from embodied import seeding
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.config import at_least
-from embodied.environment import StartEnvironment
+from embodied.environment import Environment, NumberedStarts
+from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from embodied.replay import ChunkReplay, EpisodeAssembler
+from embodied.replay import EpisodeAssembler, EpisodeReplay
 from embodied.rollout import Collector, Rollout
 from embodied.starts import RetryStarts
+from embodied.world import ALONE, World
 
-PARTS = ("sft", "replay", "episodes", "starts")
+PARTS = ("sft", "replay", "episodes")
 
 
 @dataclass
@@ -59,11 +61,11 @@ class SelfImitationConfig:
     def build(
         self,
         policy: TrainablePolicy,
-        demonstrations: TensorDict | None,
-        env: StartEnvironment,
+        demonstrations: Episodes | None,
+        env: Environment,
         generator: torch.Generator,
     ) -> SelfImitation:
-        """Make the learner of `policy` in `env`, beside `demonstrations` [D] chunks; `generator` draws minibatches.
+        """Make the learner of `policy` in `env`, beside `demonstrations`; `generator` draws minibatches.
 
         Raises:
             UserError: without demonstrations.
@@ -82,22 +84,24 @@ class SelfImitation:
         self,
         policy: TrainablePolicy,
         config: SelfImitationConfig,
-        demonstrations: TensorDict,
-        env: StartEnvironment,
+        demonstrations: Episodes,
+        env: Environment,
         generator: torch.Generator,
     ) -> None:
         self.policy, self.config, self.generator, self.demonstrations = policy, config, generator, demonstrations
         self.sft, self.progress, self.gradient_steps = self._begin(), 0.0, 0
-        self.replay = ChunkReplay(config.capacity)
-        self.by_task: list[Tensor] = []  # rows of the replay, for each task that has any
-        self.episodes = EpisodeAssembler(env.num_envs, policy.contract.horizon)
-        self.starts = RetryStarts(env.task_index, retry=config.retry, attempts=config.attempts, generator=generator)
+        self.replay = EpisodeReplay(config.capacity)
+        self.by_task: list[Tensor] = []  # observations of the replay, for each task that has any
+        self.episodes = EpisodeAssembler()
+        self.starts: RetryStarts | None = None  # where initial states have no numbers, none comes back
+        if isinstance(env, NumberedStarts):
+            self.starts = RetryStarts(env.task_index, retry=config.retry, attempts=config.attempts, generator=generator)
 
-    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+    def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Add the rollout's successes, then take gradient steps; returns the mean loss and the size of the set."""
-        chunks = self.episodes.add(rollout)
-        if chunks is not None:
-            self.replay.add(chunks)
+        episodes = self.episodes.add(rollout)
+        if episodes is not None:
+            self.replay.add(episodes)
             self._sort()
         rounds, steps = self.config.rounds, self.config.gradient_steps
         done = min(math.floor(self.progress * rounds), rounds - 1)  # beyond its end a run stays in the last round
@@ -113,23 +117,24 @@ class SelfImitation:
             if progress < 1.0:
                 self.sft = self._begin()
         metrics = {"loss": sum(losses) / len(losses), "imitated_chunks": float(len(self.replay))}
-        return metrics | self.starts.first_attempts()
+        return metrics | self.first_attempts()
+
+    def first_attempts(self) -> dict[str, float]:
+        """As `RetryStarts.first_attempts`; empty where no initial state is tried again."""
+        return self.starts.first_attempts() if self.starts else {}
 
     def _begin(self) -> SFT:
         """A learner of a new network, with the policy's normalisation statistics."""
-        policy = copy.deepcopy(self.policy)
-        with torch.random.fork_rng():
+        with seeding.undisturbed():
             torch.manual_seed(int(torch.randint(1 << 40, (), generator=self.generator)))
-            for module in cast(nn.Module, policy).modules():
-                reset = getattr(module, "reset_parameters", None)
-                if callable(reset):
-                    reset()
+            policy = self.policy.fresh()
         return SFT(policy, self.config.sft, self.generator)
 
     def _batch(self) -> TensorDict:
         size = self.config.sft.batch
         old = round(size * self.config.demonstration_share) if self.by_task else size
-        batch = self.demonstrations[torch.randint(len(self.demonstrations), (old,), generator=self.generator)]
+        horizon = self.policy.contract.horizon
+        batch = self.demonstrations.sample(old, horizon, self.generator)
         if not self.by_task:
             return batch
         share, rest = divmod(size - old, len(self.by_task))
@@ -137,21 +142,29 @@ class SelfImitation:
             rows[torch.randint(len(rows), (share + (i < rest),), generator=self.generator)]
             for i, rows in enumerate(self.by_task)
         ]
-        return TensorDict.cat((batch, self.replay.rows[torch.cat(picked)].exclude("task_index")))
+        assert self.replay.episodes is not None
+        own = self.replay.episodes.chunks(torch.cat(picked), horizon)
+        keys = batch["observation"].keys()  # a person's demonstration says nothing that a simulator alone knows
+        own["observation"] = own["observation"].select(*keys)
+        return TensorDict.cat((batch, own))
 
     def _sort(self) -> None:
-        task = self.replay.rows["task_index"]
+        assert self.replay.episodes is not None
+        task = self.replay.episodes.task_index[self.replay.episodes.episode]
         self.by_task = [torch.nonzero(task == index).flatten() for index in task.unique()]
 
     def state_dict(self) -> dict[str, Any]:
         """Learner, replay, unfinished episodes and starts; the demonstrations come from their file."""
         parts = {part: getattr(self, part).state_dict() for part in PARTS}
-        return parts | {"progress": self.progress, "gradient_steps": self.gradient_steps}
+        starts = {"starts": self.starts.state_dict()} if self.starts else {}
+        return parts | starts | {"progress": self.progress, "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         for part in PARTS:
             getattr(self, part).load_state_dict(state[part])
+        if self.starts:
+            self.starts.load_state_dict(state["starts"])
         self.progress, self.gradient_steps = state["progress"], state["gradient_steps"]
         if len(self.replay):
             self._sort()

@@ -6,7 +6,6 @@ arXiv 2303.04137): a flow-matching loss is noisy, the average is not.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -17,7 +16,9 @@ from tensordict import TensorDict
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from embodied import seeding
 from embodied.config import at_least
+from embodied.episodes import Episodes
 from embodied.policy import TrainablePolicy
 
 RECENT = 50
@@ -50,22 +51,24 @@ class SFT:
 
     def __init__(self, policy: TrainablePolicy, config: SFTConfig, generator: torch.Generator) -> None:
         self.policy, self.config, self.generator = policy, config, generator
-        self.trained = copy.deepcopy(policy)
+        with seeding.undisturbed():
+            self.trained = policy.fresh()
+        self.trained.load_state_dict(policy.state_dict())
         self.optimiser = torch.optim.AdamW(
             self.trained.actor_parameters(), config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
         self.gradient_steps = 0
         self.losses: deque[float] = deque(maxlen=RECENT)
 
-    def fit(self, chunks: TensorDict, steps: int) -> float:
-        """Take `steps` gradient steps on minibatches of `chunks` (see `step`); returns the mean of the last losses.
+    def fit(self, episodes: Episodes, steps: int) -> float:
+        """Take `steps` gradient steps on chunks of `episodes`; returns the mean of the last losses.
 
         Those beyond the number planned go on at the final learning rate.
         """
         for _ in range(steps):
-            rows = torch.randint(len(chunks), (self.config.batch,), generator=self.generator)
+            batch = episodes.sample(self.config.batch, self.policy.contract.horizon, self.generator)
             planned = self.gradient_steps < self.config.steps
-            self.losses.append(self.step(chunks[rows], self.gradient_steps / self.config.steps if planned else 1.0))
+            self.losses.append(self.step(batch, self.gradient_steps / self.config.steps if planned else 1.0))
         return sum(self.losses) / max(1, len(self.losses))
 
     def step(self, batch: TensorDict, progress: float) -> float:
@@ -114,19 +117,3 @@ class SFT:
         self.optimiser.load_state_dict(state["optimiser"])
         self.gradient_steps = state["gradient_steps"]
         self.losses = deque(state["losses"], maxlen=RECENT)
-
-
-def cut_chunks(observation: TensorDict, actions: torch.Tensor, horizon: int) -> TensorDict:
-    """All windows of `horizon` actions of one episode of L steps, one from each step, [L].
-
-    Args:
-        observation: [L], seen before each action.
-        actions: [L, A].
-        horizon: H; windows that reach past the end repeat the last action and are marked invalid there.
-    """
-    length = len(actions)
-    index = torch.arange(length).unsqueeze(1) + torch.arange(horizon)
-    return TensorDict(
-        {"observation": observation, "actions": actions[index.clamp_max(length - 1)], "valid": index < length},
-        batch_size=[length],
-    )

@@ -23,14 +23,17 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from embodied import seeding
 from embodied.advantage import n_step
 from embodied.algorithms.schedule import fall
 from embodied.config import at_least
-from embodied.environment import StartEnvironment
+from embodied.environment import Environment
+from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
 from embodied.replay import ChunkReplay
 from embodied.rollout import Collector, Rollout
+from embodied.world import ALONE, World
 
 
 @dataclass
@@ -63,8 +66,8 @@ class TD3Config:
     def build(
         self,
         policy: TrainablePolicy,
-        demonstrations: TensorDict | None,
-        env: StartEnvironment,
+        demonstrations: Episodes | None,
+        env: Environment,
         generator: torch.Generator,
     ) -> TD3:
         """Make the learner of `policy`; `generator` draws minibatches, the demonstrations are not used.
@@ -91,13 +94,16 @@ class TD3:
         self.centre, self.half_range = ((high + low) / 2).to(policy.device), ((high - low) / 2).to(policy.device)
         inputs = policy.feature_size + policy.contract.executed * len(low)
         self.critics = Critics([inputs, *config.hidden, 1]).to(policy.device)
-        self.target_critics, self.target_policy = copy.deepcopy(self.critics), copy.deepcopy(policy)
+        self.target_critics = copy.deepcopy(self.critics)
+        with seeding.undisturbed():
+            self.target_policy = policy.fresh()
+        self.target_policy.load_state_dict(policy.state_dict())
         self.critic_optimiser = torch.optim.Adam(self.critics.parameters(), config.value_learning_rate, fused=True)
         self.actor_optimiser = torch.optim.Adam(policy.mean_parameters(), config.learning_rate, fused=True)
         self.replay = ChunkReplay(config.capacity)
         self.gradient_steps = 0
 
-    def update(self, rollout: Rollout, progress: float) -> dict[str, float]:
+    def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Store one rollout, then take gradient steps; returns the critics' mean loss and the rows stored."""
         self.replay.add(self._rows(rollout))
         if self.replay.written < self.config.warmup:
@@ -115,7 +121,7 @@ class TD3:
         rows = TensorDict(
             {
                 "observation": rollout.observation,
-                "next_observation": rollout.next_observation[last, torch.arange(last.shape[1], device=last.device)],
+                "next_observation": rollout.next_observation()[last, torch.arange(last.shape[1], device=last.device)],
                 "actions": rollout.actions[:, :, : rollout.reward.shape[-1]],
                 "reward": total,
                 "carry": carry,

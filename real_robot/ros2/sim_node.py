@@ -22,7 +22,7 @@ from rosgraph_msgs.msg import Clock
 from std_msgs.msg import Float64MultiArray
 from std_srvs.srv import Trigger
 
-from embodied.environment import StartEnvironment, Transition
+from embodied.environment import NumberedStarts, Transition
 from embodied.errors import UserError
 from real_robot.robot import SimulatedRobot
 from real_robot.ros2.codecs import stamp_s
@@ -77,7 +77,7 @@ class SimNode(ManagedNode[SimSettings]):
         load: makes the environment that the settings name: N = 1, single actions.
     """
 
-    def __init__(self, load: Callable[[SimSettings], StartEnvironment]) -> None:
+    def __init__(self, load: Callable[[SimSettings], NumberedStarts]) -> None:
         super().__init__("sim_node", SimSettings)
         self._load = load
         self._active = self._running = False

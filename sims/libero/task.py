@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.sft import cut_chunks
+from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.extras import needs_extra
 from embodied.policy import Policy
@@ -92,8 +91,8 @@ class LiberoTask:
             executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
         )  # fmt: skip
 
-    def demonstrations(self, directory: Path, seed: int) -> TensorDict:
-        """Chunks of the expert's episodes, one from every control step; made once, then read from `directory`.
+    def demonstrations(self, directory: Path, seed: int) -> Episodes:
+        """The expert's episodes; made once, then read from `directory`.
 
         Raises:
             UserError: where `directory` holds demonstrations of something else.
@@ -111,9 +110,10 @@ class LiberoTask:
         found = load(path)
         if differences := self._differences(found, seed):
             raise UserError(f"{path} was made for something else ({'; '.join(differences)}); choose another output")
-        chunks = TensorDict.cat([cut_chunks(*episode, self.horizon) for episode in found.episodes()])
-        chunks["observation", "instruction"] = self._instructions(found)
-        return chunks
+        pairs = zip(found.episodes(), found.task_index.tolist(), strict=True)
+        episodes = Episodes.join([Episodes.of(*episode, task_index=task) for episode, task in pairs])
+        episodes.observation["instruction"] = self._instructions(found)
+        return episodes
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, in up to five tasks of the wide distribution, from the same starts."""

@@ -50,6 +50,7 @@ class Mdp(Protocol):
     `success` and `metrics` are of torch tensors [...], with a memory [MEMORY, ...]; the rest is of rows.
     """
 
+    INSTRUCTION: ClassVar[str]
     OBSERVED: ClassVar[Mapping[str, TensorSpec]]
     PLAN: ClassVar[int]
     MEMORY: ClassVar[int]

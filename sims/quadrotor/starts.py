@@ -1,4 +1,4 @@
-"""Numbered initial states: the random key that stands for one, and the stream of numbers that unnamed resets take."""
+"""Numbered initial states: the random key that stands for one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.errors import UserError
 from embodied.seeding import derive
 from sims.counter_rng import GOLDEN, mix, uniforms
 
-STARTS_PER_SEED = 1 << 24
 SPLITS = ("train", "eval")
 PLATFORM = -2
 """Counter of the draws that make a random platform; see `hover.INITIAL`."""
@@ -40,18 +38,3 @@ def _salt(split: str) -> int:
 def draws(key: Tensor, count: int) -> Tensor:
     """`count` uniform numbers of each key [2, M], as [count, M], for what is made once an episode."""
     return uniforms(key, PLATFORM, count)
-
-
-class Stream:
-    """Deals initial states: those of seed s are numbered from s * 2^24 on."""
-
-    def __init__(self, seed: int) -> None:
-        if not 0 <= seed < 1 << 31:
-            raise UserError(f"expected a seed in [0, 2^31), got {seed}")
-        self.seed, self.taken = seed, 0
-
-    def take(self, count: int) -> Tensor:
-        """The next `count` numbers, [count] int64."""
-        first = self.seed * STARTS_PER_SEED + self.taken
-        self.taken += count
-        return torch.arange(first, first + count)

@@ -74,7 +74,7 @@ def _by_steps(env: Environment, layers: Layers, decisions: int) -> Rollout:
     """One step at a time: for devices without the compiled unroll, and to check it."""
     specs = env.contract.observation.items()
     keys = [key for key, spec in specs if key in env.mdp.OBSERVED or not spec.privileged]
-    observations, actions, made = [env._observed()], [], []
+    observations, actions, made = [env.observe()], [], []
     for _ in range(decisions):
         x = torch.cat([observations[-1][key] for key in keys], dim=-1)
         for weight, bias in layers:
@@ -102,6 +102,7 @@ def _compiled(env: Environment, layers: Layers, decisions: int) -> Rollout:
     env._state, env._seen, env._record = flown.state[-1], seen[-1], record[-1]
     if old is not None:
         env._history.rows = old[:, -1]
+    env.settle(env.outcome(flown.reward[:, :N].t(), executed[:, :N].t()))
     parts = split_rows(env.contract.observation, seen[..., :N].movedim(1, 0), None if old is None else old[..., :N])
     after = record[1:, :, :N].movedim(1, 0)
     terminated, truncated = after[1:COUNTERS] > 0.5
@@ -118,14 +119,12 @@ def _rollout(env: Environment, observations: TensorDict, actions: Tensor, **fiel
     T, N = actions.shape[:2]
     return Rollout(
         observation=observations[:-1],
-        next_observation=observations[1:],
+        last_observation=observations[-1],
         actions=actions,
         sample=TensorDict({}, batch_size=[T, N]),
         log_prob=torch.zeros(T, N, 1, device=env.device),
-        task_index=env.task_index.expand(T, N),
+        task_index=env.task_index,
         start=env.start.expand(T, N),
-        simulation_s=0.0,
-        policy_s=0.0,
         **fields,
     )
 

@@ -14,12 +14,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
-from embodied.environment import Transition
-from embodied.errors import UserError
+from embodied.engine import Outcome, RestorableEngine
 from sims.quadrotor.airframes import CRAZYFLIE, Airframe
 from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Body, Options, sound
 from sims.quadrotor.observation import action_spec, observation_specs
-from sims.quadrotor.starts import Stream, draws, keys
+from sims.quadrotor.starts import draws, keys
 from sims.quadrotor.tasks.hover import ERROR_STEPS
 from sims.swarm.mdp import FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm, collisions, length, reward
 from sims.swarm.physics import Physics
@@ -31,8 +30,11 @@ REPLAYED = 0.3
 """Share of the worlds in training that begin shortly before an earlier collision."""
 
 
-class SwarmEnvironment:
+class SwarmEnvironment(RestorableEngine):
     """N drones in worlds of M; implements `embodied.environment.DifferentiableEnvironment`.
+
+    Actions are clipped to [-1, 1]. In grad mode rewards and observations carry gradients from the actions of all drones
+    of a world, of their step and of earlier ones since `detach` or the episode's beginning; but none through downwash.
 
     The drones of a world begin together and end together, so that `reset` takes whole worlds. The initial state of a
     world is that of the number that its first drone is given. The split decides what a collision does:
@@ -72,33 +74,25 @@ class SwarmEnvironment:
         seed: int = 0,
         noise: bool = True,
     ) -> None:
-        if min(num_envs, step_limit, executed) < 1:
-            raise UserError(
-                f"expected at least one of each, got num_envs={num_envs}, step_limit={step_limit}, executed={executed}"
-            )
-        self.mdp, self.airframe, self.options = mdp or Swarm(), airframe, options or Options()
+        self.mdp, self.airframe, self.options, self.split = mdp or Swarm(), airframe, options or Options(), split
         self.group = self.mdp.drones
         self.num_worlds = -(-num_envs // self.group)
-        self.num_envs, self.step_limit, self.split = self.num_worlds * self.group, step_limit, split
-        self.device = torch.device("cpu")
         specs = observation_specs(self.mdp.specs(), 1)
-        self.contract = Contract(specs, action_spec(), DT_S, horizon=executed, executed=executed)
-        self.task_names: tuple[str, ...] = ("swarm",)
-        self.task_index = torch.zeros(self.num_envs, dtype=torch.int64)
-        self.start = torch.full((self.num_envs,), -1)
-        self.num_starts = None
+        super().__init__(
+            Contract(specs, action_spec(), DT_S, horizon=executed, executed=executed),
+            self.num_worlds * self.group,
+            step_limit,
+            task_names=("swarm",),
+            instructions=("fly to the goals without a collision",),
+            seed=seed,
+        )
         self.curriculum = Curriculum() if split == "train" else None
         self._physics = Physics(self.mdp, airframe, self.options, noise)
-        self._stream = Stream(seed)
         self._worlds = self._build(keys(split, torch.zeros(self.num_worlds, dtype=torch.int64)))
         self._replay = Replay(self._worlds) if split == "train" else None
+        self._replaying = False
         self._over = torch.ones(self.num_worlds, dtype=torch.bool)
         self._seen = torch.zeros(self.num_envs, sum(math.prod(spec.shape) for spec in specs.values()))
-
-    @property
-    def steps(self) -> Tensor:
-        """Control steps executed in the running episode, [N] int64."""
-        return self._worlds.steps.flatten()
 
     @property
     def pose(self) -> tuple[Tensor, Tensor]:
@@ -111,112 +105,72 @@ class SwarmEnvironment:
         """The worlds as they are."""
         return self._worlds
 
-    def reset(self, mask: Tensor | None = None, seed: int | None = None, starts: Tensor | None = None) -> TensorDict:
-        """Begin anew the worlds whose drones `mask` [N] has (all if None); returns the observations of all.
+    def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
+        """As of every engine; worlds that no initial state is named for may go back to before a collision."""
+        self._replaying = starts is None
+        observation = super().reset(mask, starts)
+        self.steps = self._worlds.steps.flatten()
+        return observation
 
-        Args:
-            mask: which drones; of a world all or none.
-            seed: begin the stream of initial states anew from this seed.
-            starts: [N] initial states by number; the next ones of the stream, or a collision's, if None.
+    def begin(self, ids: Tensor, starts: Tensor) -> None:
+        """Build the worlds of drones `ids`, which are whole ones."""
+        worlds = ids[:: self.group] // self.group
+        key = keys(self.split, starts[:: self.group])
+        self._worlds.put(worlds, self._build(key))
+        if self._replay:
+            if self._replay.count and self._replaying:
+                u = draws(key ^ 0x5BD1E995, 2)  # numbers that the world itself was not made of
+                again = u[0] < REPLAYED
+                self._worlds.put(worlds[again], self._replay.take(u[1, again]))
+            self._replay.begin(self._worlds, worlds)
+        self._over = self._over.index_fill(0, worlds, False)
+        fresh = self._physics.look(self._worlds, self._worlds.fate == FLYING).seen
+        self._seen = self._seen.index_copy(0, ids, fresh.flatten(0, 1)[ids])
 
-        Raises:
-            ValueError: for other shapes, parts of worlds or negative initial states.
-        """
-        if seed is not None:
-            self._stream = Stream(seed)
-        chosen = self._chosen(mask)
-        ids = chosen.nonzero().squeeze(1)
-        if len(ids):
-            numbers = self._stream.take(len(ids) * self.group)
-            if starts is not None:
-                self._stream.taken -= len(numbers)
-                numbers = self._vector("starts", starts).view(self.num_worlds, -1)[ids].flatten().long()
-            if bool((numbers < 0).any()):
-                raise ValueError(f"expected initial states >= 0, got {int(numbers.min())}")
-            self._begin(ids, numbers.view(len(ids), -1), named=starts is not None)
-        return self._observed()
-
-    def step(self, actions: Tensor) -> Transition:
-        """Execute the chunk `actions` [N, K, 4], clipped to [-1, 1]; who has ended or collided stays frozen.
-
-        In grad mode the reward and the observation carry gradients from the actions of all drones of a world, of this
-        step and of earlier ones since `detach` or the episode's beginning; but none through downwash.
-
-        Raises:
-            ValueError: for another shape, an action that is not finite, or before the first reset.
-        """
-        self._check(actions)
+    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+        """Who has collided is gone, and ends when its world does."""
         rewards, executed = [], []
         for action in actions.float().unbind(1):
             flying = (self._worlds.fate == FLYING) & ~self._over.unsqueeze(1)
             rewards.append(self._fly(action.view(self.num_worlds, self.group, 4), flying))
             executed.append(flying.flatten())
         terminated, truncated = self._ended()
-        return Transition(
-            observation=self._observed(),
-            reward=torch.stack(rewards, 1),
-            executed=torch.stack(executed, 1),
-            terminated=terminated,
-            truncated=truncated,
-            success=truncated & (self._error().flatten() <= self.mdp.success_error_m),
-            metrics=self._metrics(),
-        )
+        success = truncated & (self._error().flatten() <= self.mdp.success_error_m)
+        reward, ran = torch.stack(rewards, 1), torch.stack(executed, 1)
+        return Outcome(reward, ran, terminated, success, truncated, metrics=self._metrics())
+
+    def observe(self) -> TensorDict:
+        """What every drone measures and sees of the others."""
+        parts, place = {}, 0
+        for key, spec in self.contract.observation.items():
+            size = math.prod(spec.shape)
+            parts[key] = self._seen[:, place : place + size].unflatten(1, spec.shape)
+            place += size
+        return TensorDict(parts, batch_size=[self.num_envs])
 
     def detach(self) -> None:
         """Forget how the present state came about: gradients of later steps end here."""
         self._worlds.state, self._seen = self._worlds.state.detach(), self._seen.detach()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to continue bit for bit, as a tree of tensors and numbers."""
+    def save(self) -> dict[str, Any]:
+        """The worlds, the curriculum and the collisions."""
         state = {name: tensor.detach().clone() for name, tensor in self._worlds.tensors().items()}
-        found = {
-            "worlds": state, "over": self._over.clone(), "seen": self._seen.detach().clone(),
-            "start": self.start.clone(), "seed": self._stream.seed, "taken": self._stream.taken,
-        }  # fmt: skip
+        found = {"worlds": state, "over": self._over.clone(), "seen": self._seen.detach().clone()}
         if self.curriculum and self._replay:
             found |= {"curriculum": dict(vars(self.curriculum)), "replay": self._replay.state_dict()}
         return found
 
-    def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
-        """Continue from `state_dict`; returns the observations of all drones.
-
-        Raises:
-            UserError: where the state is of other environments.
-        """
-        for name, mine in self._worlds.tensors().items():
-            if state["worlds"][name].shape != mine.shape:
-                raise UserError(
-                    f"the saved {name} has shape {tuple(state['worlds'][name].shape)}, expected {tuple(mine.shape)}; "
-                    "use the num_envs, drones and options that it was saved with"
-                )
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take them up."""
         self._worlds = Worlds(**{field.name: state["worlds"][field.name].clone() for field in fields(Worlds)})
-        self._over, self._seen, self.start = (state[name].clone() for name in ("over", "seen", "start"))
-        self._stream = Stream(state["seed"])
-        self._stream.taken = state["taken"]
+        self._over, self._seen = state["over"].clone(), state["seen"].clone()
         if self.curriculum and self._replay:
             vars(self.curriculum).update(state["curriculum"])
             self._replay.load_state_dict(state["replay"])
-        return self._observed()
 
     def _build(self, key: Tensor) -> Worlds:
         level = self.curriculum.level if self.curriculum else 1.0
         return build(self.mdp, self.airframe, self.options, key, level * self.mdp.density)
-
-    def _begin(self, ids: Tensor, numbers: Tensor, named: bool) -> None:
-        """Begin episodes `numbers` [V, M] in worlds `ids` [V]."""
-        key = keys(self.split, numbers[:, 0])
-        self._worlds.put(ids, self._build(key))
-        if self._replay:
-            if self._replay.count and not named:
-                u = draws(key ^ 0x5BD1E995, 2)  # numbers that the world itself was not made of
-                again = u[0] < REPLAYED
-                self._worlds.put(ids[again], self._replay.take(u[1, again]))
-            self._replay.begin(self._worlds, ids)
-        self._over = self._over.index_fill(0, ids, False)
-        rows = (ids.unsqueeze(1) * self.group + torch.arange(self.group)).flatten()
-        self.start = self.start.index_copy(0, rows, numbers.flatten())
-        fresh = self._physics.look(self._worlds, self._worlds.fate == FLYING).seen
-        self._seen = self._seen.index_copy(0, rows, fresh.flatten(0, 1)[rows])
 
     def _fly(self, action: Tensor, flying: Tensor) -> Tensor:
         """One control step of who is `flying` [W, M] with `action` [W, M, 4]; returns the reward [N]."""
@@ -278,38 +232,3 @@ class SwarmEnvironment:
             "position_error_m": self._error(),
         }
         return {name: values.flatten() for name, values in found.items()}
-
-    def _observed(self) -> TensorDict:
-        parts, place = {}, 0
-        for key, spec in self.contract.observation.items():
-            size = math.prod(spec.shape)
-            parts[key] = self._seen[:, place : place + size].unflatten(1, spec.shape)
-            place += size
-        return TensorDict(parts, batch_size=[self.num_envs])
-
-    def _chosen(self, mask: Tensor | None) -> Tensor:
-        """Worlds [W] that the drones of `mask` make up."""
-        if mask is None:
-            return torch.ones(self.num_worlds, dtype=torch.bool)
-        members = self._vector("mask", mask).bool().view(self.num_worlds, self.group)
-        if bool((members.any(1) != members.all(1)).any()):
-            raise ValueError(
-                f"the {self.group} drones of a world begin together; expected a mask of whole worlds, got parts of "
-                f"{(members.any(1) & ~members.all(1)).nonzero().flatten().tolist()}"
-            )
-        return members[:, 0]
-
-    def _check(self, actions: Tensor) -> None:
-        expected = (self.num_envs, self.contract.executed, 4)
-        if actions.shape != expected:
-            raise ValueError(f"expected actions of shape {expected}, got {tuple(actions.shape)}")
-        if bool((self.start < 0).any()):
-            raise ValueError("an environment has no episode yet; call reset() first")
-        if not bool(actions.detach().isfinite().all()):
-            broken = (~actions.isfinite().all(-1).all(-1)).nonzero().flatten().tolist()
-            raise ValueError(f"actions of environments {broken} are not finite; check the policy's output")
-
-    def _vector(self, name: str, values: Tensor) -> Tensor:
-        if values.shape != (self.num_envs,):
-            raise ValueError(f"expected {name} of shape ({self.num_envs},), got {tuple(values.shape)}")
-        return values

@@ -41,6 +41,7 @@ class Outcome:
 class Mdp(Maker, Protocol):
     """A frozen dataclass of numbers, a Markov decision process of one vehicle in numbered worlds."""
 
+    INSTRUCTION: ClassVar[str]
     MODEL: ClassVar[Model]
     DT_S: ClassVar[float]
     SUBSTEPS: ClassVar[int]

@@ -44,6 +44,7 @@ class Navigate:
     weight_time: float = 0.2
     weight_turn: float = 0.005
 
+    INSTRUCTION: ClassVar[str] = "drive to the goal without touching anything"
     MODEL: ClassVar[Model] = Model.DIFFERENTIAL_DRIVE
     DT_S: ClassVar[float] = 0.1
     SUBSTEPS: ClassVar[int] = 5

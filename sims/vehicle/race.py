@@ -44,6 +44,7 @@ class Race:
     reward_collision: float = -10.0
     weight_steering: float = 0.05
 
+    INSTRUCTION: ClassVar[str] = "drive the laps fast without touching the walls"
     MODEL: ClassVar[Model] = Model.DYNAMIC_BICYCLE
     DT_S: ClassVar[float] = 0.05
     SUBSTEPS: ClassVar[int] = 10

@@ -20,20 +20,17 @@ class Reach:
         self.contract = Contract(spec, action, 0.1, horizon, executed)
         self.num_envs, self.device, self.step_limit = num_envs, torch.device("cpu"), step_limit
         self.num_starts, self.seed = None, seed
-        self.task_names = tuple(f"task {index}" for index in range(tasks))
+        self.task_names = self.instructions = tuple(f"task {index}" for index in range(tasks))
         self.task_index = torch.arange(num_envs) % tasks
         self.start = torch.full((num_envs,), -1)
         self.steps = torch.zeros(num_envs, dtype=torch.long)
         self.position = torch.zeros(num_envs)
         self.frozen = torch.ones(num_envs, dtype=torch.bool)
 
-    def reset(
-        self, mask: torch.Tensor | None = None, seed: int | None = None, starts: torch.Tensor | None = None
-    ) -> TensorDict:
+    def reset(self, mask: torch.Tensor | None = None, starts: torch.Tensor | None = None) -> TensorDict:
         mask = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
-        seed = self.seed if seed is None and (self.start < 0).all() else seed
-        if seed is not None:
-            self.start = torch.full((self.num_envs,), 100 * seed - 1)
+        if (self.start < 0).all():
+            self.start = torch.full((self.num_envs,), 100 * self.seed - 1)
         self.start = torch.where(mask, self.start + 1 if starts is None else starts, self.start)
         sign = 1.0 - 2.0 * (self.start % 2)
         self.position = torch.where(mask, sign * (0.3 + 0.05 * (self.start % 11)), self.position)
@@ -57,6 +54,8 @@ class Reach:
         success = self.position.abs() < 0.1
         terminated, truncated = self.frozen & success, self.frozen & ~success
         return Transition(self._observation(), reward, executed, terminated, truncated, terminated.clone())
+
+    def close(self) -> None: ...
 
     def _observation(self) -> TensorDict:
         task = self.task_index.float().unsqueeze(1)

@@ -42,7 +42,7 @@ class SmoothReach(Reach):
         shape = (decisions, self.num_envs)
         return Rollout(
             observation=torch.stack(seen),
-            next_observation=torch.stack([transition.observation for transition in made]),
+            last_observation=made[-1].observation,
             actions=torch.stack(acted),
             sample=TensorDict({}, shape),
             log_prob=torch.zeros(*shape, 1),
@@ -50,7 +50,7 @@ class SmoothReach(Reach):
                 name: torch.stack([getattr(transition, name) for transition in made])
                 for name in ("reward", "executed", "terminated", "truncated", "success")
             },
-            task_index=self.task_index.expand(shape),
+            task_index=self.task_index,
             start=self.start.expand(shape),
             simulation_s=0.0,
             policy_s=0.0,

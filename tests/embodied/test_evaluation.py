@@ -20,7 +20,7 @@ class ChaoticEnvironment:
         self.num_starts = num_starts
         self.contract = Contract({"x": TensorSpec((2,))}, TensorSpec((1,)), control_dt_s=0.1, horizon=4, executed=2)
         self.num_envs, self.device, self.step_limit = num_envs, torch.device("cpu"), STEP_LIMIT
-        self.task_names = tuple(f"task {index}" for index in range(tasks))
+        self.task_names = self.instructions = tuple(f"task {index}" for index in range(tasks))
         self.task_index = torch.arange(num_envs) % tasks
         self.start = torch.full((num_envs,), -1)
         self.steps = torch.zeros(num_envs, dtype=torch.int64)
@@ -28,7 +28,7 @@ class ChaoticEnvironment:
         self.frozen = torch.zeros(num_envs, dtype=torch.bool)
         self.episodes: list[tuple[int, int]] = []
 
-    def reset(self, mask: Tensor | None = None, seed: int | None = None, starts: Tensor | None = None) -> TensorDict:
+    def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
         assert starts is not None
         for row in range(self.num_envs) if mask is None else mask.nonzero().squeeze(1).tolist():
             assert mask is None or self.frozen[row], "only finished episodes are replaced"
@@ -37,6 +37,8 @@ class ChaoticEnvironment:
             self.x[row] = torch.tensor(state, dtype=torch.float64).sin().abs()
             self.episodes.append((int(self.task_index[row]), int(starts[row])))
         return self._observation()
+
+    def close(self) -> None: ...
 
     def _observation(self) -> TensorDict:
         return TensorDict({"x": self.x.float()}, batch_size=[self.num_envs])

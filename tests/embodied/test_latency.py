@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied.environment import DifferentiableEnvironment, SharedEnvironment, StartEnvironment
+from embodied.environment import DifferentiableEnvironment, NumberedStarts, SharedWorlds
 from embodied.latency import LatencyConfig, LatencyEnvironment, LatencyTask
 from embodied.tree import load_tree, save_tree
 from policies.mlp import MLPConfig
@@ -150,9 +150,9 @@ def test_gradients_pass_through_what_was_delayed():
 
 def test_it_is_what_the_environment_is():
     env = make()
-    assert isinstance(env, StartEnvironment)
+    assert isinstance(env, NumberedStarts)
     assert not isinstance(env, DifferentiableEnvironment)
-    assert not isinstance(env, SharedEnvironment)
+    assert not isinstance(env, SharedWorlds)
 
 
 @pytest.mark.parametrize("wrong", [{"observation_s": [0.1]}, {"action_s": [0.2, 0.1]}, {"jitter_s": -0.1}])

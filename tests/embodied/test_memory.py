@@ -46,7 +46,7 @@ def test_a_rollout_holds_what_was_remembered_and_where_episodes_begin():
     assert rollout.observation["memory"][:, 1, 0].tolist() == [1, 0, -1, -2, 1, 0]
     assert rollout.observation["started"][:, 0].tolist() == [True, False, False, True, False, False]
     assert torch.equal(rollout.observation["started"][1:], rollout.done[:-1])
-    assert "memory" not in rollout.next_observation.keys()  # noqa: SIM118 - a TensorDict iterates over its batch
+    assert "memory" not in rollout.next_observation().keys()  # noqa: SIM118 - a TensorDict iterates over its batch
 
 
 def test_unrolling_a_rollout_gives_the_actions_that_were_taken():

@@ -136,7 +136,9 @@ def test_an_evaluation_tells_the_paired_difference_from_each_baseline(tmp_path):
 
 
 def test_an_unknown_stage_is_refused():
-    with pytest.raises(ValueError, match="unknown stage 'bc'; expected one of sft, sft_control, rl, or baseline NAME"):
+    with pytest.raises(
+        ValueError, match="unknown stage 'bc'; expected one of start, sft, sft_control, rl, or baseline NAME"
+    ):
         report().add("bc", "wide", outcome(1))
 
 

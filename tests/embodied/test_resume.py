@@ -188,10 +188,6 @@ def test_a_kill_before_the_first_checkpoint_of_rl_changes_no_bit(tmp_path: Path)
         def environment(self, num_envs, distribution, split, seed=0, device="cpu"):
             return WindyReach(num_envs)
 
-        def demonstrations(self, directory, seed):
-            chunks = super().demonstrations(directory, seed)
-            return chunks.update({name: chunks[name][:, :1] for name in ("actions", "valid")})
-
     def make(directory: Path, kind: type[Trainer]) -> Trainer:
         config = TrainerConfig(
             num_envs=4, env_steps=100, evaluation_starts=2, evaluation_envs=2, video=False, sft=SFTConfig(5, batch=8)
@@ -215,10 +211,10 @@ from tests.embodied.test_trainer import Trainer, trainer
 embodied.trainer.SEGMENT = 10
 
 class Killed(Trainer):
-    def _iterate(self, parts):
+    def _iterate(self, steps, parts):
         if self.counters["iteration"] == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super()._iterate(parts)
+        return super()._iterate(steps, parts)
 
 trainer(Path({directory!r}), "self_imitation", Killed).run()
 """

@@ -34,7 +34,7 @@ def test_next_observation_of_a_success_is_the_terminal_one() -> None:
     _, rollout = collect(-0.1, 3)
     assert rollout.executed[:2, 0].tolist() == [[True, True], [True, False]]
     assert rollout.terminated[:, 0].tolist() == [False, True, False]
-    torch.testing.assert_close(rollout.next_observation["position"][1, 0], torch.zeros(1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(rollout.next_observation()["position"][1, 0], torch.zeros(1), atol=1e-6, rtol=0)
     torch.testing.assert_close(rollout.observation["position"][2, 0], torch.tensor([-0.35]))
     assert rollout.start[:, 0].tolist() == [0, 0, 1]
 
@@ -43,7 +43,7 @@ def test_step_limit_truncates_with_the_true_observation() -> None:
     _, rollout = collect(0.1, 4)  # runs away; 7 steps end in the fourth chunk after one step
     assert rollout.truncated[:, 0].tolist() == [False, False, False, True]
     assert rollout.executed[3, 0].tolist() == [True, False]
-    torch.testing.assert_close(rollout.next_observation["position"][3, 0], torch.tensor([1.0]))
+    torch.testing.assert_close(rollout.next_observation()["position"][3, 0], torch.tensor([1.0]))
     assert rollout.env_steps == 21
 
 
@@ -81,7 +81,7 @@ def test_retry_starts_continue_from_their_state() -> None:
 def test_a_saved_failure_knows_how_often_it_was_tried() -> None:
     starts = RetryStarts(torch.tensor([0]), retry=1.0, attempts=3, generator=torch.Generator())
     fresh = starts.fresh[0]
-    starts.load_state_dict(starts.state_dict() | {"failed": [[[7, 2]]]})
+    starts.load_state_dict(starts.state_dict() | {"failed": [torch.tensor([[7, 2]])]})
     failed = torch.tensor([True]), torch.tensor([False])
     assert [int(starts(*failed)) for _ in range(2)] == [7, fresh]  # its third attempt was the last one
 

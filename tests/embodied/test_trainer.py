@@ -16,9 +16,10 @@ from embodied.algorithms.distillation import DistillationConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
-from embodied.algorithms.sft import SFTConfig, cut_chunks
+from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
 from embodied.environment import Transition
+from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.rollout import first_decisions
 from embodied.trainer import Trainer, TrainerConfig
@@ -39,13 +40,13 @@ class ReachTask:
     def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu") -> Reach:
         return Reach(num_envs, seed=seed)
 
-    def demonstrations(self, directory: Path, seed: int) -> TensorDict:
+    def demonstrations(self, directory: Path, seed: int) -> Episodes:
         episodes = []
         for start in range(4):
             position = (1.0 - 2.0 * (start % 2)) * (0.3 + 0.05 * start) * torch.linspace(1.0, 0.2, 6)
             seen = TensorDict({"position": position[:5, None], "task": torch.full((5, 1), start % 2.0)}, [5])
-            episodes.append(cut_chunks(seen, position.diff()[:, None], 2))
-        return torch.cat(episodes)
+            episodes.append(Episodes.of(seen, position.diff()[:, None]))
+        return Episodes.join(episodes)
 
     def video(self, path: Path, policies: dict, device: str) -> None:
         raise AssertionError("video=false")
@@ -131,11 +132,11 @@ def test_the_control_is_supervised_training_that_never_stopped(tmp_path: Path) -
     run = trainer(tmp_path, "ppo", Watched)
     policy = copy.deepcopy(run.policy)
     run.run()
-    chunks = ReachTask().demonstrations(tmp_path, 0)
-    policy.fit(chunks["observation"], chunks["actions"][chunks["valid"]])
+    shown = ReachTask().demonstrations(tmp_path, 0)
+    policy.fit(shown.observation, shown.actions)
     learner = SFT_CONFIG.build(policy, seeding.generator(0, "sft"))
     for stage, steps in (("sft", SFT_STEPS), ("sft_control", run.counters["rl_gradient_steps"])):
-        learner.fit(chunks, steps)
+        learner.fit(shown, steps)
         assert all(torch.equal(weights[stage][name], value) for name, value in policy.state_dict().items())
     assert learner.optimiser.param_groups[0]["lr"] == SFT_CONFIG.final_learning_rate
 
@@ -309,9 +310,9 @@ def test_time_limits_are_no_terminations_in_what_learners_get(tmp_path: Path) ->
             learner, collector = super()._learner(env, policy, demonstrations)
             update = learner.update
 
-            def watched(rollout, progress):
+            def watched(rollout, progress, world):
                 rollouts.append(rollout)
-                return update(rollout, progress)
+                return update(rollout, progress, world)
 
             learner.update = watched
             return learner, collector
@@ -319,7 +320,7 @@ def test_time_limits_are_no_terminations_in_what_learners_get(tmp_path: Path) ->
     rollouts: list = []
     run = trainer(tmp_path, "ppo", Watched)
     run.run()
-    position = torch.stack([rollout.next_observation["position"].squeeze(-1) for rollout in rollouts])
+    position = torch.stack([rollout.next_observation()["position"].squeeze(-1) for rollout in rollouts])
     terminated, truncated = (
         torch.stack([getattr(each, name) for each in rollouts]) for name in ("terminated", "truncated")
     )

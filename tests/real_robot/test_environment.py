@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from embodied.contract import Contract
-from embodied.environment import StartEnvironment
+from embodied.environment import NumberedStarts, Restorable
 from embodied.evaluation import evaluate
 from embodied.policy import Decision
 from embodied.rollout import Collector
@@ -70,7 +70,7 @@ class Push:
 
 def test_everything_about_it_is_readable_before_the_first_reset():
     env, *_ = make()
-    assert isinstance(env, StartEnvironment)
+    assert isinstance(env, NumberedStarts)
     assert (env.contract.executed, env.contract.horizon, env.num_envs, env.task_names) == (4, 4, 1, ("reach",))
 
 
@@ -105,8 +105,8 @@ def test_steps_before_a_reset_and_actions_that_are_no_numbers_are_refused():
     env.reset()
     before, held = robot.clock(), []
     robot.hold = lambda: held.append(True)
-    for wrong in (torch.full((1, 4, 1), torch.nan), torch.zeros(1, 3, 1)):
-        with pytest.raises(ValueError, match="expected finite actions"):
+    for wrong, message in ((torch.full((1, 4, 1), torch.nan), "not finite"), (torch.zeros(1, 3, 1), "of shape")):
+        with pytest.raises(ValueError, match=message):
             env.step(wrong)
     assert robot.clock() == before
     assert held == [True, True]
@@ -169,11 +169,14 @@ def test_a_bound_that_is_broken_ends_the_episode():
     assert abs(transition.observation["position"].item()) == pytest.approx(0.6)
 
 
-def test_a_saved_environment_begins_its_episode_anew():
+def test_a_robot_is_not_put_back_and_a_resumed_collection_begins_an_episode():
     env, *_ = make()
-    first = env.reset(starts=torch.tensor([3]))
-    env.step(torch.zeros(1, 4, 1))
-    assert same(make()[0].load_state_dict(env.state_dict()), first)
+    assert not isinstance(env, Restorable)
+    collector = Collector(env, Push(env.contract), torch.Generator())
+    collector.collect(1)
+    resumed = Collector(make()[0], Push(env.contract), torch.Generator())
+    resumed.load_state_dict(collector.state_dict())
+    assert resumed.collect(1).start.tolist() == [[0]]
 
 
 def test_a_measurement_that_is_not_finite_is_not_observed_and_the_robot_holds():

@@ -150,7 +150,8 @@ def test_elements_are_bound_by_name_and_units_are_checked(recording: Recording, 
 
 def test_chunks_never_reach_over_the_end_of_an_episode(recording: Recording, tmp_path: Path):
     lerobot_dataset.write([recording], tmp_path / "data")
-    chunks = lerobot_reading.chunks(tmp_path / "data", CONTRACT)
+    found = lerobot_reading.episodes(tmp_path / "data", CONTRACT, tmp_path / "run")
+    chunks = found.chunks(torch.arange(len(found)), 4)
     assert chunks["actions"].shape == (12, 4, 2)
     expected = [min(4, length - start) for length in LENGTHS for start in range(length)]
     assert chunks["valid"].sum(1).tolist() == expected
@@ -190,13 +191,13 @@ def test_a_dataset_from_a_recording_trains(tmp_path: Path):
                 reading = robot.read()
     lerobot_dataset.write([Recording(tmp_path / "a.mcap")], tmp_path / "data")
     env = Reach(4, executed=2, horizon=2, tasks=1)
-    chunks = lerobot_reading.chunks(tmp_path / "data", env.contract)
+    found = lerobot_reading.episodes(tmp_path / "data", env.contract, tmp_path / "run")
     torch.manual_seed(0)
     policy = MLPConfig(hidden=[32]).build(env.contract)
-    policy.fit(chunks["observation"], chunks["actions"])
+    policy.fit(found.observation, found.actions)
     before = evaluate(env, policy, starts_per_task=22)
     learner = SFTConfig(steps=300, batch=32).build(policy, torch.Generator().manual_seed(0))
-    learner.fit(chunks, 300)
+    learner.fit(found, 300)
     after = evaluate(env, policy, starts_per_task=22)
     assert before.success.float().mean() < 0.2
     assert after.success.all()
@@ -322,10 +323,10 @@ def test_what_does_not_fit_is_told_with_what_is_there(
 
 def test_what_is_no_dataset_is_told(recording: Recording, tmp_path: Path):
     with pytest.raises(ValueError, match="is no LeRobot dataset"):
-        lerobot_reading.chunks(tmp_path, CONTRACT)
+        lerobot_reading.episodes(tmp_path, CONTRACT, tmp_path / "run")
     directory = others(tmp_path / "d", "v1.6", features("video"), {"observation.state": STATES}, [2, 3])
     with pytest.raises(ValueError, match=r"has format v1\.6; expected one of v2\.0, v2\.1, v3\.0"):
-        lerobot_reading.chunks(directory, WANTED)
+        lerobot_reading.episodes(directory, WANTED, tmp_path / "run")
     lerobot_dataset.write([recording], tmp_path / "data")
     video = tmp_path / "data/videos/observation.images.front/chunk-000/file-001.mp4"
     write_video(video, np.zeros((2, 24, 34, 3), np.uint8), 10)

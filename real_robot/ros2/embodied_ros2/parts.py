@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from embodied import checkpoint
-from embodied.environment import StartEnvironment
+from embodied.environment import NumberedStarts
 from embodied.errors import UserError
 from embodied.policy import Policy
 from policies.registry import trained_policy
@@ -33,7 +33,7 @@ def load_policy(settings: PolicySettings) -> Policy:
     return trained_policy(checkpoint.load(settings.checkpoint)).to(settings.device)
 
 
-def load_environment(settings: SimSettings) -> StartEnvironment:
+def load_environment(settings: SimSettings) -> NumberedStarts:
     """One environment of the task of a run, that executes single actions.
 
     Raises:

@@ -30,6 +30,7 @@ class AnyHover(Hover):
 
     position_limit_m: Value = POSITION_LIMIT_M
 
+    INSTRUCTION: ClassVar[str] = "hover at the origin"
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
         **Hover.OBSERVED,
         "platform": TensorSpec((DRAWS,), unit="1", names=DRAWN, privileged=True),

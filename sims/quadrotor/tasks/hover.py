@@ -61,6 +61,7 @@ class Hover:
     weight_action: Value = 0.01
     weight_action_change: Value = 0.0
 
+    INSTRUCTION: ClassVar[str] = "hover at the origin"
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
         "position": TensorSpec((3,), unit="m", frame="world", names=AXES),
         "rotation": ROTATION, "velocity": VELOCITY, "angular_velocity": ANGULAR_VELOCITY,

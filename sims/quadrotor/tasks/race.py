@@ -76,6 +76,7 @@ class Race(Hover):
     weight_action: Value = 0.0
     weight_action_change: Value = 0.005
 
+    INSTRUCTION: ClassVar[str] = "fly through the gates in order, fast"
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
         "rotation": ROTATION,
         "velocity": TensorSpec((3,), unit="m/s", frame="body", names=AXES),

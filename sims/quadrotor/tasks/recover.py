@@ -45,6 +45,7 @@ class Recover(Hover):
     tilt_low_rad: Value = 2.0 * math.pi / 3.0
     within_s: Value = 2.0
 
+    INSTRUCTION: ClassVar[str] = "recover from a throw and hover at the origin"
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
         "rotation": ROTATION, "velocity": VELOCITY, "angular_velocity": ANGULAR_VELOCITY,
     }  # fmt: skip

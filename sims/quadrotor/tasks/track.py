@@ -62,6 +62,7 @@ class Track(Hover):
     acceleration_m_s2: Value = 15.0
     initial_tilt: Value = 0.3
 
+    INSTRUCTION: ClassVar[str] = "follow the reference"
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
         "position_error": TensorSpec((3,), unit="m", frame="world", names=AXES),
         "rotation": ROTATION,

@@ -27,7 +27,7 @@ def make(seed: int = 0, envs: int = 16, **settings) -> tuple[MLPPolicy, BPTT, Di
 def test_objective_by_hand() -> None:
     _, learner, collector = make(envs=2, terminal_weight=3.0, discount=0.5)
     rollout = collector.collect(4)
-    x = rollout.next_observation["position"].squeeze(-1).detach()
+    x = rollout.next_observation()["position"].squeeze(-1).detach()
     assert rollout.executed.all()  # nobody arrives in four steps of an untrained policy
     weights = torch.tensor([1.0, 0.5, 0.25, 0.125 + 2.0]).unsqueeze(1)
     torch.testing.assert_close(learner._objective(rollout).detach(), -(weights * x.square()).sum(0).mean() / 4)
@@ -36,9 +36,9 @@ def test_objective_by_hand() -> None:
 def test_with_a_critic_the_value_stands_for_the_rest() -> None:
     policy, learner, collector = make(envs=2, critic=True, discount=0.5)
     rollout = collector.collect(4)
-    x = rollout.next_observation["position"].squeeze(-1).detach()
+    x = rollout.next_observation()["position"].squeeze(-1).detach()
     weights = torch.tensor([1.0, 0.5, 0.25, 0.125]).unsqueeze(1)
-    rest = 0.5**4 * policy.value(rollout.next_observation[-1])
+    rest = 0.5**4 * policy.value(rollout.next_observation()[-1])
     expected = (rest - (weights * x.square()).sum(0)).mean() / 4
     torch.testing.assert_close(learner._objective(rollout), expected)
 
@@ -50,9 +50,9 @@ def test_the_critic_learns_from_what_was_executed_alone() -> None:
     ran = rollout.executed.any(-1)
     assert ran.sum(0).tolist() == [2] * 4
     assert rollout.done.sum(0).tolist() == [1] * 4  # an episode ends once, however long it is frozen
-    x = rollout.next_observation["position"].squeeze(-1).detach()[:2]
+    x = rollout.next_observation()["position"].squeeze(-1).detach()[:2]
     value = values(policy, rollout.observation)[:2]
-    final = values(policy, rollout.next_observation[:2])[1]
+    final = values(policy, rollout.next_observation()[:2])[1]
     returns = torch.stack((-x[0].square() + 0.5 * (-x[1].square() + 0.5 * final), -x[1].square() + 0.5 * final))
     returns[0] += 0.5 * 0.05 * (value[1] - returns[1])  # lambda is 0.95
     expected = float((value - returns).square().mean())
@@ -70,7 +70,7 @@ def test_nothing_follows_an_episode_that_terminated_within_the_horizon() -> None
     policy, learner, collector = make(envs=2, critic=True, discount=0.5)
     rollout = collector.collect(4)
     ended = replace(rollout, terminated=torch.tensor([[False, False], [True, False], [False, False], [False, False]]))
-    value = policy.value(rollout.next_observation[-1])
+    value = policy.value(rollout.next_observation()[-1])
     difference = learner._objective(rollout) - learner._objective(ended)
     torch.testing.assert_close(difference, 0.5**4 * value[0] / 2 / 4)
     assert abs(float(value[0].detach())) > 1e-4
@@ -121,9 +121,9 @@ def test_step_by_step_a_rollout_is_the_same() -> None:
         one, other = fused.collect(4), stepped.collect(4)
         for field in ("reward", "executed", "terminated", "truncated", "success", "actions", "start", "task_index"):
             torch.testing.assert_close(getattr(one, field), getattr(other, field))
-        for observed in ("observation", "next_observation"):
+        for seen in ((one.observation, other.observation), (one.last_observation, other.last_observation)):
             for key in one.observation.keys():  # noqa: SIM118 - a TensorDict iterates over its batch
-                torch.testing.assert_close(getattr(one, observed)[key], getattr(other, observed)[key])
+                torch.testing.assert_close(*(each[key] for each in seen))
     slopes = [
         torch.autograd.grad(learner._objective(rollout), collector.policy.mean_parameters())
         for rollout, collector in ((one, fused), (other, stepped))

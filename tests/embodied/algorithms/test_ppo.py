@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.advantage import values
+from embodied.advantage import next_values, values
 from embodied.algorithms.ppo import PPO, PPOConfig
 from embodied.rollout import Collector, Rollout
 from policies.mlp import MLPConfig, MLPPolicy
@@ -41,11 +41,11 @@ def test_ratio_is_one_before_the_first_update() -> None:
 
 
 def test_values_of_next_observations_are_those_of_the_next_decision_or_of_the_ending() -> None:
-    _, policy, learner, collector = make()
+    _, policy, _, collector = make()
     rollout = collector.collect(16)
     assert rollout.done[:-1].any()
-    found = learner._next_value(rollout, values(policy, rollout.observation))
-    assert torch.allclose(found, values(policy, rollout.next_observation), atol=1e-6)
+    found = next_values(policy, rollout, values(policy, rollout.observation))
+    assert torch.allclose(found, values(policy, rollout.next_observation()), atol=1e-6)
 
 
 def test_rates_fall_to_their_final_share() -> None:

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 
 from embodied.algorithms.ppo import PPO, PPOConfig
 from embodied.rollout import Collector, Rollout
+from embodied.world import ALONE
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
 
@@ -139,7 +140,7 @@ def test_a_time_limit_is_bootstrapped_and_a_termination_is_not() -> None:
     rollout = shaped(
         collector.collect(1), [1.0, 1.0, 0.0], terminated=[True, False, False], truncated=[False, True, False]
     )
-    batch, *_ = learner._prepare(rollout)
+    batch, *_ = learner._prepare(replace(rollout, value=torch.full_like(rollout.value, 4.0)), ALONE)
     # the reward alone; the reward and 4 after two steps; that without the reward
     assert batch["return"].flatten().tolist() == [1.0, 1.0 + 0.25 * 4.0, 0.25 * 4.0]
     advantage = torch.tensor([1.0 - 4.0, 2.0 - 4.0, 1.0 - 4.0])
@@ -162,7 +163,7 @@ def test_what_a_person_did_is_no_merit_of_the_policy() -> None:
     policy, learner, rollout = taken_over()
     constant(policy, 4.0)
     own = torch.tensor([True, True, False, True]).view(4, 1)
-    batch, *_ = learner._prepare(rollout)
+    batch, *_ = learner._prepare(replace(rollout, value=torch.full_like(rollout.value, 4.0)), ALONE)
     assert torch.equal(batch["own"], own)
     # the second decision is followed by what the third one's state is worth, the last one by that of what comes then
     assert batch["return"][own].tolist() == [0.25 * (1.0 + 1.0), 1.0 + 0.25 * 4.0, 0.25 * 4.0]

@@ -56,7 +56,8 @@ def test_targets_are_advantages_under_the_policy_that_collected():
         rollout = collector.collect(5)
         with torch.no_grad():
             value, following = (
-                policy.value(seen.flatten(0, 1)).view(5, 64) for seen in (rollout.observation, rollout.next_observation)
+                policy.value(seen.flatten(0, 1)).view(5, 64)
+                for seen in (rollout.observation, rollout.next_observation())
             )
         endings = (rollout.reward, rollout.executed, rollout.terminated, rollout.truncated)
         advantage, _ = gae(*endings, value, following, discount=0.9, trace=0.6)

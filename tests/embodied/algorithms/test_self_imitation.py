@@ -8,21 +8,43 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
-from embodied.algorithms.sft import SFTConfig, cut_chunks
+from embodied.algorithms.sft import SFTConfig
+from embodied.episodes import Episodes
 from embodied.evaluation import evaluate
 from embodied.rollout import Collector
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
 
 
-def demonstrations() -> TensorDict:
+def demonstrations() -> Episodes:
     """One start of each side, pushed slowly."""
     episodes = []
     for task in range(2):
         position = (1.0 - 2.0 * task) * torch.linspace(0.4, 0.05, 6)
         seen = TensorDict({"position": position[:5, None], "task": torch.full((5, 1), float(task))}, [5])
-        episodes.append(cut_chunks(seen, position.diff()[:, None], 2))
-    return torch.cat(episodes)
+        episodes.append(Episodes.of(seen, position.diff()[:, None], task_index=task))
+    return Episodes.join(episodes)
+
+
+def demonstrated(learner: SelfImitation) -> list[list[float]]:
+    """The chunks that there are in the demonstrations."""
+    episodes = learner.demonstrations
+    return episodes.chunks(torch.arange(len(episodes)), 2)["actions"].flatten(1).tolist()
+
+
+def apart(episodes: Episodes) -> list[Episodes]:
+    """One by one."""
+    found = []
+    for number, end in enumerate(episodes.ends.tolist()):
+        rows, begin = episodes.episode == number, int(episodes.ends[number - 1]) if number else 0
+        found.append(
+            Episodes(
+                episodes.observation[rows], episodes.first[rows] - begin, episodes.actions[begin:end],
+                episodes.reward[begin:end], episodes.human[begin:end], torch.tensor([end - begin]),
+                *(each[number : number + 1] for each in (episodes.terminated, episodes.success, episodes.task_index)),
+            )
+        )  # fmt: skip
+    return found
 
 
 def make(seed: int = 0, envs: int = 32, **settings) -> tuple[MLPPolicy, SelfImitation, Collector]:
@@ -43,7 +65,7 @@ def test_only_chunks_of_successful_episodes_are_kept():
         learner.update(rollout, 0.0)
         if not len(learner.replay):
             continue
-        held = learner.replay.rows
+        held = learner.replay.episodes.chunks(torch.arange(len(learner.replay)), 2)
         # a success ends inside |x| < 0.1: from the last decision kept, its valid actions lead there
         ends = ~held["valid"].all(-1)
         landed = held["observation", "position"][:, 0] + (held["actions"][..., 0] * held["valid"]).sum(-1)
@@ -56,7 +78,7 @@ def test_without_a_success_demonstrations_alone_are_imitated():
     _, learner, collector = make(envs=1)
     metrics = learner.update(collector.collect(1), 0.05)  # no episode can end in one chunk
     assert metrics["imitated_chunks"] == 0
-    shown = {tuple(row) for row in learner.demonstrations["actions"].flatten(1).tolist()}
+    shown = {tuple(row) for row in demonstrated(learner)}
     assert all(tuple(row) in shown for row in learner._batch()["actions"].flatten(1).tolist())
 
 
@@ -95,10 +117,11 @@ def test_minibatches_hold_their_share_of_demonstrations_and_tasks_equally():
     _, learner, collector = make(demonstration_share=0.25)
     for _ in range(3):
         learner.update(collector.collect(6), 0.0)
-    rows = learner.replay.rows
-    learner.replay.add(rows[rows["task_index"] == 1].repeat(9))  # one task succeeds far more often
+    held = learner.replay.episodes
+    often = [one for one in apart(held) if int(one.task_index) == 1]
+    learner.replay.add(Episodes.join(9 * often))  # one task succeeds far more often
     learner.update(collector.collect(1), 0.0)
-    shown = {tuple(row) for row in learner.demonstrations["actions"].flatten(1).tolist()}
+    shown = {tuple(row) for row in demonstrated(learner)}
     batch = learner._batch()
     assert len(batch) == 64
     own = [tuple(row) not in shown for row in batch["actions"].flatten(1).tolist()]

@@ -7,7 +7,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.algorithms.sft import SFT, SFTConfig, cut_chunks
+from embodied.algorithms.sft import SFT, SFTConfig
+from embodied.episodes import Episodes
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
 
@@ -21,29 +22,14 @@ def make(seed: int = 0, **settings) -> tuple[MLPPolicy, SFT]:
     return policy, config.build(policy, torch.Generator().manual_seed(seed))
 
 
-def chunks() -> TensorDict:
+def shown() -> Episodes:
     position = torch.linspace(-0.8, 0.8, 40).unsqueeze(1)
     seen = TensorDict({"position": position, "task": torch.zeros(40, 1)}, [40])
-    return cut_chunks(seen, -0.25 * position.sign(), 2)
+    return Episodes.of(seen, -0.25 * position.sign())
 
 
 def weights(policy: MLPPolicy) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in policy.actor_parameters()])
-
-
-def test_windows_of_an_episode_by_hand():
-    seen = TensorDict({"position": torch.arange(4.0).unsqueeze(1)}, [4])
-    actions = torch.tensor([[10.0], [11.0], [12.0], [13.0]])
-    cut = cut_chunks(seen, actions, 3)
-    assert cut["observation", "position"].flatten().tolist() == [0, 1, 2, 3]
-    assert cut["actions"].squeeze(-1).tolist() == [[10, 11, 12], [11, 12, 13], [12, 13, 13], [13, 13, 13]]
-    assert cut["valid"].int().tolist() == [[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 0]]
-
-
-def test_an_episode_shorter_than_a_window():
-    cut = cut_chunks(TensorDict({"position": torch.zeros(1, 1)}, [1]), torch.ones(1, 2), 3)
-    assert cut["actions"].shape == (1, 3, 2)
-    assert cut["valid"].tolist() == [[True, False, False]]
 
 
 def test_the_policy_is_the_moving_average_of_what_is_trained():
@@ -51,13 +37,13 @@ def test_the_policy_is_the_moving_average_of_what_is_trained():
     expected = weights(policy).clone()
     # (1 + step) / (10 + step) keeps less than 0.9 until step 80
     for step, keep in enumerate((2 / 11, 3 / 12, 4 / 13), start=1):
-        learner.fit(chunks(), 1)
+        learner.fit(shown(), 1)
         expected = keep * expected + (1 - keep) * weights(learner.trained)
         assert learner.gradient_steps == step
         torch.testing.assert_close(weights(policy), expected)
-    learner.fit(chunks(), 97)
+    learner.fit(shown(), 97)
     before = weights(policy).clone()
-    learner.fit(chunks(), 1)
+    learner.fit(shown(), 1)
     torch.testing.assert_close(weights(policy), 0.9 * before + 0.1 * weights(learner.trained))
     assert not torch.equal(weights(policy), weights(learner.trained))
 
@@ -65,7 +51,7 @@ def test_the_policy_is_the_moving_average_of_what_is_trained():
 def test_training_leaves_the_critic_alone():
     policy, learner = make()
     before = [parameter.clone() for parameter in policy.critic_parameters()]
-    learner.fit(chunks(), 5)
+    learner.fit(shown(), 5)
     assert all(map(torch.equal, before, policy.critic_parameters()))
 
 
@@ -73,18 +59,18 @@ def test_the_learning_rate_falls_by_a_cosine_and_then_stays():
     _, learner = make(steps=10, learning_rate=1e-2, final_learning_rate=1e-3)
     rates = []
     for _ in range(13):
-        learner.fit(chunks(), 1)
+        learner.fit(shown(), 1)
         rates.append(learner.optimiser.param_groups[0]["lr"])
     assert rates[:10] == pytest.approx([5.5e-3 + 4.5e-3 * math.cos(0.1 * math.pi * step) for step in range(10)])
     assert rates[10:] == pytest.approx([1e-3] * 3)
     _, unplanned = make(steps=0, learning_rate=1e-2, final_learning_rate=1e-3)
-    unplanned.fit(chunks(), 1)
+    unplanned.fit(shown(), 1)
     assert unplanned.optimiser.param_groups[0]["lr"] == pytest.approx(1e-3)
 
 
 def test_it_learns_what_it_is_shown():
     policy, learner = make(steps=300)
-    learner.fit(chunks(), 300)
+    learner.fit(shown(), 300)
     seen = TensorDict({"position": torch.tensor([[-0.5], [0.5]]), "task": torch.zeros(2, 1)}, [2])
     actions = policy.act(seen, deterministic=True).actions.squeeze(-1)
     torch.testing.assert_close(actions, torch.tensor([[0.25, 0.25], [-0.25, -0.25]]), atol=0.03, rtol=0)
@@ -92,13 +78,13 @@ def test_it_learns_what_it_is_shown():
 
 def test_a_resumed_learner_takes_the_same_steps():
     policy, learner = make()
-    learner.fit(chunks(), 7)
+    learner.fit(shown(), 7)
     state = copy.deepcopy(learner.state_dict())
-    loss = learner.fit(chunks(), 20)
+    loss = learner.fit(shown(), 20)
     other_policy, other = make(seed=5)
     other_policy.load_state_dict(policy.state_dict())  # normalisation; the weights come from the state
     other.load_state_dict(state)
-    assert other.fit(chunks(), 20) == loss
+    assert other.fit(shown(), 20) == loss
     assert other.gradient_steps == learner.gradient_steps
     assert torch.equal(weights(other_policy), weights(policy))
     assert torch.equal(weights(other.trained), weights(learner.trained))

@@ -52,7 +52,7 @@ def test_further_targets_are_asked_for_where_they_end() -> None:
     going = ~rollout.done[:3].any(0)
     assert going.any()
     torch.testing.assert_close(
-        rows["next_observation", "position"][0, going], rollout.next_observation["position"][2, going]
+        rows["next_observation", "position"][0, going], rollout.next_observation()["position"][2, going]
     )
     torch.testing.assert_close(rows["carry"][0, going], torch.full((int(going.sum()),), 0.9**6))
     assert (rows["carry"][rollout.terminated] == 0).all()
@@ -66,7 +66,7 @@ def test_targets_reach_no_further_than_where_a_person_takes_over() -> None:
     rows = learner._rows(replace(rollout, human=human)).view(6, 32)
     alone = learner._rows(rollout).view(6, 32)
     going = ~rollout.done[:3].any(0)
-    following = rollout.next_observation["position"][:, going]
+    following = rollout.next_observation()["position"][:, going]
     torch.testing.assert_close(rows["next_observation", "position"][:2, going], following[[0, 3]])
     torch.testing.assert_close(rows["carry"][0, going], torch.full((int(going.sum()),), 0.9**2))
     assert (rows[1:] == alone[1:]).all()  # what the person did is stored as any action is

@@ -247,7 +247,7 @@ def test_gradients_run_through_steps_and_end_at_detach(backend):
     remembers.reset()
     remembers.step(hover_actions(remembers).requires_grad_())
     remembers.detach()
-    assert not remembers._observed()["action_history"].requires_grad
+    assert not remembers.observe()["action_history"].requires_grad
     with pytest.raises(RuntimeError, match="not have been used"):
         torch.autograd.grad(third.reward.sum(), first)
     with torch.no_grad():
@@ -321,5 +321,7 @@ def test_wrong_shapes_are_refused():
         env.reset(starts=torch.zeros(2))
     with pytest.raises(ValueError, match="initial states >= 0"):
         env.reset(starts=torch.tensor([0, -1, 2]))
-    with pytest.raises(ValueError, match="the num_envs, history and options"):
+    with pytest.raises(ValueError, match="use num_envs=70"):
         env.load_state_dict(QuadrotorEnvironment(70).state_dict())
+    with pytest.raises(ValueError, match="the saved history has shape"):
+        env.load_state_dict(QuadrotorEnvironment(3, history=4).state_dict())

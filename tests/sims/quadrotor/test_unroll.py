@@ -32,20 +32,18 @@ FIELDS = "reward", "executed", "terminated", "truncated", "success"
 def oracle(env, layers, decisions):
     """What `unroll` promises, step by step: no code of its module, and no compiled code where `env` has none."""
     remembered = "action_history" if "action_history" in env.contract.observation else "previous_action"
-    found, observation = [], env._observed()
+    found, observation = [], env.observe()
     for _ in range(decisions):
         x = torch.cat([observation[key] for key in (*env.mdp.OBSERVED, remembered)], -1)
         for weight, bias in layers:
             x = (x @ weight.t() + bias).tanh()
         transition = env.step(x.unsqueeze(1))
         fields = {name: getattr(transition, name) for name in FIELDS}
-        found.append(
-            {"observation": observation, "next_observation": transition.observation, "actions": x.unsqueeze(1)} | fields
-        )
+        found.append({"observation": observation, "actions": x.unsqueeze(1)} | fields)
         observation = transition.observation
     stacked = {name: torch.stack([step[name] for step in found]) for name in found[0]}
     return SimpleNamespace(
-        **stacked, task_index=env.task_index.expand(decisions, -1), start=env.start.expand(decisions, -1)
+        **stacked, last_observation=observation, task_index=env.task_index, start=env.start.expand(decisions, -1)
     )
 
 
@@ -66,7 +64,7 @@ def compare(first, second):
     executed = one.executed
     torch.testing.assert_close(one.reward, other.reward, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(one.actions[executed], other.actions[executed], rtol=1e-4, atol=1e-4)
-    for seen in ("observation", "next_observation"):
+    for seen in ("observation", "last_observation"):
         for key in env.contract.observation:
             torch.testing.assert_close(getattr(one, seen)[key], getattr(other, seen)[key], rtol=1e-4, atol=1e-3)
     assert torch.equal(env.steps, slow.steps)
@@ -90,7 +88,7 @@ def total(rollout):
     g = torch.Generator().manual_seed(9)
     value = (rollout.reward * torch.randn(rollout.reward.shape, generator=g)).sum()
     value = value + (rollout.actions[rollout.executed].square()).sum()
-    for seen in (rollout.observation, rollout.next_observation):
+    for seen in (rollout.observation, rollout.last_observation):
         for key in ("position", "rotation", "velocity", "angular_velocity", "rotor_speed"):
             value = value + 0.1 * (seen[key] * torch.randn(seen[key].shape, generator=g)).sum()
         key = "action_history" if "action_history" in seen.keys() else "previous_action"  # noqa: SIM118

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embodied.environment import DifferentiableEnvironment, SharedEnvironment
+from embodied.environment import DifferentiableEnvironment, SharedWorlds
 from embodied.evaluation import evaluate
 from embodied.tree import load_tree, save_tree
 from policies.attention import AttentionConfig, AttentionPolicy
@@ -49,7 +49,7 @@ def policy(env: SwarmEnvironment) -> AttentionPolicy:
 def test_it_is_differentiable_and_shared():
     env = SwarmEnvironment(20)
     assert isinstance(env, DifferentiableEnvironment)
-    assert isinstance(env, SharedEnvironment)
+    assert isinstance(env, SharedWorlds)
     assert env.num_envs == 24  # whole worlds
     assert all(spec.unit for spec in env.contract.observation.values())
 
@@ -142,7 +142,7 @@ def test_worlds_are_reset_whole_and_leave_others_untouched():
     assert not same(after[mask], before[mask])
     later, other = env.step(hover(env, 0.1)), undisturbed.step(hover(env, 0.1))
     assert same(later.observation[~mask], other.observation[~mask])
-    with pytest.raises(ValueError, match=r"the 2 drones of a world begin together.*parts of \[1\]"):
+    with pytest.raises(ValueError, match=r"the 2 environments of a world begin together.*parts of \[1\]"):
         env.reset(mask=torch.tensor([False, False, True, False, False, False]))
 
 
@@ -238,13 +238,13 @@ def test_a_resumed_environment_continues_bit_for_bit_through_collisions_and_repl
     assert one._replay.count > 0
     save_tree(tmp_path / "state", one.state_dict())
     other.reset()
-    assert same(other.load_state_dict(load_tree(tmp_path / "state")), one._observed())
+    assert same(other.load_state_dict(load_tree(tmp_path / "state")), one.observe())
     for step in range(120):
         here, there = (env.step(hover(env, 0.2, 500 + step)) for env in (one, other))
         assert same(vars(here), vars(there))
         assert same(*(env.reset(mask=here.done) for env in (one, other)))
     assert same(one.state_dict(), other.state_dict())
-    with pytest.raises(ValueError, match="the num_envs, drones and options"):
+    with pytest.raises(ValueError, match="use num_envs=8"):
         other.load_state_dict(make().state_dict())
 
 

@@ -1,0 +1,276 @@
+"""Episodes, told once for every simulator: masks, freezing, limits, streams of initial states, checks, endings.
+
+A simulator that subclasses `EpisodeEngine` supplies `begin`, `advance` and `observe`; with `save` and `restore` it is a
+`RestorableEngine`. Letters in shape comments: N environments, K executed actions of a chunk, A action dimension, M of
+the environments.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.environment import Transition
+from embodied.errors import UserError
+
+log = logging.getLogger(__name__)
+
+STARTS_PER_SEED = 1 << 24
+"""Initial states of seed s are numbered from s times this on."""
+FLAGS = ("terminated", "truncated", "success", "diverged")
+
+
+@dataclass
+class Outcome:
+    """What a chunk did; of environments that were frozen nothing ran and the flags are not read.
+
+    `truncated` is for what ends an episode before the step limit without a failure; `diverged` where the simulator's
+    numbers blew up, which ends it as one.
+    """
+
+    reward: Tensor  # [N, K] float, zero where not executed
+    executed: Tensor  # [N, K] bool
+    terminated: Tensor  # [N] bool
+    success: Tensor  # [N] bool
+    truncated: Tensor | None = None  # [N] bool
+    diverged: Tensor | None = None  # [N] bool
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # as Transition's, of all N
+    actions: Tensor | None = None
+    human: Tensor | None = None
+
+
+class EpisodeEngine(ABC):
+    """N episodes from numbered initial states; implements `embodied.environment.NumberedStarts`.
+
+    Args:
+        contract: of one environment; K is its `executed`.
+        num_envs: N.
+        step_limit: control steps after which an episode is truncated.
+        task_names: of the tasks; environment i runs the i-th, beginning anew after the last.
+        instructions: what each asks for, in words; its name if None.
+        num_starts: initial states of each task; None: no end of them.
+        seed: which initial states an unnamed reset takes.
+        device: of observations, rewards and flags.
+
+    Raises:
+        UserError: for sizes that nothing can be done with, or an impossible seed.
+    """
+
+    group = 1
+    """Consecutive environments that share a world, in which they begin together."""
+
+    def __init__(
+        self,
+        contract: Contract,
+        num_envs: int,
+        step_limit: int,
+        *,
+        task_names: tuple[str, ...],
+        instructions: tuple[str, ...] | None = None,
+        num_starts: int | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if min(num_envs, step_limit, len(task_names)) < 1:
+            got = f"{len(task_names)} tasks, num_envs={num_envs}, step_limit={step_limit}"
+            raise UserError(f"expected at least one task, one environment and one step, got {got}")
+        if not 0 <= seed < 1 << 31:
+            raise UserError(f"expected a seed in [0, 2^31), got {seed}")
+        self.contract, self.num_envs, self.step_limit = contract, num_envs, step_limit
+        self.task_names, self.instructions = task_names, instructions or task_names
+        self.num_starts, self.device, self.seed = num_starts, torch.device(device), seed
+        self.task_index = torch.arange(num_envs, device=self.device) % len(task_names)
+        self.start = torch.full((num_envs,), -1, device=self.device)
+        self.steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self.terminated, self.truncated, self.success, self.diverged = torch.zeros(
+            len(FLAGS), num_envs, dtype=torch.bool, device=self.device
+        )
+        self._taken = torch.zeros(len(task_names), dtype=torch.int64)
+        self._begun = False
+
+    @abstractmethod
+    def begin(self, ids: Tensor, starts: Tensor) -> None:
+        """Put environments `ids` [M] into the initial states `starts` [M] of their tasks."""
+
+    @abstractmethod
+    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+        """Execute of the chunk `actions` [N, K, A] the first `left` [N] of each environment (0: it is frozen).
+
+        They are finite, and on the engine's device; limits are the simulator's to keep.
+        """
+
+    @abstractmethod
+    def observe(self) -> TensorDict:
+        """Observations [N] of all, of frozen ones as they were when they ended. What is returned is the caller's."""
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Free what is held; nothing else may be called after."""
+
+    @property
+    def done(self) -> Tensor:
+        """Episode ended either way, [N] bool."""
+        return self.terminated | self.truncated
+
+    def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
+        """Start new episodes where `mask` [N] is True (everywhere if None); returns the observations of all.
+
+        Args:
+            mask: which environments; of those that share a world all or none.
+            starts: [N] initial states by number; the next ones of the stream if None.
+
+        Raises:
+            ValueError: for shapes other than [N], parts of worlds, or negative initial states.
+        """
+        ids = self._chosen(mask)
+        if len(ids):
+            numbers = self.next_starts(ids) if starts is None else self._vector("starts", starts)[ids].long()
+            if bool((numbers < 0).any()):
+                raise ValueError(f"expected initial states >= 0, got {numbers.tolist()}")
+            self.begin(ids, numbers)
+            self.start, self.steps = self.start.index_copy(0, ids, numbers), self.steps.index_fill(0, ids, 0)
+            for name in FLAGS:
+                setattr(self, name, getattr(self, name).index_fill(0, ids, False))
+        return self.observe()
+
+    def step(self, actions: Tensor) -> Transition:
+        """Execute the chunk `actions` [N, K, A]; environments whose episode has ended stay frozen.
+
+        Raises:
+            ValueError: for another shape, an action that is not finite, or before the first reset.
+        """
+        self._check(actions)
+        left = (self.step_limit - self.steps).clamp_max(self.contract.executed).masked_fill(self.done, 0)
+        return self.settle(self.advance(actions.to(self.device), left))
+
+    def settle(self, outcome: Outcome) -> Transition:
+        """Take `outcome` into the books; returns the transition."""
+        running = ~self.done
+        self.steps = self.steps + outcome.executed.sum(1)
+        failed = outcome.terminated
+        if outcome.diverged is not None:
+            failed = failed | outcome.diverged
+            self._report(running & outcome.diverged)
+            self.diverged = self.diverged | (running & outcome.diverged)
+        over = self.steps >= self.step_limit
+        over = over if outcome.truncated is None else over | outcome.truncated
+        self.terminated = self.terminated | (running & failed)
+        self.truncated = self.truncated | (running & over & ~failed)
+        self.success = self.success | (running & outcome.success)
+        return Transition(
+            self.observe(), outcome.reward, outcome.executed, self.terminated, self.truncated, self.success,
+            outcome.metrics, outcome.actions, outcome.human, None if outcome.diverged is None else self.diverged,
+        )  # fmt: skip
+
+    def next_starts(self, ids: Tensor) -> Tensor:
+        """Numbers [M] of initial states that no earlier episode of the task of `ids` [M] had, in order."""
+        tasks = self.task_index[ids].cpu()
+        taken = self._taken[tasks] + rank(tasks)
+        self._taken = self._taken + torch.bincount(tasks, minlength=len(self._taken))
+        numbers = (self.seed + taken) % self.num_starts if self.num_starts else self.seed * STARTS_PER_SEED + taken
+        return numbers.to(self.device)
+
+    def check_begun(self) -> None:
+        """Raise ValueError where an environment has no episode yet."""
+        self._begun = self._begun or bool((self.start >= 0).all())
+        if not self._begun:
+            raise ValueError("an environment has no episode yet; call reset() before step()")
+
+    def _report(self, diverged: Tensor) -> None:
+        for i in diverged.nonzero().flatten().tolist():
+            log.warning(
+                f"the simulation diverged in {self.task_names[self.task_index[i]]}, initial state {int(self.start[i])},"
+                f" control step {int(self.steps[i])}: counted as a failure"
+            )
+
+    def _check(self, actions: Tensor) -> None:
+        expected = (self.num_envs, self.contract.executed, *self.contract.action.shape)
+        if actions.shape != expected:
+            raise ValueError(f"expected actions of shape {expected}, got {tuple(actions.shape)}")
+        self.check_begun()
+        if not math.isfinite(float(actions.detach().sum())) and not bool(actions.isfinite().all()):
+            broken = (~actions.isfinite().all(-1).all(-1)).nonzero().flatten().tolist()
+            raise ValueError(f"actions of environments {broken} are not finite; check the policy's output")
+
+    def _vector(self, name: str, values: Tensor) -> Tensor:
+        if values.shape != (self.num_envs,):
+            raise ValueError(f"expected {name} of shape ({self.num_envs},), got {tuple(values.shape)}")
+        return values.to(self.device)
+
+    def _chosen(self, mask: Tensor | None) -> Tensor:
+        """Environments [M] that `mask` asks for."""
+        if mask is None:
+            return torch.arange(self.num_envs, device=self.device)
+        mask = self._vector("mask", mask).bool()
+        worlds = mask.view(-1, self.group)
+        if bool((parts := worlds.any(1) != worlds.all(1)).any()):
+            raise ValueError(
+                f"the {self.group} environments of a world begin together; expected a mask of whole worlds, got parts "
+                f"of {parts.nonzero().flatten().tolist()}"
+            )
+        return mask.nonzero().squeeze(1)
+
+
+class RestorableEngine(EpisodeEngine):
+    """An EpisodeEngine that can be put back to where it was; implements `embodied.environment.Restorable`."""
+
+    @abstractmethod
+    def save(self) -> dict[str, Any]:
+        """The simulator's state, a tree that shares no memory with it."""
+
+    @abstractmethod
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up what `save` gave; `start` and `steps` have been set."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue bit for bit, as a tree of tensors, arrays and numbers."""
+        books = {name: getattr(self, name).clone() for name in ("start", "steps", *FLAGS)}
+        return {"simulator": self.save(), **books, "seed": self.seed, "taken": self._taken.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
+        """Continue from `state_dict`; returns the observations of all environments.
+
+        Raises:
+            UserError: where the state is of other environments, before anything of it is taken up.
+        """
+        if len(state["start"]) != self.num_envs:
+            saved = len(state["start"])
+            raise UserError(f"the saved state has {saved} environments, got {self.num_envs}; use num_envs={saved}")
+        for name, saved, mine in _pairs(state, self.state_dict()):
+            if saved != mine:
+                raise UserError(
+                    f"the saved {name} has shape {saved}, expected {mine}; use the options that it was saved with"
+                )
+        for name in ("start", "steps", *FLAGS):
+            setattr(self, name, state[name].to(self.device, copy=True))
+        self.seed, self._taken, self._begun = state["seed"], state["taken"].clone(), False
+        self.restore(state["simulator"])
+        return self.observe()
+
+
+def rank(keys: Tensor) -> Tensor:
+    """How many of the numbers [M] before each are equal to it, [M]."""
+    order = keys.argsort(stable=True)
+    counts = torch.bincount(keys)
+    found = torch.empty_like(keys)
+    found[order] = torch.arange(len(keys)) - (counts.cumsum(0) - counts)[keys[order]]
+    return found
+
+
+def _pairs(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[tuple[str, tuple, tuple]]:
+    """Name and shapes of the tensors and arrays of both; raises UserError where `saved` lacks something."""
+    for name, value in mine.items():
+        if name not in saved:
+            raise UserError(f"the saved state has no {name}; use the options that it was saved with")
+        if isinstance(value, Mapping):
+            yield from _pairs(saved[name], value)
+        elif hasattr(value, "shape") and hasattr(saved[name], "shape"):
+            yield name, tuple(saved[name].shape), tuple(value.shape)
