@@ -13,6 +13,7 @@ from embodied.contract import Contract, TensorSpec
 from real_robot.limits import ElementLimits, Kind, Limits, Range, load_limits
 from real_robot.robot import Reading
 from real_robot.safety import Safety, State
+from real_robot.safety_inputs import Command
 from tests.real_robot.plant import DT_S, Plant, contract
 
 ROOT = Path(__file__).parent.parent.parent
@@ -50,6 +51,21 @@ def test_a_measurement_may_be_used_until_it_is_stale():
         plant.ticks += 1
         states.append(safety.command(np.ones(2), reading).state)
     assert states == [State.ACTIVE] * 3 + [State.HOLDING] * 2
+
+
+def test_stamps_may_lie_as_far_in_the_future_as_clocks_may_differ():
+    plant, safety = make(Limits(dict(VELOCITY), clock_error_s=0.005))
+    reading = plant.tick()
+
+    def reason(command_s: float, measurement_s: float) -> str:
+        ahead = replace(reading, stamp_s=reading.stamp_s + measurement_s)
+        return safety.command(Command(np.ones(2), reading.stamp_s + command_s), ahead).reason
+
+    assert reason(0.004, 0.004) == ""
+    assert "command from the future" in reason(0.006, 0.004)
+    assert "measurement from the future" in reason(0.004, 0.006)
+    strict = make()[1]
+    assert "measurement from the future" in strict.command(np.ones(2), replace(reading, stamp_s=0.004)).reason
 
 
 def test_no_more_commands_than_periods_reach_the_robot():
