@@ -14,15 +14,16 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
-from embodied import checkpoint, program
-from embodied.compute import prepare
-from embodied.config import compose
-from embodied.delay import delayed
+from embodied.command_line import program
+from embodied.command_line.compute import prepare
+from embodied.command_line.config import compose
+from embodied.deployment.delay import delayed
+from embodied.deployment.latency import with_latency
 from embodied.environment import Environment
-from embodied.evaluation import compare
-from embodied.latency import with_latency
-from embodied.report import POLICY, write_evaluation
-from embodied.sim_to_real_report import write as write_comparison
+from embodied.evaluation.evaluation import compare
+from embodied.evaluation.report import POLICY, write_evaluation
+from embodied.evaluation.sim_to_real_report import write as write_comparison
+from embodied.saving import checkpoint
 from embodied.task import measured, planners
 from real_robot.comparison import Comparison, ComparisonConfig
 from train import GROUPS, TrainConfig

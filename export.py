@@ -14,8 +14,9 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
-from embodied import checkpoint, program
-from embodied.config import compose
+from embodied.command_line import program
+from embodied.command_line.config import compose
+from embodied.saving import checkpoint
 from policies.registry import trained_policy
 from real_robot.firmware.exporting import Export, Target, Weights, export, summary
 

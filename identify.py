@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from omegaconf import MISSING
 
-from embodied import program
-from embodied.compute import prepare
-from embodied.config import compose
+from embodied.command_line import program
+from embodied.command_line.compute import prepare
+from embodied.command_line.config import compose
 from embodied.errors import UserError
-from embodied.files import complete_or_absent
+from embodied.saving.files import complete_or_absent
 from real_robot.identification import Parameter, Segments, cut, identify, prediction_error
 from real_robot.lerobot_dataset import pieces
 from real_robot.recording import Recording

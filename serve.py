@@ -17,11 +17,12 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
-from embodied import checkpoint, program
-from embodied.compute import prepare
-from embodied.config import compose
+from embodied.command_line import program
+from embodied.command_line.compute import prepare
+from embodied.command_line.config import compose
 from embodied.errors import UserError
-from embodied.interrupt import GracefulStop
+from embodied.saving import checkpoint
+from embodied.training.interrupt import GracefulStop
 from policies.registry import trained_policy
 from real_robot.policy_server import PolicyServer, ServerLimits
 

@@ -17,14 +17,15 @@ from typing import Any, NoReturn
 
 from omegaconf import MISSING, OmegaConf
 
-from embodied import checkpoint, combinations, program
 from embodied.algorithms.registry import ALGORITHMS
-from embodied.compute import prepare
-from embodied.config import compose, names
+from embodied.command_line import combinations, program
+from embodied.command_line.compute import prepare
+from embodied.command_line.config import compose, names
+from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.errors import UserError
-from embodied.latency import LatencyConfig, with_latency
-from embodied.run_directory import new_run, resumed_run
-from embodied.trainer import Trainer, TrainerConfig
+from embodied.saving import checkpoint
+from embodied.training.experiment import Trainer, TrainerConfig
+from embodied.training.run_directory import new_run, resumed_run
 from policies.registry import POLICIES
 from real_robot import lerobot_reading
 from sims.registry import TASKS

@@ -24,15 +24,15 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from embodied import checkpoint  # noqa: E402
-from embodied.chunking import Execution, steps_until  # noqa: E402
-from embodied.compute import prepare  # noqa: E402
-from embodied.config import compose  # noqa: E402
-from embodied.delay import DelayedPolicy  # noqa: E402
+from embodied.command_line.compute import prepare  # noqa: E402
+from embodied.command_line.config import compose  # noqa: E402
+from embodied.deployment.chunking import Execution, steps_until  # noqa: E402
+from embodied.deployment.delay import DelayedPolicy  # noqa: E402
 from embodied.environment import NumberedStarts, Transition  # noqa: E402
-from embodied.evaluation import EvaluationResult, evaluate  # noqa: E402
-from embodied.files import complete_or_absent  # noqa: E402
-from embodied.report import git_commit, versions  # noqa: E402
+from embodied.evaluation.evaluation import EvaluationResult, evaluate  # noqa: E402
+from embodied.evaluation.report import git_commit, versions  # noqa: E402
+from embodied.saving import checkpoint  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
 from train import GROUPS, TrainConfig  # noqa: E402
 
 ROWS = "inpaint:2,naive:4,blend:2,synchronous:4,inpaint:4,blend:4"

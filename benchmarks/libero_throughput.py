@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.report import git_commit  # noqa: E402
+from embodied.evaluation.report import git_commit  # noqa: E402
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets  # noqa: E402
 from sims.libero.cameras import Cameras  # noqa: E402
 from sims.libero.expert import Expert  # noqa: E402

@@ -32,9 +32,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.evaluation import wilson  # noqa: E402
-from embodied.files import complete_or_absent  # noqa: E402
-from embodied.report import git_commit, table, versions  # noqa: E402
+from embodied.evaluation.evaluation import wilson  # noqa: E402
+from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
 from sims.swarm.mdp import Swarm  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -43,8 +43,8 @@ from rosgraph_msgs.msg import Clock  # noqa: E402
 from std_msgs.msg import Float64MultiArray  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from embodied import checkpoint  # noqa: E402
-from embodied.files import complete_or_absent  # noqa: E402
+from embodied.saving import checkpoint  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
 from real_robot.ros2.codecs import installed, stamp_s  # noqa: E402
 from real_robot.ros2.processes import PROGRAMS, Processes  # noqa: E402
 from real_robot.ros2.robots import robot_table  # noqa: E402

@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # also runs from a clone t
 
 from libero_throughput import ask_stock, stock_python  # noqa: E402
 
-from embodied.files import complete_or_absent  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
 from sims.libero.assets import HOW_TO_GET, find_assets  # noqa: E402
 from sims.libero.expert import PLACES, Expert  # noqa: E402
 from sims.libero.scene import Scene, build_scene  # noqa: E402

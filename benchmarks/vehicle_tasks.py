@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from embodied import checkpoint
-from embodied.config import compose
-from embodied.evaluation import EvaluationResult, compare
-from embodied.files import complete_or_absent
+from embodied.command_line.config import compose
+from embodied.evaluation.evaluation import EvaluationResult, compare
+from embodied.evaluation.report import evaluation_table, git_commit, versions
 from embodied.policy import Policy
-from embodied.report import evaluation_table, git_commit, versions
+from embodied.saving import checkpoint
+from embodied.saving.files import complete_or_absent
 from embodied.task import Task, planners
 from train import GROUPS, TrainConfig
 

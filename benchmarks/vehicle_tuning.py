@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embodied.evaluation import EvaluationResult, evaluate
+from embodied.evaluation.evaluation import EvaluationResult, evaluate
 from embodied.policy import Policy
 from sims.vehicle.dwa import DynamicWindow, Weights
 from sims.vehicle.gap import FollowTheGap, GapNumbers

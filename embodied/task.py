@@ -10,10 +10,10 @@ import torch
 
 from embodied.contract import Contract
 from embodied.environment import Environment
-from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import Policy, TrainablePolicy
-from embodied.rollout import Collector, Rollout, Starts
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.rollout import Collector, Rollout, Starts
 from embodied.world import World
 
 

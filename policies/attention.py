@@ -14,10 +14,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.contract import Contract
+from embodied.deployment.network import PRESENT, TokenAttention, Tokens
 from embodied.errors import UserError
-from embodied.network import PRESENT, TokenAttention, Tokens
 from policies.flat import STILL
 from policies.mlp import MLPConfig, MLPPolicy
 

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract
+from embodied.deployment.network import reciprocal
 from embodied.errors import UserError
-from embodied.network import reciprocal
 from policies.encoders import Encoder
 
 STILL = 1e-2

@@ -17,9 +17,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.chunking import Running
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.contract import Contract
+from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, explored_value, take_statistics
 from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene

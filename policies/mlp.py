@@ -12,8 +12,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract
+from embodied.deployment.network import Network
 from embodied.errors import UserError
-from embodied.network import Network
 from embodied.policy import Decision, Evaluation, acting, explored_value, take_statistics
 from policies.flat import FlatObservations
 

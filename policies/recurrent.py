@@ -2,7 +2,7 @@
 
 The actor has the shape of RAPTOR's (arXiv 2509.11481): 22 observations -> 16 -> GRU of 16 -> 4 actions are 2,084
 parameters, the learned initial memory included. The memory is explicit: the policy reads it as the observation "memory"
-[N, M] and returns the next one as `sample["memory"]`. It keeps none between calls: `embodied.memory` carries it.
+[N, M] and returns the next one as `sample["memory"]`. It keeps none between calls: `rollout.memory` carries it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.contract import Contract
+from embodied.deployment.network import GRU, MEMORY, chain
 from embodied.errors import UserError
-from embodied.memory import STARTED
-from embodied.network import GRU, MEMORY, chain
 from embodied.policy import Decision, acting, explored_value
+from embodied.rollout.memory import STARTED
 from policies.mlp import MLPConfig, MLPPolicy
 
 

@@ -5,9 +5,9 @@ from typing import cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from embodied.checkpoint import Checkpoint
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
+from embodied.saving.checkpoint import Checkpoint
 from embodied.task import PolicyConfig
 from policies.attention import AttentionConfig
 from policies.flow import FlowConfig

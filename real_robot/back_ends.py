@@ -1,4 +1,4 @@
-"""Recordings as back ends of the comparison between simulation and robot; see `embodied.sim_to_real`."""
+"""Recordings as back ends of the comparison between simulation and robot; see `embodied.evaluation.sim_to_real`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from embodied.evaluation.sim_to_real import BackEndRun
+from embodied.evaluation.sim_to_real import Episode as Numbered
 from embodied.policy import Policy
-from embodied.sim_to_real import BackEndRun
-from embodied.sim_to_real import Episode as Numbered
 from real_robot.recording import Episode, Recording, Tick
 from real_robot.replay import replay
 

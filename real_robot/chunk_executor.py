@@ -2,7 +2,7 @@
 
 Every action has a time: that of its observation plus its index in control steps. Inference runs in a thread, or inline
 where it is fast; its measured latency says how much of the running chunk will be past when the next one arrives
-(`embodied.chunking`). Letters: H actions of a chunk, K of them between observations, A action dimension.
+(`embodied.deployment.chunking`). Letters: H actions of a chunk, K of them between observations, A action dimension.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.chunking import Execution, Running, check_execution, follow, shifted, steps_until, steps_within
 from embodied.contract import Contract
+from embodied.deployment.chunking import Execution, Running, check_execution, follow, shifted, steps_until, steps_within
 from embodied.errors import UserError
-from embodied.memory import Memory
 from embodied.policy import Decision, Policy
+from embodied.rollout.memory import Memory
 from real_robot.robot import Array, Clock, Reading
 
 LATENCIES, QUANTILE = 50, 0.95

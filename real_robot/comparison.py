@@ -1,4 +1,4 @@
-"""One policy on the back ends that lie between its simulator and a robot; `embodied.sim_to_real` compares them."""
+"""One policy on the back ends that lie between its simulator and a robot; `evaluation.sim_to_real` compares them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from embodied.environment import NumberedStarts
 from embodied.errors import UserError
-from embodied.evaluation import evaluate
+from embodied.evaluation.evaluation import evaluate
+from embodied.evaluation.sim_to_real import ActionLog, BackEndRun
 from embodied.policy import Policy
-from embodied.sim_to_real import ActionLog, BackEndRun
 from embodied.task import Task
 
 

@@ -19,11 +19,11 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from embodied import program
+from embodied.command_line import program
+from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
+from embodied.deployment.network import elements
 from embodied.errors import UserError
-from embodied.extras import needs_extra
-from embodied.network import elements
 from real_robot.recording import Episode, Gap, Item, Recording, Tick
 from real_robot.robot import Array
 
@@ -237,7 +237,7 @@ class _Writer:
         return kind
 
     def _write_video(self, key: str, frames: Array, episode: int) -> dict[str, Any]:
-        from embodied.video import write_video
+        from embodied.evaluation.video import write_video
 
         chunk, file = divmod(episode, FILES_PER_CHUNK)  # a file for each episode
         path = self.directory / VIDEO_PATH.format(video_key=key, chunk_index=chunk, file_index=file)

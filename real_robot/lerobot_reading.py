@@ -19,12 +19,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
-from embodied.episodes import Episodes, EpisodeWriter
-from embodied.episodes import read as read_episodes
+from embodied.deployment.network import elements
 from embodied.errors import UserError
-from embodied.extras import needs_extra
-from embodied.network import elements
+from embodied.rollout.episodes import Episodes, EpisodeWriter
+from embodied.rollout.episodes import read as read_episodes
 from real_robot.lerobot_dataset import ACTION, CAMERA, STATE, is_camera
 from real_robot.robot import Array
 

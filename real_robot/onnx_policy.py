@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.command_line.extras import needs_extra
+from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
-from embodied.extras import needs_extra
-from embodied.network import MEMORY
 from embodied.policy import Decision
 from real_robot.firmware.record import exported_contract, read_record
 

@@ -14,13 +14,13 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.chunking import Running
+from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract
+from embodied.deployment.chunking import Running
+from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
-from embodied.extras import needs_extra
-from embodied.memory import STARTED
-from embodied.network import MEMORY
 from embodied.policy import Decision
+from embodied.rollout.memory import STARTED
 from real_robot.wire import OPTIONS, pack, unpack
 
 REPLY_BYTES = 64 << 20
@@ -32,7 +32,7 @@ class PolicyClient:
 
     A lost connection is made again within the deadline of the next decision. An answer that comes too late is never
     mistaken for that to the next question: its connection is closed. What a policy remembers stays with the caller, as
-    everywhere (`embodied.memory`). It has `initial_memory` and `inpaint` where the server's policy has.
+    everywhere (`embodied.rollout.memory`). It has `initial_memory` and `inpaint` where the server's policy has.
 
     Args:
         uri: of the server.

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from embodied.chunking import InpaintingPolicy, Running
+from embodied.command_line.extras import needs_extra
 from embodied.contract import TensorSpec
+from embodied.deployment.chunking import InpaintingPolicy, Running
+from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
-from embodied.extras import needs_extra
-from embodied.memory import RecurrentPolicy
-from embodied.network import MEMORY
 from embodied.policy import Decision, Policy
+from embodied.rollout.memory import RecurrentPolicy
 from embodied.text import WORD_ID, word_ids
 from real_robot.wire import CLOSE_LATER, CLOSE_REFUSED, OPTIONS, pack, unpack
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
-from embodied.extras import needs_extra
 from real_robot import cdr
 from real_robot.recording import END, FORMAT, METADATA, ROOT, Decided, Episode, Gap, Item, Message, Tick
 from real_robot.robot import Array, Clock, Reading
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
-    from embodied.chunking import Running
+    from embodied.deployment.chunking import Running
     from embodied.policy import Decision, Policy
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.extras import needs_extra
 from real_robot import cdr
 from real_robot.robot import Array, Reading
 from real_robot.safety import State, Verdict

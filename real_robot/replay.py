@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from embodied.chunking import InpaintingPolicy, Running
+from embodied.deployment.chunking import InpaintingPolicy, Running
+from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
-from embodied.memory import STARTED, Memory
-from embodied.network import MEMORY
 from embodied.policy import Decision, Policy
+from embodied.rollout.memory import STARTED, Memory
 from real_robot.control_loop import Executor
 from real_robot.recording import Decided, Episode, Gap, Recording, Tick
 from real_robot.robot import Array, Clock

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from embodied.errors import UserError
-from embodied.files import complete_or_absent
+from embodied.saving.files import complete_or_absent
 
 # What may change results (contraction of a*b+c) changes them for all lanes alike: all run the same instructions.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")

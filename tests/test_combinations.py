@@ -6,8 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied import combinations, seeding
-from embodied.config import compose, names
+from embodied import seeding
+from embodied.command_line import combinations
+from embodied.command_line.config import compose, names
 from embodied.contract import Contract
 from embodied.errors import UserError
 from train import GROUPS, TrainConfig

@@ -14,7 +14,8 @@ import torch
 
 import evaluate
 import train
-from embodied import checkpoint, combinations, program, sealed
+from embodied.command_line import combinations, program
+from embodied.saving import checkpoint, sealed
 
 ROOT = Path(__file__).parent.parent
 SMALL = [

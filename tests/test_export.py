@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import export
-from embodied import checkpoint, program
-from embodied.checkpoint import Checkpoint
+from embodied.command_line import program
 from embodied.contract import Contract
-from embodied.network import rollout_outputs
+from embodied.deployment.network import rollout_outputs
+from embodied.saving import checkpoint
+from embodied.saving.checkpoint import Checkpoint
 from real_robot.firmware.exporting import Export, Target
 from real_robot.firmware.samples import Samples
 from tests.real_robot.firmware.policies import CONFIGS, contract, make

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import quadrotor_training
 from benchmarks.quadrotor_training import MEASURED, RESULTS, mean, rows, with_intervals
-from embodied.config import compose
+from embodied.command_line.config import compose
 from evaluate import EvaluateConfig
 from train import GROUPS, TrainConfig
 

@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDict
 
 import serve
-from embodied import program
-from embodied.checkpoint import Checkpoint
+from embodied.command_line import program
+from embodied.saving.checkpoint import Checkpoint
 from policies.registry import trained_policy
 from real_robot.policy_client import PolicyClient
 from tests.policies.test_registry import saved

@@ -19,14 +19,14 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.advantage import chunk_reward, gae, next_values, values
+from embodied.algorithms.advantage import chunk_reward, gae, next_values, values
 from embodied.algorithms.schedule import fall
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.environment import DifferentiableEnvironment, Environment
-from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
-from embodied.rollout import DifferentiableCollector, Rollout
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.rollout import DifferentiableCollector, Rollout
 from embodied.world import ALONE, World
 
 

@@ -25,14 +25,14 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.algorithms.schedule import fall
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.environment import Environment
-from embodied.episodes import Episodes
 from embodied.errors import UserError
-from embodied.memory import RecurrentPolicy
 from embodied.policy import Policy, TrainablePolicy
-from embodied.rollout import Collector, Rollout, Starts, first_decisions
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.memory import RecurrentPolicy
+from embodied.rollout.rollout import Collector, Rollout, Starts, first_decisions
 from embodied.task import Learner
 from embodied.world import ALONE, World
 

@@ -26,17 +26,17 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.advantage import explained_variance, gae, moments, next_values, normalise
+from embodied.algorithms.advantage import explained_variance, gae, moments, next_values, normalise
 from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.reward_scale import RewardScale
 from embodied.algorithms.schedule import fall
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.environment import Environment
-from embodied.episodes import Episodes
 from embodied.errors import UserError
-from embodied.memory import RecurrentPolicy
 from embodied.policy import TrainablePolicy
-from embodied.rollout import Collector, Rollout
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.memory import RecurrentPolicy
+from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World
 
 

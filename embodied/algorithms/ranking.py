@@ -22,15 +22,15 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.advantage import explained_variance, gae, next_values
+from embodied.algorithms.advantage import explained_variance, gae, next_values
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.environment import Environment
-from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import RankingPolicy, TrainablePolicy
-from embodied.replay import ChunkReplay
-from embodied.rollout import Collector, Rollout
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.replay import ChunkReplay
+from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World
 
 PARTS = ("imitation", "value_optimiser", "advantage_optimiser", "replay")

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from embodied.advantage import chunk_reward, gae
-from embodied.rollout import Rollout
+from embodied.algorithms.advantage import chunk_reward, gae
+from embodied.rollout.rollout import Rollout
 from embodied.world import ALONE, World
 
 

@@ -24,14 +24,14 @@ from torch import Tensor
 
 from embodied import seeding
 from embodied.algorithms.sft import SFT, SFTConfig
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.environment import Environment, NumberedStarts
-from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from embodied.replay import EpisodeAssembler, EpisodeReplay
-from embodied.rollout import Collector, Rollout
-from embodied.starts import RetryStarts
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.replay import EpisodeAssembler, EpisodeReplay
+from embodied.rollout.rollout import Collector, Rollout
+from embodied.rollout.starts import RetryStarts
 from embodied.world import ALONE, World
 
 PARTS = ("sft", "replay", "episodes")

@@ -17,9 +17,9 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from embodied import seeding
-from embodied.config import at_least
-from embodied.episodes import Episodes
+from embodied.command_line.config import at_least
 from embodied.policy import TrainablePolicy
+from embodied.rollout.episodes import Episodes
 
 RECENT = 50
 """Gradient steps whose losses `SFT.fit` averages."""

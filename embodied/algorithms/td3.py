@@ -24,15 +24,15 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied import seeding
-from embodied.advantage import n_step
+from embodied.algorithms.advantage import n_step
 from embodied.algorithms.schedule import fall
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.environment import Environment
-from embodied.episodes import Episodes
 from embodied.errors import UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
-from embodied.replay import ChunkReplay
-from embodied.rollout import Collector, Rollout
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.replay import ChunkReplay
+from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from embodied.deployment.network import DeployablePolicy, Network
 from embodied.errors import UserError
-from embodied.network import DeployablePolicy, Network
 from embodied.policy import Policy
-from embodied.weights import implausible
+from embodied.saving.weights import implausible
 from real_robot.firmware import examples, graphs
 from real_robot.firmware.quantization import quantized
 from real_robot.firmware.record import CONTRACT, RECORD, write_record

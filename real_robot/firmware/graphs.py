@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied.command_line.extras import needs_extra
+from embodied.deployment.network import Network
 from embodied.errors import UserError
-from embodied.extras import needs_extra
-from embodied.network import Network
 from real_robot.firmware.samples import Samples
 
 OPSETS = range(17, 21)

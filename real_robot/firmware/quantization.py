@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from embodied.network import Network
+from embodied.deployment.network import Network
 
 LEVELS = 127
 """Largest magnitude of a weight, in steps of its row."""

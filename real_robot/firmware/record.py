@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from embodied import sealed
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.saving import sealed
 
 RECORD, CONTRACT = "export.json", "contract.json"
 FORMAT = 2

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from embodied.network import Network, Normalise, Reciprocal, rollout_outputs
+from embodied.deployment.network import Network, Normalise, Reciprocal, rollout_outputs
 from embodied.policy import Policy
-from embodied.tree import load_tree, save_tree
+from embodied.saving.tree import load_tree, save_tree
 
 FILE = "samples.safetensors"
 EPISODES, STEPS = 20, 50

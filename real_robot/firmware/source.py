@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
-from embodied.network import Network, elements
+from embodied.deployment.network import Network, elements
 from real_robot.firmware.constants import literal
 from real_robot.firmware.generator import Generator
 

@@ -19,7 +19,7 @@ from rclpy.qos import QoSProfile
 from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
-from embodied.chunking import Execution
+from embodied.deployment.chunking import Execution
 from embodied.policy import Policy
 from real_robot.chunk_executor import ChunkExecutor
 from real_robot.control_loop import Controller

@@ -12,9 +12,9 @@ import numpy as np
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile, QoSReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
 
-from embodied import checkpoint
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.saving import checkpoint
 from real_robot.firmware.record import CONTRACT, RECORD, exported_contract
 from real_robot.limits import Limits, load_limits
 from real_robot.robot import Array, Reading

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from omegaconf import MISSING, OmegaConf
 
-from embodied import program
-from embodied.config import compose
+from embodied.command_line import program
+from embodied.command_line.config import compose
+from embodied.command_line.progress import Progress
 from embodied.errors import UserError
-from embodied.evaluation import EvaluationResult
-from embodied.files import complete_or_absent
-from embodied.progress import Progress
-from embodied.sim_to_real import BackEndRun
+from embodied.evaluation.evaluation import EvaluationResult
+from embodied.evaluation.sim_to_real import BackEndRun
+from embodied.saving.files import complete_or_absent
 
 log = logging.getLogger("embodied")
 HEARTBEAT_TIMEOUT_S = 30.0

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from embodied.errors import UserError
-from embodied.evaluation import EvaluationResult
-from embodied.sim_to_real import BackEndRun
+from embodied.evaluation.evaluation import EvaluationResult
+from embodied.evaluation.sim_to_real import BackEndRun
 from real_robot.back_ends import written
 from real_robot.recording import Recording
 

@@ -14,10 +14,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.command_line.progress import Progress
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.progress import Progress
-from embodied.tree import load_tree, save_tree
+from embodied.saving.tree import load_tree, save_tree
 from sims.libero.assets import Assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert import Expert

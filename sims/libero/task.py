@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from embodied.episodes import Episodes
+from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
-from embodied.extras import needs_extra
+from embodied.evaluation.video import film, tile, write_video
 from embodied.policy import Policy
+from embodied.rollout.episodes import Episodes
 from embodied.text import hash_words
-from embodied.video import film, tile, write_video
 from sims.libero.assets import Assets, find_assets
 from sims.libero.language import INSTRUCTION_WORDS, Wordings
 from sims.libero.suite import Task, load_tasks, step_limit_of

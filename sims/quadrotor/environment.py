@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied.contract import Contract
 from embodied.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
-from embodied.rollout import Rollout
+from embodied.rollout.rollout import Rollout
 from sims.quadrotor.airframes import CRAZYFLIE, DRAWS, PARAMETERS, Airframe, sample_platforms, scatter
 from sims.quadrotor.dynamics import DT_S, Body, Options
 from sims.quadrotor.episode import COUNTERS, Episode, Mdp

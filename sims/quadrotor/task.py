@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.errors import UserError
 from embodied.policy import Policy
 from sims.quadrotor.airframes import AIRFRAMES, SCATTER_MAX, Airframe

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.errors import UserError
-from embodied.rollout import Rollout
+from embodied.rollout.rollout import Rollout
 from sims.quadrotor.episode import COUNTERS, Episode
 from sims.quadrotor.observation import split_rows
 from sims.tracer.program import Program

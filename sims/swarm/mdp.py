@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from embodied.contract import TensorSpec
-from embodied.network import PRESENT
+from embodied.deployment.network import PRESENT
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
 
 GRID = 8

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from embodied.evaluation import act
-from embodied.files import complete_or_absent
-from embodied.memory import Memory
+from embodied.evaluation.evaluation import act
+from embodied.evaluation.video import Film, Frames
 from embodied.policy import Policy
-from embodied.video import Film, Frames
+from embodied.rollout.memory import Memory
+from embodied.saving.files import complete_or_absent
 from sims.quadrotor.video.pictures import GRID, PAPER, Array
 from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import AWAY_M, FLYING, HALF_ROOM_M, OBSTACLE_RADIUS_M, RADIUS_M

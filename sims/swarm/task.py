@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.errors import UserError
+from embodied.evaluation.video import tile, write_video
 from embodied.policy import Policy
-from embodied.video import tile, write_video
 from sims.quadrotor.episode import reweighted, weights
 from sims.quadrotor.task import named_airframe
 from sims.swarm import pictures

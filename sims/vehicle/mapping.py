@@ -16,9 +16,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
-from embodied.memory import STARTED
-from embodied.network import MEMORY
+from embodied.deployment.network import MEMORY
 from embodied.policy import Decision
+from embodied.rollout.memory import STARTED
 from sims.vehicle.dwa import DynamicWindow, Weights, wrapped
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.vehicles import Vehicle

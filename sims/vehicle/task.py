@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from embodied.config import at_least
+from embodied.command_line.config import at_least
 from embodied.errors import UserError
-from embodied.files import complete_or_absent
+from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
-from embodied.video import Frames, film, tile, write_video
+from embodied.saving.files import complete_or_absent
 from sims.vehicle.dwa import DynamicWindow
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.episode import Mdp

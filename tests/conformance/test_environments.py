@@ -9,9 +9,9 @@ import torch
 from tensordict import TensorDictBase
 
 from embodied.contract import Contract
+from embodied.deployment.latency import LatencyConfig, LatencyEnvironment
 from embodied.environment import NumberedStarts, Restorable
-from embodied.latency import LatencyConfig, LatencyEnvironment
-from embodied.tree import load_tree, save_tree
+from embodied.saving.tree import load_tree, save_tree
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks

@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
-from embodied.evaluation import act
-from embodied.memory import Memory
-from embodied.network import MEMORY
+from embodied.deployment.network import MEMORY
+from embodied.evaluation.evaluation import act
 from embodied.policy import RankingPolicy
+from embodied.rollout.memory import Memory
 from policies.attention import AttentionConfig
 from policies.encoders import EncoderKind
 from policies.flow import FlowConfig, Sampler

@@ -8,7 +8,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.environment import Transition
-from embodied.rollout import Rollout
+from embodied.rollout.rollout import Rollout
 from tests.embodied.reach import Reach
 
 

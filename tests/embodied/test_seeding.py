@@ -5,8 +5,8 @@ import random
 import numpy as np
 import torch
 
+from embodied.saving.tree import load_tree, save_tree
 from embodied.seeding import derive, generator, rng_state, seed_everything, set_rng_state
-from embodied.tree import load_tree, save_tree
 
 
 def draw() -> tuple[float, float, float]:

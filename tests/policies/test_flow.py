@@ -8,11 +8,11 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.ppo import PPOConfig
-from embodied.chunking import Running
 from embodied.contract import Contract, TensorSpec
+from embodied.deployment.chunking import Running
 from embodied.errors import UserError
-from embodied.evaluation import evaluate
-from embodied.rollout import Collector, first_decisions
+from embodied.evaluation.evaluation import evaluate
+from embodied.rollout.rollout import Collector, first_decisions
 from policies.augmentation import AugmentationKind, CartesianScene
 from policies.encoders import EncoderKind
 from policies.flat import FlatEncoder

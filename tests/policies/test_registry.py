@@ -6,9 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied import checkpoint
-from embodied.checkpoint import Checkpoint
 from embodied.contract import Contract, TensorSpec
+from embodied.saving import checkpoint
+from embodied.saving.checkpoint import Checkpoint
 from policies.mlp import MLPConfig
 from policies.registry import trained_policy
 

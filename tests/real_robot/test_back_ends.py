@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.sim_to_real import discrepancy
+from embodied.evaluation.sim_to_real import discrepancy
 from policies.mlp import MLPConfig, MLPPolicy
 from real_robot.back_ends import replayed, written
 from real_robot.recorder import Recorder

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from embodied.chunking import Execution
 from embodied.contract import Contract, TensorSpec
-from embodied.delay import DelayedPolicy
-from embodied.memory import Memory
+from embodied.deployment.chunking import Execution
+from embodied.deployment.delay import DelayedPolicy
 from embodied.policy import Decision
+from embodied.rollout.memory import Memory
 from policies.recurrent import RecurrentConfig
 from real_robot.chunk_executor import ChunkExecutor
 from real_robot.robot import Reading

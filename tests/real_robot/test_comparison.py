@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 import evaluate
 import train
-from embodied import checkpoint
+from embodied.saving import checkpoint
 from policies.registry import trained_policy
 from real_robot.recorder import Recorder
 from real_robot.robot import SimulatedRobot

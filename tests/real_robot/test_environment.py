@@ -8,9 +8,9 @@ import torch
 
 from embodied.contract import Contract
 from embodied.environment import NumberedStarts, Restorable
-from embodied.evaluation import evaluate
+from embodied.evaluation.evaluation import evaluate
 from embodied.policy import Decision
-from embodied.rollout import Collector
+from embodied.rollout.rollout import Collector
 from real_robot.environment import RobotEnvironment, buttons
 from real_robot.intervention import Controls, Operator
 from real_robot.limits import Limits, Range

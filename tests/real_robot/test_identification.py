@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import identify as program_identify
-from embodied import program
+from embodied.command_line import program
 from real_robot.identification import Parameter, Segments, cut, identify, prediction_error
 from real_robot.lerobot_dataset import pieces
 from real_robot.recorder import Recorder

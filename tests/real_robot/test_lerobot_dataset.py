@@ -16,8 +16,8 @@ from PIL import Image
 
 from embodied.algorithms.sft import SFTConfig
 from embodied.contract import Contract, TensorSpec
-from embodied.evaluation import evaluate
-from embodied.video import write_video
+from embodied.evaluation.evaluation import evaluate
+from embodied.evaluation.video import write_video
 from policies.mlp import MLPConfig
 from real_robot import lerobot_dataset, lerobot_reading
 from real_robot.recorder import Recorder

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.memory import Memory, RecurrentPolicy
+from embodied.rollout.memory import Memory, RecurrentPolicy
 from real_robot.firmware.exporting import Export, Target, export
 from real_robot.firmware.record import write_record
 from real_robot.onnx_policy import OnnxPolicy

@@ -22,9 +22,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.sync.server import serve
 
-from embodied.chunking import InpaintingPolicy, Running
 from embodied.contract import Contract, TensorSpec
-from embodied.memory import Memory, RecurrentPolicy
+from embodied.deployment.chunking import InpaintingPolicy, Running
+from embodied.rollout.memory import Memory, RecurrentPolicy
 from embodied.text import WORD_ID
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy

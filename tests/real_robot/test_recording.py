@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
-from embodied.memory import RecurrentPolicy
+from embodied.rollout.memory import RecurrentPolicy
 from policies.recurrent import RecurrentConfig
 from real_robot.recorder import Recorder
 from real_robot.recording import Decided, Episode, Gap, Message, Recording, Tick

@@ -9,10 +9,10 @@ import torch
 from tensordict import TensorDict
 
 from embodied import seeding
-from embodied.chunking import Execution, Running
 from embodied.contract import Contract, TensorSpec
-from embodied.memory import Memory
+from embodied.deployment.chunking import Execution, Running
 from embodied.policy import Policy
+from embodied.rollout.memory import Memory
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy

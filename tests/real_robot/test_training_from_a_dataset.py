@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodied.config import compose
+from embodied.command_line.config import compose
 from real_robot import lerobot_dataset
 from real_robot.recorder import Recorder
 from real_robot.recording import Recording

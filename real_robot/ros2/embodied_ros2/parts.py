@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from embodied import checkpoint
 from embodied.environment import NumberedStarts
 from embodied.errors import UserError
 from embodied.policy import Policy
+from embodied.saving import checkpoint
 from policies.registry import trained_policy
 from real_robot.onnx_policy import OnnxPolicy
 from real_robot.policy_client import PolicyClient
@@ -40,7 +40,7 @@ def load_environment(settings: SimSettings) -> NumberedStarts:
         UserError: on one line, where the run or an override is not valid.
     """
     # train.py and configs/ stay in the clone: simulators run from there
-    from embodied.config import compose
+    from embodied.command_line.config import compose
     from train import GROUPS, TrainConfig
 
     saved = checkpoint.load(settings.checkpoint)

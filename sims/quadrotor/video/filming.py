@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodied.files import complete_or_absent
+from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
-from embodied.video import Frames, film, tile, write_video
+from embodied.saving.files import complete_or_absent
 from sims.quadrotor.airframes import Airframe
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.video.pictures import Array, draw

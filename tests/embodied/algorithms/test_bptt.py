@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from embodied.advantage import values
+from embodied.algorithms.advantage import values
 from embodied.algorithms.bptt import BPTT, BPTTConfig
-from embodied.rollout import DifferentiableCollector
+from embodied.rollout.rollout import DifferentiableCollector
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach

@@ -9,8 +9,8 @@ import torch
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import Distillation, DistillationConfig, informed
 from embodied.algorithms.ppo import PPOConfig
-from embodied.evaluation import evaluate
-from embodied.rollout import Collector
+from embodied.evaluation.evaluation import evaluate
+from embodied.rollout.rollout import Collector
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.recurrent import RecurrentConfig
 from tests.embodied.windy_reach import WindyReach

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied.advantage import next_values, values
+from embodied.algorithms.advantage import next_values, values
 from embodied.algorithms.ppo import PPO, PPOConfig
-from embodied.rollout import Collector, Rollout
+from embodied.rollout.rollout import Collector, Rollout
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
 

@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.ppo import PPO, PPOConfig
-from embodied.rollout import Collector, Rollout
+from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach

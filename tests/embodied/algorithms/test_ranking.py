@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from embodied.advantage import gae
+from embodied.algorithms.advantage import gae
 from embodied.algorithms.ranking import Ranking, RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
-from embodied.rollout import Collector
+from embodied.rollout.rollout import Collector
 from policies.mlp import MLPConfig
 from tests.embodied.algorithms.test_self_imitation import demonstrations
 from tests.embodied.ranking_mlp import RankingMLP, RankingMLPConfig

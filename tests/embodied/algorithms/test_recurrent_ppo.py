@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from embodied.algorithms.ppo import PPO, PPOConfig
 from embodied.contract import TensorSpec
 from embodied.environment import Transition
-from embodied.rollout import Collector
+from embodied.rollout.rollout import Collector
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from tests.embodied.reach import Reach
 

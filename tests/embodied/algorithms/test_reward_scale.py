@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embodied.algorithms.reward_scale import RewardScale
-from embodied.rollout import Collector, Rollout
+from embodied.rollout.rollout import Collector, Rollout
 from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
 

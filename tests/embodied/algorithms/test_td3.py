@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.td3 import TD3, Critics, TD3Config
-from embodied.rollout import Collector
+from embodied.rollout.rollout import Collector
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from embodied.contract import Contract, TensorSpec
-from embodied.network import Network, Normalise, chain, rollout_outputs
+from embodied.deployment.network import Network, Normalise, chain, rollout_outputs
 from policies.mlp import MLPConfig
 from real_robot.firmware import toolchain
 from real_robot.firmware.exporting import Export, Target, Weights, export

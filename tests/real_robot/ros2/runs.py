@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from tensordict import TensorDict
 
-from embodied import checkpoint
 from embodied.contract import Contract
+from embodied.saving import checkpoint
 from policies.mlp import MLPConfig, MLPPolicy
 
 

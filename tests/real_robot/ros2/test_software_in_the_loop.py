@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodied.chunking import Execution
-from embodied.evaluation import evaluate
+from embodied.deployment.chunking import Execution
+from embodied.evaluation.evaluation import evaluate
 from real_robot.chunk_executor import ChunkExecutor
 from real_robot.control_loop import Controller
 from real_robot.robot import SimulatedRobot

@@ -9,10 +9,10 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract
 from embodied.environment import NumberedStarts
-from embodied.evaluation import evaluate
+from embodied.evaluation.evaluation import evaluate
+from embodied.evaluation.report import Report
 from embodied.policy import Decision
-from embodied.report import Report
-from embodied.rollout import Collector
+from embodied.rollout.rollout import Collector
 from embodied.text import hash_words
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment

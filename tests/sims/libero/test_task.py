@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied.latency import LatencyConfig, with_latency
+from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.task import measured
 from sims.libero import demonstrations
 from sims.libero.suite import load_tasks

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from embodied.config import compose
+from embodied.command_line.config import compose
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
 from sims.swarm.task import SwarmTask
 from train import GROUPS, TrainConfig

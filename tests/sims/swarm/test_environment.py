@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from embodied.environment import DifferentiableEnvironment, SharedWorlds
-from embodied.evaluation import evaluate
-from embodied.tree import load_tree, save_tree
+from embodied.evaluation.evaluation import evaluate
+from embodied.saving.tree import load_tree, save_tree
 from policies.attention import AttentionConfig, AttentionPolicy
 from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY
 from sims.quadrotor.dynamics import DT_S

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied import evaluation
-from embodied.memory import STARTED
-from embodied.network import MEMORY
+from embodied.deployment.network import MEMORY
+from embodied.evaluation import evaluation
+from embodied.rollout.memory import STARTED
 from sims import native
 from sims.vehicle.dwa import clearance
 from sims.vehicle.gap import FollowTheGap

@@ -1,0 +1,117 @@
+"""Advantages over chunked decisions.
+
+Letters: T decisions, N environments, K executed actions of a chunk. `discount` is per control step.
+"""
+
+from __future__ import annotations
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.policy import TrainablePolicy
+from embodied.rollout.rollout import Rollout
+from embodied.world import ALONE, World
+
+
+def chunk_reward(reward: Tensor, discount: float) -> Tensor:
+    """Discounted reward of each chunk, sum_i discount^i r_i, [..., K] -> [...]."""
+    powers = discount ** torch.arange(reward.shape[-1], dtype=reward.dtype, device=reward.device)
+    return (reward * powers).sum(-1)
+
+
+def gae(
+    reward: Tensor,
+    executed: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    *,
+    discount: float,
+    trace: float,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (arXiv 1506.02438) over macro-steps; returns advantage and return, [T, N].
+
+    A chunk that executed k actions discounts what follows by discount^k. `next_value` [T, N] is V of the true next
+    observation: it is used at time limits, and dropped where the task terminated. Both endings cut the recursion.
+
+    Args:
+        reward: [T, N, K].
+        executed: [T, N, K] bool.
+        terminated: [T, N] bool.
+        truncated: [T, N] bool.
+        value: [T, N], V at each decision.
+        next_value: [T, N], V at the true observation after it.
+        discount: gamma, per control step.
+        trace: lambda, per decision.
+    """
+    rewards = chunk_reward(reward, discount)
+    decay = discount ** executed.sum(-1).to(value.dtype)
+    delta = rewards + decay * next_value * ~terminated - value
+    carry = decay * trace * ~(terminated | truncated)
+    advantage = torch.zeros_like(value)
+    following = torch.zeros_like(value[0])
+    for t in reversed(range(len(value))):
+        following = delta[t] + carry[t] * following
+        advantage[t] = following
+    return advantage, advantage + value
+
+
+def n_step(
+    reward: Tensor, executed: Tensor, terminated: Tensor, truncated: Tensor, n: int, *, discount: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns over up to `n` decisions (Sutton and Barto, Reinforcement Learning, chapter 7).
+
+    From each decision of a rollout, fewer where the episode or the rollout ends before: the discounted reward [T, N],
+    the factor of the value that follows [T, N] (zero after a termination; a time limit is no ending), and the decision
+    [T, N] after which that value is to be asked for. Arguments as `gae`'s.
+    """
+    rewards, done = chunk_reward(reward, discount), terminated | truncated
+    decay = discount ** executed.sum(-1).to(rewards.dtype)
+    total, carry = rewards, decay
+    last = torch.arange(len(rewards), device=rewards.device).unsqueeze(1).expand(rewards.shape)
+    for _ in range(n - 1):
+        following = (last + 1).clamp_max(len(rewards) - 1)
+        goes_on = (following > last) & ~done.gather(0, last)
+        total = torch.where(goes_on, total + carry * rewards.gather(0, following), total)
+        carry = torch.where(goes_on, carry * decay.gather(0, following), carry)
+        last = torch.where(goes_on, following, last)
+    return total, carry * ~terminated.gather(0, last), last
+
+
+def moments(values: Tensor, world: World = ALONE) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of `values` [B] of all processes."""
+    count, total = world.sum(torch.stack((torch.ones_like(values, dtype=torch.float64).sum(), values.double().sum())))
+    mean = total / count
+    squares = world.sum((values.double() - mean).square().sum())
+    return mean, (squares / (count - 1.0).clamp_min(1.0)).sqrt()
+
+
+def normalise(advantage: Tensor, own: Tensor, world: World = ALONE) -> Tensor:
+    """Zero mean, unit standard deviation, both over those of all processes where `own` is True."""
+    mean, std = moments(advantage[own], world)
+    return (advantage - mean.to(advantage.dtype)) / (std.to(advantage.dtype) + 1e-8)
+
+
+@torch.no_grad()
+def values(policy: TrainablePolicy, observation: TensorDict) -> Tensor:
+    """The policy's value of observations [T, N], [T, N] where these are, computed in pieces."""
+    where = next(iter(observation.values(include_nested=True, leaves_only=True))).device
+    pieces = observation.flatten(0, 1).split(4096)
+    return torch.cat([policy.value(piece.to(policy.device)).to(where) for piece in pieces]).view(observation.batch_size)
+
+
+def next_values(policy: TrainablePolicy, rollout: Rollout, value: Tensor) -> Tensor:
+    """V of the true observation after each decision, [T, N]; `value` [T, N] is that of those before."""
+    last = values(policy, rollout.last_observation.unsqueeze(0))
+    following = torch.cat((value[1:], last.to(value.device)))
+    if rollout.final_observation is not None:
+        final = values(policy, rollout.final_observation.unsqueeze(0)).squeeze(0)
+        following.view(-1)[rollout.final_rows] = final.to(value.device)
+    return following
+
+
+def explained_variance(value: Tensor, returns: Tensor) -> float:
+    """Share of the returns' variance that the value foresees; 1 is perfect, 0 as good as a constant."""
+    return 1.0 - float((returns - value).var() / returns.var().clamp_min(1e-12))

@@ -1,0 +1,1 @@
+"""What programs share: configuration, options, messages, devices."""

@@ -1,0 +1,52 @@
+"""Which policies a task takes, and which algorithms train each of them there: what configs/combinations.yaml says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+
+from embodied.errors import UserError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def check(overrides: Sequence[str]) -> None:
+    """Raise UserError where the task, policy and algorithm of `overrides` ("key=value") do not go together."""
+    task, policy, algorithm = chosen(overrides)
+    if (policy, algorithm) not in taken(task):
+        raise UserError(f"policy={policy} algorithm={algorithm} do not go with task={task}, which takes {told(task)}")
+
+
+def chosen(overrides: Sequence[str]) -> tuple[str, str, str]:
+    """Task, policy and algorithm of `overrides`; those that are not named are the task's own.
+
+    Raises:
+        UserError: for a task of which nothing is said.
+    """
+    given = dict(override.split("=", 1) for override in overrides)
+    task = given.get("task", next(iter(_table())))
+    if task not in _table():
+        raise UserError(f"configs/combinations.yaml does not say what task={task} takes; say it there")
+    policy, algorithm = next(iter(taken(task)))
+    return task, given.get("policy", policy), given.get("algorithm", algorithm)
+
+
+def taken(task: str) -> list[tuple[str, str]]:
+    """Every policy that `task` takes, with every algorithm that trains it; the task's own first."""
+    return [(policy, algorithm) for policy, algorithms in _table()[task].items() for algorithm in algorithms]
+
+
+def told(task: str) -> str:
+    """The same in words: "policy=mlp with algorithm=bptt|ppo; policy=recurrent with algorithm=ppo"."""
+    return "; ".join(
+        f"policy={policy} with algorithm={'|'.join(algorithms)}" for policy, algorithms in _table()[task].items()
+    )
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(CONFIGS / "combinations.yaml")))

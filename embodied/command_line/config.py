@@ -1,0 +1,161 @@
+"""Hydra composes, dataclasses check: YAML and command line in, typed objects out, one clear line where that fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar, cast
+
+from omegaconf import OmegaConf
+
+from embodied.command_line import combinations
+from embodied.command_line.combinations import CONFIGS
+from embodied.errors import UserError
+
+WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
+"""A number with a positive exponent, as all of a value or as an element of one."""
+C = TypeVar("C")
+Groups = Mapping[str, Mapping[str, type]]
+"""Config classes by name, for each config group."""
+
+
+def compose(
+    root: type[C], name: str, overrides: Sequence[str], groups: Groups, saved: Mapping[str, Any] | None = None
+) -> tuple[C, dict[str, Any]]:
+    """Compose configs/`name`.yaml with `overrides` ("key=value") into a `root` object and its JSON-ready form.
+
+    `saved` is the JSON-ready form of an earlier run: its choices and values take the place of the defaults.
+
+    Raises:
+        UserError: on one line, for an unknown key, name or type, listing the valid ones, for choices that do not go
+            together, and for `saved` of another version or with other choices.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    _check_choices(overrides, groups, [entry.name for entry in fields(cast(Any, root))])
+    if groups and not saved:
+        combinations.check(overrides)
+    overrides = [_whole(override) for override in overrides]
+    store = ConfigStore.instance()
+    store.store(name=f"{name}_schema", node=root)
+    for group, classes in groups.items():
+        for key, node in classes.items():
+            store.store(group=group, name=key, node=node)
+    choices = [f"{group}={saved['choices'][group]}" for group in groups] if saved else []
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            composed = hydra_compose(name, [*choices, *overrides], return_hydra_config=True)
+            chosen = {group: composed.hydra.runtime.choices[group] for group in groups}
+            config = hydra_compose(name, [*choices, *overrides])
+        if saved:
+            _check_same(chosen, saved["choices"])
+            given = [override for override in overrides if override.split("=")[0] not in groups]
+            config = OmegaConf.merge(_saved(config, saved["values"]), OmegaConf.from_dotlist(given))
+        values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+        return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values}
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_explain(error)) from error
+
+
+def check_continues(before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]) -> None:
+    """Check that the record `now` of `compose` continues the run of the record `before`.
+
+    Raises:
+        UserError: where options differ that are not `free`; more `env_steps` continue a run, fewer do not.
+    """
+    changed = _differences(before.get("values", {}), now.get("values", {}))
+    refused = [
+        f"{name}={old}, got {new}"
+        for name, (old, new) in changed.items()
+        if name not in free and not (name == "env_steps" and new > old)
+    ]
+    if refused:
+        raise UserError(
+            f"the saved run has {', '.join(refused)}; a run is continued as it is, with more env_steps at most: "
+            "start a new one for that"
+        )
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Values of options that both have, by dotted name, where they differ."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted(before.keys() & now.keys()):
+        name, pair = f"{prefix}{key}", (before[key], now[key])
+        if isinstance(pair[0], Mapping) and isinstance(pair[1], Mapping):
+            found |= _differences(*pair, f"{name}.")
+        elif pair[0] != pair[1]:
+            found[name] = pair
+    return found
+
+
+def at_least(config: object, least: int, *fields: str) -> None:
+    """Raise UserError unless the numbers `fields` of `config` are `least` or more."""
+    for field in fields:
+        if getattr(config, field) < least:
+            raise UserError(f"expected {field} of at least {least}, got {getattr(config, field)}")
+
+
+def names(group: str, groups: Groups) -> list[str]:
+    """What a group offers: its YAML files, or its classes where it has none."""
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")) or sorted(groups[group])
+
+
+def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[str]) -> None:
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if not value or not re.fullmatch(r"\w+(\.\w+)*", key):
+            raise UserError(f"expected key=value, got {override!r}; --help lists the options")
+        if key.partition(".")[0] not in options:  # Hydra may know it from another program's configuration
+            raise UserError(f"unknown option {key!r}; expected one of {', '.join(options)}")
+        if key in groups and value not in names(key, groups):
+            raise UserError(f"unknown {key} {value!r}; expected one of {', '.join(names(key, groups))}")
+
+
+def _whole(override: str) -> str:
+    """`override` with whole numbers such as 1e6 and 1.5e3 written out: options that count take no other form."""
+    key, _, value = override.partition("=")
+    return f"{key}={WHOLE.sub(lambda found: _written_out(found[0]), value)}"
+
+
+def _written_out(number: str) -> str:
+    return f"{float(number):.0f}" if float(number).is_integer() else number
+
+
+def _check_same(chosen: Mapping[str, str], before: Mapping[str, str]) -> None:
+    for group, name in chosen.items():
+        if name != before[group]:
+            raise UserError(f"the saved run has {group}={before[group]}, got {group}={name}; start a new run for that")
+
+
+def _saved(config: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - OmegaConf's
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.merge(config, values)
+    except OmegaConfBaseException as error:
+        raise UserError(f"the saved configuration is of another version ({_explain(error)}); train anew") from error
+
+
+def _explain(error: Exception) -> str:
+    """One line: which option is wrong, and what it takes."""
+    from hydra.errors import OverrideParseException
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+
+    if isinstance(error, OverrideParseException):
+        return f"cannot read {error.override!r}; lists are [a,b], text with special characters is in quotes"
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if not isinstance(cause, OmegaConfBaseException):
+        return " ".join(str(error).split())
+    if isinstance(cause, MissingMandatoryValue):
+        return f"expected {cause.full_key}=...; --help says what it is"
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
+        options = (str(key) for key in cause.parent_node if key != "hydra")
+        return f"unknown option {cause.full_key!r}; expected one of {', '.join(options)}"
+    return f"{cause.full_key}: {str(cause).splitlines()[0]}"

@@ -1,0 +1,318 @@
+"""Latency in training: any environment whose observations and commands arrive late.
+
+Sensors measure and actuators take commands at the control rate; each measurement and each command is under way for a
+time of its own, and the newest one that has arrived counts. So ages are whole periods, exactly: a latency of less than
+one counts as one. Measurements of an environment with K > 1 are made once per chunk; its commands are delayed one by
+one. A physical delay between command and effect, in fractions of a period, belongs into the simulator's dynamics
+(quadrotors: `delay_s` of an airframe); the time that a policy takes for a chunk is that of `delay.py`. Letters:
+N environments, K executed actions, A action dimension, D ages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from embodied.environment import (
+    DifferentiableEnvironment,
+    Environment,
+    NumberedStarts,
+    Restorable,
+    SharedWorlds,
+    SwitchableEnvironment,
+    Transition,
+)
+from embodied.errors import UserError
+from embodied.policy import Decision, Policy
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.memory import RecurrentPolicy
+from embodied.task import BaselineTask, Task, VariedTask
+
+LATENCY = "latency"
+NAMES = ("observation", "action")
+
+
+@dataclass
+class LatencyConfig:
+    """Latencies between a lowest and a highest one, s, drawn for each episode; every message deviates by `jitter_s`.
+
+    `told`: the policy reads observation "latency" [N, 2], s: the observation's age and the episode's action latency.
+    Otherwise it is privileged: for critics.
+    """
+
+    observation_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    action_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    jitter_s: float = 0.0
+    told: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UserError for what is no range."""
+        for name in ("observation_s", "action_s"):
+            given = getattr(self, name)
+            if len(given) != 2 or not 0.0 <= given[0] <= given[1]:
+                raise UserError(f"expected {name} as [lowest, highest] of at least 0, got {given}")
+        if self.jitter_s < 0.0:
+            raise UserError(f"expected jitter_s of at least 0, got {self.jitter_s}")
+
+    @property
+    def present(self) -> bool:
+        """Whether there is any, or something is told of it."""
+        return self.told or max(*self.observation_s, *self.action_s, self.jitter_s) > 0.0
+
+
+class LatencyEnvironment:
+    """`env` with latencies, and with what else `env` can do.
+
+    Initial state `start` of a task has the same latencies in every run; where initial states have no numbers, those of
+    its environment's first, second, ... episode are the same. An episode begins as if its first observation
+    and its first command had been there before.
+    """
+
+    def __init__(self, env: Environment, config: LatencyConfig) -> None:
+        self.env, self.config = env, config
+        self.num_envs, self.device = env.num_envs, env.device
+        self.task_names, self.instructions = env.task_names, env.instructions
+        self.begun = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # episodes
+        spec = TensorSpec((2,), unit="s", names=NAMES, privileged=not config.told)
+        self.contract = replace(env.contract, observation={**env.contract.observation, LATENCY: spec})
+        dt_s, executed = env.contract.control_dt_s, env.contract.executed
+        jitter_s, device = config.jitter_s, env.device
+        self._observations = _Line(config.observation_s, jitter_s, executed * dt_s, purpose=0, device=device)
+        self._commands = _Line(config.action_s, jitter_s, dt_s, purpose=1, device=device)
+        if isinstance(env, NumberedStarts):
+            self.step_limit, self.num_starts = env.step_limit, env.num_starts
+        if isinstance(env, Restorable):
+            self.state_dict, self.load_state_dict = self._state_dict, self._load_state_dict
+        if isinstance(env, SharedWorlds):
+            self.group = env.group
+        if isinstance(env, SwitchableEnvironment):
+            self.switch = env.switch
+        if isinstance(env, DifferentiableEnvironment):
+            self.detach = self._detach
+
+    @property
+    def task_index(self) -> Tensor:
+        """The task that each environment runs, [N]."""
+        return self.env.task_index
+
+    @property
+    def start(self) -> Tensor:
+        """The initial state of its running episode, [N]; AttributeError where they have no numbers."""
+        return cast(NumberedStarts, self.env).start
+
+    def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
+        """As `NumberedStarts.reset`."""
+        numbered = isinstance(self.env, NumberedStarts)
+        observation = self.env.reset(mask, starts) if isinstance(self.env, NumberedStarts) else self.env.reset(mask)
+        fresh = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+        fresh = fresh.to(self.device)
+        self.begun = self.begun + fresh
+        number = (
+            self.start if numbered else self.begun * self.num_envs + torch.arange(self.num_envs, device=self.device)
+        )
+        key = 1_000_003 * self.task_index.to(self.device) + number.to(self.device)
+        for line in (self._observations, self._commands):
+            line.begin(fresh, key)
+        self._observations.push(_parts(observation), fresh)
+        return self._observed()
+
+    def step(self, actions: Tensor) -> Transition:
+        """As `Environment.step`: executes for each control step of `actions` [N, K, A] the newest command there is."""
+        if not self._observations.begun or not bool(actions.isfinite().all()):
+            return self.env.step(actions)  # which refuses it
+        everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
+        arrived = []
+        for action in actions.unbind(1):
+            self._commands.push({"action": action}, everywhere)
+            arrived.append(self._commands.newest()[0]["action"])
+        transition = self.env.step(torch.stack(arrived, 1))
+        self._observations.push(_parts(transition.observation), transition.executed.any(1))
+        return replace(transition, observation=self._observed())
+
+    def close(self) -> None:
+        """As `Environment.close`."""
+        self.env.close()
+
+    def _state_dict(self) -> dict[str, Any]:
+        """As `Restorable.state_dict`."""
+        lines = {"observations": self._observations.state_dict(), "commands": self._commands.state_dict()}
+        return {"env": cast(Restorable, self.env).state_dict(), "begun": self.begun, **lines}
+
+    def _load_state_dict(self, state: dict[str, Any]) -> TensorDict:
+        """As `Restorable.load_state_dict`."""
+        cast(Restorable, self.env).load_state_dict(state["env"])
+        self.begun = state["begun"].to(self.device)
+        self._observations.load_state_dict(state["observations"])
+        self._commands.load_state_dict(state["commands"])
+        return self._observed()
+
+    def _observed(self) -> TensorDict:
+        observation, age = self._observations.newest()
+        told = torch.stack((age * self._observations.period_s, self._commands.base_s), 1)
+        return TensorDict({**observation, LATENCY: told.float()}, batch_size=[self.num_envs])
+
+    def _detach(self) -> None:
+        """Cut the graph, see `DifferentiableEnvironment`."""
+        assert isinstance(self.env, DifferentiableEnvironment)
+        self.env.detach()
+        for line in (self._observations, self._commands):
+            line.detach()
+
+
+class _Line:
+    """Messages on their way, newest first, each with its delay in whole periods; for N environments on `device`."""
+
+    def __init__(
+        self, range_s: list[float], jitter_s: float, period_s: float, *, purpose: int, device: torch.device
+    ) -> None:
+        self.range_s, self.jitter_s, self.period_s, self.purpose = range_s, jitter_s, period_s, purpose
+        self.device = device
+        self.longest = int(_periods(torch.tensor(range_s[1] + jitter_s, dtype=torch.float64), period_s))
+        self.messages: dict[str, Tensor] = {}  # [D, N, ...]
+        self.delays = self.sent = self.key = torch.empty(0, dtype=torch.int64)  # delays [D, N], others [N]
+        self.base_s = torch.empty(0, dtype=torch.float64)  # [N]
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a message."""
+        return bool(self.messages)
+
+    def begin(self, fresh: Tensor, key: Tensor) -> None:
+        """Nothing is under way where `fresh` [N]; the latencies to come are a function of `key` [N]."""
+        if not len(self.sent):
+            self.sent, self.key, self.base_s = torch.zeros_like(key), key, torch.zeros_like(key, dtype=torch.float64)
+            self.delays = torch.zeros(self.longest + 1, len(key), dtype=torch.int64, device=key.device)
+        low, high = self.range_s
+        base_s = low + (high - low) * _uniform(key, torch.full_like(key, -1), self.purpose)
+        self.key, self.base_s = torch.where(fresh, key, self.key), torch.where(fresh, base_s, self.base_s)
+        self.sent = torch.where(fresh, 0, self.sent)
+
+    def push(self, message: Mapping[str, Tensor], mask: Tensor) -> None:
+        """Send `message`, tensors [N, ...], where `mask` [N]."""
+        delay_s = self.base_s
+        if self.jitter_s:
+            deviation = 2.0 * _uniform(self.key, self.sent, self.purpose) - 1.0
+            delay_s = (delay_s + self.jitter_s * deviation).clamp_min(0.0)
+        self.delays = _pushed(self.delays, _periods(delay_s, self.period_s), mask)
+        before = self.messages or {name: part.expand(self.longest + 1, *part.shape) for name, part in message.items()}
+        self.messages = {name: _pushed(before[name], part, mask) for name, part in message.items()}
+        self.sent = self.sent + mask
+
+    def newest(self) -> tuple[dict[str, Tensor], Tensor]:
+        """The newest message that has arrived, or else the first one, [N, ...], and its age [N] in periods."""
+        if not self.longest:
+            return {name: part[0] for name, part in self.messages.items()}, torch.zeros_like(self.sent)
+        ages = torch.arange(self.longest + 1, device=self.delays.device).unsqueeze(1)
+        age = (self.delays <= ages).long().argmax(0)  # the first that has arrived; the oldest always has
+        age = torch.minimum(age, self.sent - 1)
+        rows = torch.arange(len(age), device=age.device)
+        return {name: part[age, rows] for name, part in self.messages.items()}, age
+
+    def detach(self) -> None:
+        """Cut the graph of what is under way."""
+        self.messages = {name: part.detach() for name, part in self.messages.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything under way."""
+        return {"messages": self.messages} | {name: getattr(self, name) for name in LINE}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        for name in LINE:
+            setattr(self, name, state[name].to(self.device))
+        self.messages = {name: part.to(self.device) for name, part in state["messages"].items()}
+
+
+LINE = ("delays", "sent", "key", "base_s")
+
+
+def _pushed(rows: Tensor, new: Tensor, mask: Tensor) -> Tensor:
+    """`rows` [D, N, ...] with `new` [N, ...] before them and without the last, where `mask` [N]."""
+    moved = torch.cat((new.unsqueeze(0), rows[:-1]))
+    return torch.where(mask.view(-1, *(1,) * (new.ndim - 1)), moved, rows)
+
+
+def _parts(observation: TensorDict) -> dict[str, Tensor]:
+    return cast(dict[str, Tensor], dict(observation.items()))
+
+
+def _periods(latency_s: Tensor, period_s: float) -> Tensor:
+    """Whole periods after which a message has arrived."""
+    return torch.ceil(latency_s / period_s - 1e-6).long().clamp_min(0)
+
+
+def _uniform(key: Tensor, number: Tensor, purpose: int) -> Tensor:
+    """Numbers in [0, 1) that are a fixed function of integers [N], the same on every device (SplitMix64's mixing)."""
+    x = key * -7046029254386353131 + number * 6364136223846793005 + purpose * 1442695040888963407
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
+    return (x >> 11 & (1 << 53) - 1).double() / (1 << 53)
+
+
+class LatencyTask:
+    """`task` whose environments have latencies; films and demonstrations are without."""
+
+    def __init__(self, task: Task, config: LatencyConfig) -> None:
+        self.task, self.config = task, config
+        self.name, self.distributions = task.name, task.distributions
+        if isinstance(task, BaselineTask):
+            self.baselines = task.baselines
+        if isinstance(task, VariedTask):
+            self.variants = task.variants
+
+    @property
+    def asset_kind(self) -> str | None:
+        """That of the task."""
+        return self.task.asset_kind
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> Environment:
+        """As `Task.environment`."""
+        env = self.task.environment(num_envs, distribution, split, seed, device)
+        return cast(Environment, LatencyEnvironment(env, self.config))  # whose state is read, never set
+
+    def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
+        """Those of the task; they know of no latency.
+
+        Raises:
+            UserError: where the policy would be told one.
+        """
+        found = self.task.demonstrations(directory, seed)
+        if found is not None and self.config.told:
+            raise UserError("demonstrations say nothing about latencies; use latency.told=false")
+        return found
+
+    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+        """That of the task, in which policies are told that there is no latency."""
+        self.task.video(path, {caption: _Told(policy) for caption, policy in policies.items()}, device)
+
+
+class _Told:
+    """`policy` where there is no latency."""
+
+    def __init__(self, policy: Policy) -> None:
+        seen = {key: spec for key, spec in policy.contract.observation.items() if key != LATENCY}
+        self.policy, self.contract = policy, replace(policy.contract, observation=seen)
+        if isinstance(policy, RecurrentPolicy):
+            self.initial_memory = policy.initial_memory
+
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """As `policy.act`, told so."""
+        none = torch.zeros(*observation.batch_size, len(NAMES), device=observation.device)
+        told = observation.copy().update({LATENCY: none})
+        return self.policy.act(told, deterministic=deterministic, generator=generator)
+
+
+def with_latency(task: Task, config: LatencyConfig) -> Task:
+    """`task` under `config`; itself where that asks for nothing."""
+    return LatencyTask(task, config) if config.present else task

@@ -1,0 +1,1 @@
+"""Success rates, reports, curves, films, and simulators held against robots."""

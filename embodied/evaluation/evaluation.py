@@ -1,0 +1,261 @@
+"""Success rates to trust: every initial state once, deterministic, with intervals, the same number every time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.command_line.progress import Progress
+from embodied.engine import rank
+from embodied.environment import Environment, NumberedStarts, SharedWorlds, Transition
+from embodied.errors import UserError
+from embodied.policy import Policy
+from embodied.rollout.memory import Memory
+
+Z95 = NormalDist().inv_cdf(0.975)
+BLOCK, LARGE_BLOCK = 32, 512
+"""Observations per call of the policy: the larger one where at least as many environments run. Matrix products round
+differently at different batch sizes, and contacts amplify that: with one size, an episode is the same whatever else
+runs beside it."""
+
+
+def wilson(successes: int, episodes: int, z: float = Z95) -> tuple[float, float]:
+    """Score interval of a rate (Wilson 1927, J. Am. Stat. Assoc. 22): right also near 0 and 1, where Wald's is not.
+
+    Raises:
+        ValueError: unless 0 <= successes <= episodes and episodes > 0.
+    """
+    if not 0 <= successes <= episodes or episodes == 0:
+        raise ValueError(f"expected 0 <= successes <= episodes and episodes > 0, got {successes} of {episodes}")
+    rate, weight = successes / episodes, z * z / episodes
+    centre = rate + weight / 2
+    spread = z * math.sqrt(rate * (1 - rate) / episodes + weight / (4 * episodes))
+    return max(0.0, (centre - spread) / (1 + weight)), min(1.0, (centre + spread) / (1 + weight))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Difference of two success rates on the same episodes, with its interval."""
+
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationResult:
+    """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts].
+
+    `diverged` of them failed because the simulator's numbers blew up. Where the simulator's initial states have no
+    numbers, no other evaluation has the same episodes: it is not `repeatable`, and has no `step_limit`.
+    """
+
+    tasks: tuple[str, ...]
+    success: Tensor
+    steps: Tensor
+    step_limit: int | None
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    diverged: int = 0
+    repeatable: bool = True
+
+    def summary(self) -> dict[str, Any]:
+        """JSON-ready: success, low, high, metrics, episodes, step_limit and the same for each task.
+
+        A metric is the mean over the episodes in which it is defined, null where there are none. `diverged` is told
+        where there are any.
+        """
+        per_task = [
+            {
+                "task": task, **_rate(self.success[row]), **self._means(row),
+                "mean_steps": round(float(self.steps[row].float().mean()), 1),
+            }
+            for row, task in enumerate(self.tasks)
+        ]  # fmt: skip
+        told = {"diverged": self.diverged} if self.diverged else {}
+        told |= {} if self.repeatable else {"repeatable": False}
+        return {
+            **_rate(self.success), **self._means(slice(None)), "step_limit": self.step_limit, **told,
+            "per_task": per_task,
+        }  # fmt: skip
+
+    def _means(self, rows: int | slice) -> dict[str, float | None]:
+        means = {name: float(values[rows].nanmean()) for name, values in self.metrics.items()}
+        return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
+
+    def gain_over(self, before: EvaluationResult, z: float = Z95) -> Gain:
+        """Gain from `before` to this, with its interval.
+
+        On the same episodes, paired: adjusted Wald interval (Bonett and Price 2012, J. Educ. Behav. Stat. 37(4),
+        section 3): one is added to each kind of discordant pair, so the interval keeps its width where few or no pairs
+        differ. On others (not `repeatable`), Newcombe's from both Wilson intervals (1998, Stat. Med. 17, method 10).
+
+        Raises:
+            UserError: where the two did not run the same tasks, starts and step limit.
+        """
+        if (self.tasks, self.success.shape, self.step_limit) != (before.tasks, before.success.shape, before.step_limit):
+            raise UserError("expected two evaluations of the same tasks, starts and step limit to compare")
+        if not (self.repeatable and before.repeatable):
+            return _independent_gain(self.success, before.success, z)
+        won = int((self.success & ~before.success).sum())
+        lost = int((before.success & ~self.success).sum())
+        pairs = self.success.numel()
+        up, down = (won + 1) / (pairs + 2), (lost + 1) / (pairs + 2)
+        spread = z * math.sqrt((up + down - (up - down) ** 2) / (pairs + 2))
+        return Gain((won - lost) / pairs, max(-1.0, up - down - spread), min(1.0, up - down + spread))
+
+
+def evaluate(
+    env: Environment,
+    policy: Policy,
+    *,
+    starts_per_task: int,
+    first_start: int = 0,
+    device: torch.device | str = "cpu",
+    progress: str | None = None,
+    watch: Callable[[Environment, Tensor, Transition], None] | None = None,
+) -> EvaluationResult:
+    """Run `starts_per_task` initial states from `first_start` on of every task of `env`, with the deterministic policy.
+
+    Where a task has fewer, each of them runs once; where environments share worlds, the last one is filled. The outcome
+    depends neither on the order of episodes nor on the number of environments, up to `LARGE_BLOCK`. Where initial
+    states have no numbers, as many episodes run as they come: each that begins counts, however long it takes.
+
+    `device` is the policy's; `progress` labels a bar (None: no bar); `watch` is called after every chunk with the
+    environment, the chunk [N, K, A] and what it did, `executed` only where an episode counts.
+
+    Raises:
+        UserError: where a task has no environment, nothing is to run, or the policy was built for other tensors.
+    """
+    policy.contract.check(env.contract)
+    numbered = isinstance(env, NumberedStarts)
+    group = env.group if isinstance(env, SharedWorlds) else 1
+    wanted = -(-starts_per_task // group) * group
+    starts_per_task = min(wanted, (env.num_starts if numbered else None) or wanted)
+    if starts_per_task < 1:
+        raise UserError(f"expected at least one episode of each task, got {starts_per_task}")
+    schedule = _Schedule(env, starts_per_task)
+    shape = (len(env.task_names), starts_per_task)
+    success, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
+    taken = torch.zeros(env.num_envs, dtype=torch.int64)  # control steps of the running episodes
+    metrics: dict[str, Tensor] = {}
+    free = torch.ones(env.num_envs, dtype=torch.bool)
+    diverged = 0
+    observation: TensorDict | None = None
+    memory = Memory(policy, env.num_envs, env.device)
+    with Progress(progress or "", success.numel(), "episode", shown=progress is not None) as bar:
+        while schedule.assign(free) or bool(schedule.running.any()):
+            if observation is None or bool(schedule.fresh.any()):
+                mask = None if observation is None else schedule.fresh
+                starts = first_start + schedule.start.clamp_min(0)
+                observation = env.reset(mask, starts) if isinstance(env, NumberedStarts) else env.reset(mask)
+                memory.restart(mask)
+                taken[slice(None) if mask is None else mask] = 0
+            actions = act(policy, observation, schedule.running, device, memory)
+            chunk = actions[:, : env.contract.executed].to(env.device)
+            transition = env.step(chunk)
+            if watch:  # what runs beside the episodes that count is nobody's
+                counts = transition.executed & schedule.running.to(env.device).unsqueeze(1)
+                watch(env, chunk, replace(transition, executed=counts))
+            observation = transition.observation
+            taken += transition.executed.sum(1).cpu()
+            free = transition.done.cpu() & schedule.running
+            rows = free.nonzero().squeeze(1)
+            place = schedule.task_index[rows], schedule.start[rows]
+            success[place], steps[place] = transition.success.cpu()[rows], taken[rows]
+            diverged += 0 if transition.diverged is None else int(transition.diverged.cpu()[rows].sum())
+            for name, values in transition.metrics.items():
+                metrics.setdefault(name, torch.full(shape, math.nan, dtype=torch.float64))
+                metrics[name][place] = values.cpu()[rows].double()
+            bar.update(len(rows))
+    limit = env.step_limit if isinstance(env, NumberedStarts) else None
+    return EvaluationResult(tuple(env.task_names), success, steps, limit, metrics, diverged, numbered)
+
+
+def compare(
+    environment: Callable[[str], Environment],
+    distributions: Sequence[str],
+    policies: Mapping[str, Policy],
+    **options: Any,  # noqa: ANN401 - those of `evaluate`
+) -> dict[tuple[str, str], EvaluationResult]:
+    """`evaluate` each of `policies` on the same episodes of each of `distributions`, by both names, with `options`."""
+    return {
+        (who, name): evaluate(environment(name), policy, progress=f"{who}, {name}", **options)
+        for name in distributions
+        for who, policy in policies.items()
+    }
+
+
+class _Schedule:
+    """Deals every task's initial states to the environments that run it.
+
+    `start` [N] is what each environment runs (-1: nothing left for it), `fresh` [N] marks those just dealt.
+    """
+
+    def __init__(self, env: Environment, starts_per_task: int) -> None:
+        self.task_index, self.starts_per_task = env.task_index.cpu(), starts_per_task
+        self.next = torch.zeros(len(env.task_names), dtype=torch.int64)
+        present = set(self.task_index.tolist())
+        missing = [name for index, name in enumerate(env.task_names) if index not in present]
+        if missing:
+            raise UserError(
+                f"no environment runs {', '.join(missing)}; use at least one per task: num_envs={len(self.next)}"
+            )
+        self.start = torch.full((env.num_envs,), -1)
+        self.fresh = torch.zeros(env.num_envs, dtype=torch.bool)
+
+    @property
+    def running(self) -> Tensor:
+        """Environments with an episode that counts, [N] bool."""
+        return self.start >= 0
+
+    def assign(self, free: Tensor) -> bool:
+        """Deal the next states to the `free` environments [N]; True where any got one."""
+        rows = free.nonzero().squeeze(1)
+        tasks = self.task_index[rows]
+        dealt = self.next[tasks] + rank(tasks)
+        got = dealt < self.starts_per_task
+        self.fresh = torch.zeros_like(free)
+        self.fresh[rows] = got
+        self.start[rows] = torch.where(got, dealt, -1)
+        self.next += torch.bincount(tasks[got], minlength=len(self.next))
+        return bool(self.fresh.any())
+
+
+def act(
+    policy: Policy, observation: TensorDict, running: Tensor, device: torch.device | str, memory: Memory | None = None
+) -> Tensor:
+    """Deterministic action chunks [N, H, A], zero where not `running`, asked for in blocks of one size.
+
+    `memory` is the policy's, which is brought up to date; a policy that has one refuses to act without.
+    """
+    observation = observation if memory is None else memory.with_observation(observation)
+    rows = running.nonzero().squeeze(1)
+    size = BLOCK if len(running) < LARGE_BLOCK else LARGE_BLOCK
+    padded = torch.cat((rows, rows[:1].expand(-len(rows) % size)))
+    blocks = [policy.act(observation[block].to(device), deterministic=True) for block in padded.split(size)]
+    chosen = torch.cat([decision.actions for decision in blocks])[: len(rows)]
+    if memory is not None:
+        memory.keep(blocks, rows)
+    actions = chosen.new_zeros(len(running), *chosen.shape[1:])
+    actions[rows.to(device)] = chosen
+    return actions
+
+
+def _rate(success: Tensor) -> dict[str, Any]:
+    count, episodes = int(success.sum()), success.numel()
+    low, high = wilson(count, episodes)
+    return {"success": count / episodes, "low": low, "high": high, "episodes": episodes}
+
+
+def _independent_gain(after: Tensor, before: Tensor, z: float) -> Gain:
+    rates = [(float(each.double().mean()), *wilson(int(each.sum()), each.numel(), z)) for each in (after, before)]
+    (up, up_low, up_high), (down, down_low, down_high) = rates
+    low = up - down - math.hypot(up - up_low, down_high - down)
+    return Gain(up - down, low, up - down + math.hypot(up_high - up, down - down_low))

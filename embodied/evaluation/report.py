@@ -1,0 +1,325 @@
+"""What a run leaves for people and programs: report.json, report.md and the summary on the console."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embodied.evaluation.curves import plot_curves
+from embodied.evaluation.evaluation import EvaluationResult, Gain
+from embodied.saving.files import complete_or_absent
+
+STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
+"""Evaluated stages in the order of a report, and how it calls them."""
+BASELINE = "baseline "
+"""What the stage of a planner or controller that is not learned begins with; its name follows."""
+POLICY = "policy"
+"""Who is evaluated beside baselines."""
+_DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujoco-warp", "hf-libero", "robosuite")
+_STAND_IN = (
+    "**Stand-in assets**: the official assets were not found, so the objects are primitives of the same dimensions. "
+    "These are not benchmark numbers."
+)
+
+
+@dataclass
+class Report:
+    """Evaluations of one run by stage (of `STAGES`, or a baseline) and distribution, and what they cost.
+
+    `assets` is "official" or "stand-in", None for tasks that need none; `wall_s` holds seconds per phase, `cpu_s` those
+    of all cores together that reinforcement learning took. `exportable`: the policy can leave for other machines.
+    `notes` say what the simulator could not do.
+    """
+
+    task: str
+    assets: str | None
+    seed: int
+    exportable: bool = False
+    env_steps: int = 0
+    episodes: int = 0
+    wall_s: dict[str, float] = field(default_factory=dict)
+    cpu_s: float = 0.0
+    results: dict[tuple[str, str], EvaluationResult] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, stage: str, distribution: str, result: EvaluationResult) -> None:
+        """Take up one evaluation.
+
+        Raises:
+            ValueError: for an unknown stage.
+        """
+        if stage not in STAGES and not stage.startswith(BASELINE):
+            raise ValueError(f"unknown stage {stage!r}; expected one of {', '.join(STAGES)}, or {BASELINE}NAME")
+        self.results[stage, distribution] = result
+
+    def gains(self) -> dict[tuple[str, str], Gain]:
+        """Gain of RL over each other stage, paired where both ran the same episodes, by (that stage, distribution)."""
+        return {
+            (stage, distribution): self.results["rl", distribution].gain_over(before)
+            for (stage, distribution), before in self._ordered().items()
+            if stage != "rl" and ("rl", distribution) in self.results
+        }
+
+    def gains_over_better(self) -> dict[str, tuple[str, Gain]]:
+        """By distribution with both: which stage, SFT or its control, succeeded more often, and RL's gain over it."""
+        gains: dict[str, tuple[str, Gain]] = {}
+        for (stage, distribution), gain in self.gains().items():
+            both = {("sft", distribution), ("sft_control", distribution)} <= self.results.keys()
+            better = distribution not in gains or gain.difference <= gains[distribution][1].difference
+            if both and better and not stage.startswith(BASELINE):
+                gains[distribution] = (stage, gain)
+        return gains
+
+    def to_dict(self) -> dict[str, Any]:
+        """Content of report.json."""
+        return {
+            "task": self.task,
+            "assets": self.assets,
+            "seed": self.seed,
+            "git_commit": git_commit(),
+            "versions": versions(),
+            "evaluations": [
+                {"stage": stage, "distribution": distribution, **result.summary()}
+                for (stage, distribution), result in self._ordered().items()
+            ],
+            "gains": [
+                {"over": stage, "distribution": distribution, **vars(gain)}
+                for (stage, distribution), gain in self.gains().items()
+            ],
+            "gains_over_better": [
+                {"over": stage, "distribution": distribution, **vars(gain)}
+                for distribution, (stage, gain) in self.gains_over_better().items()
+            ],
+            "notes": self.notes,
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "wall_s": {phase: round(seconds, 2) for phase, seconds in self.wall_s.items()},
+            "cpu_s": round(self.cpu_s, 2),
+        }
+
+    def write(self, directory: str | Path, curves: Mapping[str, str]) -> None:
+        """Write report.json, report.md and curves.png into the run's `directory`; `curves`: see `plot_curves`."""
+        directory = Path(directory)
+        plot_curves(directory, curves, self._marks())
+        record = self.to_dict()
+        for name, text in (("report.json", json.dumps(record, indent=2) + "\n"), ("report.md", self._page(directory))):
+            with complete_or_absent(directory / name) as temporary:
+                temporary.write_text(text)
+
+    def summary(self, directory: str | Path) -> str:
+        """Lines for the console: what was achieved, where the files are, what to run next."""
+        width = max((len(distribution) for _, distribution in self.results), default=0)
+        rows = [
+            f"  {title(stage):<12} {distribution:<{width}} {_rate(result.summary())}, {result.success.numel()} episodes"
+            f"{_metrics(result)}"
+            for (stage, distribution), result in self._ordered().items()
+        ]
+        gains = [f"  {line}" for line in self._gains()]
+        assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
+        following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory), self.exportable))]
+        where = f"Report: {_from_here(Path(directory) / 'report.md')}"
+        notes = [f"  {note}" for note in self.notes]
+        return "\n".join([f"{self.task}, success [95% interval]:", *rows, *gains, *assets, *notes, where, *following])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The evaluations so far, as a tree for the checkpoint."""
+        return {"results": [[*key, vars(result)] for key, result in self.results.items()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up the evaluations of a checkpoint."""
+        for stage, distribution, result in state["results"]:
+            self.add(stage, distribution, EvaluationResult(**result))
+
+    def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
+        order = ["start", "sft", "sft_control", BASELINE, "rl"]
+        place = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
+        return dict(sorted(self.results.items(), key=lambda item: (item[0][1], place[item[0][0]])))
+
+    def _marks(self) -> dict[str, tuple[float, float, float]]:
+        marks = {}
+        for (stage, distribution), result in self._ordered().items():
+            row = result.summary()
+            marks[f"{title(stage)} on {distribution}"] = (row["success"], row["low"], row["high"])
+        return marks
+
+    def _page(self, directory: Path) -> str:
+        parts = [f"# {self.task}", *([_STAND_IN] if self.assets == "stand-in" else []), self._rates()]
+        paired = ", paired on the same episodes" if all(each.repeatable for each in self.results.values()) else ""
+        parts.append("\n".join(f"- {line}{paired}" for line in self._gains()))
+        parts += self.notes
+        parts.append("![Learning curves](curves.png)")
+        if (directory / "video.mp4").exists():
+            parts.append("Video, before and after: [video.mp4](video.mp4)")
+        if (directory / "trajectories.png").exists():
+            parts.append("![Trajectories, before and after](trajectories.png)")
+        parts += [self._tasks(), self._cost(), _provenance(self.seed)]
+        parts.append("## Next\n\n```\n" + "\n".join(next_commands(directory, self.exportable)) + "\n```")
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def _rates(self) -> str:
+        metrics = list(dict.fromkeys(name for result in self.results.values() for name in result.metrics))
+        header = ["stage", "distribution", "success [95% interval]", *metrics, "episodes", "step limit"]
+        rows = []
+        for (stage, distribution), result in self._ordered().items():
+            row = result.summary()
+            shown = [_number(row.get(name)) for name in metrics]
+            episodes = f"{row['episodes']}{_diverged(row)}"
+            rows.append([title(stage), distribution, _rate(row), *shown, episodes, str(result.step_limit or "")])
+        return table(header, rows)
+
+    def _gains(self) -> list[str]:
+        both = f"the better of {STAGES['sft']} and {STAGES['sft_control']}"
+        better = [
+            f"RL over {both} on {distribution}, which is {title(stage)}: {_points(gain)}"
+            for distribution, (stage, gain) in self.gains_over_better().items()
+        ]
+        each = [
+            f"RL over {title(stage)} on {distribution}: {_points(gain)}"
+            for (stage, distribution), gain in self.gains().items()
+        ]
+        return better + each
+
+    def _tasks(self) -> str:
+        if not self.results:
+            return ""
+        columns = {key: result.summary()["per_task"] for key, result in self._ordered().items()}
+        header = ["task", *(f"{title(stage)}, {distribution}" for stage, distribution in columns)]
+        tasks = list(dict.fromkeys(row["task"] for rows in columns.values() for row in rows))
+        cells = {key: {row["task"]: _rate(row) for row in rows} for key, rows in columns.items()}
+        rows = [[task, *(cells[key].get(task, "") for key in columns)] for task in tasks]
+        return "## Tasks\n\n" + table(header, rows)
+
+    def _cost(self) -> str:
+        rows = [[phase, f"{seconds:.0f}"] for phase, seconds in self.wall_s.items()]
+        total = [["total", f"{sum(self.wall_s.values()):.0f}"]]
+        count = f"{self.env_steps:,} environment steps in {self.episodes:,} episodes of training"
+        count += f", {self.cpu_s:.1f} CPU seconds."
+        return f"## Cost\n\n{count}\n\n" + table(["phase", "wall s"], rows + total)
+
+
+def title(stage: str) -> str:
+    """How a report calls a stage."""
+    return STAGES.get(stage, stage.removeprefix(BASELINE))
+
+
+def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
+    """Success rates and metrics by task, a column for each of `results`, all tasks together in the last row."""
+    summaries = {name: result.summary() for name, result in results.items()}
+    tasks = next(iter(results.values())).tasks
+
+    def cells(pick: Callable[[dict[str, Any]], dict[str, Any]]) -> list[str]:
+        return [_rate(pick(summaries[name])) + _metrics(result, pick) for name, result in results.items()]
+
+    rows = [[task, *cells(lambda each, i=i: each["per_task"][i])] for i, task in enumerate(tasks)]
+    episodes = " + ".join(str(each["episodes"]) for each in summaries.values())
+    total = [f"all ({episodes} episodes)", *cells(lambda each: each)]
+    return table(["task", *results], [*rows, total])
+
+
+def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tuple[str, str], EvaluationResult]) -> str:
+    """Write `results` into the JSON file `path`, with `record`; returns lines for the console.
+
+    They are by POLICY or the name of a baseline, and distribution. Baselines, where there are any, are told beside the
+    policy, with its paired gain over each.
+    """
+    stages = {key: POLICY if key[0] == POLICY else BASELINE + key[0] for key in results}
+    evaluations = [{"stage": stages[key], "distribution": key[1], **found.summary()} for key, found in results.items()]
+    gains = {key: results[POLICY, key[1]].gain_over(found) for key, found in results.items() if key[0] != POLICY}
+    told = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}
+    told["gains"] = [{"over": stages[key], "distribution": key[1], **vars(gain)} for key, gain in gains.items()]
+    with complete_or_absent(path) as temporary:
+        temporary.write_text(json.dumps(told, indent=2) + "\n")
+    columns = {on if who == POLICY else f"{who}, {on}": found for (who, on), found in results.items()}
+    over = [f"policy over {who} on {on}: {_points(gain)}, paired" for (who, on), gain in gains.items()]
+    assets = [f"{told['assets']} assets"] if told.get("assets") else []
+    return "\n".join([evaluation_table(columns), *over, *assets, f"wrote {path}"])
+
+
+def git_commit() -> str:
+    """Commit of this code, with "-dirty" where files differ from it; "unknown" outside a clone."""
+    package = Path(__file__).parent.parent
+    if not (package.parent / "pyproject.toml").exists():
+        return "unknown"  # an installed wheel, perhaps inside somebody else's repository
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=package, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return run.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that numbers depend on, where installed."""
+    found = {"python": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+
+
+def next_commands(directory: Path, exportable: bool) -> list[str]:
+    """What to run after a finished run in `directory`, whose policy may be `exportable`."""
+    return [
+        f"{_python()} evaluate.py checkpoint={_from_here(directory)}",
+        *([f"{_python()} export.py checkpoint={_from_here(directory)} target=c"] if exportable else []),
+        f"{_python()} -m tensorboard.main --logdir {_from_here(directory)}",
+    ]
+
+
+def resume_command(directory: Path) -> str:
+    """What continues a stopped run in `directory`."""
+    return f"{_python()} train.py resume={_from_here(directory)}"
+
+
+def _python() -> str:
+    path = _from_here(Path(sys.executable))
+    return "python" if path.is_absolute() else str(path)
+
+
+def _from_here(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _provenance(seed: int) -> str:
+    listed = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return f"Seed {seed}, commit {git_commit()}, {listed}."
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Markdown, which also reads well on a console."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    return f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
+
+
+def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> str:
+    row = pick(result.summary())
+    return "".join(f", {name} {_number(row[name])}" for name in result.metrics) + _diverged(row)
+
+
+def _diverged(row: Mapping[str, Any]) -> str:
+    return f", {row['diverged']} diverged" if "diverged" in row else ""
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _points(gain: Gain) -> str:
+    return f"{100 * gain.difference:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"

@@ -1,0 +1,162 @@
+"""Videos of policies at work: episodes side by side, one row per policy, each from the same starts."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import imageio_ffmpeg
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from embodied.environment import NumberedStarts
+from embodied.errors import UserError
+from embodied.evaluation.evaluation import act
+from embodied.policy import Policy
+from embodied.rollout.memory import Memory
+from embodied.saving.files import complete_or_absent
+
+Frames = NDArray[np.uint8]
+Render = Callable[[NDArray[np.int64]], Frames]
+"""Given environments [n], returns pictures [n, height, width, 3] of how they are now."""
+
+INK, PAPER, SUCCESS = (235, 235, 235), (24, 26, 30), (70, 190, 90)
+MARGIN, BORDER, STRIP = 4, 3, 26  # pixels
+
+
+@dataclass(frozen=True, eq=False)
+class Film:
+    """N episodes: `frames` [T, N, height, width, 3], each still once it has ended, and `success` [T, N] so far."""
+
+    frames: Frames
+    success: NDArray[np.bool_]
+
+
+def film(
+    env: NumberedStarts,
+    policy: Policy,
+    starts: Tensor,
+    render: Render,
+    device: torch.device | str = "cpu",
+    stride: int = 1,
+) -> Film:
+    """Film one episode of the deterministic `policy` in each environment, from initial states `starts` [N].
+
+    There is a frame after every `stride` chunks of `env.contract.executed` actions, while the policy decides as often
+    as its own contract says: its episodes are those of `evaluate`. `device` is the policy's.
+
+    Raises:
+        UserError: where the policy was built for other tensors, or its chunk cannot be cut into the environment's.
+    """
+    policy.contract.check(env.contract)
+    executed, every = policy.contract.executed, env.contract.executed
+    if executed % every:
+        raise UserError(f"expected an environment whose chunks of {every} actions fill the policy's {executed}")
+    observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs, env.device)
+    running = torch.ones(env.num_envs, dtype=torch.bool)
+    won = torch.zeros_like(running)
+    frames, success, chunks, changed = [render(np.arange(env.num_envs))], [won.numpy()], 0, torch.zeros_like(running)
+    while running.any():
+        actions = act(policy, observation, running, device, memory)[:, :executed]
+        for part in actions.to(env.device).split(every, 1):
+            transition = env.step(part)
+            chunks, changed, won = chunks + 1, changed | running, won | transition.success.cpu()
+            observation, running = transition.observation, running & ~transition.done.cpu()
+            if chunks % stride == 0 or not running.any():
+                frames.append(frames[-1].copy())
+                rows = changed.nonzero().squeeze(1).numpy()
+                frames[-1][rows] = render(rows)
+                success.append(won.numpy())
+                changed = torch.zeros_like(running)
+            if not running.any():
+                break
+    return Film(np.stack(frames), np.stack(success))
+
+
+def tile(films: Mapping[str, Film], titles: Sequence[str] = ()) -> Frames:
+    """One picture sequence [T, height, width, 3]: a row per film under its caption, a column per episode.
+
+    Captions count the episodes that have succeeded so far, and these get a green border. `titles` head the columns.
+    Films that end earlier stand still.
+
+    Raises:
+        ValueError: where films or titles differ in their number of episodes, or pictures in size.
+    """
+    shapes = {film.frames.shape[1:] for film in films.values()}
+    if len(shapes) != 1 or len(titles) not in (0, next(iter(shapes))[0]):
+        raise ValueError(f"expected films of one size and a title per column, got {shapes} and {len(titles)} titles")
+    longest = max(len(film.frames) for film in films.values())
+    rows = [_row(caption, film, longest) for caption, film in films.items()]
+    head = [_titles(titles, rows[0].shape[2], longest)] if titles else []
+    return np.concatenate([*head, *rows], 1)
+
+
+def write_video(path: str | Path, frames: Frames, fps: float) -> None:
+    """Write `frames` [T, height, width, 3] as H.264 in MP4; the file is complete or not there.
+
+    Raises:
+        ValueError: for other frames, or a rate that is not positive.
+    """
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[-1] != 3 or not frames.size:
+        raise ValueError(f"expected frames uint8 [T, height, width, 3], got {frames.dtype} {list(frames.shape)}")
+    if fps <= 0:
+        raise ValueError(f"expected a positive frame rate, got {fps}")
+    height, width = frames.shape[1:3]
+    even = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # what H.264 asks for
+    with complete_or_absent(Path(path)) as temporary:
+        writer = imageio_ffmpeg.write_frames(
+            str(temporary),
+            (width + width % 2, height + height % 2),
+            fps=fps,  # pyright: ignore[reportArgumentType] - any number
+            macro_block_size=2,
+            ffmpeg_log_level="error",
+            output_params=["-f", "mp4", "-movflags", "+faststart"],
+        )
+        writer.send(None)
+        for frame in even:
+            writer.send(np.ascontiguousarray(frame))
+        writer.close()
+
+
+def _row(caption: str, film: Film, length: int) -> Frames:
+    """A film under its caption [T, height, width, 3], the last picture repeated up to `length`."""
+    pictures = []
+    for frames, success in zip(film.frames, film.success, strict=True):
+        tiles = np.concatenate([_framed(frame, won) for frame, won in zip(frames, success, strict=True)], 1)
+        text = f"{caption}   {success.sum()} of {len(success)}"
+        pictures.append(np.concatenate((_strip([text], tiles.shape[1], STRIP, 16), tiles)))
+    return np.stack(pictures + pictures[-1:] * (length - len(pictures)))
+
+
+def _framed(frame: Frames, won: bool) -> Frames:
+    """A picture with a green border once the episode has `won`, and a margin around."""
+    height, width, _ = frame.shape
+    framed = np.full((height + 2 * MARGIN, width + 2 * MARGIN, 3), PAPER, dtype=np.uint8)
+    if won:
+        rim = MARGIN - BORDER
+        framed[rim : height + 2 * MARGIN - rim, rim : width + 2 * MARGIN - rim] = SUCCESS
+    framed[MARGIN:-MARGIN, MARGIN:-MARGIN] = frame
+    return framed
+
+
+def _titles(titles: Sequence[str], width: int, length: int) -> Frames:
+    """Column heads [T, height, width, 3]."""
+    column = width // len(titles)
+    lines = [textwrap.wrap(title, max(8, column // 7)) for title in titles]
+    height = 16 * max(map(len, lines)) + 8
+    head = np.concatenate([_strip(text, column, height, 12) for text in lines], 1)
+    return np.broadcast_to(head, (length, *head.shape))
+
+
+def _strip(lines: Sequence[str], width: int, height: int, size: int) -> Frames:
+    """Light text on dark ground, [height, width, 3]."""
+    image = Image.new("RGB", (width, height), PAPER)
+    font = ImageFont.load_default(size)
+    for number, line in enumerate(lines):
+        ImageDraw.Draw(image).text((2 * MARGIN, 4 + 16 * number), line, fill=INK, font=font)
+    return np.asarray(image)

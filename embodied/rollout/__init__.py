@@ -1,0 +1,1 @@
+"""What environments and policies did together: rollouts, episodes, replay."""

@@ -1,0 +1,279 @@
+"""Episodes: what was seen, done and earned, as demonstrations, datasets, recordings and replay hold it.
+
+In memory or streamed from files; chunks of actions are cut where they are sampled. Letters: E episodes, R observations,
+S control steps, H actions of a chunk, A action dimension, B sampled rows.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self, cast
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.saving import sealed
+from embodied.saving.files import flush
+
+FORMAT = 2
+RECORD = "episodes.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """E whole episodes, end to end.
+
+    There is an observation before every control step, or before every decision alone: `first` [R] tells which of the S
+    steps follows each. What is not known of an episode (rewards of a demonstration) is zero or False.
+    """
+
+    observation: TensorDict  # [R]
+    first: Tensor  # [R] int64, ascending
+    actions: Tensor  # [S, A], as executed
+    reward: Tensor  # [S]
+    human: Tensor  # [S] bool, a person took the place of the policy
+    ends: Tensor  # [E] int64, the step after the last of each episode
+    terminated: Tensor  # [E] bool; those that are not were truncated
+    success: Tensor  # [E] bool
+    task_index: Tensor  # [E] int64
+    final_observation: TensorDict | None = None  # [E] after the last step; None: not recorded
+
+    @staticmethod
+    def of(
+        observation: TensorDict,
+        actions: Tensor,
+        *,
+        success: bool = True,
+        reward: Tensor | None = None,
+        human: Tensor | None = None,
+        terminated: bool | None = None,
+        task_index: int = 0,
+        final_observation: TensorDict | None = None,
+    ) -> Episodes:
+        """One episode of `observation` [L], each seen before one of `actions` [L, A]; it ended by its success."""
+        length = len(actions)
+        return Episodes(
+            observation, torch.arange(length), actions,
+            torch.zeros(length) if reward is None else reward,
+            torch.zeros(length, dtype=torch.bool) if human is None else human,
+            torch.tensor([length]), torch.tensor([success if terminated is None else terminated]),
+            torch.tensor([success]), torch.tensor([task_index]),
+            None if final_observation is None else final_observation.unsqueeze(0),
+        )  # fmt: skip
+
+    @staticmethod
+    def join(parts: Sequence[Episodes]) -> Episodes:
+        """The episodes of `parts`, in order; final observations where all have them."""
+        offset, shifted = 0, []
+        for part in parts:
+            shifted.append(replace(part, first=part.first + offset, ends=part.ends + offset))
+            offset += part.steps
+        whole = all(part.final_observation is not None for part in parts)
+        joined = {
+            field.name: torch.cat([getattr(part, field.name) for part in shifted])
+            for field in fields(Episodes)
+            if whole or field.name != "final_observation"
+        }
+        return Episodes(**cast(dict[str, Any], joined))
+
+    def __len__(self) -> int:
+        """Observations, R: what a chunk can begin with."""
+        return len(self.first)
+
+    @property
+    def steps(self) -> int:
+        """Control steps, S."""
+        return len(self.actions)
+
+    @property
+    def episode(self) -> Tensor:
+        """The episode of each observation, [R]."""
+        return torch.searchsorted(self.ends, self.first, right=True)
+
+    def chunks(self, rows: Tensor, horizon: int) -> TensorDict:
+        """{observation, actions [B, H, A], valid [B, H], task_index [B]} from the observations `rows` [B] on.
+
+        Chunks that reach past the end of their episode repeat its last action, and are not valid there.
+        """
+        first = self.first[rows]
+        episode = torch.searchsorted(self.ends, first, right=True)
+        end = self.ends[episode].unsqueeze(1)
+        index = first.unsqueeze(1) + torch.arange(horizon)
+        return TensorDict(
+            {
+                # Copies rows, which is several times as fast as observation[rows].
+                "observation": self.observation.apply(lambda part: part.index_select(0, rows), batch_size=[len(rows)]),
+                "actions": self.actions[torch.minimum(index, end - 1)],
+                "valid": index < end,
+                "task_index": self.task_index[episode],
+            },
+            batch_size=[len(rows)],
+        )
+
+    def sample(self, count: int, horizon: int, generator: torch.Generator) -> TensorDict:
+        """`chunks` from `count` observations that `generator` draws, each as likely."""
+        return self.chunks(torch.randint(len(self), (count,), generator=generator), horizon)
+
+    def last(self, count: int) -> Episodes:
+        """Copies of the last episodes that have at least `count` observations together; all where there are fewer."""
+        begin = int(self.episode[max(0, len(self) - count)]) if len(self) else 0
+        step = int(self.ends[begin - 1]) if begin else 0
+        row = int(torch.searchsorted(self.first, step))
+        cut = {"observation": row, "first": row, "actions": step, "reward": step, "human": step}
+        kept = {name: value[cut.get(name.partition(".")[0], begin) :].clone() for name, value in columns(self).items()}
+        kept["first"], kept["ends"] = kept["first"] - step, kept["ends"] - step
+        return from_columns(kept)
+
+    def save(self, folder: str | Path, contract: Contract, origin: dict[str, Any] | None = None) -> None:
+        """Write them as `EpisodeWriter` does."""
+        with EpisodeWriter(folder, contract, origin) as writer:
+            writer.add(self)
+
+
+class EpisodeWriter:
+    """Appends episodes to a folder, which is complete or not there: a .npy file a column, `episodes.json` about them.
+
+    `contract` is that of observations and actions; `origin` is the writer's own, JSON. Used as a context manager.
+
+    Raises:
+        UserError: where the folder exists.
+    """
+
+    def __init__(self, folder: str | Path, contract: Contract, origin: dict[str, Any] | None = None) -> None:
+        self.folder, self.contract, self.origin = Path(folder), contract, origin or {}
+        if self.folder.exists():
+            raise UserError(f"{folder} exists; choose another folder for episodes")
+        self._temporary = self.folder.with_name(f".{self.folder.name}.tmp")
+        self._columns: dict[str, _Column] = {}
+        self._steps = 0
+
+    def __enter__(self) -> Self:
+        """Begin the folder."""
+        shutil.rmtree(self._temporary, ignore_errors=True)  # of a process that was killed
+        self._temporary.mkdir(parents=True)
+        return self
+
+    def add(self, episodes: Episodes) -> None:
+        """Write them to the files; nothing stays in memory.
+
+        Raises:
+            UserError: for tensors of another shape or type than those before, or others at all; none is written.
+        """
+        shifted = replace(episodes, first=episodes.first + self._steps, ends=episodes.ends + self._steps)
+        rows = {name: values.cpu().numpy() for name, values in columns(shifted).items()}
+        if self._columns and rows.keys() != self._columns.keys():
+            raise UserError(f"expected episodes with {', '.join(self._columns)}, got {', '.join(rows)}")
+        for name, values in rows.items():
+            if name not in self._columns:
+                self._columns[name] = _Column(self._temporary / f"{name}.npy", values)
+            self._columns[name].check(values)
+        for name, values in rows.items():
+            self._columns[name].append(values)
+        self._steps += episodes.steps
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Complete it; what failed leaves nothing."""
+        try:
+            with ExitStack() as closing:
+                for column in self._columns.values():
+                    closing.callback(column.close)
+            if kind is None:
+                record = {"format": FORMAT, "contract": self.contract.to_dict(), "origin": self.origin}
+                sealed.write(self._temporary / RECORD, record, [f"{name}.npy" for name in self._columns])
+                flush(self._temporary)
+                self._temporary.rename(self.folder)
+        finally:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
+    """Episodes, their contract and origin, as `EpisodeWriter` wrote them; rows are read from the disk when asked for.
+
+    Raises:
+        UserError: where the folder is missing, damaged or something else.
+    """
+    folder = Path(folder)
+    try:
+        record = sealed.read(folder / RECORD, FORMAT)
+        sealed.check_files(folder / RECORD, record)
+        found = {name.removesuffix(".npy"): _mapped(folder / name) for name in record["files"]}
+        contract = Contract.from_dict(record["contract"])
+        return from_columns(found), contract, record["origin"]
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"{folder} holds no episodes that can be read: {error}") from error
+
+
+def columns(episodes: Episodes) -> dict[str, Tensor]:
+    """The tensors of `episodes` by name; those of observations are "observation.KEY"."""
+    found = {}
+    for field in fields(Episodes):
+        value = getattr(episodes, field.name)
+        if isinstance(value, TensorDict):
+            found |= {f"{field.name}.{key}": part for key, part in value.items()}
+        elif value is not None:
+            found[field.name] = value
+    return found
+
+
+def from_columns(named: Mapping[str, Tensor]) -> Episodes:
+    """What `columns` took apart."""
+    nested: dict[str, dict[str, Any]] = {}
+    flat: dict[str, Any] = {}
+    for name, values in named.items():
+        outer, _, key = name.partition(".")
+        if key:
+            nested.setdefault(outer, {})[key] = values
+        else:
+            flat[name] = values
+    made = {name: TensorDict(parts, [len(next(iter(parts.values())))]) for name, parts in nested.items()}
+    return Episodes(**flat, **made)
+
+
+def _mapped(path: Path) -> Tensor:
+    array = np.load(path, mmap_mode="c", allow_pickle=False) if _rows(path) else np.load(path, allow_pickle=False)
+    return torch.from_numpy(array)
+
+
+def _rows(path: Path) -> int:
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        shape, *_ = np.lib.format.read_array_header_1_0(file)
+    return math.prod(shape)
+
+
+class _Column:
+    """A .npy file that grows by rows: its header leaves room for their number, which is written last."""
+
+    def __init__(self, path: Path, like: np.ndarray) -> None:
+        self.file: BinaryIO = path.open("wb")
+        self.rows, self.like = 0, like[:0]
+        self._header()
+
+    def check(self, values: np.ndarray) -> None:
+        expected, got = ((each.dtype, each.shape[1:]) for each in (self.like, values))
+        if expected != got:
+            raise UserError(f"expected rows of {expected} in {Path(self.file.name).name}, got {got}")
+
+    def append(self, values: np.ndarray) -> None:
+        self.file.write(np.ascontiguousarray(values).tobytes())
+        self.rows += len(values)
+
+    def close(self) -> None:
+        self.file.seek(0)
+        self._header()
+        self.file.close()
+        flush(Path(self.file.name))
+
+    def _header(self) -> None:
+        description = np.lib.format.header_data_from_array_1_0(self.like)
+        np.lib.format.write_array_header_1_0(self.file, description | {"shape": (self.rows, *self.like.shape[1:])})

@@ -1,0 +1,74 @@
+"""The memory of a recurrent policy between its decisions: carried here, kept by no policy, restarted with episodes.
+
+A policy reads it as observation "memory" [N, M] and returns the next one as `sample["memory"]`. For a policy without
+one all of this is empty and does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.deployment.network import MEMORY
+from embodied.policy import Decision, Policy
+
+STARTED = "started"
+"""Observation key beside the memory, [N] bool: an episode begins with this decision."""
+
+
+@runtime_checkable
+class RecurrentPolicy(Policy, Protocol):
+    """A policy that remembers; where it can be trained, it scores sequences [T, N] through time, too."""
+
+    def initial_memory(self, count: int) -> Tensor:
+        """Memory [count, M] with which episodes begin."""
+        ...
+
+
+class Memory:
+    """What `policy` remembers of `count` running episodes; on `device`, where their observations are."""
+
+    def __init__(self, policy: Policy, count: int, device: torch.device | str = "cpu") -> None:
+        self.policy = policy if isinstance(policy, RecurrentPolicy) else None
+        self.device = device
+        self.values, self.started = torch.empty(count, 0), torch.ones(count, dtype=torch.bool, device=device)
+        if self.policy:
+            self.values = self._initial()
+
+    def restart(self, mask: Tensor | None) -> None:
+        """Begin anew where `mask` [N] is True, everywhere if None."""
+        if self.policy:
+            mask = torch.ones_like(self.started) if mask is None else mask.to(self.device)
+            self.values = torch.where(mask.unsqueeze(1), self._initial(), self.values)
+            self.started = self.started | mask
+
+    def with_observation(self, observation: TensorDict) -> TensorDict:
+        """`observation` [N] and what the policy reads and learners need beside it; the given one stays as it is."""
+        if not self.policy:
+            return observation
+        return observation.copy().update({MEMORY: self.values, STARTED: self.started})
+
+    def keep(self, decisions: Sequence[Decision], rows: Tensor | None = None) -> None:
+        """Take on what `decisions` remember: their first n rows are environments `rows` [n] (all if None)."""
+        if self.policy:
+            rows = torch.arange(len(self.values)) if rows is None else rows
+            found = torch.cat([decision.sample[MEMORY] for decision in decisions])[: len(rows)]
+            self.values = self.values.index_copy(0, rows.to(self.device), found.to(self.device))
+            self.started = self.started.index_fill(0, rows.to(self.device), False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue; empty for a policy without memory."""
+        return {"memory": self.values, "started": self.started} if self.policy else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`, which may be part of another."""
+        if self.policy:
+            self.values, self.started = state["memory"].to(self.device), state["started"].to(self.device)
+
+    def _initial(self) -> Tensor:
+        assert self.policy is not None
+        return self.policy.initial_memory(len(self.started)).detach().to(self.device)

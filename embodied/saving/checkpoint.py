@@ -1,0 +1,234 @@
+"""Checkpoints: everything needed to evaluate a policy or to continue its training, written whole or not at all.
+
+A run keeps its checkpoints as numbered directories under `checkpoint/`; the newest is the one that counts. Each holds
+`policy.safetensors` (the weights under their own names, for any program), `state.safetensors` (optimisers, random
+states, environments) and `checkpoint.json` (counters, contract, config, and the checksums of all three). Nothing is
+pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.saving import sealed
+from embodied.saving.files import flush
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from embodied.policy import TrainablePolicy
+
+FORMAT = 2
+FILES = WEIGHTS, STATE = "policy.safetensors", "state.safetensors"
+RECORD = "checkpoint.json"
+FOLDER = "checkpoint"
+KEEP = 2
+UNREADABLE = OSError, SafetensorError, ValueError, KeyError, TypeError
+"""What reading files may raise that are not what was written."""
+
+
+@dataclass
+class Checkpoint:
+    """Weights by name, contract, JSON-ready config and counters; `state` is a tree of all else.
+
+    One that was loaded knows its `path` and the checksum of its weights, `weights_sha256`.
+    """
+
+    policy: Mapping[str, Tensor]
+    contract: Contract
+    config: dict[str, Any] = field(default_factory=dict)
+    counters: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+    weights_sha256: str | None = None
+
+    def check(self, env: Contract) -> None:
+        """Refuse environments whose tensors this policy cannot use as they are, in the chunks it was trained in.
+
+        Raises:
+            UserError: on one line, with what differs.
+        """
+        rows = [
+            f"{size}: expected {getattr(self.contract, size)}, got {getattr(env, size)}"
+            for size in ("horizon", "executed")
+            if getattr(self.contract, size) != getattr(env, size)
+        ]
+        if rows := rows + self.contract.mismatches(env):
+            raise UserError(
+                f"the checkpoint {self.path} was trained under another contract ({'; '.join(rows)}); "
+                "use the task and chunk sizes of its config, or train anew"
+            )
+
+    def restore(self, policy: TrainablePolicy) -> None:
+        """Load the weights into `policy`.
+
+        Raises:
+            UserError: on one line, where they belong to another network.
+        """
+        try:
+            policy.load_state_dict(self.policy)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"the weights of {self.path} are of another network ({reason}...); use the policy of its config"
+            ) from error
+
+
+def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
+    """Add `checkpoint` to the directory `run` and drop all but the newest two, and number `kept`; returns its path.
+
+    It is built under a temporary name and renamed when complete, so a kill at any moment leaves the previous one.
+
+    Raises:
+        FloatingPointError: for weights that `load` would refuse, so that the earlier checkpoints stay.
+    """
+    from embodied.saving.weights import implausible
+
+    if reason := implausible(checkpoint.policy):
+        raise FloatingPointError(f"the policy has diverged and is not saved: {reason}; use a lower learning rate")
+    folder = Path(run) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(".*.tmp"):  # of a process killed while it saved
+        shutil.rmtree(leftover)
+    complete = _complete(folder)
+    number = int(complete[-1].name) + 1 if complete else 1
+    final, temporary = folder / f"{number:06d}", folder / f".{number:06d}.tmp"
+    try:
+        _write(temporary, checkpoint)
+        os.rename(temporary, final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    flush(folder)
+    for old in [*complete, final][:-KEEP]:
+        if int(old.name) != kept:
+            shutil.rmtree(old)
+    return final
+
+
+def load(path: str | Path) -> Checkpoint:
+    """Read the checkpoint at `path`: a run's directory (its newest), or one numbered directory.
+
+    Raises:
+        UserError: on one line, where there is none, or a file of it is damaged or holds weights that no policy has,
+            saying which other one to use.
+    """
+    directory = _locate(Path(path))
+    with _told(directory):
+        return _read(directory)
+
+
+def load_weights(path: str | Path, contract: Contract) -> Checkpoint:
+    """Weights to start from: of the checkpoint at `path`, as `load` finds it, or of a .safetensors file.
+
+    Raises:
+        UserError: as `load`; for a checkpoint whose policy does not read and command what `contract` has.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        saved = load(path)
+        saved.check(contract)
+        return saved
+    from safetensors.torch import load_file
+
+    from embodied.saving.weights import implausible
+
+    try:
+        weights = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read the weights {path} ({error}); expected a .safetensors file") from error
+    if reason := implausible(weights):
+        raise UserError(f"{path} holds no policy: {reason}")
+    return Checkpoint(weights, contract, path=path)
+
+
+def load_contract(path: str | Path) -> Contract:
+    """The contract of the checkpoint at `path`, as `load` finds it, without the weights and without torch.
+
+    Raises:
+        UserError: as `load`.
+    """
+    directory = _locate(Path(path))
+    with _told(directory):
+        return Contract.from_dict(sealed.read(directory / RECORD, FORMAT)["contract"])
+
+
+def _read(directory: Path) -> Checkpoint:
+    from safetensors.torch import load_file
+
+    from embodied.saving.tree import load_tree
+    from embodied.saving.weights import implausible
+
+    record = sealed.read(directory / RECORD, FORMAT)
+    sealed.check_files(directory / RECORD, record)
+    weights = load_file(directory / WEIGHTS)
+    if reason := implausible(weights):
+        raise UserError(f"{WEIGHTS} holds no policy: {reason}")
+    return Checkpoint(
+        policy=weights,
+        contract=Contract.from_dict(record["contract"]),
+        config=record["config"],
+        counters=record["counters"],
+        state=load_tree(directory / STATE),
+        path=directory,
+        weights_sha256=record["files"][WEIGHTS],
+    )
+
+
+@contextmanager
+def _told(directory: Path) -> Iterator[None]:
+    """What is wrong with the checkpoint in `directory`, on one line, with the one to use in its place."""
+    try:
+        yield
+    except UNREADABLE as error:
+        others = [other for other in reversed(_complete(directory.parent)) if other != directory and _readable(other)]
+        advice = f"use {others[0]}" if others else "no other one of this run can be read either: train anew"
+        raise UserError(f"the checkpoint {directory} cannot be read ({error}); {advice}") from error
+
+
+def _readable(directory: Path) -> bool:
+    try:
+        _read(directory)
+    except UNREADABLE:
+        return False
+    return True
+
+
+def _write(directory: Path, checkpoint: Checkpoint) -> None:
+    from embodied.saving.tree import save_tree
+
+    directory.mkdir()
+    save_tree(directory / STATE, checkpoint.state)
+    # A flat dict of tensors is a tree whose places are its keys, so any safetensors reader finds the usual names.
+    save_tree(directory / WEIGHTS, dict(checkpoint.policy))
+    record = {
+        "format": FORMAT,
+        "counters": checkpoint.counters,
+        "contract": checkpoint.contract.to_dict(),
+        "config": checkpoint.config,
+    }
+    sealed.write(directory / RECORD, record, FILES)
+    flush(directory)
+
+
+def _complete(folder: Path) -> list[Path]:
+    return sorted(child for child in folder.glob("[0-9]*") if child.is_dir() and child.name.isdigit())
+
+
+def _locate(path: Path) -> Path:
+    if (path / RECORD).exists():
+        return path
+    for folder in (path / FOLDER, path):
+        if complete := _complete(folder):
+            return complete[-1]
+    raise UserError(f"no checkpoint in {path}; expected a run's directory, such as outputs/<task>/<run>")

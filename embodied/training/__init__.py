@@ -1,0 +1,1 @@
+"""The loop of reinforcement learning, and the experiment around it."""

@@ -1,0 +1,369 @@
+"""A run as an experiment: its stages, each evaluated on the same episodes, a control, a report, a checkpoint of it all.
+
+`loop.py` is what reinforcement learning does inside. The control is SFT that goes on as it was, optimiser, average and
+last learning rate, for as many gradient steps as RL took: what RL gains is told over the better of the two. A run that
+was killed continues with the numbers of one that was not, where its simulator can be put back to where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied import seeding
+from embodied.algorithms.sft import SFT, SFTConfig
+from embodied.command_line.config import at_least
+from embodied.command_line.progress import Progress
+from embodied.contract import Contract
+from embodied.deployment.network import DeployablePolicy
+from embodied.environment import Environment, NumberedStarts, Restorable, SwitchableEnvironment
+from embodied.errors import UserError
+from embodied.evaluation.curves import CURVES
+from embodied.evaluation.evaluation import evaluate
+from embodied.evaluation.report import BASELINE, Report, title
+from embodied.policy import Policy, TrainablePolicy
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.rollout import Collector, Storage, first_decisions
+from embodied.saving import checkpoint
+from embodied.saving.tree import copy_tree
+from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task, measured
+from embodied.training.interrupt import GracefulStop
+from embodied.training.logging import Logger
+from embodied.training.loop import Iteration, Precision, build, iterations
+from embodied.training.saved_run import SavedRun, Stage
+
+log = logging.getLogger(__name__)
+PATIENCE_S = 1.0
+"""A stop waits for iterations that take less; longer ones are abandoned, which needs a copy of the state before."""
+SEGMENT = 500
+"""Gradient steps of supervised training between two entries in the log, and checkpoints."""
+
+
+@dataclass
+class TrainerConfig:
+    """Sizes of a run.
+
+    RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations.
+    Evaluations run `evaluation_starts` initial states of each task and distribution. `control` and `video` can be left
+    out. `stages` are sft and rl, one of them, or what the task has demonstrations for if None. `start_from` names a
+    run, a checkpoint or a .safetensors file whose weights and statistics the policy begins with. Policies compute in
+    `precision`; rollouts lie on the simulator's device, in the cpu's memory or on disk, as `storage` says.
+    """
+
+    num_envs: int = 100
+    env_steps: int = 1_050_000
+    checkpoint_every: int = 10
+    evaluation_starts: int = 50
+    evaluation_envs: int = 100
+    control: bool = True
+    video: bool = True
+    stages: list[str] | None = None
+    start_from: str | None = None
+    precision: Precision = Precision.FLOAT32
+    storage: Storage = Storage.DEVICE
+    sft: SFTConfig = field(default_factory=SFTConfig)
+
+    def __post_init__(self) -> None:
+        """Raise UserError for sizes that nothing can be done with."""
+        at_least(self, 0, "env_steps")
+        at_least(self, 1, "num_envs", "checkpoint_every", "evaluation_starts", "evaluation_envs")
+        if self.stages is not None and tuple(self.stages) not in (("sft",), ("rl",), ("sft", "rl")):
+            raise UserError(f"expected stages=[sft], [rl] or [sft,rl], got {list(self.stages)}")
+
+
+class Trainer(SavedRun):
+    """One run in `directory`; where that holds a checkpoint, the run continues."""
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        task: Task,
+        policy: PolicyConfig,
+        algorithm: LearnerConfig,
+        directory: Path,
+        *,
+        record: dict[str, Any],
+        seed: int = 0,
+        device: str = "cpu",
+        wandb_project: str | None = None,
+        demonstrations: Callable[[Contract, Path], Episodes] | None = None,
+    ) -> None:
+        """Build all parts, then begin to write; `record`, the composed configuration, is kept in checkpoints.
+
+        `demonstrations`, called with the environment's contract and the directory, take the place of the task's own.
+        """
+        super().__init__(directory, record, config.env_steps, Report(task.name, task.asset_kind, seed))
+        self.config, self.task, self.algorithm, self.seed, self.device = config, task, algorithm, seed, device
+        self._build_policy = policy.build
+        saved = self.saved(directory, record, config.env_steps)
+        seeding.seed_everything(seed)
+        self.env = self._environment("train", task.distributions[0])
+        self.policy = self._policy(None if saved else config.start_from)
+        self.report.exportable, self.report.notes = isinstance(self.policy, DeployablePolicy), self._notes()
+        with seeding.undisturbed():
+            self.evaluation_envs: dict[str, Environment] = {}
+            if not isinstance(self.env, SwitchableEnvironment):
+                self.evaluation_envs = {name: self._environment("eval", name) for name in task.distributions}
+            none = torch.zeros(0, *self.env.contract.action.shape)
+            self._try(Episodes.of(TensorDict({}, [0]), none))  # demonstrations may take long to make
+        self.demonstrations = self._demonstrate(demonstrations)
+        self.stages = self._plan()
+        self.stage = self.stages[0]
+        rows = self._restore(saved, self.env.contract) if saved else 0
+        self.logger = Logger(directory, config=record, wandb_project=wandb_project, rows=rows)
+
+    def _plan(self) -> list[Stage]:
+        """The stages of the run.
+
+        Raises:
+            UserError: for supervised training without demonstrations.
+        """
+        asked = self.config.stages or (["rl"] if self.demonstrations is None else ["sft", "rl"])
+        if "sft" in asked and self.demonstrations is None:
+            raise UserError(f"task={self.task.name} has no demonstrations for stages=[sft]; use stages=[rl]")
+        first = [Stage.START] if self.config.start_from else []
+        control = [Stage.CONTROL] if self.config.control and len(asked) == 2 else []
+        return [*first, *map(Stage, asked), *control, Stage.DONE]
+
+    def _notes(self) -> list[str]:
+        """What the simulator can't do, for the report."""
+        notes = []
+        if not isinstance(self.env, NumberedStarts):
+            notes.append(
+                "The simulator's initial states have no numbers: no two evaluations are of the same episodes, gains are"
+                " not paired, and no learner tries a failed state again."
+            )
+        if not isinstance(self.env, Restorable):
+            notes.append(
+                "The simulator can't be put back to where it was: a run that is resumed begins its episodes anew."
+            )
+        return notes
+
+    def _policy(self, start_from: str | None = None) -> TrainablePolicy:
+        """A new policy, with the weights of `start_from` where given."""
+        policy = self._build_policy(self.env.contract).to(self.device)
+        if start_from:
+            checkpoint.load_weights(start_from, self.env.contract).restore(policy)
+        return policy
+
+    def _environment(self, split: str, distribution: str) -> Environment:
+        count, seed = (self.config.num_envs, self.seed) if split == "train" else (self.config.evaluation_envs, 0)
+        env = self.task.environment(count, distribution, split, seed, self.device)
+        if count < len(env.task_names):
+            raise UserError(f"expected at least {len(env.task_names)} environments, one per task; got {count}")
+        return env
+
+    def _demonstrate(self, given: Callable[[Contract, Path], Episodes] | None) -> TensorDict | None:
+        """The demonstrations `given`, else the task's own, if it has any."""
+        with self.timer("demonstrations"):
+            own = self.task.demonstrations
+            made = given(self.env.contract, self.directory) if given else own(self.directory, self.seed)
+        if made is None:
+            with seeding.undisturbed():
+                self._try(None)
+        return made
+
+    def _try(self, demonstrations: Episodes | None) -> None:
+        """Build learner and collector for another policy: what does not go together says so before anything runs."""
+        env = self.evaluation_envs.get(self.task.distributions[0], self.env)
+        self._learner(env, self._policy(), demonstrations)
+
+    def _learner(
+        self, env: Environment, policy: TrainablePolicy, demonstrations: Episodes | None
+    ) -> tuple[Learner, Collector]:
+        learner, collector = build(env, policy, self.algorithm, demonstrations, self.seed)
+        collector.storage, collector.folder = self.config.storage, self.directory
+        return learner, collector
+
+    def run(self) -> Report:
+        """Run the stages that are left; writes the report and returns it.
+
+        Raises:
+            Stopped: after Ctrl-C or SIGTERM, once everything is saved.
+        """
+        stages = {
+            Stage.START: self._start, Stage.SFT: self._sft, Stage.RL: self._reinforce, Stage.CONTROL: self._control,
+        }  # fmt: skip
+        with GracefulStop("Stopping: saving ...") as self._stop, self.logger:
+            told = self.stage is Stage.DONE and (self.directory / "report.json").exists()
+            while self.stage in stages:
+                stages[self.stage]()
+            if not told:
+                self._write()
+            if self._film():
+                self._write()
+        return self.report
+
+    def _start(self) -> None:
+        self._evaluate(self.policy, {})
+        self._next()
+
+    def _sft(self) -> None:
+        assert self.demonstrations is not None
+        if not self.parts and not self.config.start_from:
+            seen, actions = self._told(self.demonstrations.observation), self.demonstrations.actions
+            self.policy.fit(seen.to(self.device), actions.to(self.device))
+        learner = self.config.sft.build(self.policy, seeding.generator(self.seed, "sft"))
+        self._supervise(learner, self.config.sft.steps)
+        self._evaluate(self.policy, {"learner": learner})
+        self.before = copy_tree(learner.state_dict())
+        self._next()
+
+    def _told(self, observation: TensorDict) -> TensorDict:
+        """`observation` of demonstrations and, from random play, what robots cannot measure: a critic may read it."""
+        missing = [key for key in self.env.contract.observation if key not in observation.keys()]  # noqa: SIM118 - no dict
+        if not missing:
+            return observation
+        generator = seeding.generator(self.seed, "random play")
+        played, _ = self._play(generator)
+        rows = torch.randint(len(played), (len(observation),), generator=generator)
+        return observation.copy().update(played.select(*missing).cpu()[rows])
+
+    def _play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
+        """`first_decisions` in environments of their own: the collector's are at their beginning when it takes over."""
+        shared = isinstance(self.env, SwitchableEnvironment)
+        env = self.env if shared else self._environment("train", self.task.distributions[0])
+        return first_decisions(env, generator)
+
+    def _reinforce(self) -> None:
+        if not self.before:
+            if not self.config.start_from:
+                observation, actions = self._play(seeding.generator(self.seed, "random play"))
+                self.policy.fit(observation.to(self.device), actions.to(self.device))
+            self.before = {"policy": copy_tree(dict(self.policy.state_dict()))}
+        if not self.parts:
+            self.policy.start_critic()
+        learner, collector = self._learner(self.env, self.policy, self.demonstrations)
+        parts = {"learner": learner, "collector": collector}
+        self._resume(parts)
+        total, done = self.config.env_steps, self.counters["env_steps"]
+        steps = iterations(
+            learner, collector, self.algorithm.decisions, total, done=done,
+            planned=self.counters["planned_env_steps"], precision=self.config.precision,
+        )  # fmt: skip
+        with Progress("RL", total, "step", initial=done) as bar:
+            while self.counters["env_steps"] < total:
+                ended = self._iterate(steps, parts)
+                note = f"success {ended['success']:.0%}" if ended else ""
+                bar.update(min(total, self.counters["env_steps"]) - bar.done, note)
+                self._keep(parts, self.counters["iteration"] % self.config.checkpoint_every == 0)
+        if not self.counters["rl_checkpoint"]:
+            self._finish(parts)
+        with self.timer("update"):
+            self._evaluate(self.policy, parts)
+            with self._abandonable(parts):
+                baselines = self.task.baselines() if isinstance(self.task, BaselineTask) else {}
+            for name, policy in baselines.items():
+                self._evaluate(policy, parts, BASELINE + name)
+        self._next()
+
+    def _finish(self, parts: dict[str, Any]) -> None:
+        """Save for good where RL ended: with more `env_steps` a run goes on from there. Older results are void."""
+        self.counters["rl_gradient_steps"] = parts["learner"].gradient_steps
+        self.counters["rl_checkpoint"] = int(self._save(self._snapshot(parts)).name)
+        for name in ("report.json", "video.mp4"):
+            (self.directory / name).unlink(missing_ok=True)
+
+    def _iterate(self, steps: Iterator[Iteration], parts: dict[str, Any]) -> dict[str, float]:
+        """One collection and update; returns means over the episodes that ended, if any did."""
+        started, began = time.process_time(), time.perf_counter()
+        with self._abandonable(parts) if self.iteration_s > PATIENCE_S else nullcontext():
+            step = next(steps)
+            self.counters["iteration"] += 1
+            self.counters["env_steps"] = step.env_steps
+        self.iteration_s = time.perf_counter() - began
+        self.timer.add("simulation", step.simulation_s)
+        self.timer.add("policy", step.policy_s)
+        self.timer.add("update", self.iteration_s - step.simulation_s - step.policy_s)
+        self.counters["cpu_s"] += time.process_time() - started
+        self.counters["episodes"] += step.episodes
+        shown = {f"rollout/{name}": value for name, value in step.ended.items()}
+        if step.diverged:
+            shown["rollout/diverged"] = step.diverged
+        self.logger.log(step.env_steps, shown | {f"rl/{name}": value for name, value in step.metrics.items()})
+        return step.ended
+
+    def _control(self) -> None:
+        learner = self.config.sft.build(self._policy(), seeding.generator(self.seed, "sft"))
+        learner.load_state_dict(copy_tree(self.before))
+        self._supervise(learner, self.config.sft.steps + self.counters["rl_gradient_steps"])
+        self._evaluate(learner.policy, {"learner": learner})
+        self._next()
+
+    def _supervise(self, learner: SFT, steps: int) -> None:
+        """Train on the demonstrations until `steps` gradient steps are done, resuming where a run was cut off."""
+        assert self.demonstrations is not None
+        parts, first, label = {"learner": learner}, learner.gradient_steps, title(self.stage.value)
+        self._resume(parts)
+        with Progress(label, steps - first, "step", initial=learner.gradient_steps - first) as bar:
+            while learner.gradient_steps < steps:
+                with self.timer(label):
+                    loss = learner.fit(self.demonstrations, 1)
+                bar.update(1)
+                due = learner.gradient_steps % SEGMENT == 0 or learner.gradient_steps == steps
+                if due:
+                    self.logger.log(learner.gradient_steps, {f"{self.stage.value}/loss": loss})
+                self._keep(parts, due)
+
+    def _evaluate(self, policy: Policy, parts: dict[str, Any], stage: str | None = None) -> None:
+        """Evaluate `policy` on what it has not been evaluated on yet, while `parts` of the stage wait."""
+        stage = stage or self.stage.value
+        last = self.stages[-2] if self.stages[-2] is not Stage.CONTROL else Stage.RL
+        for distribution in measured(self.task) if stage == last.value else self.task.distributions:
+            if (stage, distribution) in self.report.results:
+                continue
+            label, starts = f"{title(stage)}, evaluation on {distribution}", self.config.evaluation_starts
+            with (
+                self._abandonable(parts), self.timer("evaluation"), self._evaluation_env(distribution, parts) as env,
+                self.config.precision.on(self.device),
+            ):  # fmt: skip
+                result = evaluate(env, policy, starts_per_task=starts, device=self.device, progress=label)
+            self.report.add(stage, distribution, result)
+            row = result.summary()
+            log.info(f"{label}: success {row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]")
+
+    @contextmanager
+    def _evaluation_env(self, distribution: str, parts: dict[str, Any]) -> Iterator[Environment]:
+        """The environment that evaluates there; one that training needs too is given back, its episodes are lost."""
+        if isinstance(self.env, SwitchableEnvironment):
+            self.env.switch(distribution, "eval")
+            yield self.env
+            self.env.switch(self.task.distributions[0], "train")
+            if "collector" in parts:
+                parts["collector"].abandon()
+        elif distribution in self.evaluation_envs:
+            yield self.evaluation_envs[distribution]
+        else:
+            env = self._environment("eval", distribution)
+            yield env
+            env.close()
+
+    def _film(self) -> bool:
+        """Film before and after; returns whether there is a new video."""
+        path = self.directory / "video.mp4"
+        if not self.config.video or path.exists():
+            return False
+        shown: dict[str, Policy] = {"after: RL" if Stage.RL in self.stages else "after: SFT": self.policy}
+        if Stage.RL in self.stages:
+            with seeding.undisturbed():
+                before = self._policy()
+            before.load_state_dict(self.before["policy"])
+            first = "SFT" if Stage.SFT in self.stages else "as it started" if self.config.start_from else "untrained"
+            shown = {f"before: {first}": before, **shown}
+        with self._abandonable({}), self.timer("video"):
+            self.task.video(path, shown, self.device)
+        return True
+
+    def _write(self) -> None:
+        self.report.env_steps, self.report.episodes = self.counters["env_steps"], self.counters["episodes"]
+        self.report.wall_s, self.report.cpu_s = self.timer.seconds, self.counters["cpu_s"]
+        self.report.write(self.directory, CURVES)

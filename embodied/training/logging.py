@@ -1,0 +1,188 @@
+"""What a run writes while it goes on: metrics for programs and dashboards, lines for people."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from embodied.command_line.extras import needs_extra
+from embodied.saving.files import complete_or_absent, named, set_aside
+
+log = logging.getLogger(__name__)
+METRICS = "metrics.jsonl"
+LOG = "run.log"
+PACKAGES = ("embodied", "policies", "sims", "real_robot")
+
+
+class Logger:
+    """Writes metrics to `metrics.jsonl` and TensorBoard in `directory`, and to Weights & Biases if a project is named.
+
+    A resumed run passes how many `rows` its checkpoint knew: what was logged after it is dropped, so that curves join.
+    Where not all of them can be read, the file is set aside, and curves have a gap.
+
+    Raises:
+        UserError: where Weights & Biases is asked for and not installed.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        config: Mapping[str, Any] | None = None,
+        wandb_project: str | None = None,
+        rows: int = 0,
+    ) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
+        directory = Path(directory)
+        self._wandb = _start_wandb(directory, config, wandb_project) if wandb_project else None
+        directory.mkdir(parents=True, exist_ok=True)
+        kept = _kept(directory, rows)
+        shutil.rmtree(directory / "tensorboard", ignore_errors=True)
+        self._tensorboard = SummaryWriter(str(directory / "tensorboard"))
+        path, self.rows = directory / METRICS, len(kept)
+        with complete_or_absent(path) as temporary:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        self._file = path.open("a")
+        for row in kept:
+            self._draw(row)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write `metrics`, such as {"rollout/success": 0.5}, at `step` of environment or gradient steps."""
+        values = {name: float(value) for name, value in metrics.items()}
+        self._write({"step": step, "time": time.time(), **values})
+        if self._wandb is not None:
+            self._wandb.log({"step": step, **values})
+
+    def _write(self, row: dict[str, float]) -> None:
+        with named(Path(self._file.name)):
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+        self.rows += 1
+        self._draw(row)
+
+    def _draw(self, row: dict[str, float]) -> None:
+        for name, value in row.items():
+            if name not in ("step", "time"):
+                self._tensorboard.add_scalar(name, value, int(row["step"]), row["time"])
+
+    def close(self) -> None:
+        """Finish all files."""
+        self._file.close()
+        self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def __enter__(self) -> Self:
+        """Use as a context manager."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish all files."""
+        self.close()
+
+
+def read_metrics(directory: str | Path) -> list[dict[str, float]]:
+    """Rows of `metrics.jsonl` in `directory`, oldest first; a line that is no row, as one cut short, is left out."""
+    return [row for row in _rows(Path(directory) / METRICS) if row]
+
+
+def _rows(path: Path) -> list[dict[str, float] | None]:
+    """A row of each line of `path`, None where it is none."""
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return [_row(line) for line in lines]
+
+
+def _row(line: str) -> dict[str, float] | None:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    numbers = isinstance(row, dict) and all(isinstance(value, int | float) for value in row.values())
+    return row if numbers and {"step", "time"} <= row.keys() else None
+
+
+def _kept(directory: Path, rows: int) -> list[dict[str, float]]:
+    """The first `rows` rows of `metrics.jsonl`; where not all are there, it is set aside."""
+    path = directory / METRICS
+    kept = [row for row in _rows(path)[:rows] if row]
+    if len(kept) < rows:
+        where = f"set aside as {set_aside(path)}" if path.exists() else "missing"
+        log.warning(f"{path} is {where}: {len(kept)} of {rows} rows could be read, curves have a gap")
+    return kept
+
+
+def setup_console() -> None:
+    """Show the run's messages (`logging.getLogger("embodied")` and its siblings) above progress bars, and only there.
+
+    Warnings and errors go to stderr, the rest to stdout.
+    """
+    close_log()
+    for package in PACKAGES:
+        logger = logging.getLogger(package)
+        logger.handlers = [_Console()]
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
+def log_to(directory: Path) -> None:
+    """Write the messages to come into run.log in `directory`, too: with the traceback of what fails.
+
+    The console then says where that is.
+    """
+    close_log()
+    handler = _File(directory / LOG, delay=True, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    for package in PACKAGES:
+        logging.getLogger(package).addHandler(handler)
+
+
+def run_log() -> str | None:
+    """Where `log_to` writes now."""
+    return next((handler.baseFilename for handler in _files()), None)
+
+
+def close_log() -> None:
+    """End what `log_to` began."""
+    for handler in _files():
+        for package in PACKAGES:
+            logging.getLogger(package).removeHandler(handler)
+        handler.close()
+
+
+def _files() -> list[logging.FileHandler]:
+    return [each for each in logging.getLogger(PACKAGES[0]).handlers if isinstance(each, logging.FileHandler)]
+
+
+class _File(logging.FileHandler):
+    """A log that a full disk may cut short: the console tells all of it, too."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        pass
+
+
+class _Console(logging.Handler):
+    """Writes messages so that they do not tear progress bars, and a traceback only where no file takes it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        path = run_log() if record.exc_info else None
+        text = f"{record.getMessage()}; the traceback is in {path}" if path else self.format(record)
+        tqdm.write(text, file=sys.stderr if record.levelno >= logging.WARNING else sys.stdout)
+
+
+def _start_wandb(directory: Path, config: Mapping[str, Any] | None, project: str) -> Any:  # noqa: ANN401 - optional
+    with needs_extra("wandb"):
+        import wandb  # pyright: ignore[reportMissingImports] - an extra
+    directory.mkdir(parents=True, exist_ok=True)
+    return wandb.init(project=project, dir=directory, id=directory.name, resume="allow", config=dict(config or {}))

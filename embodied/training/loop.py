@@ -1,0 +1,112 @@
+"""Reinforcement learning as a loop: collect, update, again. What `train.py` runs inside its stages, for everyone.
+
+for step in train(env, policy, PPOConfig(), env_steps=100_000):
+print(step.env_steps, step.ended.get("success"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from embodied import seeding
+from embodied.environment import Environment
+from embodied.policy import TrainablePolicy
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.rollout import Collector, first_decisions
+from embodied.task import Learner, LearnerConfig
+from embodied.world import ALONE, World
+
+
+class Precision(Enum):
+    """What matrix products are computed in; weights, advantages and losses are float32 all the same."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+    def on(self, device: torch.device | str) -> AbstractContextManager[object]:
+        """Compute in it on `device`, inside."""
+        return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=self is Precision.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One collection and update: control steps so far, and of this one alone what follows."""
+
+    env_steps: int
+    episodes: int  # that ended
+    ended: dict[str, float]  # their means: success, episode_return, episode_steps; empty where none ended
+    diverged: int
+    metrics: dict[str, float]  # the learner's
+    simulation_s: float
+    policy_s: float
+
+
+def train(
+    env: Environment,
+    policy: TrainablePolicy,
+    algorithm: LearnerConfig,
+    *,
+    env_steps: int,
+    seed: int = 0,
+    demonstrations: Episodes | None = None,
+    world: World = ALONE,
+) -> Iterator[Iteration]:
+    """Train a new `policy`, in place, for `env_steps` control steps of `env`; yields after every update.
+
+    Its normalisation statistics are taken from random actions at first.
+    """
+    policy.fit(*(each.to(policy.device) for each in first_decisions(env, seeding.generator(seed, "random play"))))
+    policy.start_critic()
+    learner, collector = build(env, policy, algorithm, demonstrations, seed, world)
+    return iterations(learner, collector, algorithm.decisions, env_steps, world=world)
+
+
+def build(
+    env: Environment,
+    policy: TrainablePolicy,
+    algorithm: LearnerConfig,
+    demonstrations: Episodes | None,
+    seed: int,
+    world: World = ALONE,
+) -> tuple[Learner, Collector]:
+    """The learner of `policy`, and what collects for it in `env`; every process of `world` explores by its own noise.
+
+    Raises:
+        UserError: where they do not go together.
+    """
+    learner = algorithm.build(policy, demonstrations, env, seeding.generator(seed, "learner"))
+    own = (world.rank,) if world.rank else ()
+    noise = seeding.generator(seed, "noise", *own, device=policy.device)
+    return learner, learner.collector(env, policy, noise, learner.starts)
+
+
+def iterations(
+    learner: Learner,
+    collector: Collector,
+    decisions: int,
+    env_steps: int,
+    *,
+    done: int = 0,
+    planned: int | None = None,
+    precision: Precision = Precision.FLOAT32,
+    world: World = ALONE,
+) -> Iterator[Iteration]:
+    """Collect `decisions` per environment and update, until `env_steps` are `done`, in all processes together.
+
+    Schedules of the learner run over `planned` steps, `env_steps` if None.
+    """
+    while done < env_steps:
+        with precision.on(collector.generator.device):
+            rollout = collector.collect(decisions)
+            done += int(world.sum(torch.tensor(rollout.env_steps)))
+            metrics = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
+        collector.version += 1
+        yield Iteration(
+            done, int(rollout.done.sum()), rollout.ended(), rollout.diverged, metrics, rollout.simulation_s,
+            rollout.policy_s,
+        )  # fmt: skip

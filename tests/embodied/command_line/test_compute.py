@@ -1,0 +1,90 @@
+"""A device, cores or memory that are not here are one clear line, before anything starts where that can be."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.command_line.compute import enough_memory, prepare
+from embodied.command_line.extras import needs_extra
+from embodied.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before, memory = torch.get_num_threads(), resource.getrlimit(resource.RLIMIT_DATA)
+    yield
+    torch.set_num_threads(before)
+    resource.setrlimit(resource.RLIMIT_DATA, memory)
+
+
+def test_pytorch_gets_the_threads_that_are_asked_for():
+    prepare("cpu", threads=2)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("threads", [0, -1, 10**6])
+def test_threads_that_no_machine_has_are_refused(threads, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(3))
+    with pytest.raises(UserError, match=f"expected threads of 1 to 64 on these 3 cores, got {threads}"):
+        prepare("cpu", threads=threads)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(100))
+    with pytest.raises(UserError, match="threads of 1 to 800 on these 100 cores"):
+        prepare("cpu", threads=threads)
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda: torch.empty(10**14), "out of memory, 400000000000000 bytes were asked for; use a smaller num_envs"),
+        (lambda: np.empty(2**50), "out of memory, 8.00 PiB were asked for; use a smaller num_envs"),
+        (lambda: bytearray(2**60), "out of memory; use a smaller num_envs"),
+    ],
+)
+def test_too_much_memory_is_one_line(ask, told):
+    with pytest.raises(UserError, match=told), enough_memory():
+        ask()
+
+
+def test_other_errors_are_not_about_memory():
+    with pytest.raises(RuntimeError, match="shape"), enough_memory():
+        raise RuntimeError("a shape")
+
+
+def test_the_kernel_promises_no_more_memory_than_there_is():
+    code = (
+        "import torch; from embodied.command_line.compute import *; prepare('cpu', 1)\n"
+        "with enough_memory(): kept = [torch.empty(2**28) for _ in range(10**5)]  # of 1 GiB, never touched"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "UserError: out of memory, 1073741824 bytes were asked for" in run.stderr
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", "", "gpu", "cuda:-1"])
+def test_an_unknown_device_is_refused(device):
+    with pytest.raises(ValueError, match="expected cpu, cuda or cuda:NUMBER"):
+        prepare(device)
+
+
+def test_cuda_that_is_not_here_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ValueError, match="device=cuda, but this PyTorch is built without CUDA"):
+        prepare("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    prepare("cuda:0")
+    with pytest.raises(ValueError, match="device=cuda:1, but there are 1 CUDA devices"):
+        prepare("cuda:1")
+
+
+def test_a_missing_package_names_its_extra():
+    with (
+        pytest.raises(ValueError, match=r"^nowhere is not installed: pip install 'embodied-rl\[libero\]'$"),
+        needs_extra("libero"),
+    ):
+        import nowhere  # noqa: F401

@@ -1,0 +1,116 @@
+"""Options are checked before anything heavy starts, and a resumed run keeps its own."""
+
+import json
+
+import pytest
+
+from embodied.command_line.config import compose
+from embodied.errors import UserError
+from policies.flow import FlowConfig, Sampler
+from sims.libero.task import LiberoTask
+from train import GROUPS, TrainConfig
+
+
+def composed(*overrides: str, saved=None):
+    return compose(TrainConfig, "train", overrides, GROUPS, saved)
+
+
+def test_objects_are_typed_and_the_record_is_json():
+    config, record = composed("num_envs=12", "policy.sampler=FLOW_NOISE", "task.tasks=[0,3]")
+    assert isinstance(config, TrainConfig)
+    assert isinstance(config.task, LiberoTask)
+    assert isinstance(config.policy, FlowConfig)
+    assert (config.num_envs, config.policy.sampler, config.task.tasks) == (12, Sampler.FLOW_NOISE, ["0", "3"])
+    assert config.task.name == "libero_pick"
+    record = json.loads(json.dumps(record))
+    assert record["choices"]["task"] == "libero_pick"
+    assert record["values"]["policy"]["sampler"] == "FLOW_NOISE"
+
+
+@pytest.mark.parametrize(("group", "listed"), [("task", "libero_pick"), ("policy", "flow"), ("algorithm", "ppo")])
+def test_an_unknown_name_lists_the_known_ones(group, listed):
+    with pytest.raises(ValueError, match=rf"^unknown {group} 'nope'; expected one of .*\b{listed}\b"):
+        composed(f"{group}=nope")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("num_env=3", "unknown option 'num_env'; expected one of num_envs, env_steps"),
+        ("policy.wide=3", "unknown option 'policy.wide'; expected one of encoder"),
+        ("+more=1", r"expected key=value, got '\+more=1'"),
+        ("~task=1", "expected key=value"),
+        ("num_envs", "expected key=value, got 'num_envs'"),
+        ("num_envs=", "expected key=value, got 'num_envs='"),
+        ("num_envs=a", "num_envs: .*'a'.* Integer"),
+        ("seed=1.5", "seed: .*Integer"),
+        ("seed=null", "seed: .*not Optional"),
+        ("video=perhaps", "video: .*bool"),
+        ("task.tasks=0", "task.tasks: .*list"),
+        ("task.tasks=[0", r"cannot read 'task.tasks=\[0'"),
+        ("policy.sampler=loud", "policy.sampler: .*expected one of .*FLOW_SDE"),
+    ],
+)
+def test_a_wrong_option_is_one_line_that_says_what_is_expected(override, message):
+    with pytest.raises(ValueError, match=f"^{message}") as caught:
+        composed(override)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"), [("1e3", 1000), ("1.05e6", 1_050_000), ("2e0", 2), ("64", 64), ("1_000", 1000)]
+)
+def test_a_whole_number_may_have_an_exponent(override, value):
+    config, record = composed(f"env_steps={override}", "algorithm.learning_rate=1e-3", "wandb='1e3'")
+    assert (config.env_steps, config.algorithm.learning_rate, config.wandb) == (value, 1e-3, "1e3")
+    assert composed(f"num_envs={override}", saved=record)[0].num_envs == value
+    assert composed(f"task.tasks=[0,{override}]")[0].task.tasks == ["0", str(value)]
+
+
+def test_a_number_that_is_not_whole_is_none_with_an_exponent_either():
+    with pytest.raises(UserError, match=r"env_steps: .*1\.05.*Integer"):
+        composed("env_steps=1.05e0")
+
+
+def test_every_reward_weight_is_an_option():
+    config, _ = composed("task=quadrotor_hover", "task.reward.weight_action_change=3")
+    assert config.task.reward["weight_action_change"] == 3.0
+    with pytest.raises(ValueError, match=r"^unknown option 'task\.reward\.weight'; expected one of reward_alive"):
+        composed("task=quadrotor_hover", "task.reward.weight=3")
+
+
+def test_saved_values_win_over_defaults_and_the_command_line_over_both():
+    _, saved = composed("num_envs=12", "task.episodes=3", "policy.width=32", "algorithm=ppo", "algorithm.epochs=2")
+    saved = json.loads(json.dumps(saved))
+    config, record = composed("policy.width=16", "task.tasks=[1]", saved=saved)
+    assert (config.num_envs, config.task.episodes, config.algorithm.epochs) == (12, 3, 2)
+    assert (config.policy.width, config.task.tasks) == (16, ["1"])
+    assert record["choices"] == saved["choices"]
+    assert record["values"]["policy"]["width"] == 16
+
+
+def test_a_saved_run_keeps_its_parts():
+    _, saved = composed("algorithm=ppo")
+    assert composed("algorithm=ppo", saved=saved)[1]["choices"]["algorithm"] == "ppo"
+    with pytest.raises(ValueError, match="the saved run has algorithm=ppo, got algorithm=self_imitation"):
+        composed("algorithm=self_imitation", saved=saved)
+
+
+def test_a_configuration_of_another_version_is_one_line():
+    _, saved = composed()
+    saved["values"]["policy"]["retired"] = 3
+    with pytest.raises(ValueError, match=r"saved configuration is of another version .*'policy\.retired'") as caught:
+        composed(saved=saved)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("num_envs=0", "env_steps=-1", "checkpoint_every=0", "evaluation_starts=0", "sft.batch=0"),
+        *("algorithm.imitation.decisions=0", "policy.denoising_steps=0"),
+    ],
+)
+def test_impossible_sizes_are_refused(override):
+    with pytest.raises(ValueError, match=f"^expected {override.split('.')[-1].split('=')[0]} of at least"):
+        composed(override)

@@ -1,0 +1,181 @@
+"""A success rate is the right number, the same number every time, with the right interval."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.contract import Contract, TensorSpec
+from embodied.environment import Transition
+from embodied.evaluation.evaluation import EvaluationResult, evaluate, wilson
+from embodied.policy import Decision
+
+STEP_LIMIT = 60
+
+
+class ChaoticEnvironment:
+    """Doubles its state in every step, so that an action's last bit decides whether an episode succeeds."""
+
+    def __init__(self, num_envs: int, tasks: int = 3, num_starts: int | None = None) -> None:
+        self.num_starts = num_starts
+        self.contract = Contract({"x": TensorSpec((2,))}, TensorSpec((1,)), control_dt_s=0.1, horizon=4, executed=2)
+        self.num_envs, self.device, self.step_limit = num_envs, torch.device("cpu"), STEP_LIMIT
+        self.task_names = self.instructions = tuple(f"task {index}" for index in range(tasks))
+        self.task_index = torch.arange(num_envs) % tasks
+        self.start = torch.full((num_envs,), -1)
+        self.steps = torch.zeros(num_envs, dtype=torch.int64)
+        self.x = torch.zeros(num_envs, 2, dtype=torch.float64)
+        self.frozen = torch.zeros(num_envs, dtype=torch.bool)
+        self.episodes: list[tuple[int, int]] = []
+
+    def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
+        assert starts is not None
+        for row in range(self.num_envs) if mask is None else mask.nonzero().squeeze(1).tolist():
+            assert mask is None or self.frozen[row], "only finished episodes are replaced"
+            self.start[row], self.steps[row], self.frozen[row] = starts[row], 0, False
+            state = [self.task_index[row] + 0.3, starts[row] + 0.7]
+            self.x[row] = torch.tensor(state, dtype=torch.float64).sin().abs()
+            self.episodes.append((int(self.task_index[row]), int(starts[row])))
+        return self._observation()
+
+    def close(self) -> None: ...
+
+    def _observation(self) -> TensorDict:
+        return TensorDict({"x": self.x.float()}, batch_size=[self.num_envs])
+
+    def step(self, actions: Tensor) -> Transition:
+        assert actions.shape == (self.num_envs, 2, 1)
+        live = ~self.frozen
+        executed = live.unsqueeze(1).expand(-1, 2)
+        for action in actions.unbind(1):
+            self.x[live] = (2 * self.x[live] + action.double()[live]).frac().abs()
+            self.steps[live] += 1
+        length = 10 + 10 * (self.start % 6)
+        truncated = live & (self.steps >= length)
+        success = truncated & (self.x[:, 0] > 0.5)
+        self.frozen |= truncated
+        reward = torch.zeros(self.num_envs, 2)
+        return Transition(self._observation(), reward, executed, success, truncated & ~success, success)
+
+
+class NetworkPolicy(nn.Module):
+    """A network large enough that its rounding depends on the batch size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contract = ChaoticEnvironment(1).contract
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(2, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 4))
+
+    @torch.no_grad()
+    def act(self, observation: TensorDict, *, deterministic: bool = False, generator=None) -> Decision:
+        assert deterministic
+        actions = self.layers(observation["x"]).unsqueeze(-1)
+        return Decision(actions, TensorDict({}, batch_size=[len(actions)]), torch.zeros(len(actions), 1))
+
+
+def test_every_initial_state_runs_once():
+    env = ChaoticEnvironment(num_envs=7)
+    result = evaluate(env, NetworkPolicy(), starts_per_task=9)
+    assert sorted(env.episodes) == [(task, start) for task in range(3) for start in range(9)]
+    assert result.success.shape == (3, 9)
+    assert result.steps.tolist() == [[10 + 10 * (start % 6) for start in range(9)]] * 3
+    assert 0 < result.success.sum() < 27
+
+
+def test_the_result_depends_neither_on_the_number_of_environments_nor_on_order():
+    policy = NetworkPolicy()
+    reference = evaluate(ChaoticEnvironment(3), policy, starts_per_task=40)
+    for env in (ChaoticEnvironment(3), ChaoticEnvironment(19), ChaoticEnvironment(64), ChaoticEnvironment(150)):
+        assert torch.equal(evaluate(env, policy, starts_per_task=40).success, reference.success)
+
+
+def test_a_task_without_environment_is_an_error():
+    with pytest.raises(ValueError, match=r"no environment runs task 2.*num_envs=3"):
+        evaluate(ChaoticEnvironment(num_envs=2), NetworkPolicy(), starts_per_task=1)
+
+
+def test_no_initial_state_runs_twice():
+    env = ChaoticEnvironment(4, num_starts=5)
+    assert evaluate(env, NetworkPolicy(), starts_per_task=50).success.shape == (3, 5)
+    assert sorted(env.episodes) == [(task, start) for task in range(3) for start in range(5)]
+
+
+def test_initial_states_are_those_from_the_first_one_on():
+    env = ChaoticEnvironment(4)
+    evaluate(env, NetworkPolicy(), starts_per_task=3, first_start=5)
+    assert sorted(env.episodes) == [(task, start) for task in range(3) for start in (5, 6, 7)]
+
+
+def test_worlds_that_environments_share_are_filled():
+    env = ChaoticEnvironment(6, tasks=1)
+    env.group = 3
+    assert evaluate(env, NetworkPolicy(), starts_per_task=7).success.shape == (1, 9)
+    assert sorted(start for _, start in env.episodes) == list(range(9))
+
+
+def test_nothing_to_run_is_an_error():
+    with pytest.raises(ValueError, match="at least one episode of each task, got 0"):
+        evaluate(ChaoticEnvironment(4), NetworkPolicy(), starts_per_task=0)
+
+
+def test_metrics_are_means_over_the_episodes_that_define_them():
+    outcome = torch.tensor([[True, True], [True, False]])
+    metrics = {"error_m": torch.tensor([[0.1, 0.3], [0.5, torch.nan]]), "laps": torch.full((2, 2), torch.nan)}
+    summary = EvaluationResult(("a", "b"), outcome, torch.ones(2, 2), 280, metrics).summary()
+    assert summary["error_m"] == pytest.approx(0.3)
+    assert [row["error_m"] for row in summary["per_task"]] == pytest.approx([0.2, 0.5])
+    assert summary["laps"] is None
+
+
+@pytest.mark.parametrize(
+    ("successes", "episodes", "interval"),
+    [
+        (8, 10, (0.4901625, 0.9433178)),
+        (0, 10, (0.0, 3.8414588 / 13.8414588)),  # z^2 / (n + z^2)
+        (500, 500, (500 / 503.8414588, 1.0)),  # n / (n + z^2)
+        (1, 2, (0.0945312, 0.9054688)),
+    ],
+)
+def test_wilson_against_numbers_by_hand(successes, episodes, interval):
+    assert wilson(successes, episodes) == pytest.approx(interval, abs=1e-6)
+
+
+@pytest.mark.parametrize(("successes", "episodes"), [(0, 0), (3, 2), (-1, 2)])
+def test_wilson_refuses_impossible_counts(successes, episodes):
+    with pytest.raises(ValueError, match="expected 0 <= successes"):
+        wilson(successes, episodes)
+
+
+def result(success: list[bool]) -> EvaluationResult:
+    outcome = torch.tensor([success])
+    return EvaluationResult(("pick",), outcome, torch.full_like(outcome, 100, dtype=torch.int64), 280)
+
+
+def test_paired_gain_against_numbers_by_hand():
+    # 98 pairs: 20 won, 5 lost. (21 - 6) / 100 +- 1.959964 * sqrt((0.27 - 0.0225) / 100)
+    before = result([False] * 20 + [True] * 5 + [True] * 70 + [False] * 3)
+    after = result([True] * 20 + [False] * 5 + [True] * 70 + [False] * 3)
+    gain = after.gain_over(before)
+    assert gain.difference == pytest.approx(15 / 98)
+    assert (gain.low, gain.high) == pytest.approx((0.0524929, 0.2475071), abs=1e-6)
+
+
+def test_no_difference_is_no_certainty():
+    gain = result([True] * 20).gain_over(result([True] * 20))
+    assert gain.low < 0 < gain.high
+
+
+def test_gain_needs_the_same_episodes():
+    with pytest.raises(ValueError, match="same tasks, starts and step limit"):
+        result([True] * 3).gain_over(result([True] * 4))
+
+
+def test_summary_holds_rates_and_intervals_per_task():
+    outcome = torch.tensor([[True, True], [True, False]])
+    summary = EvaluationResult(("a", "b"), outcome, torch.tensor([[10, 20], [30, 40]]), 280).summary()
+    assert (summary["success"], summary["episodes"], summary["step_limit"]) == (0.75, 4, 280)
+    assert (summary["low"], summary["high"]) == pytest.approx(wilson(3, 4))
+    assert [row["task"] for row in summary["per_task"]] == ["a", "b"]
+    assert [row["success"] for row in summary["per_task"]] == [1.0, 0.5]
+    assert [row["mean_steps"] for row in summary["per_task"]] == [15.0, 35.0]

@@ -1,0 +1,119 @@
+"""Episodes keep what happened, give chunks that end with their episode, and come back from the disk as they were."""
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
+from embodied.rollout.episodes import Episodes, EpisodeWriter, read
+
+CONTRACT = Contract({"x": TensorSpec((1,))}, TensorSpec((2,)), control_dt_s=0.1)
+
+
+def episode(length: int, number: int, **options) -> Episodes:
+    """Observations 100 n, 100 n + 1, ...; actions are the same, and their negative."""
+    x = 100.0 * number + torch.arange(length).float().unsqueeze(1)
+    picture = torch.full((length, 4, 4, 3), number, dtype=torch.uint8)
+    seen = TensorDict({"x": x, "picture": picture}, [length])
+    return Episodes.of(seen, torch.cat((x, -x), 1), task_index=number, **options)
+
+
+def same(first: Episodes, second: Episodes) -> bool:
+    pairs = zip(vars(first).values(), vars(second).values(), strict=True)
+    return all(bool((one == other).all()) if one is not None else other is None for one, other in pairs)
+
+
+def test_chunks_end_with_their_episode_and_repeat_its_last_action():
+    episodes = Episodes.join([episode(3, 0), episode(2, 1)])
+    chunks = episodes.chunks(torch.tensor([0, 2, 3, 1]), 3)
+    assert chunks["observation", "x"].flatten().tolist() == [0.0, 2.0, 100.0, 1.0]
+    assert chunks["actions"][..., 0].tolist() == [[0, 1, 2], [2, 2, 2], [100, 101, 101], [1, 2, 2]]
+    assert chunks["valid"].tolist() == [[True] * 3, [True, False, False], [True, True, False], [True, True, False]]
+    assert chunks["task_index"].tolist() == [0, 0, 1, 0]
+    assert (chunks["actions"][..., 0] == -chunks["actions"][..., 1]).all()
+
+
+def test_observations_of_decisions_alone_begin_chunks_of_all_the_actions_between():
+    whole = Episodes.join([episode(5, 0), episode(3, 1)])
+    decisions = torch.tensor([0, 2, 4, 5, 7])  # every second step of each episode
+    sparse = Episodes(**{**vars(whole), "observation": whole.observation[decisions], "first": decisions})
+    assert len(sparse) == 5
+    assert sparse.episode.tolist() == [0, 0, 0, 1, 1]
+    for mine, theirs in zip(
+        *(x.items() for x in (sparse.chunks(torch.arange(5), 4), whole.chunks(decisions, 4))), strict=True
+    ):
+        assert (mine[1] == theirs[1]).all()
+
+
+def test_every_observation_is_as_likely_to_be_sampled():
+    episodes = Episodes.join([episode(3, 0), episode(1, 1)])
+    drawn = episodes.sample(4000, 1, torch.Generator().manual_seed(0))["observation", "x"].flatten()
+    shares = [float((drawn == value).float().mean()) for value in (0.0, 1.0, 2.0, 100.0)]
+    assert shares == pytest.approx([0.25] * 4, abs=0.03)
+
+
+def test_they_come_back_from_the_disk_as_they_were(tmp_path):
+    last = TensorDict({"x": torch.tensor([9.0]), "picture": torch.zeros(4, 4, 3, dtype=torch.uint8)}, [])
+    parts = [
+        episode(4, 0, success=False, reward=torch.rand(4), final_observation=last),
+        episode(7, 1, human=torch.arange(7) > 4, terminated=True, final_observation=last),
+    ]
+    with EpisodeWriter(tmp_path / "made", CONTRACT, {"seed": 3}) as writer:
+        for part in parts:
+            writer.add(part)
+    found, contract, origin = read(tmp_path / "made")
+    assert same(found, Episodes.join(parts))
+    assert (contract, origin) == (CONTRACT, {"seed": 3})
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert np.load(tmp_path / "made/observation.picture.npy").shape == (11, 4, 4, 3)  # as any program reads it
+
+
+def test_rows_are_read_when_they_are_asked_for(tmp_path):
+    length = 200_000
+    x = torch.rand(length, 50)  # 40 MB
+    Episodes.of(TensorDict({"x": x}, [length]), x[:, :1]).save(tmp_path / "made", CONTRACT)
+
+    def resident() -> int:
+        return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1])
+
+    before = resident()
+    found, *_ = read(tmp_path / "made")
+    assert torch.equal(found.chunks(torch.tensor([7, 199_999]), 1)["observation", "x"], x[[7, 199_999]])
+    assert resident() - before < 20_000  # kB
+
+
+def test_what_fails_leaves_nothing(tmp_path):
+    def broken() -> None:
+        with EpisodeWriter(tmp_path / "made", CONTRACT) as writer:
+            writer.add(episode(2, 0))
+            raise RuntimeError("on the way")
+
+    with pytest.raises(RuntimeError, match="on the way"):
+        broken()
+    assert not list(tmp_path.iterdir())
+    wide = episode(2, 0)
+    wide.observation["x"] = torch.zeros(2, 3)
+    blind = Episodes.of(episode(2, 0).observation.select("x"), torch.zeros(2, 2))
+    with EpisodeWriter(tmp_path / "made", CONTRACT) as writer:
+        writer.add(episode(2, 0))
+        with pytest.raises(UserError, match="expected rows of"):
+            writer.add(wide)
+        with pytest.raises(UserError, match=r"expected episodes with .*observation\.picture"):
+            writer.add(blind)
+    assert len(read(tmp_path / "made")[0]) == 2
+
+
+def test_damage_is_told_and_a_folder_is_not_overwritten(tmp_path):
+    episode(3, 0).save(tmp_path / "made", CONTRACT)
+    with pytest.raises(UserError, match="exists; choose another"):
+        episode(3, 0).save(tmp_path / "made", CONTRACT)
+    path = tmp_path / "made/actions.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"actions\.npy is damaged"):
+        read(tmp_path / "made")
+    with pytest.raises(UserError, match="no episodes that can be read"):
+        read(tmp_path / "nothing")

@@ -1,0 +1,142 @@
+"""Collection keeps episodes, true final observations and start bookkeeping straight."""
+
+import copy
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodied.policy import Decision
+from embodied.rollout.rollout import Collector, first_decisions
+from embodied.rollout.starts import RetryStarts
+from tests.embodied.reach import Reach
+
+
+class Constant:
+    """Always commands the same velocity."""
+
+    def __init__(self, env: Reach, action: float) -> None:
+        self.contract, self.action = env.contract, action
+
+    def act(self, observation, *, deterministic=False, generator=None):
+        n = len(observation)
+        actions = torch.full((n, self.contract.horizon, 1), self.action)
+        return Decision(actions, TensorDict({"raw": actions}, batch_size=[n]), torch.zeros(n, 1))
+
+
+def collect(action: float, decisions: int, starts=None):
+    env = Reach(3)
+    return env, Collector(env, Constant(env, action), torch.Generator(), starts).collect(decisions)
+
+
+def test_next_observation_of_a_success_is_the_terminal_one() -> None:
+    # starts 0: x = .3, moves -.1 a step: .2, .1 | 0 (success after 3 of 4 steps); then start 1: x = -.35
+    _, rollout = collect(-0.1, 3)
+    assert rollout.executed[:2, 0].tolist() == [[True, True], [True, False]]
+    assert rollout.terminated[:, 0].tolist() == [False, True, False]
+    torch.testing.assert_close(rollout.next_observation()["position"][1, 0], torch.zeros(1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(rollout.observation["position"][2, 0], torch.tensor([-0.35]))
+    assert rollout.start[:, 0].tolist() == [0, 0, 1]
+
+
+def test_step_limit_truncates_with_the_true_observation() -> None:
+    _, rollout = collect(0.1, 4)  # runs away; 7 steps end in the fourth chunk after one step
+    assert rollout.truncated[:, 0].tolist() == [False, False, False, True]
+    assert rollout.executed[3, 0].tolist() == [True, False]
+    torch.testing.assert_close(rollout.next_observation()["position"][3, 0], torch.tensor([1.0]))
+    assert rollout.env_steps == 21
+
+
+def test_failed_starts_come_back_until_attempts_are_used_up() -> None:
+    env = Reach(1, tasks=1)
+    starts = RetryStarts(env.task_index, retry=1.0, attempts=2, generator=torch.Generator())
+    rollout = Collector(env, Constant(env, 0.1), torch.Generator(), starts).collect(
+        16
+    )  # start 0 fails, odd starts succeed
+    begun = rollout.start[torch.cat((torch.tensor([True]), rollout.done[:-1, 0]))].flatten().tolist()
+    first = begun[0]
+    failing = [2, 1] if first % 2 == 0 else [1, 2]  # attempts that even and odd starts take
+    expected = [first + offset for offset in range(4) for _ in range(failing[offset % 2])]
+    assert begun[: len(expected)] == expected[: len(begun)]
+
+
+def test_retry_starts_continue_from_their_state() -> None:
+    def run(starts, env, decisions):
+        return Collector(env, Constant(env, 0.1), torch.Generator(), starts).collect(decisions).start
+
+    def fresh(env):
+        return RetryStarts(env.task_index, retry=0.5, attempts=3, generator=torch.Generator().manual_seed(0))
+
+    env = Reach(2)
+    starts = fresh(env)
+    run(starts, env, 20)
+    copy = fresh(env)
+    copy.load_state_dict(starts.state_dict())
+    copy.generator.set_state(starts.generator.get_state())
+    finished, success = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
+    for _ in range(5):
+        assert starts(finished, success).tolist() == copy(finished, success).tolist()
+
+
+def test_a_saved_failure_knows_how_often_it_was_tried() -> None:
+    starts = RetryStarts(torch.tensor([0]), retry=1.0, attempts=3, generator=torch.Generator())
+    fresh = starts.fresh[0]
+    starts.load_state_dict(starts.state_dict() | {"failed": [torch.tensor([[7, 2]])]})
+    failed = torch.tensor([True]), torch.tensor([False])
+    assert [int(starts(*failed)) for _ in range(2)] == [7, fresh]  # its third attempt was the last one
+
+
+def test_the_success_of_first_attempts_counts_no_retries() -> None:
+    env = Reach(1, tasks=1)
+    starts = RetryStarts(env.task_index, retry=1.0, attempts=2, generator=torch.Generator())
+    done = torch.tensor([True])
+    starts(done, torch.tensor([False]))  # nothing has run yet
+    assert starts.first_attempts() == {}
+    for success in (False, True, True):  # a first attempt, its retry, another first attempt
+        starts(done, torch.tensor([success]))
+    assert starts.first_attempts() == {"first_attempts_success": 0.5}
+
+
+def test_the_first_to_end_do_not_tell_how_many_succeed() -> None:
+    def fresh() -> RetryStarts:
+        return RetryStarts(Reach(3).task_index, retry=0.0, attempts=1, generator=torch.Generator())
+
+    starts, ended = fresh(), torch.tensor([True, True, True])
+    starts(ended, ~ended)
+    for _ in range(2):  # one environment succeeds, again and again, while the others still run
+        starts(torch.tensor([True, False, False]), torch.tensor([True, False, False]))
+        assert starts.first_attempts() == {}
+    copied = fresh()
+    copied.load_state_dict(starts.state_dict())
+    for each in (starts, copied):
+        each(torch.tensor([False, True, True]), torch.tensor([False, False, False]))
+        assert each.first_attempts() == {"first_attempts_success": 0.5}
+
+
+def test_returns_and_steps_of_episodes_go_on_across_rollouts() -> None:
+    # from .3 by -.1 a step, two a decision: |x| < .1 in the third step, with reward 1; from -.35 away, till the limit
+    def run(env: Reach) -> Collector:
+        return Collector(env, Constant(env, -0.1), torch.Generator(), lambda *_: torch.tensor([0, 1]))
+
+    collector = run(Reach(2, tasks=1))
+    first = collector.collect(1)
+    assert first.ended() == {}
+    resumed = run(Reach(2, tasks=1))
+    resumed.load_state_dict(copy.deepcopy(collector.state_dict()))
+    for each in (collector, resumed):
+        rollout = each.collect(3)
+        assert rollout.episode_return.tolist() == [[1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]
+        assert rollout.episode_steps.tolist() == [[3.0, 4.0], [2.0, 6.0], [3.0, 7.0]]
+        ended = {"success": 2 / 3, "episode_return": 2 / 3, "episode_steps": 13 / 3}
+        assert rollout.ended() == pytest.approx(ended)
+
+
+def test_first_decisions_are_of_many_episodes_and_actions_cover_the_limits() -> None:
+    env = Reach(8)
+    observation, actions = first_decisions(env, torch.Generator().manual_seed(0), 300)
+    assert len(observation) == len(actions) == 5 * 8 * 8  # episodes, decisions, environments
+    assert env.start.tolist() == [4] * 8
+    assert observation["position"][:8].abs().min() >= 0.3 - 1e-6  # where episodes begin
+    assert observation["position"].abs().min() < 0.3  # and where they lead
+    assert actions.abs().max() <= 0.25
+    assert actions.std() == pytest.approx(0.5 / 12**0.5, rel=0.1)

@@ -1,0 +1,346 @@
+"""A whole run on a small task: its stages and what is told of them, parts that do not fit, starts and endings."""
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import embodied.training.experiment
+from embodied import seeding
+from embodied.algorithms.bptt import BPTTConfig
+from embodied.algorithms.distillation import DistillationConfig
+from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.ranking import RankingConfig
+from embodied.algorithms.self_imitation import SelfImitationConfig
+from embodied.algorithms.sft import SFTConfig
+from embodied.algorithms.td3 import TD3Config
+from embodied.environment import Transition
+from embodied.errors import UserError
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.rollout import first_decisions
+from embodied.training.experiment import Trainer, TrainerConfig
+from policies.flow import FlowConfig, Sampler
+from policies.mlp import MLPConfig
+from policies.recurrent import RecurrentConfig
+from sims.libero.task import LiberoTask
+from tests.embodied.ranking_mlp import RankingMLPConfig
+from tests.embodied.reach import Reach
+from tests.embodied.smooth_reach import SmoothReach
+
+
+class ReachTask:
+    """Demonstrations push half of the way at most, so that SFT alone often misses the step limit."""
+
+    name, distributions, asset_kind = "reach", ("wide",), "official"
+
+    def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu") -> Reach:
+        return Reach(num_envs, seed=seed)
+
+    def demonstrations(self, directory: Path, seed: int) -> Episodes:
+        episodes = []
+        for start in range(4):
+            position = (1.0 - 2.0 * (start % 2)) * (0.3 + 0.05 * start) * torch.linspace(1.0, 0.2, 6)
+            seen = TensorDict({"position": position[:5, None], "task": torch.full((5, 1), start % 2.0)}, [5])
+            episodes.append(Episodes.of(seen, position.diff()[:, None]))
+        return Episodes.join(episodes)
+
+    def video(self, path: Path, policies: dict, device: str) -> None:
+        raise AssertionError("video=false")
+
+
+class ScratchTask(ReachTask):
+    """Without demonstrations."""
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> SmoothReach:
+        return SmoothReach(num_envs)
+
+    def demonstrations(self, directory: Path, seed: int) -> None:
+        return None
+
+
+PPO = PPOConfig(decisions=8, minibatch=64, epochs=2, discount=0.9, learning_rate=1e-3)
+IMITATION = SelfImitationConfig(decisions=8, gradient_steps=10, capacity=1000)
+LEARNERS = {
+    "ppo": PPO,
+    "self_imitation": IMITATION,
+    "ranking": RankingConfig(IMITATION, gradient_steps=5, minibatch=64, value_minibatch=64, warmup=3),
+}
+SCRATCH = {
+    "bptt": BPTTConfig(decisions=5, critic=True, discount=0.9),
+    "td3": TD3Config(decisions=10, warmup=100, gradient_steps=4, minibatch=32),
+    "distillation": DistillationConfig(
+        MLPConfig(hidden=[8]), BPTTConfig(decisions=5), teacher_steps=100, decisions=10, minibatch=4
+    ),
+}
+POLICY = RankingMLPConfig(hidden=[16])
+STUDENT = RecurrentConfig(hidden=[8], encoder=4, memory=4)
+ITERATIONS = 6
+SFT_STEPS = 50
+SFT_CONFIG = SFTConfig(SFT_STEPS, batch=16, learning_rate=3e-3)
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch):
+    """To draw them takes most of the time of a run as small as these."""
+    monkeypatch.setattr(embodied.training.experiment, "CURVES", {})
+
+
+def trainer(
+    directory: Path, algorithm: str, kind: type[Trainer] = Trainer, *, iterations: int = ITERATIONS, seed: int = 0
+) -> Trainer:
+    config = TrainerConfig(
+        num_envs=8, env_steps=iterations * 80, checkpoint_every=2, evaluation_starts=6, evaluation_envs=4, video=False,
+        sft=SFT_CONFIG,
+    )  # fmt: skip
+    task = ScratchTask() if algorithm in SCRATCH else ReachTask()
+    policy = STUDENT if algorithm == "distillation" else POLICY
+    record = {"values": {"env_steps": config.env_steps, "seed": seed, "video": False}}
+    return kind(config, task, policy, (LEARNERS | SCRATCH)[algorithm], directory, record=record, seed=seed)
+
+
+@pytest.mark.parametrize("algorithm", LEARNERS)
+def test_a_run_reports_every_stage(tmp_path: Path, algorithm: str) -> None:
+    run = trainer(tmp_path, algorithm)
+    run.run()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["stage"] for row in report["evaluations"]] == ["sft", "sft_control", "rl"]
+    assert report["env_steps"] >= ITERATIONS * 80
+    assert {"simulation", "policy", "update", "evaluation"} <= set(report["wall_s"])
+    assert all(row["episodes"] == 12 for row in report["evaluations"])
+    # the control took the gradient steps of RL
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    control = [row["step"] for row in rows if "sft_control/loss" in row]
+    assert control[-1] - SFT_STEPS == run.counters["rl_gradient_steps"] > 0
+    assert trainer(tmp_path, algorithm).run().to_dict()["evaluations"] == report["evaluations"]
+
+
+def test_the_control_is_supervised_training_that_never_stopped(tmp_path: Path) -> None:
+    class Watched(Trainer):
+        """Keeps the weights of what is evaluated."""
+
+        def _evaluate(self, policy, *rest):
+            weights[self.stage.value] = {name: value.clone() for name, value in policy.state_dict().items()}
+            super()._evaluate(policy, *rest)
+
+    weights: dict[str, dict] = {}
+    run = trainer(tmp_path, "ppo", Watched)
+    policy = copy.deepcopy(run.policy)
+    run.run()
+    shown = ReachTask().demonstrations(tmp_path, 0)
+    policy.fit(shown.observation, shown.actions)
+    learner = SFT_CONFIG.build(policy, seeding.generator(0, "sft"))
+    for stage, steps in (("sft", SFT_STEPS), ("sft_control", run.counters["rl_gradient_steps"])):
+        learner.fit(shown, steps)
+        assert all(torch.equal(weights[stage][name], value) for name, value in policy.state_dict().items())
+    assert learner.optimiser.param_groups[0]["lr"] == SFT_CONFIG.final_learning_rate
+
+
+def test_every_stage_is_evaluated_on_all_distributions_and_rl_on_their_variants(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(ReachTask, "distributions", ("wide", "narrow"))
+    monkeypatch.setattr(ReachTask, "variants", ("narrow:held_out",), raising=False)
+    trainer(tmp_path, "ppo", iterations=1).run()
+    rows = json.loads((tmp_path / "report.json").read_text())["evaluations"]
+    assert sorted((row["stage"], row["distribution"]) for row in rows) == [
+        *[("rl", "narrow"), ("rl", "narrow:held_out"), ("rl", "wide")],
+        *[("sft", "narrow"), ("sft", "wide"), ("sft_control", "narrow"), ("sft_control", "wide")],
+    ]
+
+
+def test_what_is_filmed_is_what_sft_and_rl_ended_with(tmp_path: Path) -> None:
+    class Watched(Trainer):
+        def _evaluate(self, policy, *rest):
+            ended[self.stage.value] = copy.deepcopy(policy.state_dict())
+            super()._evaluate(policy, *rest)
+
+    def film(path: Path, policies: dict, device: str) -> None:
+        filmed.update({name: copy.deepcopy(policy.state_dict()) for name, policy in policies.items()})
+
+    ended: dict[str, dict] = {}
+    filmed: dict[str, dict] = {}
+    run = trainer(tmp_path, "ppo", Watched)
+    run.config, run.task.video = replace(run.config, video=True), film
+    run.run()
+    assert list(filmed) == ["before: SFT", "after: RL"]
+    torch.testing.assert_close(filmed["before: SFT"], ended["sft"], rtol=0.0, atol=0.0)
+    torch.testing.assert_close(filmed["after: RL"], ended["rl"], rtol=0.0, atol=0.0)
+    actor = "actor.0.weight"
+    assert not torch.equal(ended["sft"][actor], ended["rl"][actor])
+
+
+@pytest.mark.parametrize("algorithm", SCRATCH)
+def test_without_demonstrations_a_run_is_reinforcement_learning_alone(tmp_path: Path, algorithm: str) -> None:
+    run = trainer(tmp_path, algorithm)
+    run.run()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [row["stage"] for row in report["evaluations"]] == ["rl"]
+    row = report["evaluations"][0]
+    assert 0 < row["distance_m"] < 2  # the environment's own metric
+    assert len([each["distance_m"] for each in row["per_task"]]) == 2
+    assert report["cpu_s"] > 0
+    assert run.policy.fitted
+    page = (tmp_path / "report.md").read_text()
+    assert "| stage | distribution | success [95% interval] | distance_m |" in page
+
+
+def test_every_environment_is_asked_to_be_where_the_policy_is(tmp_path: Path) -> None:
+    asked = []
+
+    class Placed(ScratchTask):
+        def environment(self, num_envs, distribution, split, seed=0, device="cpu"):
+            asked.append((split, device))
+            return super().environment(num_envs, distribution, split)
+
+    config = TrainerConfig(num_envs=8, env_steps=80, evaluation_starts=2, evaluation_envs=2, video=False)
+    Trainer(config, Placed(), POLICY, SCRATCH["td3"], tmp_path, record={}, device="cpu:0").run()
+    assert asked == [("train", "cpu:0"), ("eval", "cpu:0"), ("train", "cpu:0")]  # the last for random play
+
+
+def test_success_and_return_are_told_where_an_episode_ended(tmp_path: Path) -> None:
+    """Episodes of at most seven steps, two decisions of one step an iteration: none ends in the first."""
+
+    class Away(SmoothReach):
+        """Nothing succeeds."""
+
+        def step(self, actions: torch.Tensor) -> Transition:
+            return super().step(torch.full_like(actions, 0.25) * self.position.sign().view(-1, 1, 1))
+
+    class AwayTask(ScratchTask):
+        def environment(self, num_envs: int, *_: object, **__: object) -> SmoothReach:
+            return Away(num_envs)
+
+    config = TrainerConfig(4, env_steps=4 * 14, evaluation_starts=2, evaluation_envs=2, video=False)
+    learner = PPOConfig(decisions=2, minibatch=8, epochs=1)
+    Trainer(config, AwayTask(), POLICY, learner, tmp_path, record={}).run()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    told = [{key: value for key, value in row.items() if key.startswith("rollout/")} for row in rows]
+    assert [set(row) for row in told[:3]] == [set()] * 3
+    assert (told[3]["rollout/success"], told[3]["rollout/episode_steps"]) == (0.0, 7.0)
+    assert told[3]["rollout/episode_return"] < -7 * 0.3**2  # the reward is -x^2 after each step
+
+
+def test_a_task_with_a_baseline_has_it_measured_on_the_same_episodes(tmp_path: Path) -> None:
+    class Compared(ScratchTask):
+        def baselines(self) -> dict:
+            policy = MLPConfig(hidden=[4]).build(self.environment(1, "wide", "eval").contract)
+            policy.fit(*first_decisions(self.environment(1, "wide", "eval"), torch.Generator()))
+            return {"beginner": policy}
+
+    config = TrainerConfig(num_envs=8, env_steps=200, evaluation_starts=4, evaluation_envs=8, video=False)
+    algorithm = PPOConfig(decisions=4, epochs=1, minibatch=16)
+    Trainer(config, Compared(), MLPConfig(hidden=[8]), algorithm, tmp_path, record={}).run()
+    assert [row["stage"] for row in json.loads((tmp_path / "report.json").read_text())["evaluations"]] == [
+        "baseline beginner",
+        "rl",
+    ]
+
+
+def test_what_cannot_work_says_so_before_anything_runs(tmp_path: Path) -> None:
+    class Undemonstrated(ReachTask):
+        def demonstrations(self, directory, seed):
+            raise AssertionError("demonstrations were made")
+
+    directory, config = tmp_path / "run", TrainerConfig(num_envs=8, evaluation_envs=8)
+    with pytest.raises(UserError, match="expected a differentiable simulator for algorithm=bptt"):
+        Trainer(config, Undemonstrated(), POLICY, SCRATCH["bptt"], directory, record={})
+    with pytest.raises(UserError, match="imitation needs demonstrations, which this task has not"):
+        Trainer(config, ScratchTask(), POLICY, IMITATION, directory, record={})
+    with pytest.raises(UserError, match="expected at least 2 environments, one per task; got 1"):
+        Trainer(TrainerConfig(evaluation_envs=1), Undemonstrated(), POLICY, PPO, directory, record={})
+    assert not directory.exists()
+
+
+def test_a_flow_without_likelihood_is_refused_by_ppo_before_anything_runs(tmp_path: Path) -> None:
+    task = LiberoTask(tasks=["0"], assets="stand-in")
+    config = TrainerConfig(num_envs=1, evaluation_envs=1)
+    policy = FlowConfig(width=8, hidden=8, sampler=Sampler.ODE)
+    with pytest.raises(
+        UserError,
+        match="whose samples have a log-probability for algorithm=ppo",
+    ):
+        Trainer(config, task, policy, PPO, tmp_path / "run", record={})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "ranking"])
+def test_another_seed_trains_from_other_starts(tmp_path: Path, algorithm: str) -> None:
+    def starts(seed: int) -> set[int]:
+        class Watched(Trainer):
+            def _learner(self, env, policy, demonstrations):
+                learner, collector = super()._learner(env, policy, demonstrations)
+                collect = collector.collect
+
+                def watched(decisions):
+                    rollout = collect(decisions)
+                    found.update(rollout.start.flatten().tolist())
+                    return rollout
+
+                collector.collect = watched
+                return learner, collector
+
+        found: set[int] = set()
+        trainer(tmp_path / str(seed), algorithm, Watched, seed=seed).run()
+        return found
+
+    first, second = starts(0), starts(1)
+    assert len(first) > 10
+    assert not first & second
+
+
+def test_another_seed_explores_with_other_noise(tmp_path: Path) -> None:
+    def actions(run: Trainer) -> torch.Tensor:
+        """Of the same policy in the same initial states."""
+        _, collector = run._learner(Reach(8), copy.deepcopy(first.policy), first.demonstrations)
+        return collector.collect(1).actions
+
+    first, second = (trainer(tmp_path / str(seed), "ppo", seed=seed) for seed in (0, 1))
+    first.policy.fit(Reach(64).reset(), torch.zeros(64, 2, 1))
+    assert torch.equal(actions(first), actions(first))
+    assert not torch.isclose(actions(first), actions(second)).any()
+
+
+def test_time_limits_are_no_terminations_in_what_learners_get(tmp_path: Path) -> None:
+    class Watched(Trainer):
+        def _learner(self, env, policy, demonstrations):
+            learner, collector = super()._learner(env, policy, demonstrations)
+            update = learner.update
+
+            def watched(rollout, progress, world):
+                rollouts.append(rollout)
+                return update(rollout, progress, world)
+
+            learner.update = watched
+            return learner, collector
+
+    rollouts: list = []
+    run = trainer(tmp_path, "ppo", Watched)
+    run.run()
+    position = torch.stack([rollout.next_observation()["position"].squeeze(-1) for rollout in rollouts])
+    terminated, truncated = (
+        torch.stack([getattr(each, name) for each in rollouts]) for name in ("terminated", "truncated")
+    )
+    assert torch.equal(terminated, position.abs() < 0.1)
+    assert truncated.any()
+    assert not (terminated & truncated).any()
+    assert run.report.episodes == int((terminated | truncated).sum())
+    assert run.report.env_steps == sum(rollout.env_steps for rollout in rollouts)
+
+
+def test_a_policy_of_another_contract_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path, "ppo").run()
+
+    class OtherTask(ReachTask):
+        def environment(self, num_envs, distribution, split, seed=0, device="cpu"):
+            env = Reach(num_envs, executed=1, horizon=1)
+            env.contract = type(env.contract)(
+                env.contract.observation, env.contract.action, control_dt_s=0.2, horizon=1, executed=1
+            )
+            return env
+
+    with pytest.raises(ValueError, match=r"trained under another contract .*control_dt_s"):
+        Trainer(TrainerConfig(num_envs=8), OtherTask(), POLICY, LEARNERS["ppo"], tmp_path, record={})

@@ -1,0 +1,343 @@
+"""A run that was killed, stopped, or asked for more goes on as if nothing had happened; another one is refused."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import embodied.training.experiment
+from embodied.algorithms.ppo import PPO, PPOConfig
+from embodied.algorithms.ranking import Ranking, RankingConfig
+from embodied.algorithms.self_imitation import SelfImitationConfig
+from embodied.algorithms.sft import SFT, SFTConfig
+from embodied.errors import UserError
+from embodied.evaluation import evaluation
+from embodied.rollout.rollout import Collector
+from embodied.saving import checkpoint
+from embodied.training.experiment import Stage, Trainer, TrainerConfig
+from embodied.training.interrupt import Stopped
+from policies.flow import FlowConfig
+from sims.libero.task import LiberoTask
+from tests.embodied.training.test_experiment import ITERATIONS, LEARNERS, POLICY, SCRATCH, ReachTask, trainer
+from tests.embodied.training.test_experiment import PPO as PPO_CONFIG
+from tests.embodied.windy_reach import WindyReach
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """A shell's background jobs begin with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def left(directory: Path) -> dict:
+    """What a run leaves but for times: report, metrics, and all tensors of its last checkpoint, bit for bit."""
+    report = json.loads((directory / "report.json").read_text())
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    saved = checkpoint.load(directory)
+    tensors = {**saved.policy, **{f"before {name}": value for name, value in saved.state["before"]["policy"].items()}}
+    return {
+        **{key: report[key] for key in ("evaluations", "gains", "gains_over_better", "env_steps", "episodes")},
+        "metrics": [{name: value for name, value in row.items() if name != "time"} for row in rows],
+        "weights": {name: value.numpy().tobytes() for name, value in tensors.items()},
+    }
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Checkpoints often, and no drawing of curves, which takes most of the time of a run as small as these."""
+    monkeypatch.setattr(embodied.training.experiment, "SEGMENT", 10)
+    monkeypatch.setattr(embodied.training.experiment, "CURVES", {})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What the run of an algorithm leaves that nobody stopped."""
+    found: dict[tuple, dict] = {}
+
+    def get(algorithm: str, iterations: int = ITERATIONS) -> dict:
+        if (algorithm, iterations) not in found:
+            directory = tmp_path_factory.mktemp("whole")
+            trainer(directory, algorithm, iterations=iterations).run()
+            found[algorithm, iterations] = left(directory)
+        return found[algorithm, iterations]
+
+    return get
+
+
+def until_done(make) -> int:
+    """Run what `make` makes, again after every stop; returns the number of stops."""
+    stops = 0
+    while True:
+        try:
+            make().run()
+        except Stopped:
+            stops += 1
+        else:
+            return stops
+
+
+@pytest.mark.parametrize("algorithm", [*LEARNERS, *SCRATCH])
+def test_stopping_and_continuing_changes_no_number(tmp_path: Path, whole, algorithm: str) -> None:
+    class StopsOften(Trainer):
+        """Asked to stop after every few looks."""
+
+        looks = 0
+
+        def _keep(self, parts, due):
+            self.looks += 1
+            self._stop.requested = self.looks == (3 if self.stage is Stage.RL else 31)
+            super()._keep(parts, due)
+
+    assert until_done(lambda: trainer(tmp_path / "parts", algorithm, StopsOften)) >= 1
+    assert left(tmp_path / "parts") == whole(algorithm)
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class DiesInEveryStage(Trainer):
+    """Nothing is saved when it dies, once a stage, between two checkpoints."""
+
+    died: set[Stage]
+
+    def _keep(self, parts, due):
+        steps = parts["learner"].gradient_steps
+        done = {
+            Stage.SFT: steps == 17,
+            Stage.RL: self.counters["iteration"] == 3,
+            Stage.CONTROL: steps == self.config.sft.steps + 17,
+        }
+        if done[self.stage] and self.stage not in self.died:
+            self.died.add(self.stage)
+            raise Killed
+        super()._keep(parts, due)
+
+
+def killed_and_continued(make) -> None:
+    DiesInEveryStage.died = set()
+    for _ in Stage:
+        try:
+            make().run()
+        except Killed:
+            continue
+    assert DiesInEveryStage.died >= {Stage.SFT, Stage.RL}
+
+
+@pytest.mark.parametrize("algorithm", LEARNERS)
+def test_a_kill_in_every_stage_changes_no_bit(tmp_path: Path, whole, algorithm: str) -> None:
+    killed_and_continued(lambda: trainer(tmp_path / "parts", algorithm, DiesInEveryStage))
+    assert left(tmp_path / "parts") == whole(algorithm)
+
+
+def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_path: Path) -> None:
+    def make(directory: Path, kind: type[Trainer]) -> Trainer:
+        config = TrainerConfig(
+            num_envs=2, env_steps=120, checkpoint_every=2, evaluation_starts=1, evaluation_envs=1, video=False,
+            sft=SFTConfig(steps=25, batch=8),
+        )  # fmt: skip
+        task = LiberoTask(tasks=["0"], assets="stand-in", train_step_limit=12, step_limit=100)
+        imitation = SelfImitationConfig(decisions=3, rounds=2, gradient_steps=6, sft=SFTConfig(batch=8))
+        algorithm = RankingConfig(imitation, warmup=2, epochs=1, gradient_steps=3, minibatch=8, value_minibatch=8)
+        return kind(config, task, FlowConfig(width=8, hidden=16), algorithm, directory, record={})
+
+    make(tmp_path / "whole", Trainer).run()
+    killed_and_continued(lambda: make(tmp_path / "parts", DiesInEveryStage))
+    assert left(tmp_path / "parts") == left(tmp_path / "whole")
+
+
+def test_what_building_a_learner_draws_does_not_shift_what_its_updates_draw(tmp_path: Path, monkeypatch) -> None:
+    class DrawingConfig(PPOConfig):
+        """Of a learner with networks of its own and dropout: both draw from torch's global generator."""
+
+        def build(self, *parts):
+            learner = super().build(*parts)
+            torch.rand(7)
+            update = learner.update
+            learner.update = lambda *given: update(*given) | {"drawn": float(torch.rand(()))}
+            return learner
+
+    monkeypatch.setitem(LEARNERS, "drawing", DrawingConfig(**vars(PPO_CONFIG)))
+    trainer(tmp_path / "whole", "drawing").run()
+    killed_and_continued(lambda: trainer(tmp_path / "parts", "drawing", DiesInEveryStage))
+    assert left(tmp_path / "parts") == left(tmp_path / "whole")
+
+
+def test_a_kill_before_the_first_checkpoint_of_rl_changes_no_bit(tmp_path: Path) -> None:
+    class DiesAtOnce(Trainer):
+        died = False
+
+        def _iterate(self, *parts):
+            if not DiesAtOnce.died:
+                DiesAtOnce.died = True
+                raise Killed
+            return super()._iterate(*parts)
+
+    class ToldTask(ReachTask):
+        """The critic is told the wind, which demonstrations do not hold: random play does."""
+
+        def environment(self, num_envs, distribution, split, seed=0, device="cpu"):
+            return WindyReach(num_envs)
+
+    def make(directory: Path, kind: type[Trainer]) -> Trainer:
+        config = TrainerConfig(
+            num_envs=4, env_steps=100, evaluation_starts=2, evaluation_envs=2, video=False, sft=SFTConfig(5, batch=8)
+        )
+        return kind(config, ToldTask(), POLICY, PPO_CONFIG, directory, record={})
+
+    make(tmp_path / "whole", Trainer).run()
+    with pytest.raises(Killed):
+        make(tmp_path / "parts", DiesAtOnce).run()
+    make(tmp_path / "parts", DiesAtOnce).run()
+    assert left(tmp_path / "parts") == left(tmp_path / "whole")
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+import embodied.training.experiment
+from tests.embodied.training.test_experiment import Trainer, trainer
+
+embodied.training.experiment.SEGMENT = 10
+
+class Killed(Trainer):
+    def _iterate(self, steps, parts):
+        if self.counters["iteration"] == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._iterate(steps, parts)
+
+trainer(Path({directory!r}), "self_imitation", Killed).run()
+"""
+
+
+def test_kill_in_the_middle_of_rl_loses_nothing_but_time(tmp_path: Path, whole) -> None:
+    program = KILLED.format(root=str(ROOT), directory=str(tmp_path / "killed"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, env=environment)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    trainer(tmp_path / "killed", "self_imitation").run()
+    assert left(tmp_path / "killed") == whole("self_imitation")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        (SFT, "fit", 7),  # of SFT
+        (SFT, "fit", 57),  # of the control
+        (Collector, "_act", 13),
+        (Ranking, "_step", 9),
+        (evaluation, "act", 3),  # of SFT
+        (evaluation, "act", 20),  # of a later stage
+    ],
+)
+def test_a_signal_is_obeyed_at_once_wherever_it_comes(
+    tmp_path: Path, whole, monkeypatch, owner, name: str, call: int
+) -> None:
+    monkeypatch.setattr(embodied.training.experiment, "PATIENCE_S", 0.0)
+    original, calls = getattr(owner, name), [0]
+
+    def signals(*arguments, **keywords):
+        calls[0] += 1
+        result = original(*arguments, **keywords)
+        if calls[0] == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(owner, name, signals)
+    with pytest.raises(Stopped, match="Stopped and saved"):
+        trainer(tmp_path / "parts", "ranking").run()
+    assert calls == [call]  # nothing more was done
+    assert trainer(tmp_path / "parts", "ranking").stage is not Stage.DONE
+    trainer(tmp_path / "parts", "ranking").run()
+    assert left(tmp_path / "parts") == whole("ranking")
+
+
+def test_a_short_iteration_is_waited_for_and_not_lost(tmp_path: Path, whole, monkeypatch) -> None:
+    monkeypatch.setattr(embodied.training.experiment, "PATIENCE_S", 1e9)
+    original, calls = PPO.update, [0]
+
+    def signals(*arguments):
+        calls[0] += 1
+        if calls[0] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments)
+
+    monkeypatch.setattr(PPO, "update", signals)
+    with pytest.raises(Stopped):
+        trainer(tmp_path / "parts", "ppo").run()
+    assert trainer(tmp_path / "parts", "ppo").counters["iteration"] == 3
+    trainer(tmp_path / "parts", "ppo").run()
+    assert left(tmp_path / "parts") == whole("ppo")
+
+
+def test_a_second_signal_leaves_the_last_checkpoint(tmp_path: Path, whole, monkeypatch) -> None:
+    write = checkpoint._write
+
+    def signals(directory, saved):
+        write(directory, saved)
+        if saved.counters["iteration"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    class Stops(Trainer):
+        def _keep(self, parts, due):
+            if self.counters["iteration"] == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            super()._keep(parts, due)
+
+    monkeypatch.setattr(checkpoint, "_write", signals)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path / "parts", "ppo", Stops).run()
+    monkeypatch.undo()
+    assert not list((tmp_path / "parts" / "checkpoint").glob(".*"))
+    assert trainer(tmp_path / "parts", "ppo").counters["iteration"] == 2
+    trainer(tmp_path / "parts", "ppo").run()
+    assert left(tmp_path / "parts") == whole("ppo")
+
+
+def test_more_steps_go_on_where_rl_ended_and_all_that_follows_is_made_anew(tmp_path: Path, whole) -> None:
+    trainer(tmp_path / "parts", "ppo", iterations=6).run()
+    first = left(tmp_path / "parts")
+    until_done(lambda: trainer(tmp_path / "parts", "ppo", iterations=10))
+    assert left(tmp_path / "parts") == whole("ppo", 10) != first
+
+
+@pytest.mark.parametrize("algorithm", [*LEARNERS, *SCRATCH])
+def test_every_learner_goes_on_beyond_its_plan(tmp_path: Path, algorithm: str) -> None:
+    trainer(tmp_path, algorithm).run()
+    run = trainer(tmp_path, algorithm, iterations=8)
+    assert run.stage is Stage.RL
+    report = run.run()
+    assert report.env_steps >= 8 * 80
+    progress = [row["step"] for row in left(tmp_path)["metrics"] if "rollout/success" in row]
+    assert progress == sorted(set(progress))
+
+
+def test_other_options_are_refused_and_those_that_no_result_depends_on_are_not(tmp_path: Path) -> None:
+    def resumed(**changes) -> Trainer:
+        record = {"values": {"env_steps": 480, "seed": 0, "video": False, "sft": {"steps": 50}} | changes}
+        config = replace(trainer(tmp_path / "other", "ppo").config, env_steps=record["values"]["env_steps"])
+        return Trainer(config, ReachTask(), POLICY, LEARNERS["ppo"], tmp_path / "run", record=record)
+
+    resumed().run()
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    for changes, told in (
+        ({"seed": 1}, r"has seed=0, got 1; a run is continued as it is, with more env_steps at most"),
+        ({"sft": {"steps": 60}}, r"has sft.steps=50, got 60"),
+        ({"env_steps": 470}, r"has env_steps=480, got 470"),
+        ({"env_steps": 560, "seed": 2}, r"has seed=0, got 2;"),
+    ):
+        with pytest.raises(UserError, match=told):
+            resumed(**changes)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert resumed(video=True).stage is Stage.DONE
