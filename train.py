@@ -1,7 +1,6 @@
 """Train a robot policy: python train.py task=libero_pick [key=value ...].
 
-Every field of the configuration is an option; --help prints those of a task, a policy and an algorithm: python train.py
---help task=quadrotor_hover algorithm=ppo.
+Every field of the configuration is an option; for some of them: python train.py --help task=quadrotor_hover policy=mlp.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from embodied.command_line.config import compose, names
 from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.errors import UserError
 from embodied.saving import checkpoint
-from embodied.training.experiment import Trainer, TrainerConfig
+from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.run_directory import new_run, resumed_run
 from policies.registry import POLICIES
 from real_robot import lerobot_reading
@@ -35,7 +34,7 @@ GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS}
 
 
 @dataclass
-class TrainConfig(TrainerConfig):
+class TrainConfig(ExperimentConfig):
     """Options of train.py: those of a run, and its parts.
 
     `seed` draws all that is random. `device` holds policy and learner; PyTorch takes `threads` cores. `wandb` names a
@@ -70,7 +69,7 @@ def run(arguments: list[str]) -> None:
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     name = Path("outputs") / config.task.name / f"{stamp}_seed{config.seed}"
     with resumed_run(resumed) if resumed else new_run(config.output, name) as directory:
-        trainer = Trainer(
+        trainer = Experiment(
             config, with_latency(config.task, config.latency), config.policy, config.algorithm, directory,
             record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
             demonstrations=partial(lerobot_reading.episodes, config.demonstrations) if config.demonstrations else None,

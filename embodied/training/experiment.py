@@ -49,7 +49,7 @@ SEGMENT = 500
 
 
 @dataclass
-class TrainerConfig:
+class ExperimentConfig:
     """Sizes of a run.
 
     RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations.
@@ -80,12 +80,12 @@ class TrainerConfig:
             raise UserError(f"expected stages=[sft], [rl] or [sft,rl], got {list(self.stages)}")
 
 
-class Trainer(SavedRun):
+class Experiment(SavedRun):
     """One run in `directory`; where that holds a checkpoint, the run continues."""
 
     def __init__(
         self,
-        config: TrainerConfig,
+        config: ExperimentConfig,
         task: Task,
         policy: PolicyConfig,
         algorithm: LearnerConfig,

@@ -107,7 +107,7 @@ def test_a_failed_save_leaves_the_previous_checkpoint_and_no_litter(failing, tmp
 
 def test_kill_9_while_saving_loses_nothing(tmp_path):
     program = (
-        "import itertools, sys; sys.path.insert(0, 'tests/embodied'); from test_checkpoint import *\n"
+        "import itertools, sys; sys.path.insert(0, 'tests/embodied/saving'); from test_checkpoint import *\n"
         "for value in itertools.count(1): save(sys.argv[1], example(value)); print(value, flush=True)"
     )
     for pause in (0.0, 0.005):

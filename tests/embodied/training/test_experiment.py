@@ -22,7 +22,7 @@ from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import first_decisions
-from embodied.training.experiment import Trainer, TrainerConfig
+from embodied.training.experiment import Experiment, ExperimentConfig
 from policies.flow import FlowConfig, Sampler
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
@@ -92,9 +92,9 @@ def no_curves(monkeypatch):
 
 
 def trainer(
-    directory: Path, algorithm: str, kind: type[Trainer] = Trainer, *, iterations: int = ITERATIONS, seed: int = 0
-) -> Trainer:
-    config = TrainerConfig(
+    directory: Path, algorithm: str, kind: type[Experiment] = Experiment, *, iterations: int = ITERATIONS, seed: int = 0
+) -> Experiment:
+    config = ExperimentConfig(
         num_envs=8, env_steps=iterations * 80, checkpoint_every=2, evaluation_starts=6, evaluation_envs=4, video=False,
         sft=SFT_CONFIG,
     )  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_run_reports_every_stage(tmp_path: Path, algorithm: str) -> None:
 
 
 def test_the_control_is_supervised_training_that_never_stopped(tmp_path: Path) -> None:
-    class Watched(Trainer):
+    class Watched(Experiment):
         """Keeps the weights of what is evaluated."""
 
         def _evaluate(self, policy, *rest):
@@ -153,7 +153,7 @@ def test_every_stage_is_evaluated_on_all_distributions_and_rl_on_their_variants(
 
 
 def test_what_is_filmed_is_what_sft_and_rl_ended_with(tmp_path: Path) -> None:
-    class Watched(Trainer):
+    class Watched(Experiment):
         def _evaluate(self, policy, *rest):
             ended[self.stage.value] = copy.deepcopy(policy.state_dict())
             super()._evaluate(policy, *rest)
@@ -196,8 +196,8 @@ def test_every_environment_is_asked_to_be_where_the_policy_is(tmp_path: Path) ->
             asked.append((split, device))
             return super().environment(num_envs, distribution, split)
 
-    config = TrainerConfig(num_envs=8, env_steps=80, evaluation_starts=2, evaluation_envs=2, video=False)
-    Trainer(config, Placed(), POLICY, SCRATCH["td3"], tmp_path, record={}, device="cpu:0").run()
+    config = ExperimentConfig(num_envs=8, env_steps=80, evaluation_starts=2, evaluation_envs=2, video=False)
+    Experiment(config, Placed(), POLICY, SCRATCH["td3"], tmp_path, record={}, device="cpu:0").run()
     assert asked == [("train", "cpu:0"), ("eval", "cpu:0"), ("train", "cpu:0")]  # the last for random play
 
 
@@ -214,9 +214,9 @@ def test_success_and_return_are_told_where_an_episode_ended(tmp_path: Path) -> N
         def environment(self, num_envs: int, *_: object, **__: object) -> SmoothReach:
             return Away(num_envs)
 
-    config = TrainerConfig(4, env_steps=4 * 14, evaluation_starts=2, evaluation_envs=2, video=False)
+    config = ExperimentConfig(4, env_steps=4 * 14, evaluation_starts=2, evaluation_envs=2, video=False)
     learner = PPOConfig(decisions=2, minibatch=8, epochs=1)
-    Trainer(config, AwayTask(), POLICY, learner, tmp_path, record={}).run()
+    Experiment(config, AwayTask(), POLICY, learner, tmp_path, record={}).run()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     told = [{key: value for key, value in row.items() if key.startswith("rollout/")} for row in rows]
     assert [set(row) for row in told[:3]] == [set()] * 3
@@ -231,9 +231,9 @@ def test_a_task_with_a_baseline_has_it_measured_on_the_same_episodes(tmp_path: P
             policy.fit(*first_decisions(self.environment(1, "wide", "eval"), torch.Generator()))
             return {"beginner": policy}
 
-    config = TrainerConfig(num_envs=8, env_steps=200, evaluation_starts=4, evaluation_envs=8, video=False)
+    config = ExperimentConfig(num_envs=8, env_steps=200, evaluation_starts=4, evaluation_envs=8, video=False)
     algorithm = PPOConfig(decisions=4, epochs=1, minibatch=16)
-    Trainer(config, Compared(), MLPConfig(hidden=[8]), algorithm, tmp_path, record={}).run()
+    Experiment(config, Compared(), MLPConfig(hidden=[8]), algorithm, tmp_path, record={}).run()
     assert [row["stage"] for row in json.loads((tmp_path / "report.json").read_text())["evaluations"]] == [
         "baseline beginner",
         "rl",
@@ -245,32 +245,32 @@ def test_what_cannot_work_says_so_before_anything_runs(tmp_path: Path) -> None:
         def demonstrations(self, directory, seed):
             raise AssertionError("demonstrations were made")
 
-    directory, config = tmp_path / "run", TrainerConfig(num_envs=8, evaluation_envs=8)
+    directory, config = tmp_path / "run", ExperimentConfig(num_envs=8, evaluation_envs=8)
     with pytest.raises(UserError, match="expected a differentiable simulator for algorithm=bptt"):
-        Trainer(config, Undemonstrated(), POLICY, SCRATCH["bptt"], directory, record={})
+        Experiment(config, Undemonstrated(), POLICY, SCRATCH["bptt"], directory, record={})
     with pytest.raises(UserError, match="imitation needs demonstrations, which this task has not"):
-        Trainer(config, ScratchTask(), POLICY, IMITATION, directory, record={})
+        Experiment(config, ScratchTask(), POLICY, IMITATION, directory, record={})
     with pytest.raises(UserError, match="expected at least 2 environments, one per task; got 1"):
-        Trainer(TrainerConfig(evaluation_envs=1), Undemonstrated(), POLICY, PPO, directory, record={})
+        Experiment(ExperimentConfig(evaluation_envs=1), Undemonstrated(), POLICY, PPO, directory, record={})
     assert not directory.exists()
 
 
 def test_a_flow_without_likelihood_is_refused_by_ppo_before_anything_runs(tmp_path: Path) -> None:
     task = LiberoTask(tasks=["0"], assets="stand-in")
-    config = TrainerConfig(num_envs=1, evaluation_envs=1)
+    config = ExperimentConfig(num_envs=1, evaluation_envs=1)
     policy = FlowConfig(width=8, hidden=8, sampler=Sampler.ODE)
     with pytest.raises(
         UserError,
         match="whose samples have a log-probability for algorithm=ppo",
     ):
-        Trainer(config, task, policy, PPO, tmp_path / "run", record={})
+        Experiment(config, task, policy, PPO, tmp_path / "run", record={})
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "ranking"])
 def test_another_seed_trains_from_other_starts(tmp_path: Path, algorithm: str) -> None:
     def starts(seed: int) -> set[int]:
-        class Watched(Trainer):
+        class Watched(Experiment):
             def _learner(self, env, policy, demonstrations):
                 learner, collector = super()._learner(env, policy, demonstrations)
                 collect = collector.collect
@@ -293,7 +293,7 @@ def test_another_seed_trains_from_other_starts(tmp_path: Path, algorithm: str) -
 
 
 def test_another_seed_explores_with_other_noise(tmp_path: Path) -> None:
-    def actions(run: Trainer) -> torch.Tensor:
+    def actions(run: Experiment) -> torch.Tensor:
         """Of the same policy in the same initial states."""
         _, collector = run._learner(Reach(8), copy.deepcopy(first.policy), first.demonstrations)
         return collector.collect(1).actions
@@ -305,7 +305,7 @@ def test_another_seed_explores_with_other_noise(tmp_path: Path) -> None:
 
 
 def test_time_limits_are_no_terminations_in_what_learners_get(tmp_path: Path) -> None:
-    class Watched(Trainer):
+    class Watched(Experiment):
         def _learner(self, env, policy, demonstrations):
             learner, collector = super()._learner(env, policy, demonstrations)
             update = learner.update
@@ -343,4 +343,4 @@ def test_a_policy_of_another_contract_is_refused(tmp_path: Path) -> None:
             return env
 
     with pytest.raises(ValueError, match=r"trained under another contract .*control_dt_s"):
-        Trainer(TrainerConfig(num_envs=8), OtherTask(), POLICY, LEARNERS["ppo"], tmp_path, record={})
+        Experiment(ExperimentConfig(num_envs=8), OtherTask(), POLICY, LEARNERS["ppo"], tmp_path, record={})

@@ -20,7 +20,7 @@ from embodied.errors import UserError
 from embodied.evaluation import evaluation
 from embodied.rollout.rollout import Collector
 from embodied.saving import checkpoint
-from embodied.training.experiment import Stage, Trainer, TrainerConfig
+from embodied.training.experiment import Experiment, ExperimentConfig, Stage
 from embodied.training.interrupt import Stopped
 from policies.flow import FlowConfig
 from sims.libero.task import LiberoTask
@@ -88,7 +88,7 @@ def until_done(make) -> int:
 
 @pytest.mark.parametrize("algorithm", [*LEARNERS, *SCRATCH])
 def test_stopping_and_continuing_changes_no_number(tmp_path: Path, whole, algorithm: str) -> None:
-    class StopsOften(Trainer):
+    class StopsOften(Experiment):
         """Asked to stop after every few looks."""
 
         looks = 0
@@ -106,7 +106,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-class DiesInEveryStage(Trainer):
+class DiesInEveryStage(Experiment):
     """Nothing is saved when it dies, once a stage, between two checkpoints."""
 
     died: set[Stage]
@@ -141,8 +141,8 @@ def test_a_kill_in_every_stage_changes_no_bit(tmp_path: Path, whole, algorithm: 
 
 
 def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_path: Path) -> None:
-    def make(directory: Path, kind: type[Trainer]) -> Trainer:
-        config = TrainerConfig(
+    def make(directory: Path, kind: type[Experiment]) -> Experiment:
+        config = ExperimentConfig(
             num_envs=2, env_steps=120, checkpoint_every=2, evaluation_starts=1, evaluation_envs=1, video=False,
             sft=SFTConfig(steps=25, batch=8),
         )  # fmt: skip
@@ -151,7 +151,7 @@ def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_pat
         algorithm = RankingConfig(imitation, warmup=2, epochs=1, gradient_steps=3, minibatch=8, value_minibatch=8)
         return kind(config, task, FlowConfig(width=8, hidden=16), algorithm, directory, record={})
 
-    make(tmp_path / "whole", Trainer).run()
+    make(tmp_path / "whole", Experiment).run()
     killed_and_continued(lambda: make(tmp_path / "parts", DiesInEveryStage))
     assert left(tmp_path / "parts") == left(tmp_path / "whole")
 
@@ -174,7 +174,7 @@ def test_what_building_a_learner_draws_does_not_shift_what_its_updates_draw(tmp_
 
 
 def test_a_kill_before_the_first_checkpoint_of_rl_changes_no_bit(tmp_path: Path) -> None:
-    class DiesAtOnce(Trainer):
+    class DiesAtOnce(Experiment):
         died = False
 
         def _iterate(self, *parts):
@@ -189,13 +189,13 @@ def test_a_kill_before_the_first_checkpoint_of_rl_changes_no_bit(tmp_path: Path)
         def environment(self, num_envs, distribution, split, seed=0, device="cpu"):
             return WindyReach(num_envs)
 
-    def make(directory: Path, kind: type[Trainer]) -> Trainer:
-        config = TrainerConfig(
+    def make(directory: Path, kind: type[Experiment]) -> Experiment:
+        config = ExperimentConfig(
             num_envs=4, env_steps=100, evaluation_starts=2, evaluation_envs=2, video=False, sft=SFTConfig(5, batch=8)
         )
         return kind(config, ToldTask(), POLICY, PPO_CONFIG, directory, record={})
 
-    make(tmp_path / "whole", Trainer).run()
+    make(tmp_path / "whole", Experiment).run()
     with pytest.raises(Killed):
         make(tmp_path / "parts", DiesAtOnce).run()
     make(tmp_path / "parts", DiesAtOnce).run()
@@ -207,11 +207,11 @@ import os, signal, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 import embodied.training.experiment
-from tests.embodied.training.test_experiment import Trainer, trainer
+from tests.embodied.training.test_experiment import Experiment, trainer
 
 embodied.training.experiment.SEGMENT = 10
 
-class Killed(Trainer):
+class Killed(Experiment):
     def _iterate(self, steps, parts):
         if self.counters["iteration"] == 3:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -289,7 +289,7 @@ def test_a_second_signal_leaves_the_last_checkpoint(tmp_path: Path, whole, monke
         if saved.counters["iteration"] == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    class Stops(Trainer):
+    class Stops(Experiment):
         def _keep(self, parts, due):
             if self.counters["iteration"] == 3:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -324,10 +324,10 @@ def test_every_learner_goes_on_beyond_its_plan(tmp_path: Path, algorithm: str) -
 
 
 def test_other_options_are_refused_and_those_that_no_result_depends_on_are_not(tmp_path: Path) -> None:
-    def resumed(**changes) -> Trainer:
+    def resumed(**changes) -> Experiment:
         record = {"values": {"env_steps": 480, "seed": 0, "video": False, "sft": {"steps": 50}} | changes}
         config = replace(trainer(tmp_path / "other", "ppo").config, env_steps=record["values"]["env_steps"])
-        return Trainer(config, ReachTask(), POLICY, LEARNERS["ppo"], tmp_path / "run", record=record)
+        return Experiment(config, ReachTask(), POLICY, LEARNERS["ppo"], tmp_path / "run", record=record)
 
     resumed().run()
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()

@@ -15,7 +15,7 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.video import film
 from embodied.rollout.rollout import Collector
 from embodied.saving.checkpoint import Checkpoint
-from embodied.training.experiment import Trainer, TrainerConfig
+from embodied.training.experiment import Experiment, ExperimentConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
 
@@ -75,11 +75,11 @@ def test_other_orders_are_refused(meet: Callable[[MLPPolicy, NamedReach], object
 
 
 def test_a_run_is_not_resumed_on_another_order(tmp_path: Path) -> None:
-    config = TrainerConfig(2, env_steps=8, evaluation_starts=1, evaluation_envs=2, video=False)
+    config = ExperimentConfig(2, env_steps=8, evaluation_starts=1, evaluation_envs=2, video=False)
 
     def run(*names: str) -> None:
         learner = PPOConfig(decisions=2, minibatch=8, epochs=1)
-        Trainer(config, NamedTask(*names), MLPConfig(hidden=[4]), learner, tmp_path, record={}).run()
+        Experiment(config, NamedTask(*names), MLPConfig(hidden=[4]), learner, tmp_path, record={}).run()
 
     run("position", "task")
     run("position", "task")
