@@ -96,10 +96,11 @@ def normalise(advantage: Tensor, own: Tensor, world: World = ALONE) -> Tensor:
 
 @torch.no_grad()
 def values(policy: TrainablePolicy, observation: TensorDict) -> Tensor:
-    """The policy's value of observations [T, N], [T, N] where these are, computed in pieces."""
+    """The policy's value of observations [T, N], [T, N] float32 where these are, computed in pieces."""
     where = next(iter(observation.values(include_nested=True, leaves_only=True))).device
     pieces = observation.flatten(0, 1).split(4096)
-    return torch.cat([policy.value(piece.to(policy.device)).to(where) for piece in pieces]).view(observation.batch_size)
+    found = torch.cat([policy.value(piece.to(policy.device)).to(where, torch.float32) for piece in pieces])
+    return found.view(observation.batch_size)
 
 
 def next_values(policy: TrainablePolicy, rollout: Rollout, value: Tensor) -> Tensor:

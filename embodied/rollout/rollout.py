@@ -214,7 +214,7 @@ class Collector:
         actions, sample, log_prob = (
             part.to(self.env.device) for part in (decision.actions, decision.sample, decision.log_prob)
         )
-        value = None if decision.value is None else decision.value.to(self.env.device)
+        value = None if decision.value is None else decision.value.to(self.env.device, torch.float32)
         return Decision(actions, sample, log_prob, value)
 
     def _restart(self) -> TensorDict:
