@@ -187,12 +187,15 @@ def test_an_earlier_transition_is_not_changed_by_a_later_one() -> None:
     env = Counter(2, tasks=1)
     env.reset()
     first = env.step(chunk(GOAL, 0.1))
-    kept = {name: getattr(first, name).clone() for name in ("terminated", "truncated", "success", "diverged")}
     start, steps = env.start, env.steps
     before = start.clone(), steps.clone()
-    env.step(chunk(0.0, ABYSS))
+    second = env.step(chunk(0.0, ABYSS))
+    names = ("terminated", "truncated", "success", "diverged")
+    kept = [{name: getattr(each, name).clone() for name in names} for each in (first, second)]
     env.reset()
-    assert all(torch.equal(getattr(first, name), value) for name, value in kept.items())
+    for each, flags in zip((first, second), kept, strict=True):
+        assert all(torch.equal(getattr(each, name), value) for name, value in flags.items())
+    assert first.terminated.tolist() == [True, False]
     assert torch.equal(start, before[0])
     assert torch.equal(steps, before[1])
 

@@ -1,5 +1,7 @@
 """A success rate is the right number, the same number every time, with the right interval."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -7,8 +9,10 @@ from torch import Tensor, nn
 
 from embodied.contract import Contract, TensorSpec
 from embodied.environment import Transition
-from embodied.evaluation.evaluation import EvaluationResult, evaluate, wilson
+from embodied.evaluation.evaluation import Z95, EvaluationResult, _independent_gain, evaluate, wilson
 from embodied.policy import Decision
+from tests.embodied.nameless import Nameless
+from tests.embodied.rollout.test_rollout import Constant
 
 STEP_LIMIT = 60
 
@@ -166,6 +170,39 @@ def test_no_difference_is_no_certainty():
     assert gain.low < 0 < gain.high
 
 
+def outcomes(successes: int, episodes: int) -> Tensor:
+    return torch.arange(episodes).unsqueeze(0) < successes
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "interval"),
+    [  # Newcombe 1998, Stat. Med. 17, 873-890, table II, method 10
+        ((56, 70), (48, 80), (0.0524, 0.3339)),
+        ((9, 10), (3, 10), (0.1705, 0.8090)),
+        ((6, 7), (2, 7), (0.0582, 0.8062)),
+        ((5, 56), (0, 29), (-0.0381, 0.1926)),
+        ((0, 10), (0, 20), (-0.1611, 0.2775)),
+        ((0, 10), (0, 10), (-0.2775, 0.2775)),
+        ((10, 10), (0, 20), (0.6791, 1.0)),
+    ],
+)
+def test_the_gain_on_other_episodes_against_published_numbers(after, before, interval):
+    gain = _independent_gain(outcomes(*after), outcomes(*before), Z95)
+    assert gain.difference == pytest.approx(after[0] / after[1] - before[0] / before[1])
+    assert (gain.low, gain.high) == pytest.approx(interval, abs=5e-5)
+
+
+def test_evaluations_that_are_not_of_the_same_episodes_are_not_paired():
+    def of(successes: int, repeatable: bool) -> EvaluationResult:
+        success = outcomes(successes, 10)
+        return EvaluationResult(("pick",), success, torch.ones_like(success).long(), 280, repeatable=repeatable)
+
+    for pair in ((False, False), (False, True), (True, False)):
+        gain = of(9, pair[0]).gain_over(of(3, pair[1]))
+        assert (gain.low, gain.high) == pytest.approx((0.1705, 0.8090), abs=5e-5)
+    assert of(9, True).gain_over(of(3, True)).low != pytest.approx(0.1705, abs=1e-2)
+
+
 def test_gain_needs_the_same_episodes():
     with pytest.raises(ValueError, match="same tasks, starts and step limit"):
         result([True] * 3).gain_over(result([True] * 4))
@@ -179,3 +216,43 @@ def test_summary_holds_rates_and_intervals_per_task():
     assert [row["task"] for row in summary["per_task"]] == ["a", "b"]
     assert [row["success"] for row in summary["per_task"]] == [1.0, 0.5]
     assert [row["mean_steps"] for row in summary["per_task"]] == [15.0, 35.0]
+
+
+def test_without_numbers_every_episode_that_was_dealt_counts() -> None:
+    """Those that succeed end early: whoever counted the first to end would find too many of them."""
+    env = Nameless(6, tasks=2)
+    result = evaluate(env, Constant(env._reach, -0.1), starts_per_task=7)
+    assert len(env.begun) == 14
+    even = torch.tensor([sum(start % 2 == 0 for at, start in env.begun if at % 2 == task) for task in range(2)])
+    assert torch.equal(result.success.sum(1), even)  # even starts are to the right of the goal
+    assert ((result.steps == 7) | result.success).all()
+    assert 0 < even.sum() < 14
+    assert (result.repeatable, result.step_limit) == (False, None)
+
+
+def test_without_numbers_episodes_take_as_many_steps_as_they_took():
+    env = Nameless(3, tasks=1)
+    result = evaluate(env, Constant(env._reach, -0.1), starts_per_task=9)
+    expected = [-(-(0.2 + 0.05 * (start % 11)) // 0.1) if start % 2 == 0 else 7 for _, start in env.begun]
+    assert abs(int(result.steps.sum()) - sum(min(7, each) for each in expected)) <= 9  # 0.1 is no float
+
+
+def test_what_a_watcher_sees_executed_are_the_episodes_that_count():
+    seen = []
+    env = ChaoticEnvironment(16)
+    result = evaluate(
+        env, NetworkPolicy(), starts_per_task=4,
+        watch=lambda env, chunk, transition: seen.append(int(transition.executed.sum())),
+    )  # fmt: skip
+    assert sum(seen) == int(result.steps.sum())
+
+
+def test_what_blows_up_beside_the_episodes_that_count_is_nobodys():
+    class Breaking(ChaoticEnvironment):
+        def step(self, actions: Tensor) -> Transition:
+            transition = super().step(actions)
+            return replace(transition, diverged=transition.truncated.clone())
+
+    assert evaluate(Breaking(16), NetworkPolicy(), starts_per_task=4).diverged == 12 - int(
+        evaluate(ChaoticEnvironment(16), NetworkPolicy(), starts_per_task=4).success.sum()
+    )
