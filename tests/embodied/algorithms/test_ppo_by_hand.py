@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.algorithms.ppo import PPO, PPOConfig
+from embodied.errors import UserError
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE
 from policies.mlp import MLPConfig, MLPPolicy
@@ -190,3 +191,41 @@ def test_a_rollout_of_a_person_alone_changes_nothing() -> None:
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     assert learner.update(replace(rollout, human=torch.ones_like(rollout.executed)), 0.0) == {}
     assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+
+
+@pytest.mark.parametrize("piece", [1, 4, 7])
+def test_a_minibatch_in_pieces_has_the_gradients_of_the_whole(piece: int) -> None:
+    found = []
+    for rows in (None, piece):
+        policy, learner, rollout = taken_over(envs=5)  # decisions that count beside those that don't
+        learner.piece, learner.config.entropy_weight = rows or 10**6, 0.1
+        batch, *_ = learner._prepare(rollout, ALONE)
+        batch["log_prob"] = batch["log_prob"] + 0.3 * torch.randn(4, 5, 1, generator=torch.Generator().manual_seed(0))
+        metrics = learner._step(batch.flatten(0, 1))
+        found.append((gradients([*policy.actor_parameters(), *policy.critic_parameters()]), metrics))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-6)
+    assert found[1][1] == pytest.approx(found[0][1], rel=1e-5, abs=1e-6)
+    assert found[0][0].abs().max() > 1e-2
+
+
+def test_pieces_keep_no_more_than_the_budget_allows() -> None:
+    seen: list[int] = []
+
+    def update(memory_gb: float | None) -> dict[str, float]:
+        _, learner, collector = make(envs=32, minibatch=128, memory_gb=memory_gb)
+        original = learner._losses
+
+        def losses(batch: TensorDict, count: int) -> tuple:
+            seen.append(len(batch))
+            return original(batch, count)
+
+        learner._losses = losses
+        return learner.update(collector.collect(8), 0.0)
+
+    whole = update(None)
+    assert set(seen) == {128}
+    seen.clear()
+    assert update(2e-6) == pytest.approx(whole, rel=1e-4, abs=1e-6)
+    assert 1 < max(seen) < 32
+    with pytest.raises(UserError, match="expected memory_gb above 0, got 0"):
+        PPOConfig(memory_gb=0.0)

@@ -1,0 +1,121 @@
+"""Processes that train together learn what one with all their environments would; here they are threads."""
+
+import copy
+import threading
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from embodied.algorithms.ppo import PPO
+from embodied.rollout.rollout import Rollout
+from embodied.world import ALONE
+from tests.embodied.algorithms.test_ppo_by_hand import make, taken_over
+
+
+class Two:
+    """The world of two threads, as one of them sees it."""
+
+    size = 2
+
+    def __init__(self, rank: int, shared: list, barrier: threading.Barrier) -> None:
+        self.rank, self.shared, self.barrier = rank, shared, barrier
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        self.shared[self.rank] = values.detach().clone()
+        self.barrier.wait(60)
+        total = self.shared[0] + self.shared[1]
+        self.barrier.wait(60)
+        return total
+
+
+def half(rollout: Rollout, rank: int) -> Rollout:
+    """Its environments from the first, or from the middle one on."""
+    count = rollout.done.shape[1]
+    columns = slice(rank * count // 2, (rank + 1) * count // 2)
+    parts = {
+        field.name: value[:, columns]
+        for field in fields(Rollout)
+        if (value := getattr(rollout, field.name)) is not None and getattr(value, "ndim", 0) >= 2
+    }
+    env = rollout.final_rows % count
+    mine = (env >= columns.start) & (env < columns.stop)
+    rows = rollout.final_rows[mine] // count * (count // 2) + env[mine] - columns.start
+    last, final = rollout.last_observation[columns], rollout.final_observation[mine]
+    return replace(
+        rollout, **parts, last_observation=last, task_index=rollout.task_index[columns], final_rows=rows,
+        final_observation=final,
+    )  # fmt: skip
+
+
+def averaged(learner: PPO, world: Two) -> None:
+    """What wraps the modules of a run in several processes does in the backward pass."""
+
+    def average(*_: object) -> None:
+        for parameter in (parameter for group in learner.parameters for parameter in group):
+            if parameter.grad is not None:
+                parameter.grad = world.sum(parameter.grad) / world.size
+
+    learner.optimiser.register_step_pre_hook(average)
+
+
+def test_two_processes_learn_what_one_with_all_environments_would() -> None:
+    settings = {"envs": 8, "epochs": 12, "learning_rate": 0.03, "target_kl": 0.01, "discount": 0.9}
+    policy, learner, collector = make(**settings)
+    before = copy.deepcopy(policy.state_dict())
+    rollout = collector.collect(20)
+    rollout = replace(rollout, reward=rollout.reward + (torch.arange(8) / 4).view(1, 8, 1) * rollout.executed)
+    assert len(rollout.final_rows)
+    expected = learner.update(rollout, 0.0)
+    assert 1 < expected["minibatches"] < 12  # the divergence stopped it
+    shared, barrier = [None, None], threading.Barrier(2)
+    found: dict[int, tuple] = {}
+
+    def process(rank: int) -> None:
+        try:
+            world = Two(rank, shared, barrier)
+            averaged(learners[rank], world)
+            found[rank] = learners[rank].update(half(rollout, rank), 0.0, world), advantages(rank, world)
+        except BaseException:
+            barrier.abort()
+            raise
+
+    def advantages(rank: int, world: Two) -> torch.Tensor:
+        return learners[rank]._prepare(half(rollout, rank), world)[0]["advantage"]
+
+    policies, learners = zip(*(make(**settings)[:2] for _ in range(2)), strict=True)
+    for each in policies:
+        each.load_state_dict(before)
+    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(found) == {0, 1}
+    whole = learner._prepare(rollout, ALONE)[0]["advantage"]
+    torch.testing.assert_close(torch.cat([found[rank][1] for rank in range(2)], 1), whole, rtol=1e-3, atol=1e-4)
+    for rank in range(2):
+        metrics = found[rank][0]
+        for name in ("reward_scale", "advantage_std"):
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-6)
+        assert metrics["minibatches"] == expected["minibatches"]
+        for name, value in policies[rank].state_dict().items():
+            torch.testing.assert_close(value, policy.state_dict()[name], rtol=1e-3, atol=1e-4)
+    means = {name: sum(found[rank][0][name] for rank in range(2)) / 2 for name in ("kl", "policy_loss", "value_loss")}
+    assert means == pytest.approx({name: expected[name] for name in means}, rel=1e-3, abs=1e-4)
+    assert found[0][0]["kl"] != pytest.approx(found[1][0]["kl"], rel=1e-2)  # they would not have stopped together
+
+
+def test_a_process_whose_environments_a_person_led_waits_for_nobody() -> None:
+    _, learner, rollout = taken_over()
+    asked: list[int] = []
+
+    class Counted:
+        rank, size = 0, 2
+
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            asked.append(values.numel())
+            return values * 0  # nobody has a decision of their own
+
+    assert learner.update(rollout, 0.0, Counted()) == {}
+    assert len(asked) == 2  # the scale of rewards, and how many decisions there are
