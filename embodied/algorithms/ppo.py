@@ -114,7 +114,6 @@ class PPO:
         if int(world.sum(rollout.own.sum())) < 2 * world.size:  # a person did it all
             return {}
         batch, advantage_std, explained = self._prepare(rollout, world)
-        batch = batch.to(self.policy.device)
         sums: dict[str, float] = {}
         count = 0
         stop = False
@@ -135,16 +134,19 @@ class PPO:
         return means | told | {"minibatches": float(count)}
 
     def _minibatches(self, batch: TensorDict) -> Iterator[TensorDict]:
-        """Decisions [B] of `batch` [T, N] in random order; all decisions [T, B] of environments where one remembers."""
+        """Decisions [B] of `batch` [T, N] in random order; all decisions [T, B] of environments where one remembers.
+
+        Each is taken from where the rollout lies when its turn comes: that may not fit where the policy is.
+        """
         size, dim = self.config.minibatch, 0
         if isinstance(self.policy, RecurrentPolicy):
             size, dim = max(1, size // len(batch)), 1
         else:
             batch = batch.flatten(0, 1)
-        order = torch.randperm(batch.shape[dim], generator=self.generator).to(batch.device)
-        for part in _select(batch, order, dim).split(size, dim):
+        for rows in torch.randperm(batch.shape[dim], generator=self.generator).split(size):
+            part = _select(batch, rows, dim)
             if part["own"].any():
-                yield cast(TensorDict, part)
+                yield part.to(self.policy.device)
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, float, float]:
         """What is trained on [T, N], the deviation of the advantages and the explained variance."""
@@ -236,4 +238,4 @@ class PPO:
 def _select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:
     # Copies rows, which is twice as fast as batch[rows]: that copies number by number.
     size = [*batch.shape[:dim], len(rows)]
-    return cast(TensorDict, batch.apply(lambda part: part.index_select(dim, rows), batch_size=size))
+    return cast(TensorDict, batch.apply(lambda part: part.index_select(dim, rows.to(part.device)), batch_size=size))

@@ -229,3 +229,16 @@ def test_pieces_keep_no_more_than_the_budget_allows() -> None:
     assert 1 < max(seen) < 32
     with pytest.raises(UserError, match="expected memory_gb above 0, got 0"):
         PPOConfig(memory_gb=0.0)
+
+
+def test_minibatches_are_taken_from_where_the_rollout_lies_one_after_the_other() -> None:
+    """A rollout on disk need not fit into memory, nor one in memory onto the policy's device."""
+    _, learner, collector = make(minibatch=8)
+    batch, *_ = learner._prepare(collector.collect(4), ALONE)
+    parts = list(learner._minibatches(batch))
+    assert [len(part) for part in parts] == [8, 8, 8]
+    for part in parts:
+        for leaf in part.values(include_nested=True, leaves_only=True):
+            assert leaf.untyped_storage().nbytes() == leaf.nbytes
+    seen = torch.cat([part["sample", "raw"] for part in parts])[:, 0]
+    assert torch.equal(seen.sort().values, batch["sample", "raw"].flatten(0, 1)[:, 0].sort().values)
