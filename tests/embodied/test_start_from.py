@@ -1,0 +1,170 @@
+"""Runs that begin with the weights of another one, and stages that were asked for."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import embodied.trainer
+from embodied import checkpoint
+from embodied.errors import UserError
+from embodied.trainer import Stage, Trainer, TrainerConfig
+from policies.mlp import MLPConfig
+from tests.embodied.reach import Reach
+from tests.embodied.test_loop import Killed, dies
+from tests.embodied.test_trainer import POLICY, PPO, SFT_CONFIG, ReachTask, ScratchTask, trainer
+
+
+@pytest.fixture(autouse=True)
+def no_curves(monkeypatch):
+    """To draw them takes most of the time of a run as small as these."""
+    monkeypatch.setattr(embodied.trainer, "CURVES", {})
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A finished run."""
+    directory = tmp_path_factory.mktemp("source")
+    trainer(directory, "ppo", iterations=3).run()
+    return directory
+
+
+def run_from(
+    start: Path | str | None,
+    directory: Path,
+    stages: list[str] | None = None,
+    *,
+    kind: type[Trainer] = Trainer,
+    task: ReachTask | None = None,
+    policy: MLPConfig = POLICY,
+) -> Trainer:
+    config = TrainerConfig(
+        num_envs=8, env_steps=300, checkpoint_every=1, evaluation_starts=6, evaluation_envs=4, video=False,
+        sft=SFT_CONFIG, start_from=None if start is None else str(start), stages=stages,
+    )  # fmt: skip
+    record = {"values": {"start_from": config.start_from, "env_steps": 300, "stages": stages}}
+    return kind(config, task or ReachTask(), policy, PPO, directory, record=record)
+
+
+def told(directory: Path) -> dict[str, dict]:
+    report = json.loads((directory / "report.json").read_text())
+    return {row["stage"]: row for row in report["evaluations"]}
+
+
+def same(first: dict, second: dict) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def newest(directory: Path) -> Path:
+    return sorted((directory / "checkpoint").glob("[0-9]*"))[-1]
+
+
+def test_a_run_begins_with_weights_and_statistics_of_another(source: Path, tmp_path: Path) -> None:
+    weights = newest(source) / "policy.safetensors"
+    for place in (source, newest(source), weights):
+        assert same(dict(run_from(place, tmp_path / "unused").policy.state_dict()), checkpoint.load(source).policy)
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_rl_goes_on_from_there(source: Path, tmp_path: Path, file: bool) -> None:
+    run = run_from(newest(source) / "policy.safetensors" if file else source, tmp_path, ["rl"])
+    assert run.stages == [Stage.START, Stage.RL, Stage.DONE]
+    mean = run.policy.mean.clone()
+    run.run()
+    found = told(tmp_path)
+    assert list(found) == ["start", "rl"]
+    assert found["start"]["success"] == told(source)["rl"]["success"]  # the same policy on the same episodes
+    assert torch.equal(run.policy.mean, mean)  # RL takes no statistics of its own
+    gains = json.loads((tmp_path / "report.json").read_text())["gains"]
+    assert [gain["over"] for gain in gains] == ["start"]
+    assert "RL over start on wide" in (tmp_path / "report.md").read_text()
+
+
+def test_supervised_training_goes_on_from_there(source: Path, tmp_path: Path) -> None:
+    run = run_from(source, tmp_path, ["sft"])
+    assert run.stages == [Stage.START, Stage.SFT, Stage.DONE]
+    mean, weight = run.policy.mean.clone(), run.policy.actor[0].weight.clone()
+    run.run()
+    assert list(told(tmp_path)) == ["start", "sft"]
+    assert torch.equal(run.policy.mean, mean)
+    assert not torch.equal(run.policy.actor[0].weight, weight)
+    assert json.loads((tmp_path / "report.json").read_text())["env_steps"] == 0
+
+
+def test_all_stages_follow_what_a_run_starts_from(source: Path, tmp_path: Path) -> None:
+    run_from(source, tmp_path).run()
+    assert list(told(tmp_path)) == ["start", "sft", "sft_control", "rl"]
+
+
+@pytest.mark.parametrize(("stages", "found"), [(["sft"], ["sft"]), (["rl"], ["rl"]), (["sft", "rl"], None)])
+def test_the_stages_that_are_asked_for_are_run(tmp_path: Path, stages: list[str], found: list[str] | None) -> None:
+    run = run_from(None, tmp_path, stages)
+    run.run()
+    assert run.policy.fitted
+    assert list(told(tmp_path)) == (found or ["sft", "sft_control", "rl"])
+    assert run_from(None, tmp_path, stages).stage is Stage.DONE  # once more there is nothing to do
+    assert list(run_from(None, tmp_path, stages).run().results) == [(stage, "wide") for stage in found or ORDER]
+
+
+ORDER = ("sft", "rl", "sft_control")
+
+
+def test_stages_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"expected stages=\[sft\], \[rl\] or \[sft,rl\], got \['rl', 'sft'\]"):
+        TrainerConfig(stages=["rl", "sft"])
+    with pytest.raises(UserError, match=r"task=reach has no demonstrations for stages=\[sft\]; use stages=\[rl\]"):
+        run_from(None, tmp_path / "run", ["sft"], task=ScratchTask())
+    assert not (tmp_path / "run").exists()
+
+
+class Coarse(ReachTask):
+    """In chunks of one action."""
+
+    def environment(self, num_envs, distribution, split, seed=0, device="cpu") -> Reach:
+        return Reach(num_envs, executed=1, horizon=1)
+
+
+class Other(ReachTask):
+    """At another rate."""
+
+    def environment(self, num_envs, distribution, split, seed=0, device="cpu") -> Reach:
+        env = Reach(num_envs)
+        env.contract = replace(env.contract, control_dt_s=0.2)
+        return env
+
+
+def test_what_nothing_can_start_from_is_refused_in_one_line(source: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"no weights")
+    weights = newest(source) / "policy.safetensors"
+    for start, changes, expected in (
+        (source, {"task": Coarse()}, r"trained under another contract \(horizon: expected 2, got 1; executed"),
+        (source, {"task": Other()}, r"trained under another contract .*control_dt_s"),
+        (source, {"policy": MLPConfig(hidden=[5])}, "are of another network"),
+        (weights, {"policy": MLPConfig(hidden=[5])}, "are of another network"),
+        (weights, {"task": Coarse()}, "are of another network"),
+        (tmp_path, {}, "no checkpoint in"),
+        (tmp_path / "nowhere.safetensors", {}, "cannot read the weights .*nowhere"),
+        (broken, {}, "cannot read the weights .*broken"),
+    ):
+        with pytest.raises(UserError, match=expected) as error:
+            run_from(start, tmp_path / "run", **changes)
+        assert "\n" not in str(error.value)
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("stages", [None, ["rl"]])
+def test_a_run_resumes_without_what_it_started_from(source: Path, tmp_path: Path, stages: list[str] | None) -> None:
+    run_from(shutil.copytree(source, tmp_path / "source"), tmp_path / "whole", stages).run()
+    with pytest.raises(Killed):
+        run_from(tmp_path / "source", tmp_path / "parts", stages, kind=dies(2)).run()
+    shutil.rmtree(tmp_path / "source")
+    resumed = run_from(tmp_path / "source", tmp_path / "parts", stages)
+    assert resumed.counters["iteration"] == 2
+    resumed.run()
+    assert told(tmp_path / "parts") == told(tmp_path / "whole")
+    first, second = (checkpoint.load(tmp_path / name).policy for name in ("parts", "whole"))
+    assert same(first, second)
