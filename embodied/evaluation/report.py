@@ -229,7 +229,7 @@ def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tup
     """Write `results` into the JSON file `path`, with `record`; returns lines for the console.
 
     They are by POLICY or the name of a baseline, and distribution. Baselines, where there are any, are told beside the
-    policy, with its paired gain over each.
+    policy, with its gain over each, paired where both ran the same episodes.
     """
     stages = {key: POLICY if key[0] == POLICY else BASELINE + key[0] for key in results}
     evaluations = [{"stage": stages[key], "distribution": key[1], **found.summary()} for key, found in results.items()]
@@ -239,7 +239,8 @@ def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tup
     with complete_or_absent(path) as temporary:
         temporary.write_text(json.dumps(told, indent=2) + "\n")
     columns = {on if who == POLICY else f"{who}, {on}": found for (who, on), found in results.items()}
-    over = [f"policy over {who} on {on}: {_points(gain)}, paired" for (who, on), gain in gains.items()]
+    paired = ", paired" if all(found.repeatable for found in results.values()) else ""
+    over = [f"policy over {who} on {on}: {_points(gain)}{paired}" for (who, on), gain in gains.items()]
     assets = [f"{told['assets']} assets"] if told.get("assets") else []
     return "\n".join([evaluation_table(columns), *over, *assets, f"wrote {path}"])
 

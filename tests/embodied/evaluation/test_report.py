@@ -1,6 +1,8 @@
 """The report says what was measured, in the form that programs expect."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -123,7 +125,7 @@ def test_a_baseline_is_compared_by_its_name(tmp_path):
 def test_an_evaluation_tells_the_paired_difference_from_each_baseline(tmp_path):
     results = {("policy", "wide"): outcome(9), ("planner", "wide"): outcome(6), ("policy", "official"): outcome(10)}
     text = write_evaluation(tmp_path / "evaluation.json", {"task": "reach"}, results)
-    assert "policy over planner on wide: +30.0 points" in text
+    assert re.search(r"policy over planner on wide: \+30\.0 points \[.*\], paired\n", text)
     assert "| task | wide | planner, wide | official |" in text
     record = json.loads((tmp_path / "evaluation.json").read_text())
     rows = [(row["stage"], row["distribution"], row["success"]) for row in record["evaluations"]]
@@ -133,6 +135,15 @@ def test_an_evaluation_tells_the_paired_difference_from_each_baseline(tmp_path):
         {"over": "baseline planner", "distribution": "wide", **vars(outcome(9).gain_over(outcome(6)))}
     ]
     assert 0.0 < record["gains"][0]["low"] < 0.3 < record["gains"][0]["high"]
+
+
+def test_gains_on_other_episodes_are_not_called_paired(tmp_path):
+    results = {(who, "wide"): replace(outcome(number), repeatable=False) for who, number in (("policy", 9), ("p", 6))}
+    assert "paired" not in write_evaluation(tmp_path / "evaluation.json", {}, results)
+    assert [row["repeatable"] for row in json.loads((tmp_path / "evaluation.json").read_text())["evaluations"]] == [
+        False,
+        False,
+    ]
 
 
 def test_an_unknown_stage_is_refused():
