@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from embodied.environment import Environment, NumberedStarts, Restorable, Switch
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.training.loop import Precision, build, iterations, train
-from embodied.rollout.rollout import Collector
+from embodied.rollout.rollout import Collector, Storage
 from embodied.training.experiment import Trainer, TrainerConfig
 from embodied.world import ALONE, OneProcess
 from policies.mlp import MLPConfig, MLPPolicy
@@ -274,3 +275,22 @@ def test_episodes_begin_anew_after_an_evaluation_in_the_same_simulation(tmp_path
     rollout = collector.collect(1)
     assert task.made[0].place == ("wide", "train")
     assert torch.equal(rollout.episode_steps[0], rollout.executed[0].sum(-1).float())
+
+
+def test_a_run_keeps_its_rollouts_where_it_is_asked_to(tmp_path: Path) -> None:
+    class OnDisk(Trainer):
+        def _learner(self, *parts):
+            learner, collector = super()._learner(*parts)
+            assert (collector.storage, collector.folder) == (Storage.DISK, tmp_path / "disk")
+            return learner, collector
+
+    config = trainer(ReachTask(), tmp_path / "device").config
+    parts = (ReachTask(), MLPConfig(hidden=[8]), PPOConfig(decisions=4, minibatch=64, epochs=1))
+    found = [
+        kind(replace(config, storage=storage, stages=["rl"]), *parts, tmp_path / storage.value, record={}).run()
+        for kind, storage in ((Trainer, Storage.DEVICE), (OnDisk, Storage.DISK))
+    ]
+    assert found[0].to_dict()["evaluations"] == found[1].to_dict()["evaluations"]
+    assert {path.name for path in (tmp_path / "disk").iterdir()} == {
+        path.name for path in (tmp_path / "device").iterdir()
+    }

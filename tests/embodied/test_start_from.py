@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-import embodied.trainer
-from embodied import checkpoint
+import embodied.training.experiment
+from embodied.saving import checkpoint
 from embodied.errors import UserError
-from embodied.trainer import Stage, Trainer, TrainerConfig
+from embodied.training.experiment import Stage, Trainer, TrainerConfig
 from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
-from tests.embodied.test_loop import Killed, dies
-from tests.embodied.test_trainer import POLICY, PPO, SFT_CONFIG, ReachTask, ScratchTask, trainer
+from tests.embodied.training.test_loop import Killed, dies
+from tests.embodied.training.test_experiment import POLICY, PPO, SFT_CONFIG, ReachTask, ScratchTask, trainer
 
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch):
     """To draw them takes most of the time of a run as small as these."""
-    monkeypatch.setattr(embodied.trainer, "CURVES", {})
+    monkeypatch.setattr(embodied.training.experiment, "CURVES", {})
 
 
 @pytest.fixture(scope="module")
