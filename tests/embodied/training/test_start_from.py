@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import embodied.training.experiment
-from embodied.saving import checkpoint
 from embodied.errors import UserError
-from embodied.training.experiment import Stage, Trainer, TrainerConfig
+from embodied.saving import checkpoint
+from embodied.training.experiment import Experiment, ExperimentConfig, Stage
 from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
-from tests.embodied.training.test_loop import Killed, dies
 from tests.embodied.training.test_experiment import POLICY, PPO, SFT_CONFIG, ReachTask, ScratchTask, trainer
+from tests.embodied.training.test_loop import Killed, dies
 
 
 @pytest.fixture(autouse=True)
@@ -37,11 +37,11 @@ def run_from(
     directory: Path,
     stages: list[str] | None = None,
     *,
-    kind: type[Trainer] = Trainer,
+    kind: type[Experiment] = Experiment,
     task: ReachTask | None = None,
     policy: MLPConfig = POLICY,
-) -> Trainer:
-    config = TrainerConfig(
+) -> Experiment:
+    config = ExperimentConfig(
         num_envs=8, env_steps=300, checkpoint_every=1, evaluation_starts=6, evaluation_envs=4, video=False,
         sft=SFT_CONFIG, start_from=None if start is None else str(start), stages=stages,
     )  # fmt: skip
@@ -114,7 +114,7 @@ ORDER = ("sft", "rl", "sft_control")
 
 def test_stages_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected stages=\[sft\], \[rl\] or \[sft,rl\], got \['rl', 'sft'\]"):
-        TrainerConfig(stages=["rl", "sft"])
+        ExperimentConfig(stages=["rl", "sft"])
     with pytest.raises(UserError, match=r"task=reach has no demonstrations for stages=\[sft\]; use stages=\[rl\]"):
         run_from(None, tmp_path / "run", ["sft"], task=ScratchTask())
     assert not (tmp_path / "run").exists()

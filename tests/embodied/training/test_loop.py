@@ -16,9 +16,9 @@ from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.environment import Environment, NumberedStarts, Restorable, SwitchableEnvironment
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
-from embodied.training.loop import Precision, build, iterations, train
 from embodied.rollout.rollout import Collector, Storage
-from embodied.training.experiment import Trainer, TrainerConfig
+from embodied.training.experiment import Experiment, ExperimentConfig
+from embodied.training.loop import Precision, build, iterations, train
 from embodied.world import ALONE, OneProcess
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.nameless import Nameless, Single
@@ -192,8 +192,8 @@ def no_curves(monkeypatch):
     monkeypatch.setattr(embodied.training.experiment, "CURVES", {})
 
 
-def trainer(task: ReachTask, directory: Path, env_steps: int = 300, kind: type[Trainer] = Trainer) -> Trainer:
-    config = TrainerConfig(
+def trainer(task: ReachTask, directory: Path, env_steps: int = 300, kind: type[Experiment] = Experiment) -> Experiment:
+    config = ExperimentConfig(
         8, env_steps=env_steps, checkpoint_every=1, evaluation_starts=6, evaluation_envs=8, video=False
     )
     config.sft.steps, config.sft.batch = 20, 16
@@ -226,8 +226,8 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-def dies(after: int) -> type[Trainer]:
-    class Dies(Trainer):
+def dies(after: int) -> type[Experiment]:
+    class Dies(Experiment):
         def _iterate(self, *parts):
             if self.counters["iteration"] == after:
                 raise Killed
@@ -278,7 +278,7 @@ def test_episodes_begin_anew_after_an_evaluation_in_the_same_simulation(tmp_path
 
 
 def test_a_run_keeps_its_rollouts_where_it_is_asked_to(tmp_path: Path) -> None:
-    class OnDisk(Trainer):
+    class OnDisk(Experiment):
         def _learner(self, *parts):
             learner, collector = super()._learner(*parts)
             assert (collector.storage, collector.folder) == (Storage.DISK, tmp_path / "disk")
@@ -288,7 +288,7 @@ def test_a_run_keeps_its_rollouts_where_it_is_asked_to(tmp_path: Path) -> None:
     parts = (ReachTask(), MLPConfig(hidden=[8]), PPOConfig(decisions=4, minibatch=64, epochs=1))
     found = [
         kind(replace(config, storage=storage, stages=["rl"]), *parts, tmp_path / storage.value, record={}).run()
-        for kind, storage in ((Trainer, Storage.DEVICE), (OnDisk, Storage.DISK))
+        for kind, storage in ((Experiment, Storage.DEVICE), (OnDisk, Storage.DISK))
     ]
     assert found[0].to_dict()["evaluations"] == found[1].to_dict()["evaluations"]
     assert {path.name for path in (tmp_path / "disk").iterdir()} == {
