@@ -266,7 +266,7 @@ def test_one_simulation_serves_training_and_all_evaluations(tmp_path: Path) -> N
 def test_episodes_begin_anew_after_an_evaluation_in_the_same_simulation(tmp_path: Path) -> None:
     task = SingleTask()
     run = trainer(task, tmp_path)
-    run.policy.fit(run.demonstrations["observation"], run.demonstrations["actions"])
+    run.policy.fit(run.demonstrations.observation, run.demonstrations.actions)
     _, collector = run._learner(run.env, run.policy, run.demonstrations)
     collector.collect(1)
     with run._evaluation_env("narrow", {"collector": collector}) as env:
