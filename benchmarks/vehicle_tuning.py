@@ -23,7 +23,7 @@ from sims.vehicle.dwa import DynamicWindow, Weights
 from sims.vehicle.gap import FollowTheGap, GapNumbers
 from sims.vehicle.pursuit import Numbers, PurePursuit
 from sims.vehicle.raceline import Raceline, RacelineNumbers
-from sims.vehicle.task import VehicleTask
+from sims.vehicle.task import NavigateTask, RaceTask, VehicleTask
 
 ROUNDS = ((32, 4), (64, 0))
 """Worlds of each round, and how many settings go on to the next, with the present one."""
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    task = VehicleTask(goal="navigate" if asked.planner == "DWA" else "race")
+    task = NavigateTask() if asked.planner == "DWA" else RaceTask()
     default, build = planner(asked.planner, task)
     rng = np.random.default_rng(asked.seed)
     drawn_ones = [drawn(RANGES[asked.planner], rng) for _ in range(asked.settings)]

@@ -3,7 +3,8 @@
 from sims.libero.task import LiberoTask
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, RaceTask, RecoverTask, TrackTask
 from sims.swarm.task import SwarmTask
-from sims.vehicle.task import VehicleTask
+from sims.vehicle.task import NavigateTask
+from sims.vehicle.task import RaceTask as VehicleRaceTask
 
 TASKS: dict[str, type] = {
     "libero": LiberoTask,
@@ -13,5 +14,6 @@ TASKS: dict[str, type] = {
     "quadrotor_race_schema": RaceTask,
     "quadrotor_any_schema": AnyPlatformTask,
     "quadrotor_swarm_schema": SwarmTask,
-    "vehicle": VehicleTask,
+    "vehicle_navigate_schema": NavigateTask,
+    "vehicle_race_schema": VehicleRaceTask,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -28,57 +28,45 @@ from sims.vehicle.pictures import Array, Map, draw
 from sims.vehicle.pursuit import PurePursuit
 from sims.vehicle.race import Race
 from sims.vehicle.raceline import Raceline
-from sims.vehicle.vehicles import PARAMETERS, VEHICLES, Vehicle
+from sims.vehicle.vehicles import F1TENTH, JACKAL, Vehicle
 
 FILMED, STRIDE = 4, 2
 """Episodes in a video, and control steps between its frames."""
-GOALS: dict[str, tuple[Mdp, str]] = {"navigate": (Navigate(), "jackal"), "race": (Race(), "f1tenth")}
-"""Tasks, and who drives."""
 T = TypeVar("T", bound=Any)
 
 
-def _names(given: Any) -> list[str]:  # noqa: ANN401 - a dataclass or an instance of one
-    return [entry.name for entry in fields(given)]
-
-
-NUMBERS = tuple(dict.fromkeys(name for mdp, _ in GOALS.values() for name in _names(mdp)))
-"""Names of the numbers of all tasks."""
+def _numbers(given: Any) -> dict[str, float]:  # noqa: ANN401 - a dataclass of numbers
+    return {entry.name: float(getattr(given, entry.name)) for entry in fields(given)}
 
 
 @dataclass
 class VehicleTask:
-    """A goal, and who drives to it.
+    """A goal, and who drives to it: what both goals share.
 
-    `goal` is to "navigate" a Jackal among unknown obstacles, or to "race" an F1TENTH car on unknown tracks. `vehicle`
-    holds numbers that differ from the vehicle's own (`vehicles.Vehicle`), `numbers` and `lidar` those of the task and
-    of its lidar; null: they do not. Each episode's dynamics differ by up to the share `randomisation`.
+    `vehicle` holds the vehicle's numbers (`vehicles.Vehicle`), `numbers` and `lidar` those of the task and of its
+    lidar. Each episode's dynamics differ by up to the share `randomisation`. An episode is truncated after
+    `step_limit` control steps.
     """
 
-    name: str = "vehicle_navigate"
-    goal: str = "navigate"
-    vehicle: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(PARAMETERS))
-    numbers: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(NUMBERS))
-    lidar: dict[str, float | None] = field(default_factory=lambda: dict.fromkeys(_names(Lidar)))
+    name: str = "vehicle"
+    vehicle: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    lidar: dict[str, float] = field(default_factory=dict)
     randomisation: float = 0.0
-    step_limit: int | None = None
+    step_limit: int = 300
+
+    MDP: ClassVar[Mdp]
+    VEHICLE: ClassVar[Vehicle]
+    distributions: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Raise UserError for what there is not."""
-        if self.goal not in GOALS:
-            raise UserError(f"unknown goal {self.goal!r}; expected one of {', '.join(GOALS)}")
         if not 0.0 <= self.randomisation < 1.0:
             raise UserError(f"expected task.randomisation in [0, 1), got {self.randomisation}")
-        mdp, vehicle = GOALS[self.goal]
-        self._mdp = _changed(mdp, self.numbers, "task.numbers")
-        self._vehicle = _changed(VEHICLES[vehicle], self.vehicle, "task.vehicle")
-        self._lidar = _changed(mdp.LIDAR, self.lidar, "task.lidar")
-        if self.step_limit is not None:
-            at_least(self, 1, "step_limit")
-
-    @property
-    def distributions(self) -> tuple[str, ...]:
-        """Random rooms or random tracks."""
-        return ("rooms",) if self.goal == "navigate" else ("tracks",)
+        self._vehicle = _changed(self.VEHICLE, self.vehicle, "task.vehicle")
+        self._lidar = _changed(self.MDP.LIDAR, self.lidar, "task.lidar")
+        self._mdp = _changed(self.MDP, self.numbers, "task.numbers")
+        at_least(self, 1, "step_limit")
 
     @property
     def asset_kind(self) -> None:
@@ -111,15 +99,7 @@ class VehicleTask:
 
     def baselines(self) -> dict[str, Policy]:
         """The usual planners of the goal, by name, on what this task drives."""
-        contract = self.environment(1, self.distributions[0], "eval").contract
-        if self.goal == "navigate":
-            known = contract, self._vehicle, self._lidar
-            return {"DWA": DynamicWindow(*known), "map and DWA": MappingPlanner(*known)}
-        return {
-            "pure pursuit": PurePursuit(contract, self._vehicle),
-            "follow the gap": FollowTheGap(contract, self._vehicle, self._lidar),
-            "raceline": Raceline(contract, self._vehicle, self._mdp),
-        }
+        raise NotImplementedError
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, from the same starts; trajectories.png beside it shows the ways driven."""
@@ -131,6 +111,50 @@ class VehicleTask:
         write_video(path, tile(films), round(1.0 / (self._mdp.DT_S * STRIDE)))
         with complete_or_absent(path.with_name("trajectories.png")) as temporary:
             Image.fromarray(np.concatenate(last)).save(temporary, format="png")
+
+
+@dataclass
+class NavigateTask(VehicleTask):
+    """Drive a Jackal among obstacles that nobody has mapped, in random rooms."""
+
+    name: str = "vehicle_navigate"
+    vehicle: dict[str, float] = field(default_factory=lambda: _numbers(JACKAL))
+    numbers: dict[str, float] = field(default_factory=lambda: _numbers(Navigate()))
+    lidar: dict[str, float] = field(default_factory=lambda: _numbers(Navigate.LIDAR))
+    step_limit: int = Navigate.STEP_LIMIT
+
+    MDP: ClassVar[Mdp] = Navigate()
+    VEHICLE: ClassVar[Vehicle] = JACKAL
+    distributions: ClassVar[tuple[str, ...]] = ("rooms",)
+
+    def baselines(self) -> dict[str, Policy]:
+        """The dynamic window, without and with a map."""
+        known = self.environment(1, "rooms", "eval").contract, self._vehicle, self._lidar
+        return {"DWA": DynamicWindow(*known), "map and DWA": MappingPlanner(*known)}
+
+
+@dataclass
+class RaceTask(VehicleTask):
+    """Race an F1TENTH car on random tracks that it does not know."""
+
+    name: str = "vehicle_race"
+    vehicle: dict[str, float] = field(default_factory=lambda: _numbers(F1TENTH))
+    numbers: dict[str, float] = field(default_factory=lambda: _numbers(Race()))
+    lidar: dict[str, float] = field(default_factory=lambda: _numbers(Race.LIDAR))
+    step_limit: int = Race.STEP_LIMIT
+
+    MDP: ClassVar[Mdp] = Race()
+    VEHICLE: ClassVar[Vehicle] = F1TENTH
+    distributions: ClassVar[tuple[str, ...]] = ("tracks",)
+
+    def baselines(self) -> dict[str, Policy]:
+        """Two that know the track, and one that has the lidar alone."""
+        contract = self.environment(1, "tracks", "eval").contract
+        return {
+            "pure pursuit": PurePursuit(contract, self._vehicle),
+            "follow the gap": FollowTheGap(contract, self._vehicle, self._lidar),
+            "raceline": Raceline(contract, self._vehicle, self._mdp),
+        }
 
 
 class _Drive:
@@ -157,16 +181,16 @@ class _Drive:
         return np.stack(pictures)
 
 
-def _changed(given: T, numbers: Mapping[str, float | None], option: str) -> T:
-    """The dataclass `given` with other `numbers`, by name; those that are None stay.
+def _changed(given: T, numbers: Mapping[str, float], option: str) -> T:
+    """The dataclass `given` with other `numbers`, by name.
 
     Raises:
         UserError: for a number that it does not have, and for a part of what comes whole.
     """
-    changed = {name: value for name, value in numbers.items() if value is not None}
-    if unknown := [name for name in changed if name not in _names(given)]:
-        raise UserError(f"unknown number {unknown[0]!r} in {option}; expected one of {', '.join(_names(given))}")
-    for name, value in changed.items():
+    known = _numbers(given)
+    if unknown := [name for name in numbers if name not in known]:
+        raise UserError(f"unknown number {unknown[0]!r} in {option}; expected one of {', '.join(known)}")
+    for name, value in numbers.items():
         if isinstance(getattr(given, name), int) and value % 1:
             raise UserError(f"expected a whole number as {option}.{name}, got {value}")
-    return replace(given, **{name: type(getattr(given, name))(value) for name, value in changed.items()})
+    return replace(given, **{name: type(getattr(given, name))(value) for name, value in numbers.items()})

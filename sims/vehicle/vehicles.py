@@ -89,4 +89,3 @@ F1TENTH = Vehicle(
     front_stiffness=4.718, rear_stiffness=5.4562,
 )  # fmt: skip
 """A 1:10 race car: the parameters identified for the F1TENTH simulator (f1tenth.org); it could do 20 m/s."""
-VEHICLES = {"jackal": JACKAL, "f1tenth": F1TENTH}

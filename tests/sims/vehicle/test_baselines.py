@@ -14,10 +14,10 @@ from sims.vehicle.dwa import clearance
 from sims.vehicle.gap import FollowTheGap
 from sims.vehicle.mapping import CELL_M, POSE, SIDE
 from sims.vehicle.raceline import Raceline, RacelineNumbers, least_curvature
-from sims.vehicle.task import VehicleTask
+from sims.vehicle.task import NavigateTask, RaceTask
 from sims.vehicle.vehicles import F1TENTH, JACKAL
 
-NAVIGATE, RACE = VehicleTask(), VehicleTask(goal="race")
+NAVIGATE, RACE = NavigateTask(), RaceTask()
 DWA, MAPPING = NAVIGATE.baselines().values()
 needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
 

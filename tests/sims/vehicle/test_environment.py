@@ -11,7 +11,7 @@ from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.episode import Moment
 from sims.vehicle.navigate import Navigate
 from sims.vehicle.race import Race
-from sims.vehicle.task import VehicleTask
+from sims.vehicle.task import NavigateTask, RaceTask
 from sims.vehicle.vehicles import F1TENTH, JACKAL, PARAMETERS
 from sims.vehicle.worlds import worlds
 
@@ -176,9 +176,7 @@ def test_both_back_ends_drive_the_same_episodes(make):
 
 
 def test_options_of_the_task_reach_its_environments():
-    task = VehicleTask(
-        goal="race", vehicle={"friction": 0.6}, lidar={"beams": 31.0}, numbers={"laps": 1.0}, randomisation=0.2
-    )
+    task = RaceTask(vehicle={"friction": 0.6}, lidar={"beams": 31.0}, numbers={"laps": 1.0}, randomisation=0.2)
     env = task.environment(50, "tracks", "train")
     observation = env.reset()
     assert observation["lidar"].shape == (50, 31)
@@ -190,20 +188,29 @@ def test_options_of_the_task_reach_its_environments():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"goal": "fly"}, "navigate, race"),
         ({"vehicle": {"weight": 1.0}}, "mass_kg"),
         ({"numbers": {"laps": 1.0}}, "goal_m"),
         ({"lidar": {"beams": 1.0}}, "beams"),
         ({"randomisation": 1.0}, "randomisation"),
+        ({"step_limit": 0}, "step_limit"),
     ],
 )
 def test_options_that_there_are_not_are_refused(options, message: str):
     with pytest.raises(ValueError, match=message):
-        VehicleTask(**options)
+        NavigateTask(**options)
+
+
+@pytest.mark.parametrize("kind", [NavigateTask, RaceTask])
+def test_options_are_the_goals_own_numbers(kind):
+    task = kind()
+    assert task.driven == (kind.VEHICLE, kind.MDP.LIDAR, kind.MDP)
+    assert task.numbers.keys() == vars(kind.MDP).keys()
+    for options in (task.vehicle, task.numbers, task.lidar):
+        assert all(type(value) is float for value in options.values())
 
 
 def test_pictures_and_films_of_policies(tmp_path):
-    task = VehicleTask(step_limit=6)
+    task = NavigateTask(step_limit=6)
 
     class Straight:
         contract = task.environment(1, "rooms", "eval").contract
