@@ -92,7 +92,7 @@ def describe(arguments: list[str]) -> str:
     config, record = compose(TrainConfig, "train", arguments, GROUPS)
     listed = [f"{group}: {', '.join(names(group, GROUPS))}" for group in GROUPS]
     chosen = " ".join(f"{group}={name}" for group, name in record["choices"].items())
-    takes = f"task={(task := record['choices']['task'])} takes {combinations.told(task)}"
+    takes = f"task={(task := record['choices']['task'])} takes {combinations.described(task)}"
     return program.options("\n".join([str(__doc__), *listed, "", takes, "", f"Options of {chosen}:"]), config)
 
 

@@ -61,7 +61,7 @@ MEASURED = {
     **{name: {name: Variant((f"task=quadrotor_{name}",))} for name in ("track", "recover", "race")},
     **{name: {name: Variant((f"task=quadrotor_{name}",), seeds=(0, 1))} for name in ("swarm", "any")},
     "latency": {
-        "trained": Variant(("task=quadrotor_hover", LATE, "latency.told=true")),
+        "trained": Variant(("task=quadrotor_hover", LATE, "latency.observed=true")),
         "not trained": Variant(
             ("task=quadrotor_hover",),
             evaluations={

@@ -1,4 +1,4 @@
-"""Episodes, told once for every simulator: masks, freezing, limits, streams of initial states, checks, endings.
+"""Episodes, once for every simulator: masks, freezing, limits, streams of initial states, checks, endings.
 
 A simulator that subclasses `EpisodeEngine` supplies `begin`, `advance` and `observe`; with `save` and `restore` it is a
 `RestorableEngine`. Letters in shape comments: N environments, K executed actions of a chunk, A action dimension, M of

@@ -127,9 +127,9 @@ class Learner(Protocol):
 
 
 class LearnerConfig(Protocol):
-    """Builds a learner that collects `decisions` chunks per environment and iteration."""
+    """Builds a learner that collects `rollout_length` chunks per environment and iteration."""
 
-    decisions: int
+    rollout_length: int
 
     def build(
         self,

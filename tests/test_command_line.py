@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 SMALL = [
     *("task=libero_pick", "task.assets=stand-in", "task.tasks=[0]", "task.episodes=1", "task.step_limit=100"),
     *("num_envs=2", "env_steps=100", "evaluation_starts=1", "evaluation_envs=1", "video=false", "threads=1"),
-    *("sft.steps=20", "algorithm.imitation.decisions=4", "algorithm.warmup=1", "policy.width=16"),
+    *("sft.steps=20", "algorithm.imitation.rollout_length=4", "algorithm.warmup=1", "policy.width=16"),
     *("algorithm.imitation.gradient_steps=2", "algorithm.gradient_steps=2", "policy.hidden=32"),
 ]
 LOGS = ("tensorboard", "run.log", ".lock")
@@ -115,7 +115,7 @@ def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
 def test_a_quadrotor_learns_and_is_measured_with_latency(tmp_path: Path):
     directory = tmp_path / "late"
     small = ["env_steps=3000", "evaluation_starts=3", "evaluation_envs=3", "threads=1", "task.step_limit=30"]
-    late = ["latency.action_s=[0.0,0.03]", "latency.observation_s=[0.01,0.02]", "latency.told=true"]
+    late = ["latency.action_s=[0.0,0.03]", "latency.observation_s=[0.01,0.02]", "latency.observed=true"]
     completed = run("train.py", "task=quadrotor_hover", *small, *late, f"output={directory}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert (directory / "video.mp4").stat().st_size > 1000
@@ -131,8 +131,8 @@ def test_a_quadrotor_learns_and_is_measured_with_latency(tmp_path: Path):
 def test_a_policy_for_any_quadrotor_is_distilled_measured_and_exported(tmp_path: Path):
     directory = tmp_path / "any"
     small = [
-        *("num_envs=16", "env_steps=2500", "algorithm.teacher_steps=1000", "algorithm.teaching.decisions=10"),
-        *("algorithm.decisions=10", "evaluation_starts=3", "evaluation_envs=2", "task.step_limit=40", "threads=1"),
+        *("num_envs=16", "env_steps=2500", "algorithm.teacher_steps=1000", "algorithm.teaching.rollout_length=10"),
+        *("algorithm.rollout_length=10", "evaluation_starts=3", "evaluation_envs=2", "task.step_limit=40", "threads=1"),
     ]
     completed = run("train.py", "task=quadrotor_any", *small, f"output={directory}")
     assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -29,7 +29,7 @@ def gae(
     next_value: Tensor,
     *,
     discount: float,
-    trace: float,
+    gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (arXiv 1506.02438) over macro-steps; returns advantage and return, [T, N].
 
@@ -44,12 +44,12 @@ def gae(
         value: [T, N], V at each decision.
         next_value: [T, N], V at the true observation after it.
         discount: gamma, per control step.
-        trace: lambda, per decision.
+        gae_lambda: lambda, per decision.
     """
     rewards = chunk_reward(reward, discount)
     decay = discount ** executed.sum(-1).to(value.dtype)
     delta = rewards + decay * next_value * ~terminated - value
-    carry = decay * trace * ~(terminated | truncated)
+    carry = decay * gae_lambda * ~(terminated | truncated)
     advantage = torch.zeros_like(value)
     following = torch.zeros_like(value[0])
     for t in reversed(range(len(value))):

@@ -20,7 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.algorithms.advantage import chunk_reward, gae, next_values, values
-from embodied.algorithms.schedule import fall
+from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
 from embodied.environment import DifferentiableEnvironment, Environment
 from embodied.errors import UserError
@@ -32,11 +32,11 @@ from embodied.world import ALONE, World
 
 @dataclass
 class BPTTConfig:
-    """Hyper-parameters; `decisions` is the horizon. The learning rate falls linearly to its `final` share."""
+    """Hyper-parameters; `rollout_length` is the horizon. The learning rate falls linearly to its `final_lr_share`."""
 
-    decisions: int = 48
+    rollout_length: int = 48
     learning_rate: float = 5e-3
-    final: float = 0.05
+    final_lr_share: float = 0.05
     max_gradient_norm: float = 0.5
     discount: float = 1.0
     terminal_weight: float = 5.0
@@ -44,11 +44,11 @@ class BPTTConfig:
     value_learning_rate: float = 1e-3
     value_epochs: int = 4
     value_minibatch: int = 1024
-    trace: float = 0.95
+    gae_lambda: float = 0.95
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
-        at_least(self, 1, "decisions", "value_epochs", "value_minibatch")
+        at_least(self, 1, "rollout_length", "value_epochs", "value_minibatch")
         if self.critic and self.discount >= 1.0:
             raise UserError(f"expected a discount below 1 with critic=true, got {self.discount}")
 
@@ -86,7 +86,7 @@ class BPTT:
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """One gradient step of the actor, `value_epochs` of the critic; returns the mean reward and losses."""
-        fall(self.optimiser, progress, self.config.final, self.config.learning_rate)
+        linear_decay(self.optimiser, progress, self.config.final_lr_share, self.config.learning_rate)
         objective = self._objective(rollout)
         self.optimiser.zero_grad()
         (-objective).backward()
@@ -117,7 +117,7 @@ class BPTT:
         _, returns = gae(
             rollout.reward.detach(), rollout.executed, rollout.terminated, rollout.truncated,
             value, next_values(self.policy, rollout, value),
-            discount=self.config.discount, trace=self.config.trace,
+            discount=self.config.discount, gae_lambda=self.config.gae_lambda,
         )  # fmt: skip
         executed = rollout.executed.any(-1)
         batch = TensorDict({"observation": seen[executed], "return": returns[executed]}, [int(executed.sum())])

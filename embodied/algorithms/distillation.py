@@ -1,6 +1,6 @@
-"""Distillation: a teacher that is told more learns first, then a student imitates it where the student itself goes.
+"""Distillation: a teacher that observes more learns first, then a student imitates it where the student itself goes.
 
-The student's states are labelled by the teacher (DAgger, arXiv 1011.0686), and what the teacher is told the student has
+The student's states are labelled by the teacher (DAgger, arXiv 1011.0686). What the teacher observes the student has
 to find out from what it sees, with its memory (RAPTOR, arXiv 2509.11481: one policy for robots it has never met).
 
 Differs from the papers:
@@ -24,7 +24,7 @@ from omegaconf import MISSING
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.algorithms.schedule import fall
+from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.environment import Environment
@@ -41,25 +41,26 @@ from embodied.world import ALONE, World
 class DistillationConfig:
     """Hyper-parameters of both phases.
 
-    The teacher is a policy (`teacher`) that reads the privileged observations `told`, too; the learner `teaching`
+    The teacher is a policy (`teacher`) that reads the observations `privileged`, too; the learner `teaching`
     trains it for `teacher_steps` control steps. Then the student imitates it, for `epochs` on each rollout of
-    `decisions`, in minibatches of `minibatch` environments; its learning rate falls linearly to its `final` share.
+    `rollout_length` decisions, in minibatches of `minibatch` environments; its learning rate falls linearly to its
+    `final_lr_share`.
     """
 
     teacher: Any = MISSING
     teaching: Any = MISSING
-    told: list[str] = field(default_factory=list)
+    privileged: list[str] = field(default_factory=list)
     teacher_steps: int = 3_700_000
-    decisions: int = 50
+    rollout_length: int = 50
     epochs: int = 4
     minibatch: int = 128
     learning_rate: float = 8e-3
-    final: float = 0.02
+    final_lr_share: float = 0.02
     max_gradient_norm: float = 1.0
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
-        at_least(self, 1, "decisions", "epochs", "minibatch", "teacher_steps")
+        at_least(self, 1, "rollout_length", "epochs", "minibatch", "teacher_steps")
 
     def build(
         self,
@@ -71,29 +72,29 @@ class DistillationConfig:
         """Make the teacher and the learner of `policy`, the student; the demonstrations are not used.
 
         Raises:
-            UserError: for a teacher that cannot be told what it is to be told, or that its learner cannot train.
+            UserError: for a teacher that cannot observe what is named, or that its learner cannot train.
         """
-        teacher = self.teacher.build(informed(env.contract, self.told)).to(policy.device)
+        teacher = self.teacher.build(informed(env.contract, self.privileged)).to(policy.device)
         observation, actions = first_decisions(env, generator)
         teacher.fit(observation.to(policy.device), actions.to(policy.device))
         teacher.start_critic()
         return Distillation(policy, teacher, self.teaching.build(teacher, None, env, generator), self, generator)
 
 
-def informed(contract: Contract, told: list[str]) -> Contract:
-    """`contract` with the privileged observations `told` in everybody's reach.
+def informed(contract: Contract, privileged: list[str]) -> Contract:
+    """`contract` with the privileged observations named `privileged` in everybody's reach.
 
     Raises:
         UserError: where one of them is not there, or is no secret.
     """
     secrets = [key for key, spec in contract.observation.items() if spec.privileged]
-    if unknown := [key for key in told if key not in secrets]:
-        raise UserError(f"expected told to be among the privileged observations {secrets}, got {unknown}")
+    if unknown := [key for key in privileged if key not in secrets]:
+        raise UserError(f"expected privileged to be among the privileged observations {secrets}, got {unknown}")
     specs = contract.observation
-    return replace(contract, observation=specs | {key: replace(specs[key], privileged=False) for key in told})
+    return replace(contract, observation=specs | {key: replace(specs[key], privileged=False) for key in privileged})
 
 
-class Lessons(Collector):
+class TeacherThenStudent(Collector):
     """Rollouts of the teacher while it learns, of the student after that."""
 
     def __init__(
@@ -112,7 +113,7 @@ class Lessons(Collector):
         """`decisions` of the student, or as many of the teacher as its own learner wants."""
         if self.distillation.taught:
             return super().collect(decisions)
-        return self.teacher.collect(self.distillation.config.teaching.decisions)
+        return self.teacher.collect(self.distillation.config.teaching.rollout_length)
 
     def state_dict(self) -> dict[str, Any]:
         """Both collectors'."""
@@ -156,7 +157,7 @@ class Distillation:
     @property
     def collector(self) -> Callable[..., Collector]:
         """Collects for the one that learns."""
-        return lambda env, policy, generator, starts: Lessons(env, policy, generator, starts, self)
+        return lambda env, policy, generator, starts: TeacherThenStudent(env, policy, generator, starts, self)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Train the teacher, or the student on the teacher's labels; returns the teacher's metrics, or the loss."""
@@ -166,7 +167,7 @@ class Distillation:
             share = min(1.0, self.steps_taught / self.config.teacher_steps)
             return {f"teacher_{name}": value for name, value in self.teaching.update(rollout, share, world).items()}
         share = (progress - self.began) / max(1e-9, 1.0 - self.began)
-        fall(self.optimiser, share, self.config.final, self.config.learning_rate)
+        linear_decay(self.optimiser, share, self.config.final_lr_share, self.config.learning_rate)
         observation, labels = rollout.observation, self._labels(rollout.observation)
         losses = []
         for _ in range(self.config.epochs):

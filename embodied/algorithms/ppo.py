@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from embodied.algorithms.advantage import explained_variance, gae, moments, next_values, normalise
 from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.reward_scale import RewardScale
-from embodied.algorithms.schedule import fall
+from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
 from embodied.environment import Environment
 from embodied.errors import UserError
@@ -42,30 +42,30 @@ from embodied.world import ALONE, World
 
 @dataclass
 class PPOConfig:
-    """Hyper-parameters of PPO; `decisions` (T) per environment and iteration.
+    """Hyper-parameters of PPO; `rollout_length` (T) decisions per environment and iteration.
 
-    Learning rates fall linearly to their `final` share. Minibatches are scored in pieces of which no more than
+    Learning rates fall linearly to their `final_lr_share`. Minibatches are scored in pieces of which no more than
     `memory_gb` are kept for the gradient; whole if None.
     """
 
-    decisions: int = 35
+    rollout_length: int = 35
     epochs: int = 5
     minibatch: int = 1750
     learning_rate: float = 1e-4
     value_learning_rate: float = 1e-3
     clip: float = 0.2
     discount: float = 0.99
-    trace: float = 0.95
+    gae_lambda: float = 0.95
     entropy_weight: float = 0.0
     target_kl: float = 0.05
     critic_warmup: int = 3
     max_gradient_norm: float = 1.0
-    final: float = 1.0
+    final_lr_share: float = 1.0
     memory_gb: float | None = None
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
-        at_least(self, 1, "decisions", "epochs", "minibatch")
+        at_least(self, 1, "rollout_length", "epochs", "minibatch")
         if self.memory_gb is not None and self.memory_gb <= 0.0:
             raise UserError(f"expected memory_gb above 0, got {self.memory_gb}")
 
@@ -109,7 +109,13 @@ class PPO:
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """One iteration; returns mean losses, clip fraction, KL and explained variance."""
-        fall(self.optimiser, progress, self.config.final, self.config.learning_rate, self.config.value_learning_rate)
+        linear_decay(
+            self.optimiser,
+            progress,
+            self.config.final_lr_share,
+            self.config.learning_rate,
+            self.config.value_learning_rate,
+        )
         self.reward_scale.add(rollout, world)
         if int(world.sum(rollout.own.sum())) < 2 * world.size:  # a person did it all
             return {}
@@ -130,8 +136,8 @@ class PPO:
                 break
         self.iterations += 1
         means = {key: value / count for key, value in sums.items()}
-        told = {"advantage_std": advantage_std, "explained_variance": explained, "reward_scale": self.reward_scale()}
-        return means | told | {"minibatches": float(count)}
+        scales = {"advantage_std": advantage_std, "explained_variance": explained, "reward_scale": self.reward_scale()}
+        return means | scales | {"minibatches": float(count)}
 
     def _minibatches(self, batch: TensorDict) -> Iterator[TensorDict]:
         """Decisions [B] of `batch` [T, N] in random order; all decisions [T, B] of environments where one remembers.
@@ -150,7 +156,7 @@ class PPO:
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, float, float]:
         """What is trained on [T, N], the deviation of the advantages and the explained variance."""
-        assert rollout.value is not None, "PPO learns from policies that tell values with their decisions"
+        assert rollout.value is not None, "PPO learns from policies that give values with their decisions"
         own, value = rollout.own, rollout.value
         advantage, returns = self._gae(rollout, value, next_values(self.policy, rollout, value))
         batch = TensorDict(
@@ -169,7 +175,7 @@ class PPO:
     def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         return gae(
             self.reward_scale() * rollout.reward, rollout.executed, rollout.terminated, rollout.cut,
-            value, next_value, discount=self.config.discount, trace=self.config.trace,
+            value, next_value, discount=self.config.discount, gae_lambda=self.config.gae_lambda,
         )  # fmt: skip
 
     def _step(self, batch: TensorDict) -> dict[str, float]:
@@ -180,19 +186,19 @@ class PPO:
                 self.config.memory_gb, batch.shape[dim], lambda rows: self._losses(batch.narrow(dim, 0, rows), rows)[0]
             )
         self.optimiser.zero_grad()
-        told: dict[str, Tensor] = {}
+        totals: dict[str, Tensor] = {}
         for piece in batch.split(self.piece, dim):
             loss, sums = self._losses(cast(TensorDict, piece), count)
             loss.backward()
-            told = {name: told.get(name, 0.0) + value for name, value in sums.items()}
+            totals = {name: totals.get(name, 0.0) + value for name, value in sums.items()}
         for parameters in self.parameters:
             nn.utils.clip_grad_norm_(parameters, self.config.max_gradient_norm)
         self.optimiser.step()
         self.gradient_steps += 1
-        return {name: float(value) / count for name, value in told.items()}
+        return {name: float(value) / count for name, value in totals.items()}
 
     def _losses(self, batch: TensorDict, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """This piece's part of the mean loss over `count` decisions, and sums of what is told."""
+        """This piece's part of the mean loss over `count` decisions, and sums of the metrics."""
         own = batch["own"]
         evaluation = self.policy.evaluate(batch["observation"], batch["sample"])
         log_ratio = evaluation.log_prob - batch["log_prob"]

@@ -42,8 +42,8 @@ class RankingConfig:
 
     Its rounds lie in the first part `imitated` of a run; the rest leaves the advantage time for the last proposals.
 
-    The value learns for `epochs` over each iteration's returns (`value_trace` is lambda), in minibatches of
-    `value_minibatch`. The advantages (`trace` is lambda) of the last `window` iterations are replayed in
+    The value learns for `epochs` over each iteration's returns (`value_gae_lambda`), in minibatches of
+    `value_minibatch`. The advantages (`gae_lambda`) of the last `window` iterations are replayed in
     `gradient_steps` minibatches of `minibatch`. Ranking begins after `warmup` iterations, a third of which the value
     has for itself.
     """
@@ -54,12 +54,12 @@ class RankingConfig:
     epochs: int = 5
     value_minibatch: int = 1750
     value_learning_rate: float = 1e-3
-    value_trace: float = 0.95
+    value_gae_lambda: float = 0.95
     gradient_steps: int = 120
     minibatch: int = 384
     learning_rate: float = 3e-4
     weight_decay: float = 1e-2
-    trace: float = 0.7
+    gae_lambda: float = 0.7
     window: int = 20
     warmup: int = 6
     max_gradient_norm: float = 1.0
@@ -72,9 +72,9 @@ class RankingConfig:
             raise UserError(f"expected imitated in (0, 1], got {self.imitated}")
 
     @property
-    def decisions(self) -> int:
+    def rollout_length(self) -> int:
         """Chunks per environment and iteration."""
-        return self.imitation.decisions
+        return self.imitation.rollout_length
 
     def build(
         self,
@@ -115,7 +115,7 @@ class Ranking:
         self.advantage_optimiser = torch.optim.AdamW(
             policy.advantage_parameters(), config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
-        self.replay = ChunkReplay(config.window * config.decisions * num_envs)
+        self.replay = ChunkReplay(config.window * config.rollout_length * num_envs)
         self.iterations = 0
         self.critic_steps = 0
 
@@ -125,8 +125,8 @@ class Ranking:
         return self.imitation.gradient_steps + self.critic_steps
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
-        """One iteration; returns mean losses, explained variance and what imitation tells."""
-        assert rollout.value is not None, "ranking learns from policies that tell values with their decisions"
+        """One iteration; returns mean losses, explained variance and imitation's metrics."""
+        assert rollout.value is not None, "ranking learns from policies that give values with their decisions"
         value = rollout.value
         returns, advantage = self._targets(rollout, value, next_values(self.policy, rollout, value))
         metrics = {
@@ -148,8 +148,8 @@ class Ranking:
     def _targets(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         """Returns and advantages, [T, N] each."""
         seen = (rollout.reward, rollout.executed, rollout.terminated, rollout.cut, value, next_value)
-        _, returns = gae(*seen, discount=self.config.discount, trace=self.config.value_trace)
-        advantage, _ = gae(*seen, discount=self.config.discount, trace=self.config.trace)
+        _, returns = gae(*seen, discount=self.config.discount, gae_lambda=self.config.value_gae_lambda)
+        advantage, _ = gae(*seen, discount=self.config.discount, gae_lambda=self.config.gae_lambda)
         return returns, advantage
 
     def _fit_value(self, observation: TensorDict, returns: Tensor) -> float:

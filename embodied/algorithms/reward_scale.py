@@ -36,7 +36,7 @@ class RewardScale:
         """Take in the rewards of one more rollout of each process."""
         rewards = chunk_reward(rollout.reward, self.discount).double()
         ending, worthless = (rollout.executed, rollout.terminated, rollout.truncated), torch.zeros_like(rewards)
-        returns, _ = gae(rollout.reward, *ending, worthless, worthless, discount=self.discount, trace=1.0)
+        returns, _ = gae(rollout.reward, *ending, worthless, worthless, discount=self.discount, gae_lambda=1.0)
         found = returns.numel(), returns.sum(), returns.square().sum(), rewards.count_nonzero(), rewards.square().sum()
         sums = world.sum(torch.stack([torch.as_tensor(each, dtype=torch.float64) for each in found])).tolist()
         self.decisions += int(sums[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.optim import Optimizer
 
 
-def fall(optimiser: Optimizer, progress: float, final: float, *rates: float) -> None:
-    """Set the learning rate of each parameter group: linear from its one of `rates` to the share `final` of that."""
+def linear_decay(optimiser: Optimizer, progress: float, final_lr_share: float, *rates: float) -> None:
+    """Set the learning rate of each parameter group, linear from its one of `rates` to `final_lr_share` of that."""
     for group, rate in zip(optimiser.param_groups, rates, strict=True):
-        group["lr"] = rate * (1.0 - (1.0 - final) * progress)
+        group["lr"] = rate * (1.0 - (1.0 - final_lr_share) * progress)

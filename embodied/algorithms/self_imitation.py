@@ -39,13 +39,13 @@ PARTS = ("sft", "replay", "episodes")
 
 @dataclass
 class SelfImitationConfig:
-    """`gradient_steps` per iteration of `decisions` chunks per environment; a run has `rounds` of equal length.
+    """`gradient_steps` per iteration of `rollout_length` chunks per environment; a run has `rounds` of equal length.
 
     A share `demonstration_share` of each minibatch are demonstrations. A share `retry` of restarts go to states where
     the policy has failed, at most `attempts` times each.
     """
 
-    decisions: int = 35
+    rollout_length: int = 35
     rounds: int = 6
     gradient_steps: int = 300
     demonstration_share: float = 0.25
@@ -56,7 +56,7 @@ class SelfImitationConfig:
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
-        at_least(self, 1, "decisions", "rounds", "gradient_steps", "capacity", "attempts")
+        at_least(self, 1, "rollout_length", "rounds", "gradient_steps", "capacity", "attempts")
 
     def build(
         self,

@@ -1,7 +1,7 @@
 """Twin delayed deep deterministic policy gradient (arXiv 1802.09477): off-policy, without analytic gradients.
 
 Differs from the paper:
-    - many environments: an iteration stores `decisions` chunks of each, then takes `gradient_steps`;
+    - many environments: an iteration stores `rollout_length` chunks of each, then takes `gradient_steps`;
     - exploration noise is the policy's own sampling, whose deviation is not trained;
     - targets reach over `lookahead` decisions, as in D4PG (arXiv 1804.08617) uncorrected for what the policy would have
       done in place of the later ones: with control at 100 Hz a single action changes next to nothing;
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from embodied import seeding
 from embodied.algorithms.advantage import n_step
-from embodied.algorithms.schedule import fall
+from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
 from embodied.environment import Environment
 from embodied.errors import UserError
@@ -40,10 +40,10 @@ from embodied.world import ALONE, World
 class TD3Config:
     """Hyper-parameters of TD3; noise is in half ranges of the actions, gradient steps begin after `warmup` rows.
 
-    Learning rates fall linearly to their `final` share.
+    Learning rates fall linearly to their `final_lr_share`.
     """
 
-    decisions: int = 16
+    rollout_length: int = 16
     gradient_steps: int = 100
     lookahead: int = 8
     minibatch: int = 256
@@ -51,7 +51,7 @@ class TD3Config:
     warmup: int = 10_000
     learning_rate: float = 3e-4
     value_learning_rate: float = 1e-3
-    final: float = 0.1
+    final_lr_share: float = 0.1
     discount: float = 0.99
     averaging: float = 0.005
     target_noise: float = 0.2
@@ -61,7 +61,7 @@ class TD3Config:
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
-        at_least(self, 1, "decisions", "gradient_steps", "lookahead", "minibatch", "capacity", "policy_delay")
+        at_least(self, 1, "rollout_length", "gradient_steps", "lookahead", "minibatch", "capacity", "policy_delay")
 
     def build(
         self,
@@ -108,8 +108,8 @@ class TD3:
         self.replay.add(self._rows(rollout))
         if self.replay.written < self.config.warmup:
             return {}
-        fall(self.actor_optimiser, progress, self.config.final, self.config.learning_rate)
-        fall(self.critic_optimiser, progress, self.config.final, self.config.value_learning_rate)
+        linear_decay(self.actor_optimiser, progress, self.config.final_lr_share, self.config.learning_rate)
+        linear_decay(self.critic_optimiser, progress, self.config.final_lr_share, self.config.value_learning_rate)
         losses = [self._step() for _ in range(self.config.gradient_steps)]
         return {"value_loss": float(torch.stack(losses).mean()), "replay": float(len(self.replay))}
 

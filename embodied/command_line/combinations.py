@@ -18,7 +18,9 @@ def check(overrides: Sequence[str]) -> None:
     """Raise UserError where the task, policy and algorithm of `overrides` ("key=value") do not go together."""
     task, policy, algorithm = chosen(overrides)
     if (policy, algorithm) not in taken(task):
-        raise UserError(f"policy={policy} algorithm={algorithm} do not go with task={task}, which takes {told(task)}")
+        raise UserError(
+            f"policy={policy} algorithm={algorithm} do not go with task={task}, which takes {described(task)}"
+        )
 
 
 def chosen(overrides: Sequence[str]) -> tuple[str, str, str]:
@@ -40,7 +42,7 @@ def taken(task: str) -> list[tuple[str, str]]:
     return [(policy, algorithm) for policy, algorithms in _table()[task].items() for algorithm in algorithms]
 
 
-def told(task: str) -> str:
+def described(task: str) -> str:
     """The same in words: "policy=mlp with algorithm=bptt|ppo; policy=recurrent with algorithm=ppo"."""
     return "; ".join(
         f"policy={policy} with algorithm={'|'.join(algorithms)}" for policy, algorithms in _table()[task].items()

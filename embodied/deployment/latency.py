@@ -43,14 +43,14 @@ NAMES = ("observation", "action")
 class LatencyConfig:
     """Latencies between a lowest and a highest one, s, drawn for each episode; every message deviates by `jitter_s`.
 
-    `told`: the policy reads observation "latency" [N, 2], s: the observation's age and the episode's action latency.
-    Otherwise it is privileged: for critics.
+    `observed`: the policy reads observation "latency" [N, 2], s: the observation's age and the episode's action
+    latency. Otherwise it is privileged: for critics.
     """
 
     observation_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     action_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     jitter_s: float = 0.0
-    told: bool = False
+    observed: bool = False
 
     def __post_init__(self) -> None:
         """Raise UserError for what is no range."""
@@ -63,8 +63,8 @@ class LatencyConfig:
 
     @property
     def present(self) -> bool:
-        """Whether there is any, or something is told of it."""
-        return self.told or max(*self.observation_s, *self.action_s, self.jitter_s) > 0.0
+        """Whether there is any, or it is observed."""
+        return self.observed or max(*self.observation_s, *self.action_s, self.jitter_s) > 0.0
 
 
 class LatencyEnvironment:
@@ -80,7 +80,7 @@ class LatencyEnvironment:
         self.num_envs, self.device = env.num_envs, env.device
         self.task_names, self.instructions = env.task_names, env.instructions
         self.begun = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # episodes
-        spec = TensorSpec((2,), unit="s", names=NAMES, privileged=not config.told)
+        spec = TensorSpec((2,), unit="s", names=NAMES, privileged=not config.observed)
         self.contract = replace(env.contract, observation={**env.contract.observation, LATENCY: spec})
         dt_s, executed = env.contract.control_dt_s, env.contract.executed
         jitter_s, device = config.jitter_s, env.device
@@ -155,8 +155,8 @@ class LatencyEnvironment:
 
     def _observed(self) -> TensorDict:
         observation, age = self._observations.newest()
-        told = torch.stack((age * self._observations.period_s, self._commands.base_s), 1)
-        return TensorDict({**observation, LATENCY: told.float()}, batch_size=[self.num_envs])
+        latency_s = torch.stack((age * self._observations.period_s, self._commands.base_s), 1)
+        return TensorDict({**observation, LATENCY: latency_s.float()}, batch_size=[self.num_envs])
 
     def _detach(self) -> None:
         """Cut the graph, see `DifferentiableEnvironment`."""
@@ -283,19 +283,19 @@ class LatencyTask:
         """Those of the task; they know of no latency.
 
         Raises:
-            UserError: where the policy would be told one.
+            UserError: where the policy would observe one.
         """
         found = self.task.demonstrations(directory, seed)
-        if found is not None and self.config.told:
-            raise UserError("demonstrations say nothing about latencies; use latency.told=false")
+        if found is not None and self.config.observed:
+            raise UserError("demonstrations say nothing about latencies; use latency.observed=false")
         return found
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
-        """That of the task, in which policies are told that there is no latency."""
-        self.task.video(path, {caption: _Told(policy) for caption, policy in policies.items()}, device)
+        """That of the task, in which policies observe that there is no latency."""
+        self.task.video(path, {caption: _Punctual(policy) for caption, policy in policies.items()}, device)
 
 
-class _Told:
+class _Punctual:
     """`policy` where there is no latency."""
 
     def __init__(self, policy: Policy) -> None:
@@ -307,10 +307,10 @@ class _Told:
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """As `policy.act`, told so."""
+        """As `policy.act`, without any latency."""
         none = torch.zeros(*observation.batch_size, len(NAMES), device=observation.device)
-        told = observation.copy().update({LATENCY: none})
-        return self.policy.act(told, deterministic=deterministic, generator=generator)
+        punctual = observation.copy().update({LATENCY: none})
+        return self.policy.act(punctual, deterministic=deterministic, generator=generator)
 
 
 def with_latency(task: Task, config: LatencyConfig) -> Task:

@@ -78,10 +78,10 @@ class EvaluationResult:
             }
             for row, task in enumerate(self.tasks)
         ]  # fmt: skip
-        told = {"diverged": self.diverged} if self.diverged else {}
-        told |= {} if self.repeatable else {"repeatable": False}
+        extra = {"diverged": self.diverged} if self.diverged else {}
+        extra |= {} if self.repeatable else {"repeatable": False}
         return {
-            **_rate(self.success), **self._means(slice(None)), "step_limit": self.step_limit, **told,
+            **_rate(self.success), **self._means(slice(None)), "step_limit": self.step_limit, **extra,
             "per_task": per_task,
         }  # fmt: skip
 

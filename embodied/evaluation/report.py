@@ -234,14 +234,14 @@ def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tup
     stages = {key: POLICY if key[0] == POLICY else BASELINE + key[0] for key in results}
     evaluations = [{"stage": stages[key], "distribution": key[1], **found.summary()} for key, found in results.items()]
     gains = {key: results[POLICY, key[1]].gain_over(found) for key, found in results.items() if key[0] != POLICY}
-    told = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}
-    told["gains"] = [{"over": stages[key], "distribution": key[1], **vars(gain)} for key, gain in gains.items()]
+    written = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}
+    written["gains"] = [{"over": stages[key], "distribution": key[1], **vars(gain)} for key, gain in gains.items()]
     with complete_or_absent(path) as temporary:
-        temporary.write_text(json.dumps(told, indent=2) + "\n")
+        temporary.write_text(json.dumps(written, indent=2) + "\n")
     columns = {on if who == POLICY else f"{who}, {on}": found for (who, on), found in results.items()}
     paired = ", paired" if all(found.repeatable for found in results.values()) else ""
     over = [f"policy over {who} on {on}: {_points(gain)}{paired}" for (who, on), gain in gains.items()]
-    assets = [f"{told['assets']} assets"] if told.get("assets") else []
+    assets = [f"{written['assets']} assets"] if written.get("assets") else []
     return "\n".join([evaluation_table(columns), *over, *assets, f"wrote {path}"])
 
 

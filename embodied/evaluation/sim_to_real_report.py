@@ -27,9 +27,9 @@ def write(directory: Path, runs: Sequence[BackEndRun], spec: TensorSpec, record:
     rows = compare(runs, spec)
     text = page(rows)
     figure = _figure(runs, rows, spec)
-    told = {**record, "git_commit": git_commit(), "versions": versions(), "back_ends": rows}
+    written = {**record, "git_commit": git_commit(), "versions": versions(), "back_ends": rows}
     with complete_or_absent(directory / "sim_to_real.json") as temporary:
-        temporary.write_text(json.dumps(told, indent=2) + "\n")
+        temporary.write_text(json.dumps(written, indent=2) + "\n")
     with complete_or_absent(directory / "sim_to_real.png") as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     notes = (
@@ -63,8 +63,8 @@ def _cells(row: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 
 def _metrics(summary: Mapping[str, Any]) -> list[str]:
-    told = ("success", "low", "high", "episodes", "step_limit", "diverged", "per_task")
-    return [name for name in summary if name not in told]
+    shown = ("success", "low", "high", "episodes", "step_limit", "diverged", "per_task")
+    return [name for name in summary if name not in shown]
 
 
 def _figure(runs: Sequence[BackEndRun], rows: Sequence[Mapping[str, Any]], spec: TensorSpec) -> Any:  # noqa: ANN401

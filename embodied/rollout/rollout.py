@@ -64,7 +64,7 @@ class Rollout:
     start: Tensor | None = None  # [T, N] initial state of the episode; None: they have no numbers
     final_observation: TensorDict | None = None  # [E] the true ones at endings inside the rollout; None: no such
     final_rows: Tensor | None = None  # [E] which decisions they follow, t * N + n, ascending
-    value: Tensor | None = None  # [T, N] as the policy told it with its decision
+    value: Tensor | None = None  # [T, N] as the policy gave it with its decision
     human: Tensor | None = None  # [T, N, K] bool, actions in which a person took the place of the policy
     diverged: int = 0  # episodes that ended because the simulator's numbers blew up
     policy_version: int = 0  # updates that the policy had seen
@@ -106,8 +106,8 @@ class Rollout:
         """Means over the episodes that ended in it: success, episode_return, episode_steps; empty where none did."""
         if self.episode_return is None or self.episode_steps is None or not self.done.any():
             return {}
-        told = {"success": self.success, "episode_return": self.episode_return, "episode_steps": self.episode_steps}
-        return {name: float(values[self.done].double().mean()) for name, values in told.items()}
+        found = {"success": self.success, "episode_return": self.episode_return, "episode_steps": self.episode_steps}
+        return {name: float(values[self.done].double().mean()) for name, values in found.items()}
 
 
 RANDOM_DECISIONS = 8
@@ -369,8 +369,8 @@ class DifferentiableCollector(Collector):
         self.observation = rollout.last_observation.detach()
         ran = rollout.executed.any(-1)  # an episode ends once
         ended = {name: getattr(rollout, name) & ran for name in ENDS}
-        told = {"simulation_s": time.perf_counter() - started, "policy_version": self.version}
-        return self._with_totals(replace(rollout, **told, **ended))
+        counted = {"simulation_s": time.perf_counter() - started, "policy_version": self.version}
+        return self._with_totals(replace(rollout, **counted, **ended))
 
     def _by_steps(self, decisions: int) -> Rollout:
         """As `unroll` of an environment that has it, for policies of any kind."""

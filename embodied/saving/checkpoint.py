@@ -124,7 +124,7 @@ def load(path: str | Path) -> Checkpoint:
             saying which other one to use.
     """
     directory = _locate(Path(path))
-    with _told(directory):
+    with _named_damage(directory):
         return _read(directory)
 
 
@@ -159,7 +159,7 @@ def load_contract(path: str | Path) -> Contract:
         UserError: as `load`.
     """
     directory = _locate(Path(path))
-    with _told(directory):
+    with _named_damage(directory):
         return Contract.from_dict(sealed.read(directory / RECORD, FORMAT)["contract"])
 
 
@@ -186,7 +186,7 @@ def _read(directory: Path) -> Checkpoint:
 
 
 @contextmanager
-def _told(directory: Path) -> Iterator[None]:
+def _named_damage(directory: Path) -> Iterator[None]:
     """What is wrong with the checkpoint in `directory`, on one line, with the one to use in its place."""
     try:
         yield

@@ -47,8 +47,8 @@ def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str])
     try:
         save_file(tensors, path, metadata=metadata)
     except SafetensorError as error:
-        if told := re.search(r"os error (\d+)", str(error)):  # such as a full disk
-            raise OSError(int(told[1]), os.strerror(int(told[1]))) from error
+        if found := re.search(r"os error (\d+)", str(error)):  # such as a full disk
+            raise OSError(int(found[1]), os.strerror(int(found[1]))) from error
         raise
 
 

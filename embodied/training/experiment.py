@@ -1,7 +1,7 @@
 """A run as an experiment: its stages, each evaluated on the same episodes, a control, a report, a checkpoint of it all.
 
 `loop.py` is what reinforcement learning does inside. The control is SFT that goes on as it was, optimiser, average and
-last learning rate, for as many gradient steps as RL took: what RL gains is told over the better of the two. A run that
+last learning rate, for as many gradient steps as RL took: RL's gain is reported over the better of the two. A run that
 was killed continues with the numbers of one that was not, where its simulator can be put back to where it was.
 """
 
@@ -194,10 +194,10 @@ class Experiment(SavedRun):
             Stage.START: self._start, Stage.SFT: self._sft, Stage.RL: self._reinforce, Stage.CONTROL: self._control,
         }  # fmt: skip
         with GracefulStop("Stopping: saving ...") as self._stop, self.logger:
-            told = self.stage is Stage.DONE and (self.directory / "report.json").exists()
+            written = self.stage is Stage.DONE and (self.directory / "report.json").exists()
             while self.stage in stages:
                 stages[self.stage]()
-            if not told:
+            if not written:
                 self._write()
             if self._film():
                 self._write()
@@ -210,7 +210,7 @@ class Experiment(SavedRun):
     def _sft(self) -> None:
         assert self.demonstrations is not None
         if not self.parts and not self.config.start_from:
-            seen, actions = self._told(self.demonstrations.observation), self.demonstrations.actions
+            seen, actions = self._with_privileged(self.demonstrations.observation), self.demonstrations.actions
             self.policy.fit(seen.to(self.device), actions.to(self.device))
         learner = self.config.sft.build(self.policy, seeding.generator(self.seed, "sft"))
         self._supervise(learner, self.config.sft.steps)
@@ -218,7 +218,7 @@ class Experiment(SavedRun):
         self.before = copy_tree(learner.state_dict())
         self._next()
 
-    def _told(self, observation: TensorDict) -> TensorDict:
+    def _with_privileged(self, observation: TensorDict) -> TensorDict:
         """`observation` of demonstrations and, from random play, what robots cannot measure: a critic may read it."""
         missing = [key for key in self.env.contract.observation if key not in observation.keys()]  # noqa: SIM118 - no dict
         if not missing:
@@ -247,7 +247,7 @@ class Experiment(SavedRun):
         self._resume(parts)
         total, done = self.config.env_steps, self.counters["env_steps"]
         steps = iterations(
-            learner, collector, self.algorithm.decisions, total, done=done,
+            learner, collector, self.algorithm.rollout_length, total, done=done,
             planned=self.counters["planned_env_steps"], precision=self.config.precision,
         )  # fmt: skip
         with Progress("RL", total, "step", initial=done) as bar:

@@ -30,8 +30,8 @@ class GracefulStop:
     this changes anything.
     """
 
-    def __init__(self, told: str = "Stopping") -> None:
-        self.told, self.requested = told, False
+    def __init__(self, message: str = "Stopping") -> None:
+        self.message, self.requested = message, False
         self._abandon = False
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -42,7 +42,7 @@ class GracefulStop:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Give them back."""
         self._restore()
@@ -67,7 +67,7 @@ class GracefulStop:
         self._restore()
         with suppress(OSError):  # nobody reads it
             below = "\n" if os.isatty(_STDERR) else ""  # a progress bar
-            line = f"{below}{self.told}; again to quit at once\n"
+            line = f"{below}{self.message}; again to quit at once\n"
             os.write(_STDERR, line.encode())  # a buffered stream may be in the middle of a write
         if self._abandon:
             raise Abandoned

@@ -63,7 +63,7 @@ def train(
     policy.fit(*(each.to(policy.device) for each in first_decisions(env, seeding.generator(seed, "random play"))))
     policy.start_critic()
     learner, collector = build(env, policy, algorithm, demonstrations, seed, world)
-    return iterations(learner, collector, algorithm.decisions, env_steps, world=world)
+    return iterations(learner, collector, algorithm.rollout_length, env_steps, world=world)
 
 
 def build(
@@ -88,7 +88,7 @@ def build(
 def iterations(
     learner: Learner,
     collector: Collector,
-    decisions: int,
+    rollout_length: int,
     env_steps: int,
     *,
     done: int = 0,
@@ -96,13 +96,13 @@ def iterations(
     precision: Precision = Precision.FLOAT32,
     world: World = ALONE,
 ) -> Iterator[Iteration]:
-    """Collect `decisions` per environment and update, until `env_steps` are `done`, in all processes together.
+    """Collect `rollout_length` decisions per environment and update, until all processes have `done` `env_steps`.
 
     Schedules of the learner run over `planned` steps, `env_steps` if None.
     """
     while done < env_steps:
         with precision.on(collector.generator.device):
-            rollout = collector.collect(decisions)
+            rollout = collector.collect(rollout_length)
             done += int(world.sum(torch.tensor(rollout.env_steps)))
             metrics = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
         collector.version += 1

@@ -68,7 +68,7 @@ class Raceline:
     ) -> Decision:
         """Steering angle and speed [N, H, 2] for the N observations; nothing is random."""
         place = observation["place"].cpu()
-        middle, line, speeds = self._told(place[:, :2].long())
+        middle, line, speeds = self._values(place[:, :2].long())
         at, yaw = place[:, None, 2:4].float(), place[:, 4:].float()
         nearest = (middle - at).square().sum(2).argmin(1, keepdim=True)  # other parts of the track have other walls
         rows = torch.arange(len(at)).unsqueeze(1)
@@ -97,7 +97,7 @@ class Raceline:
         v = self.vehicle
         return (1.0 / v.front_stiffness - 1.0 / v.rear_stiffness) / (v.friction * GRAVITY)
 
-    def _told(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _values(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Middle line and raceline [N, P, 2] and speeds [N, P] of the worlds `keys` [N, 2] (split, number)."""
         wanted = [tuple(key) for key in keys.tolist()]
         for split in range(len(SPLITS)):

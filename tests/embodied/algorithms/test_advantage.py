@@ -20,7 +20,7 @@ def run(**changes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         "value": column(3.0, 5.0),
         "next_value": column(5.0, 8.0),
     }
-    return gae(**(arguments | changes), discount=0.5, trace=0.5)
+    return gae(**(arguments | changes), discount=0.5, gae_lambda=0.5)
 
 
 def test_chunk_reward_discounts_inside_the_chunk() -> None:
@@ -60,7 +60,7 @@ def test_chunks_of_one_step_equal_ordinary_gae() -> None:
     ended = torch.rand(5, 3) < 0.3
     advantage, _ = gae(
         reward.unsqueeze(-1), torch.ones(5, 3, 1, dtype=torch.bool), ended, torch.zeros_like(ended), value, following,
-        discount=0.9, trace=0.8,
+        discount=0.9, gae_lambda=0.8,
     )  # fmt: skip
     for env in range(3):
         carried = 0.0

@@ -20,7 +20,7 @@ def make(seed: int = 0, envs: int = 16, **settings) -> tuple[MLPPolicy, BPTT, Di
     policy = MLPConfig(hidden=[16]).build(env.contract)
     policy.fit(env.reset(starts=torch.arange(envs)), torch.zeros(1, 1))
     generator = torch.Generator().manual_seed(seed)
-    learner = BPTTConfig(decisions=5, **settings).build(policy, None, env, generator)
+    learner = BPTTConfig(rollout_length=5, **settings).build(policy, None, env, generator)
     return policy, learner, DifferentiableCollector(env, policy, generator)
 
 

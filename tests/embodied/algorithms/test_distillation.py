@@ -16,8 +16,8 @@ from policies.recurrent import RecurrentConfig
 from tests.embodied.windy_reach import WindyReach
 
 CONFIG = DistillationConfig(
-    MLPConfig(hidden=[32]), BPTTConfig(decisions=6, learning_rate=1e-2, terminal_weight=1.0), told=["wind"],
-    teacher_steps=30_000, decisions=24, epochs=4, minibatch=32, learning_rate=5e-3,
+    MLPConfig(hidden=[32]), BPTTConfig(rollout_length=6, learning_rate=1e-2, terminal_weight=1.0), privileged=["wind"],
+    teacher_steps=30_000, rollout_length=24, epochs=4, minibatch=32, learning_rate=5e-3,
 )  # fmt: skip
 STUDENT = RecurrentConfig(hidden=[8], encoder=8, memory=8, initial_std=0.05)
 
@@ -106,7 +106,7 @@ def test_a_resumed_run_takes_the_same_steps(taught: bool) -> None:
 
 
 def test_the_students_rate_falls_from_where_its_phase_begins() -> None:
-    _, learner, collector = make(config=replace(CONFIG, teacher_steps=1, learning_rate=8e-3, final=0.5))
+    _, learner, collector = make(config=replace(CONFIG, teacher_steps=1, learning_rate=8e-3, final_lr_share=0.5))
     rates = []
     for progress in (0.5, 0.5, 0.75, 1.0):
         learner.update(collector.collect(24), progress)
@@ -115,17 +115,17 @@ def test_the_students_rate_falls_from_where_its_phase_begins() -> None:
 
 
 def test_any_learner_teaches() -> None:
-    _, learner, collector = make(config=replace(CONFIG, teaching=PPOConfig(decisions=8), teacher_steps=600))
+    _, learner, collector = make(config=replace(CONFIG, teaching=PPOConfig(rollout_length=8), teacher_steps=600))
     metrics = [learner.update(collector.collect(24), 0.1 * iteration) for iteration in range(3)]
     assert "teacher_policy_loss" in metrics[0]
     assert list(metrics[-1]) == ["loss"]
 
 
-def test_only_secrets_are_told() -> None:
+def test_only_privileged_observations_are_named() -> None:
     contract = WindyReach(1).contract
     assert not informed(contract, ["wind"]).observation["wind"].privileged
     assert contract.observation["wind"].privileged
     for wrong in ("weather", "position"):
-        with pytest.raises(ValueError, match="told to be among the privileged") as caught:
+        with pytest.raises(ValueError, match="privileged to be among the privileged") as caught:
             informed(contract, [wrong])
         assert "\n" not in str(caught.value)

@@ -49,7 +49,7 @@ def test_values_of_next_observations_are_those_of_the_next_decision_or_of_the_en
 
 
 def test_rates_fall_to_their_final_share() -> None:
-    _, _, learner, collector = make(final=0.25)
+    _, _, learner, collector = make(final_lr_share=0.25)
     learner.update(collector.collect(2), 1.0)
     assert [group["lr"] for group in learner.optimiser.param_groups] == pytest.approx([0.25 * 3e-3, 0.25 * 1e-3])
 

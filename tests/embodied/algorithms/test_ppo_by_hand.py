@@ -136,7 +136,7 @@ def shaped(rollout: Rollout, reward: list[float], **fields: list[bool]) -> Rollo
 
 
 def test_a_time_limit_is_bootstrapped_and_a_termination_is_not() -> None:
-    policy, learner, collector = make(envs=3, discount=0.5, trace=0.9)
+    policy, learner, collector = make(envs=3, discount=0.5, gae_lambda=0.9)
     constant(policy, 4.0)
     rollout = shaped(
         collector.collect(1), [1.0, 1.0, 0.0], terminated=[True, False, False], truncated=[False, True, False]
@@ -150,7 +150,7 @@ def test_a_time_limit_is_bootstrapped_and_a_termination_is_not() -> None:
 
 def taken_over(envs: int = 1) -> tuple[MLPPolicy, PPO, Rollout]:
     """Four decisions with the rewards 0, 1, 5, 0; a person makes the third one of environment 0."""
-    policy, learner, collector = make(envs=envs, discount=0.5, trace=1.0)
+    policy, learner, collector = make(envs=envs, discount=0.5, gae_lambda=1.0)
     rollout = collector.collect(4)
     none = torch.zeros_like(rollout.done)
     human = torch.zeros_like(rollout.executed)
@@ -179,7 +179,7 @@ def test_what_a_person_did_is_not_learned_from() -> None:
     after = {name: value.clone() for name, value in policy.state_dict().items()}
     strange = rollout.sample.clone()
     strange["raw"][2, 0] += 3.0  # what the policy would have done in place of the person
-    other, again, _ = make(envs=2, discount=0.5, trace=1.0)
+    other, again, _ = make(envs=2, discount=0.5, gae_lambda=1.0)
     other.load_state_dict(before)
     again.update(replace(rollout, sample=strange), 0.0)
     assert all(torch.equal(value, after[name]) for name, value in other.state_dict().items())

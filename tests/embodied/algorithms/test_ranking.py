@@ -22,7 +22,7 @@ def make(seed: int = 0, rounds: int = 1, **settings) -> tuple[RankingMLP, Rankin
     policy = RankingMLPConfig(hidden=[32], initial_std=0.8).build(Reach(1).contract)
     policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.zeros(1, 1))
     sft = SFTConfig(steps=400, batch=64, learning_rate=5e-3, final_learning_rate=5e-3, average=0.9)
-    imitation = SelfImitationConfig(decisions=8, gradient_steps=10, capacity=5000, rounds=rounds, sft=sft)
+    imitation = SelfImitationConfig(rollout_length=8, gradient_steps=10, capacity=5000, rounds=rounds, sft=sft)
     config = RankingConfig(imitation, value_minibatch=256, minibatch=128, discount=0.9, learning_rate=3e-3, **settings)
     learner = config.build(policy, demonstrations(), Reach(64), torch.Generator().manual_seed(seed))
     return policy, learner, Collector(Reach(64), policy, torch.Generator().manual_seed(seed), learner.starts)
@@ -51,7 +51,7 @@ def test_ranking_begins_after_its_warmup():
 
 
 def test_targets_are_advantages_under_the_policy_that_collected():
-    policy, learner, collector = make(warmup=6, trace=0.6, value_trace=0.9)
+    policy, learner, collector = make(warmup=6, gae_lambda=0.6, value_gae_lambda=0.9)
     for iteration in range(3):
         rollout = collector.collect(5)
         with torch.no_grad():
@@ -60,8 +60,8 @@ def test_targets_are_advantages_under_the_policy_that_collected():
                 for seen in (rollout.observation, rollout.next_observation())
             )
         endings = (rollout.reward, rollout.executed, rollout.terminated, rollout.truncated)
-        advantage, _ = gae(*endings, value, following, discount=0.9, trace=0.6)
-        _, expected = gae(*endings, value, following, discount=0.9, trace=0.9)
+        advantage, _ = gae(*endings, value, following, discount=0.9, gae_lambda=0.6)
+        _, expected = gae(*endings, value, following, discount=0.9, gae_lambda=0.9)
         torch.testing.assert_close(learner._targets(rollout, value, following)[0], expected)
         metrics = learner.update(rollout, 0.1)
         assert ("advantage_loss" in metrics) == (iteration == 2)  # the value learned alone for two iterations
@@ -72,7 +72,7 @@ def test_targets_are_advantages_under_the_policy_that_collected():
 
 
 def test_what_a_person_achieves_is_no_merit_of_the_chunk_before():
-    _, learner, collector = make(trace=0.6)
+    _, learner, collector = make(gae_lambda=0.6)
     rollout = collector.collect(3)
     going = torch.zeros_like(rollout.done)
     human = torch.zeros_like(rollout.executed)

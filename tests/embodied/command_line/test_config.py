@@ -108,7 +108,7 @@ def test_a_configuration_of_another_version_is_one_line():
     "override",
     [
         *("num_envs=0", "env_steps=-1", "checkpoint_every=0", "evaluation_starts=0", "sft.batch=0"),
-        *("algorithm.imitation.decisions=0", "policy.denoising_steps=0"),
+        *("algorithm.imitation.rollout_length=0", "policy.denoising_steps=0"),
     ],
 )
 def test_impossible_sizes_are_refused(override):

@@ -64,18 +64,18 @@ class ScratchTask(ReachTask):
         return None
 
 
-PPO = PPOConfig(decisions=8, minibatch=64, epochs=2, discount=0.9, learning_rate=1e-3)
-IMITATION = SelfImitationConfig(decisions=8, gradient_steps=10, capacity=1000)
+PPO = PPOConfig(rollout_length=8, minibatch=64, epochs=2, discount=0.9, learning_rate=1e-3)
+IMITATION = SelfImitationConfig(rollout_length=8, gradient_steps=10, capacity=1000)
 LEARNERS = {
     "ppo": PPO,
     "self_imitation": IMITATION,
     "ranking": RankingConfig(IMITATION, gradient_steps=5, minibatch=64, value_minibatch=64, warmup=3),
 }
 SCRATCH = {
-    "bptt": BPTTConfig(decisions=5, critic=True, discount=0.9),
-    "td3": TD3Config(decisions=10, warmup=100, gradient_steps=4, minibatch=32),
+    "bptt": BPTTConfig(rollout_length=5, critic=True, discount=0.9),
+    "td3": TD3Config(rollout_length=10, warmup=100, gradient_steps=4, minibatch=32),
     "distillation": DistillationConfig(
-        MLPConfig(hidden=[8]), BPTTConfig(decisions=5), teacher_steps=100, decisions=10, minibatch=4
+        MLPConfig(hidden=[8]), BPTTConfig(rollout_length=5), teacher_steps=100, rollout_length=10, minibatch=4
     ),
 }
 POLICY = RankingMLPConfig(hidden=[16])
@@ -215,7 +215,7 @@ def test_success_and_return_are_told_where_an_episode_ended(tmp_path: Path) -> N
             return Away(num_envs)
 
     config = ExperimentConfig(4, env_steps=4 * 14, evaluation_starts=2, evaluation_envs=2, video=False)
-    learner = PPOConfig(decisions=2, minibatch=8, epochs=1)
+    learner = PPOConfig(rollout_length=2, minibatch=8, epochs=1)
     Experiment(config, AwayTask(), POLICY, learner, tmp_path, record={}).run()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     told = [{key: value for key, value in row.items() if key.startswith("rollout/")} for row in rows]
@@ -232,7 +232,7 @@ def test_a_task_with_a_baseline_has_it_measured_on_the_same_episodes(tmp_path: P
             return {"beginner": policy}
 
     config = ExperimentConfig(num_envs=8, env_steps=200, evaluation_starts=4, evaluation_envs=8, video=False)
-    algorithm = PPOConfig(decisions=4, epochs=1, minibatch=16)
+    algorithm = PPOConfig(rollout_length=4, epochs=1, minibatch=16)
     Experiment(config, Compared(), MLPConfig(hidden=[8]), algorithm, tmp_path, record={}).run()
     assert [row["stage"] for row in json.loads((tmp_path / "report.json").read_text())["evaluations"]] == [
         "baseline beginner",

@@ -26,7 +26,7 @@ from tests.embodied.reach import Reach
 from tests.embodied.rollout.test_rollout import Constant
 from tests.embodied.training.test_experiment import ReachTask
 
-QUICK = PPOConfig(decisions=16, minibatch=256, learning_rate=3e-3, target_kl=1.0, discount=0.9)
+QUICK = PPOConfig(rollout_length=16, minibatch=256, learning_rate=3e-3, target_kl=1.0, discount=0.9)
 
 
 def policy(env: Environment, seed: int = 0) -> MLPPolicy:
@@ -51,7 +51,7 @@ def test_it_learns(kind: type) -> None:
 def test_the_same_seed_gives_the_same_numbers_and_another_one_others() -> None:
     def run(seed: int) -> list[dict[str, float]]:
         env = Reach(8)
-        return [step.metrics for step in train(env, policy(env), PPOConfig(decisions=4), env_steps=200, seed=seed)]
+        return [step.metrics for step in train(env, policy(env), PPOConfig(rollout_length=4), env_steps=200, seed=seed)]
 
     first = run(0)
     assert run(0) == first
@@ -159,7 +159,7 @@ def test_without_numbers_nobody_chooses_where_episodes_begin() -> None:
         Collector(env, Constant(env._reach, 0.1), torch.Generator(), lambda *_: torch.zeros(4))
     demonstrations = ReachTask().demonstrations(Path(), 0)
     learned = policy(env)
-    config = SelfImitationConfig(decisions=4, gradient_steps=2, capacity=100)
+    config = SelfImitationConfig(rollout_length=4, gradient_steps=2, capacity=100)
     steps = list(train(env, learned, config, env_steps=100, demonstrations=demonstrations))
     assert "first_attempts_success" not in steps[-1].metrics
 
@@ -197,7 +197,7 @@ def trainer(task: ReachTask, directory: Path, env_steps: int = 300, kind: type[E
         8, env_steps=env_steps, checkpoint_every=1, evaluation_starts=6, evaluation_envs=8, video=False
     )
     config.sft.steps, config.sft.batch = 20, 16
-    learner = PPOConfig(decisions=4, minibatch=64, epochs=1)
+    learner = PPOConfig(rollout_length=4, minibatch=64, epochs=1)
     return kind(config, task, MLPConfig(hidden=[8]), learner, directory, record={"values": {"env_steps": env_steps}})
 
 
@@ -285,7 +285,7 @@ def test_a_run_keeps_its_rollouts_where_it_is_asked_to(tmp_path: Path) -> None:
             return learner, collector
 
     config = trainer(ReachTask(), tmp_path / "device").config
-    parts = (ReachTask(), MLPConfig(hidden=[8]), PPOConfig(decisions=4, minibatch=64, epochs=1))
+    parts = (ReachTask(), MLPConfig(hidden=[8]), PPOConfig(rollout_length=4, minibatch=64, epochs=1))
     found = [
         kind(replace(config, storage=storage, stages=["rl"]), *parts, tmp_path / storage.value, record={}).run()
         for kind, storage in ((Experiment, Storage.DEVICE), (OnDisk, Storage.DISK))

@@ -147,7 +147,7 @@ def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_pat
             sft=SFTConfig(steps=25, batch=8),
         )  # fmt: skip
         task = LiberoTask(tasks=["0"], assets="stand-in", train_step_limit=12, step_limit=100)
-        imitation = SelfImitationConfig(decisions=3, rounds=2, gradient_steps=6, sft=SFTConfig(batch=8))
+        imitation = SelfImitationConfig(rollout_length=3, rounds=2, gradient_steps=6, sft=SFTConfig(batch=8))
         algorithm = RankingConfig(imitation, warmup=2, epochs=1, gradient_steps=3, minibatch=8, value_minibatch=8)
         return kind(config, task, FlowConfig(width=8, hidden=16), algorithm, directory, record={})
 

@@ -78,7 +78,7 @@ def test_a_run_is_not_resumed_on_another_order(tmp_path: Path) -> None:
     config = ExperimentConfig(2, env_steps=8, evaluation_starts=1, evaluation_envs=2, video=False)
 
     def run(*names: str) -> None:
-        learner = PPOConfig(decisions=2, minibatch=8, epochs=1)
+        learner = PPOConfig(rollout_length=2, minibatch=8, epochs=1)
         Experiment(config, NamedTask(*names), MLPConfig(hidden=[4]), learner, tmp_path, record={}).run()
 
     run("position", "task")

@@ -117,18 +117,18 @@ def test_leaving_the_box_ends_the_episode_without_success():
 
 
 def test_a_crash_is_none_at_the_step_limit_and_afterwards_nothing_happens():
-    def fall(step_limit):
+    def linear_decay(step_limit):
         env = QuadrotorEnvironment(1, mdp=STILL, noise=False, step_limit=step_limit)
         env.reset()
         transitions = [env.step(-torch.ones(1, 1, 4)) for _ in range(60)]
         return int(env.steps), transitions[int(env.steps) - 1 :]
 
-    steps, _ = fall(500)
+    steps, _ = linear_decay(500)
     assert 30 < steps < 60  # 0.6 m
-    for transition in fall(steps)[1]:
+    for transition in linear_decay(steps)[1]:
         assert transition.terminated.all()
         assert not transition.truncated.any()
-    steps, (last, *later) = fall(20)
+    steps, (last, *later) = linear_decay(20)
     assert steps == 20
     assert last.truncated.all()
     assert float(last.reward) != 0.0

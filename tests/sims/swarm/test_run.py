@@ -23,7 +23,7 @@ def run(program: str, *options: str) -> str:
 def test_a_swarm_learns_is_filmed_measured_and_exported(tmp_path: Path):
     directory = tmp_path / "swarm"
     small = ["num_envs=16", "env_steps=1500", "evaluation_starts=10", "evaluation_envs=8", "task.step_limit=40"]
-    run("train.py", "task=quadrotor_swarm", *small, "algorithm.decisions=20", f"output={directory}")
+    run("train.py", "task=quadrotor_swarm", *small, "algorithm.rollout_length=20", f"output={directory}")
     (row,) = json.loads((directory / "report.json").read_text())["evaluations"]
     assert row["episodes"] == 16  # two whole worlds
     assert {"collision_free", "world_collision_free", "hit_drone", "hit_obstacle", "hit_room"} <= row.keys()
