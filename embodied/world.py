@@ -16,8 +16,15 @@ from torch import Tensor
 class World(Protocol):
     """All processes of a run; every one calls the same methods in the same order."""
 
-    rank: int  # 0 to size - 1; 0 writes files and reports
-    size: int
+    @property
+    def rank(self) -> int:
+        """0 to size - 1; 0 writes files and reports."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Processes."""
+        ...
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum of `values` over all processes, the same shape everywhere."""

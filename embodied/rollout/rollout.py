@@ -281,7 +281,8 @@ class _Rows:
                 self.batch[name] = [self.length, *value.batch_size]
                 for key, leaf in value.items(include_nested=True, leaves_only=True):
                     path = key if isinstance(key, tuple) else (key,)
-                    self._into((name, *path), leaf)[t] = leaf
+                    tensor = cast(Tensor, leaf)
+                    self._into((name, *path), tensor)[t] = tensor
             else:
                 self._into((name,), value)[t] = value
 
@@ -385,6 +386,6 @@ class DifferentiableCollector(Collector):
         stacked = {name: torch.stack([row[name] for row in made]) for name in made[0]}
         start = self.env.start.expand(decisions, -1) if isinstance(self.env, NumberedStarts) else None
         return Rollout(
-            observation=torch.stack(seen[:-1]), last_observation=seen[-1], task_index=self.env.task_index,
+            observation=TensorDict.stack(seen[:-1]), last_observation=seen[-1], task_index=self.env.task_index,
             start=start, **cast(dict[str, Any], stacked),
         )  # fmt: skip

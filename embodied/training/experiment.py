@@ -89,7 +89,7 @@ class Experiment(SavedRun):
         task: Task,
         policy: PolicyConfig,
         algorithm: LearnerConfig,
-        directory: Path,
+        directory: str | Path,
         *,
         record: dict[str, Any],
         seed: int = 0,
@@ -101,6 +101,7 @@ class Experiment(SavedRun):
 
         `demonstrations`, called with the environment's contract and the directory, take the place of the task's own.
         """
+        directory = Path(directory)
         super().__init__(directory, record, config.env_steps, Report(task.name, task.asset_kind, seed))
         self.config, self.task, self.algorithm, self.seed, self.device = config, task, algorithm, seed, device
         self._build_policy = policy.build
@@ -162,7 +163,7 @@ class Experiment(SavedRun):
             raise UserError(f"expected at least {len(env.task_names)} environments, one per task; got {count}")
         return env
 
-    def _demonstrate(self, given: Callable[[Contract, Path], Episodes] | None) -> TensorDict | None:
+    def _demonstrate(self, given: Callable[[Contract, Path], Episodes] | None) -> Episodes | None:
         """The demonstrations `given`, else the task's own, if it has any."""
         with self.timer("demonstrations"):
             own = self.task.demonstrations
