@@ -57,7 +57,7 @@ def test_no_latency_is_no_latency():
 
 
 def test_what_overtakes_counts_and_what_is_overtaken_does_not():
-    env = make(num_envs=64, observation_s=[0.1, 0.3], jitter_s=0.15, told=True)
+    env = make(num_envs=64, observation_s=[0.1, 0.3], jitter_s=0.15, observed=True)
     env.reset(starts=torch.arange(64))
     ages = []
     for step in range(1, 40):
@@ -125,7 +125,7 @@ def test_what_is_under_way_is_on_the_device_of_the_environment():
 
 def test_the_critic_knows_and_the_actor_where_told():
     assert make(action_s=[0.1, 0.1]).contract.observation["latency"].privileged
-    env = make(observation_s=[0.15, 0.15], action_s=[0.05, 0.05], told=True)
+    env = make(observation_s=[0.15, 0.15], action_s=[0.05, 0.05], observed=True)
     assert not env.contract.observation["latency"].privileged
     env.reset()
     for _ in range(3):
@@ -176,7 +176,7 @@ class Filmed:
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_policy_that_knows_latencies_is_filmed_without_any(told: bool, tmp_path: Path):
-    env = make(action_s=[0.0, 0.2], told=told)
+    env = make(action_s=[0.0, 0.2], observed=told)
     policy = MLPConfig(hidden=[8]).build(env.contract)
     policy.fit(env.reset(), torch.zeros(2, 1))
     LatencyTask(Filmed(), env.config).video(tmp_path / "video.mp4", {"policy": policy}, "cpu")
