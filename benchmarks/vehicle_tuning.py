@@ -1,9 +1,9 @@
-"""Tune a vehicles' planner on training worlds: python benchmarks/vehicle_tuning.py PLANNER [--settings 16].
+"""Tune a vehicles' planner on training worlds: vehicle_tuning.py PLANNER [--settings 16] [--worlds 32 64].
 
 A random search with a fixed seed: PLANNER's present numbers and settings drawn from RANGES drive some training worlds,
-the best of them others, and more of them, see ROUNDS. What counts is the mean time of an episode (race: of a lap), in
-which one that failed counts as FAILED_S. Prints every setting and writes nothing: the winner goes into the planner's
-defaults by hand.
+the KEPT best of them others, and more of them. What counts is the mean time of an episode (race: of a lap), in
+which one that failed counts as FAILED_S, and as COLLIDED_S if it hit something. Prints every setting and writes
+nothing: the winner goes into the planner's defaults by hand.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from sims.vehicle.pursuit import Numbers, PurePursuit
 from sims.vehicle.raceline import Raceline, RacelineNumbers
 from sims.vehicle.task import NavigateTask, RaceTask, VehicleTask
 
-ROUNDS = ((32, 4), (64, 0))
-"""Worlds of each round, and how many settings go on to the next, with the present one."""
+KEPT = 4
+"""So many settings go on to the second round, with the present one."""
 FAILED_S = 60.0
 """A point of success is worth as much as half a second, where laps take ten."""
+COLLIDED_S = {"time_s": 180.0, "lap_time_s": 60.0}
+"""By what is timed: a crash is worse than to be late; of a race it is as much, over three laps."""
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "DWA": {
         "horizon_s": (0.8, 3.0), "clearance_m": (0.2, 0.6), "free_m": (0.4, 2.0), "goal": (0.3, 2.0),
-        "heading": (0.03, 1.0), "clearance": (0.2, 2.0), "speed": (0.1, 2.0),
+        "heading": (0.03, 1.0), "clearance": (0.2, 2.0), "speed": (0.1, 2.0), "margin_m": (0.02, 0.12),
+        "turn_m": (0.01, 0.1), "window_s": (0.15, 0.6),
     },
     "pure pursuit": {
         "ahead_m": (0.4, 1.5), "ahead_s": (0.02, 0.3), "sideways_m_s2": (2.5, 7.0), "braking_m_s2": (1.5, 7.0),
@@ -54,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("planner", choices=RANGES)
     parser.add_argument("--settings", type=int, default=16)
+    parser.add_argument("--worlds", nargs=2, type=int, default=(32, 64), help="of the two rounds")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -62,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rng = np.random.default_rng(asked.seed)
     drawn_ones = [drawn(RANGES[asked.planner], rng) for _ in range(asked.settings)]
     first = 0
-    for worlds, kept in ROUNDS:
+    for worlds in asked.worlds:
         costs = [drive(task, build(changed(default, each)), each, first, worlds) for each in [{}, *drawn_ones]][1:]
-        drawn_ones = [drawn_ones[place] for place in np.argsort(costs)[:kept]]
+        drawn_ones = [drawn_ones[place] for place in np.argsort(costs)[:KEPT]]
         first += worlds
 
 
@@ -108,9 +112,10 @@ def drive(task: VehicleTask, policy: Policy, setting: Mapping[str, float], first
 
 
 def cost(found: EvaluationResult) -> float:
-    """Mean time of an episode or a lap, where one that failed counts as FAILED_S."""
-    time = found.metrics["time_s" if "time_s" in found.metrics else "lap_time_s"]
-    return float(torch.where(found.success, time, FAILED_S).mean())
+    """Mean time of an episode or a lap, where one that failed counts as FAILED_S or COLLIDED_S."""
+    timed = "time_s" if "time_s" in found.metrics else "lap_time_s"
+    failed = torch.where(found.metrics["collision"] > 0.0, COLLIDED_S[timed], FAILED_S)
+    return float(torch.where(found.success, found.metrics[timed], failed).mean())
 
 
 if __name__ == "__main__":

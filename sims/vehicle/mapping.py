@@ -9,7 +9,7 @@ N vehicles, G cells along a side of the map.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict
@@ -31,6 +31,13 @@ POSE = 6
 last velocity and goal."""
 
 
+LOCAL = Weights(
+    horizon_s=1.2, window_s=0.3, margin_m=0.03, turn_m=0.02, clearance_m=0.3, free_m=0.6,
+    goal=1.0, heading=0.3, clearance=0.8, speed=0.3,
+)  # fmt: skip
+"""Those of the dynamic window below a map."""
+
+
 @dataclass(frozen=True)
 class Numbers:
     """Numbers of the planner; tuned on training worlds, see README.md.
@@ -48,11 +55,7 @@ class Numbers:
     near_m: float = 0.7
     blocked: float = 50.0
     near: float = 4.0
-    weights: Weights = field(
-        default_factory=lambda: Weights(
-            horizon_s=1.2, clearance_m=0.3, free_m=0.6, goal=1.0, heading=0.3, clearance=0.8, speed=0.3
-        )
-    )
+    weights: Weights = LOCAL
 
 
 class MappingPlanner:
