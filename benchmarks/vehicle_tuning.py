@@ -45,8 +45,8 @@ RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "braking_m_s2": (2.0, 7.0), "stop_m": (0.3, 1.5),
     },
     "raceline": {
-        "margin_m": (0.12, 0.4), "sideways_m_s2": (5.0, 8.5), "driving_m_s2": (3.5, 7.5), "braking_m_s2": (4.0, 8.0),
-        "join": (1.0, 4.0), "early_s": (0.05, 0.25), "pursuit.ahead_m": (0.25, 1.0), "pursuit.ahead_s": (0.08, 0.3),
+        "margin_m": (0.22, 0.36), "sideways_m_s2": (5.2, 7.0), "driving_m_s2": (3.5, 6.5), "braking_m_s2": (4.5, 8.0),
+        "join": (1.0, 4.0), "early_s": (0.05, 0.2), "pursuit.ahead_m": (0.25, 0.8), "pursuit.ahead_s": (0.1, 0.25),
     },
 }  # fmt: skip
 """Where numbers are drawn from, evenly in their logarithm."""
