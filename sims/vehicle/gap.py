@@ -31,12 +31,12 @@ class GapNumbers:
         stop_m: it would stop so far before that.
     """
 
-    margin_m: float = 0.11
-    share: float = 0.43
-    aim_m: float = 0.54
-    sideways_m_s2: float = 3.8
-    braking_m_s2: float = 3.4
-    stop_m: float = 0.95
+    margin_m: float = 0.129
+    share: float = 0.343
+    aim_m: float = 0.497
+    sideways_m_s2: float = 5.25
+    braking_m_s2: float = 3.86
+    stop_m: float = 0.494
 
 
 class FollowTheGap:

@@ -43,13 +43,13 @@ class RacelineNumbers:
         pursuit: how far ahead it aims.
     """
 
-    margin_m: float = 0.32
-    sideways_m_s2: float = 5.9
-    driving_m_s2: float = 4.3
-    braking_m_s2: float = 6.0
-    join: float = 2.0
-    early_s: float = 0.14
-    pursuit: Numbers = field(default_factory=lambda: Numbers(ahead_m=0.44, ahead_s=0.17))
+    margin_m: float = 0.353
+    sideways_m_s2: float = 6.45
+    driving_m_s2: float = 4.89
+    braking_m_s2: float = 5.28
+    join: float = 1.25
+    early_s: float = 0.192
+    pursuit: Numbers = field(default_factory=lambda: Numbers(ahead_m=0.456, ahead_s=0.111))
 
 
 class Raceline:
