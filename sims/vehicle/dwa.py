@@ -56,16 +56,16 @@ class Weights:
             share of `clearance_m`, and of the speed (m/s).
     """
 
-    horizon_s: float = 0.95
-    window_s: float = 0.3
-    margin_m: float = 0.03
-    turn_m: float = 0.02
-    clearance_m: float = 0.42
-    free_m: float = 1.1
-    goal: float = 1.0
-    heading: float = 0.12
-    clearance: float = 2.0
-    speed: float = 1.9
+    horizon_s: float = 1.7
+    window_s: float = 0.476
+    margin_m: float = 0.0611
+    turn_m: float = 0.0121
+    clearance_m: float = 0.285
+    free_m: float = 1.04
+    goal: float = 0.57
+    heading: float = 0.118
+    clearance: float = 1.55
+    speed: float = 0.197
 
 
 class DynamicWindow:

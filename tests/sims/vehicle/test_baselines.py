@@ -10,7 +10,7 @@ from embodied.deployment.network import MEMORY
 from embodied.evaluation import evaluation
 from embodied.rollout.memory import STARTED
 from sims import native
-from sims.vehicle.dwa import clearance
+from sims.vehicle.dwa import SPEEDS, Weights, clearance
 from sims.vehicle.gap import FollowTheGap
 from sims.vehicle.mapping import CELL_M, POSE, SIDE
 from sims.vehicle.raceline import Raceline, RacelineNumbers, least_curvature
@@ -52,7 +52,7 @@ def test_dwa_drives_straight_to_a_goal_ahead_and_turns_to_one_aside():
 
 def test_dwa_stays_inside_its_window():
     speed, turn = dwa(speed=0.0, direction=(0.0, 1.0))
-    assert speed <= 0.6 + 1e-6  # 2 m/s^2 for 0.3 s
+    assert speed <= JACKAL.acceleration_m_s2 * Weights().window_s + 1e-6
     assert abs(turn) <= 1.5
 
 
@@ -75,7 +75,8 @@ def test_dwa_does_not_turn_on_the_spot_where_its_rectangle_has_no_room():
     lidar[0, 40:51] = 0.3
     observation = scene(speed=0.0).update({"lidar": lidar})
     speed, turn = DWA.act(observation).actions[0, 0].tolist()
-    assert speed <= 0.15
+    slowest = JACKAL.acceleration_m_s2 * Weights().window_s / (SPEEDS - 1)
+    assert speed <= slowest + 1e-6
     assert abs(turn) < 0.2
 
 
