@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract
+from embodied.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
 Given = ParamSpec("Given")
@@ -147,6 +148,15 @@ def take_statistics(policy: nn.Module, other: nn.Module) -> None:
     theirs = dict(other.named_buffers())
     for name, mine in policy.named_buffers():
         mine.copy_(theirs[name])
+
+
+@runtime_checkable
+class RenormalisedPolicy(TrainablePolicy, Protocol):
+    """A policy whose normalisation statistics may follow what it sees, where that moves as it learns (locomotion)."""
+
+    def renormalise(self, observation: TensorDict, world: World) -> None:
+        """Take observations [...] of every process of `world` into the statistics, between an update and a rollout."""
+        ...
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from embodied.contract import Contract
 from embodied.deployment.network import reciprocal
 from embodied.errors import UserError
+from embodied.world import ALONE, World
 from policies.encoders import Encoder
 
 STILL = 1e-2
@@ -46,6 +47,7 @@ class FlatObservations(nn.Module):
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
         self.register_buffer("mean", torch.zeros(self.feature_size))
         self.register_buffer("std", torch.ones(self.feature_size))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))  # observations that they are of
 
     @torch.no_grad()
     def fit_statistics(self, observation: TensorDict) -> None:
@@ -54,7 +56,23 @@ class FlatObservations(nn.Module):
         std = inputs.std(0)
         self.mean.copy_(inputs.mean(0))
         self.std.copy_(torch.where(std < STILL, 1.0, std))
+        self.count.fill_(len(inputs))
         self.fitted.fill_(True)
+
+    @torch.no_grad()
+    def merge_statistics(self, observation: TensorDict, world: World = ALONE) -> None:
+        """Take observations [...] of all processes into mean and deviation, exactly (Chan, Golub and LeVeque 1979)."""
+        inputs = self.concatenated(observation.reshape(-1).to(self.mean.device), self.keys).double()
+        count = int(world.sum(torch.tensor(len(inputs))))
+        mean = world.sum(inputs.sum(0)) / count
+        squares = world.sum((inputs - mean).square().sum(0))
+        before, total = int(self.count), int(self.count) + count
+        shift = mean - self.mean.double()
+        squares = squares + self.std.double().square() * max(before - 1, 0) + shift.square() * (before * count / total)
+        std = (squares / max(total - 1, 1)).sqrt()
+        self.mean.copy_(self.mean + shift * (count / total))
+        self.std.copy_(torch.where(std < STILL, 1.0, std))
+        self.count.fill_(total)
 
     def standardised(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
         """The first of all columns, those of `keys` (`actor_keys` or `keys`), standardised; [..., columns].

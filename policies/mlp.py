@@ -15,6 +15,7 @@ from embodied.contract import Contract
 from embodied.deployment.network import Network
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, explored_value, take_statistics
+from embodied.world import ALONE, World
 from policies.flat import FlatObservations
 
 
@@ -22,12 +23,15 @@ from policies.flat import FlatObservations
 class MLPConfig:
     """Layer widths and the initial standard deviation in units of half the action range.
 
-    `reciprocal` observations are distances, read as `network.reciprocal`: what is near matters to the centimetre.
+    `reciprocal` observations are distances, read as `network.reciprocal`: what is near matters to the centimetre. With
+    `running_statistics` observations are normalised by all that were seen since training began, not by the first: where
+    what is seen moves as the policy learns (locomotion).
     """
 
     hidden: list[int] = field(default_factory=lambda: [256, 256])
     initial_std: float = 0.5
     reciprocal: list[str] = field(default_factory=list)
+    running_statistics: bool = False
 
     def build(self, contract: Contract) -> MLPPolicy:
         """Make the policy for `contract`; privileged observations are read by the critic alone."""
@@ -80,6 +84,11 @@ class MLPPolicy(FlatObservations):
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Take normalisation statistics from observations [N]; actions are scaled by the contract's limits instead."""
         self.fit_statistics(observation)
+
+    def renormalise(self, observation: TensorDict, world: World = ALONE) -> None:
+        """Take observations [...] into the normalisation, where that follows what is seen."""
+        if self.config.running_statistics:
+            self.merge_statistics(observation, world)
 
     def fresh(self) -> Self:
         """A policy of the same kind with new weights, from torch's global generator, and the same statistics."""

@@ -15,7 +15,7 @@ import torch
 
 from embodied import seeding
 from embodied.environment import Environment
-from embodied.policy import TrainablePolicy
+from embodied.policy import RenormalisedPolicy, TrainablePolicy
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Collector, first_decisions
 from embodied.task import Learner, LearnerConfig
@@ -105,6 +105,8 @@ def iterations(
             rollout = collector.collect(rollout_length)
             done += int(world.sum(torch.tensor(rollout.env_steps)))
             metrics = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
+            if isinstance(collector.policy, RenormalisedPolicy):
+                collector.policy.renormalise(rollout.observation, world)
         collector.version += 1
         yield Iteration(
             done, int(rollout.done.sum()), rollout.ended(), rollout.diverged, metrics, rollout.simulation_s,
