@@ -42,9 +42,7 @@ def test_they_stay_as_they_are_unless_asked_for():
     assert torch.equal(policy.mean, before)
 
 
-@pytest.mark.parametrize(
-    "config", [MLPConfig(hidden=[16], running_statistics=True), RecurrentConfig(running_statistics=True)]
-)
+@pytest.mark.parametrize("kind", [MLPConfig, RecurrentConfig])
 def test_a_loop_moves_them_between_an_update_and_the_next_rollout(kind: type[MLPConfig]):
     config = kind(hidden=[16], running_statistics=True)
     torch.manual_seed(0)
