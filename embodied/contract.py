@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+UTF8 = "utf-8"
+"""Unit of text: uint8 whose last axis holds its bytes, padded with zeros (`embodied.text`)."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """One tensor of an observation or action, without its batch axis.
@@ -22,6 +26,9 @@ class TensorSpec:
     `shape` may hold -1 for an axis whose length varies between environments (a number of objects). `names` orders the
     elements of the last axis. `low` and `high` bound them in `unit`; an empty tuple means unbounded. `privileged` marks
     what only a simulator knows: a critic may read it, an actor never does.
+
+    Pictures are uint8 [height, width, 3]: the first row is the top, colours are red, green, blue. `camera` is the one
+    that took them, `frame` what it is fixed to.
     """
 
     shape: tuple[int, ...]
@@ -32,9 +39,14 @@ class TensorSpec:
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     privileged: bool = False
+    camera: str = ""
 
     def __post_init__(self) -> None:
-        """Raise UserError where names or limits do not fit the last axis."""
+        """Raise UserError where names or limits do not fit the last axis, and for text that is no bytes."""
+        if self.is_text and (self.dtype != "uint8" or not self.shape or self.shape[-1] < 1):
+            raise UserError(f"expected text (unit {UTF8!r}) as uint8 [..., bytes], got {self.dtype} {self.shape}")
+        if self.camera and not self.is_picture:
+            raise UserError(f"camera {self.camera!r}: expected pictures, uint8 (height, width, 3), got {self.shape}")
         for field in ("names", "low", "high"):
             given = len(getattr(self, field))
             if given and (not self.shape or given != self.shape[-1]):
@@ -42,11 +54,21 @@ class TensorSpec:
                     f"TensorSpec of shape {self.shape} has {given} {field}; expected one per last-axis element"
                 )
 
+    @property
+    def is_text(self) -> bool:
+        """Bytes of UTF-8 on the last axis."""
+        return self.unit == UTF8
+
+    @property
+    def is_picture(self) -> bool:
+        """Pictures of three colours."""
+        return self.dtype == "uint8" and len(self.shape) == 3 and self.shape[-1] == 3 and not self.is_text
+
     def differences(self, other: TensorSpec) -> list[str]:
         """Fields in which `other` cannot stand in for this one (element order may differ when names are given)."""
         found = [
             f"{field}: expected {getattr(self, field)!r}, got {getattr(other, field)!r}"
-            for field in ("dtype", "unit", "frame")
+            for field in ("dtype", "unit", "frame", "camera")
             if getattr(self, field) != getattr(other, field)
         ]
         lead, other_lead = (self.shape[:-1], other.shape[:-1]) if self.names else (self.shape, other.shape)

@@ -1,46 +1,59 @@
-"""Words as integers, without a vocabulary file: stable hashes that a policy embeds."""
+"""Text in observations: UTF-8 bytes padded with zeros, uint8 [..., L], which travel and come back wherever arrays do.
+
+A spec of unit `contract.UTF8` says so. What the bytes mean to a policy (words, tokens) is its own business.
+"""
 
 from __future__ import annotations
 
-import re
-import zlib
 from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
+from embodied.contract import UTF8, TensorSpec
 from embodied.errors import UserError
 
-WORD_BUCKETS = 4096
-"""Ids run from 1 to WORD_BUCKETS - 1; 0 is padding."""
-WORD_ID = "word id"
-"""Unit of the arrays of a contract that hold words: where people or other programs fill them, they take text."""
+
+def text_spec(length: int, *rows: int) -> TensorSpec:
+    """Spec of text of up to `length` bytes, or of `rows` of them (-1: any number)."""
+    return TensorSpec((*rows, length), dtype="uint8", unit=UTF8)
 
 
-def hash_words(text: str, length: int = 16) -> list[int]:
-    """Ids of the words of `text`, lower-cased, numbers dropped, padded with 0 to `length`.
-
-    `alphabet_soup_1` and `alphabet soup` give the same ids, so object names and instructions share embeddings.
+def encode(text: str, length: int) -> np.ndarray:
+    """The bytes of `text`, uint8 [length].
 
     Raises:
-        UserError: where the text has more than `length` words.
+        UserError: where they are more than `length`, or one is zero, which marks the end.
     """
-    words = re.findall(r"[a-z]+", text.lower())
-    if len(words) > length:
-        raise UserError(f"expected at most {length} words, got {len(words)}: {text!r}")
-    ids = [1 + zlib.crc32(word.encode()) % (WORD_BUCKETS - 1) for word in words]
-    return ids + [0] * (length - len(ids))
+    data = text.encode()
+    if len(data) > length or 0 in data:
+        found = f"{len(data)} bytes" if len(data) > length else "a zero"
+        raise UserError(f"expected text of at most {length} bytes of UTF-8, none of them zero; got {found}: {text!r}")
+    return np.frombuffer(data.ljust(length, b"\0"), np.uint8).copy()
 
 
-def word_ids(text: object, shape: Sequence[int]) -> np.ndarray:
-    """Ids, int64, of words for an array of `shape`: of one text [L], or of a list of texts [M, L].
+def decode(data: np.ndarray) -> str:
+    """The text of bytes [L]; the inverse of `encode`.
 
     Raises:
-        ValueError: where one has more than L words, or a list is given for one text or the other way round.
+        UserError: where they are no UTF-8.
+    """
+    found = np.ascontiguousarray(data, np.uint8).tobytes().rstrip(b"\0")
+    try:
+        return found.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"expected text in UTF-8, got {found[:80]!r}") from error
+
+
+def encode_as(value: object, shape: Sequence[int]) -> np.ndarray:
+    """Bytes, uint8, for an array of `shape`: of one text [L], or of a list of texts [M, L].
+
+    Raises:
+        UserError: as `encode`, and where a list is given for one text or the other way round.
     """
     one = len(shape) == 1
-    texts = [text] if one else text
+    texts = [value] if one else value
     if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-        raise ValueError(f"expected {'text' if one else 'a list of texts'}, got {text!r:.80}")
-    ids = np.array([hash_words(each, shape[-1]) for each in cast(list[str], texts)], np.int64).reshape(-1, shape[-1])
-    return ids[0] if one else ids
+        raise UserError(f"expected {'text' if one else 'a list of texts'}, got {value!r:.80}")
+    found = np.array([encode(each, shape[-1]) for each in cast(list[str], texts)], np.uint8).reshape(-1, shape[-1])
+    return found[0] if one else found

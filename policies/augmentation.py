@@ -34,7 +34,7 @@ class Augmentation(Protocol):
     """What a supervised loss may see in place of what was recorded."""
 
     def __call__(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
-        """Other observations [N] and actions [N, H, A], as likely; the given ones stay as they are."""
+        """Other observations [N], read by an encoder, and actions [N, H, A], as likely; the given ones stay."""
         ...
 
 

@@ -23,6 +23,10 @@ class Encoder(nn.Module, ABC):
 
     out_features: int
 
+    def read(self, observation: TensorDict) -> TensorDict:
+        """`observation` as `forward` and augmentations work on it; what was read before stays as it is."""
+        return observation
+
     @abstractmethod
     def fit(self, observation: TensorDict) -> None:
         """Take normalisation statistics from observations [N]."""

@@ -106,7 +106,7 @@ class FlatEncoder(FlatObservations, Encoder):
 
     def __init__(self, contract: Contract, width: int, distances: Sequence[str], *, privileged: bool) -> None:
         super().__init__(contract, distances, "encoder=flat", "encoder=objects")
-        self.read = self.keys if privileged else self.actor_keys
+        self.seen = self.keys if privileged else self.actor_keys
         self.out_features = 2 * width
         inputs = self.feature_size if privileged else self.observed
         self.layers = nn.Sequential(
@@ -119,7 +119,7 @@ class FlatEncoder(FlatObservations, Encoder):
 
     def forward(self, observation: TensorDict) -> Tensor:
         """Features [N, out_features]."""
-        return self.layers(self.standardised(observation, self.read))
+        return self.layers(self.standardised(observation, self.seen))
 
     @torch.no_grad()
     def begin_like(self, other: Self) -> None:

@@ -155,6 +155,7 @@ class FlowPolicy(nn.Module):
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Take normalisation statistics from observations [N] and actions [..., A]."""
+        observation = self.encoder.read(observation)
         for encoder in (self.encoder, self.value_encoder, self.advantage_encoder):
             encoder.fit(observation)
         flat = actions.reshape(-1, actions.shape[-1])
@@ -175,6 +176,7 @@ class FlowPolicy(nn.Module):
 
         Where it ranks, `log_prob` is the executed candidate's own, not that of having been chosen.
         """
+        observation = self.encoder.read(observation)
         noise = self._noise(observation, deterministic, generator)
         count = noise.shape[1]
         features = self.encoder(observation).repeat_interleave(count, 0)
@@ -195,6 +197,7 @@ class FlowPolicy(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Decision:
         """As `act`, every candidate guided to `running` (arXiv 2506.07339); ranked by what would be executed of it."""
+        observation = self.encoder.read(observation)
         x = self._noise(observation, deterministic, generator)
         count = x.shape[1]
         known, mask, keeps = (
@@ -239,8 +242,7 @@ class FlowPolicy(nn.Module):
 
     def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
         """Mean squared error of the advantage of executed `actions` [N, H, A] from `target` [N], one scalar."""
-        if self.augment:
-            observation, actions = self.augment(observation, actions)
+        observation, actions = self._augmented(observation, actions)
         return (self.advantage(observation, actions.unsqueeze(1)).squeeze(1) - target).square().mean()
 
     def _denoise(
@@ -271,6 +273,7 @@ class FlowPolicy(nn.Module):
         """Score stored denoising paths: one velocity evaluation for Flow-SDE, S for Flow-Noise."""
         if not self.scores:
             raise UserError("sampler=ode has no likelihood; use flow_sde or flow_noise")
+        observation = self.encoder.read(observation)
         features, path = self.encoder(observation), sample["path"]
         rows = torch.arange(len(path), device=path.device)
         everywhere = self.config.sampler is Sampler.FLOW_NOISE
@@ -294,8 +297,7 @@ class FlowPolicy(nn.Module):
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Flow-matching loss: mean over actions, weighted by `valid`, of |v(x_t, t) - (noise - action)|^2."""
-        if self.augment:
-            observation, actions = self.augment(observation, actions)
+        observation, actions = self._augmented(observation, actions)
         target = (actions - self.action_mean) / self.action_std
         noise = torch.randn_like(target)
         time = torch.rand(len(target), device=target.device)
@@ -303,6 +305,10 @@ class FlowPolicy(nn.Module):
         velocity = self.velocity(t * noise + (1.0 - t) * target, time, self.encoder(observation))
         error = (velocity - (noise - target)).square().mean(-1)
         return (error * valid).sum() / valid.sum().clamp_min(1)
+
+    def _augmented(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
+        observation = self.encoder.read(observation)
+        return self.augment(observation, actions) if self.augment else (observation, actions)
 
     def to_robot(self, x: Tensor) -> Tensor:
         """Normalised actions in robot units, inside the contract's limits."""

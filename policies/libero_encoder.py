@@ -14,14 +14,16 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract
-from embodied.text import WORD_BUCKETS
 from policies.encoders import Encoder
+from policies.words import WORD_BUCKETS, WordTable
 
 OBSERVATIONS = (
     "end_effector_position", "end_effector_rotation", "gripper_position", "gripper_command",
     "object_position", "object_rotation", "object_names", "object_mask", "instruction",
 )  # fmt: skip
 """What it reads."""
+INSTRUCTION_WORDS, NAME_WORDS = 20, 6
+"""Words that are read of an instruction and of a name; more are refused."""
 STATE_WIDTH = 10
 POSE_WIDTH = 15
 MENTION_SCALE = 4.0
@@ -91,6 +93,7 @@ class ObjectEncoder(Encoder):
         super().__init__()
         self.heads = heads
         self.out_features = (2 + heads) * width
+        self.instructions, self.names = WordTable(INSTRUCTION_WORDS), WordTable(NAME_WORDS)
         self.register_buffer("words", _word_features(word_width))
         self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
         self.state = nn.Sequential(
@@ -106,9 +109,17 @@ class ObjectEncoder(Encoder):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_std", torch.ones(size))
 
+    def read(self, observation: TensorDict) -> TensorDict:
+        """`observation` with ids of words [N, L'] and [N, M, L] in place of the instruction and the names."""
+        if observation["instruction"].dtype == torch.int64:  # was read before
+            return observation
+        words = {"instruction": self.instructions, "object_names": self.names}
+        return observation.copy().update({key: table(observation[key]) for key, table in words.items()})
+
     @torch.no_grad()
     def fit(self, observation: TensorDict) -> None:
         """Take mean and standard deviation of every input from `observation` [N], and the words that are known."""
+        observation = self.read(observation)
         poses = object_poses(observation)[observation["object_mask"]]
         for name, data in (("state", hand_state(observation)), ("pose", poses)):
             getattr(self, f"{name}_mean").copy_(data.mean(0))
@@ -124,6 +135,7 @@ class ObjectEncoder(Encoder):
             raise RuntimeError(
                 "the policy has no normalisation statistics; call fit(observations) or load a checkpoint"
             )
+        observation = self.read(observation)
         state = (hand_state(observation) - self.state_mean) / self.state_std
         state = self.state(torch.cat((state, self._embed(observation["instruction"])), dim=-1))
         tokens = self.objects(self._object_inputs(observation))  # [N, M, width]

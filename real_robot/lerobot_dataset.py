@@ -96,14 +96,9 @@ def pieces(recording: Recording) -> Iterator[Piece]:
 def parts(contract: Contract) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec], dict[str, TensorSpec]]:
     """Observations that stand in the state, that are cameras, and that have a feature of their own."""
     specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
-    cameras = {key: spec for key, spec in specs.items() if is_camera(spec)}
+    cameras = {key: spec for key, spec in specs.items() if spec.is_picture}
     state = {key: spec for key, spec in specs.items() if spec.dtype == "float32"}
     return state, cameras, {key: spec for key, spec in specs.items() if key not in {*cameras, *state}}
-
-
-def is_camera(spec: TensorSpec) -> bool:
-    """Whether pictures [height, width, 3]."""
-    return spec.dtype == "uint8" and len(spec.shape) == 3 and spec.shape[2] == 3
 
 
 def _is_driven(item: Item) -> TypeGuard[Tick]:

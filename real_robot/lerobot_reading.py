@@ -1,7 +1,8 @@
 """Reads LeRobot datasets (v2.0, v2.1, v3.0) as demonstrations for a contract.
 
 One of ours keeps its contract and is checked in full. One that others wrote tells names at most: its elements are found
-by name, and units and frames, which it cannot tell, are taken to be right, with a warning.
+by name, and units and frames, which it cannot tell, are taken to be right, with a warning. Text that it has no feature
+for, such as the instruction, is what it calls the task of the episode.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from embodied.deployment.network import elements
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes, EpisodeWriter
 from embodied.rollout.episodes import read as read_episodes
-from real_robot.lerobot_dataset import ACTION, CAMERA, STATE, is_camera
+from embodied.text import encode
+from real_robot.lerobot_dataset import ACTION, CAMERA, STATE
 from real_robot.robot import Array
 
 log = logging.getLogger(__name__)
 VERSIONS = ("v2.0", "v2.1", "v3.0")
+TASK = "task_index"
 FOLDER = "demonstrations"
 """Where a run keeps the dataset that it learns from, decoded."""
 
@@ -69,15 +72,22 @@ def read(directory: str | Path, contract: Contract) -> Iterator[tuple[TensorDict
 
 @dataclass(frozen=True)
 class _Column:
-    """Where an observation or the action stands: elements `index` of a feature's last axis (all of it if None)."""
+    """Where an observation or the action stands: elements `index` of a feature's last axis (all of it if None).
+
+    Where there are `texts`, the feature is an index into them.
+    """
 
     feature: str
     spec: TensorSpec
     index: list[int] | None = None
+    texts: dict[int, str] | None = None
 
     def take(self, values: Array) -> Array:
+        if self.texts is not None:
+            said = {number: encode(self.texts[number], self.spec.shape[-1]) for number in set(values.flat)}
+            return np.stack([said[number] for number in values.flat])
         taken = values if self.index is None else values[..., self.index]
-        if is_camera(self.spec):
+        if self.spec.is_picture:
             height, width, _ = self.spec.shape
             taken = taken[:, : height if height > 0 else None, : width if width > 0 else None]
         shape = self.spec.shape if taken.ndim < 1 + len(self.spec.shape) else taken.shape[1:]
@@ -135,7 +145,7 @@ class _Source:
                 shaped = TensorSpec(names.shape, spec.dtype)
                 columns[key] = _Column(STATE, shaped, [where[name] for name in names.flatten().tolist()])
             else:
-                feature = CAMERA + key if is_camera(spec) else f"observation.{key}"
+                feature = CAMERA + key if spec.is_picture else f"observation.{key}"
                 columns[key] = _Column(feature, spec, None if order is None else order.tolist())
         # a robot's action is gathered into the order of the policy; binding.action scatters the other way
         names = list(own.action.names)
@@ -147,9 +157,9 @@ class _Source:
         candidates = [key, f"observation.{key}", CAMERA + key] if key != ACTION else [ACTION]
         for feature in (name for name in candidates if name in self.features):
             shape, names = tuple(self.features[feature]["shape"]), _names(self.features[feature])
-            if spec.names and names and set(spec.names) <= set(names) and not is_camera(spec):
+            if spec.names and names and set(spec.names) <= set(names) and not spec.is_picture:
                 return _Column(feature, spec, [names.index(name) for name in spec.names])
-            if spec.names and names and not is_camera(spec):
+            if spec.names and names and not spec.is_picture:
                 return f"expected elements {', '.join(spec.names)}, got {', '.join(names)}"
             if len(shape) != len(spec.shape) or any(a not in (-1, b) for a, b in zip(spec.shape, shape, strict=True)):
                 return f"expected {spec.shape}, got {shape}"
@@ -158,7 +168,21 @@ class _Source:
         for names in ([f"{key}.{name}" for name in spec.names], list(spec.names)):
             if names and set(names) <= set(state):
                 return _Column(STATE, spec, [state.index(name) for name in names])
+        if spec.is_text and len(spec.shape) == 1 and TASK in self.features:
+            return _Column(TASK, spec, texts=self._tasks())
         return f"expected a feature {' or '.join(candidates)}, or its elements in {STATE}"
+
+    def _tasks(self) -> dict[int, str]:
+        """What there is to do, by number."""
+        lines = self.directory / "meta/tasks.jsonl"  # before v3
+        if lines.exists():
+            rows = map(json.loads, lines.read_text().splitlines())
+            return {row["task_index"]: row["task"] for row in rows}
+        with needs_extra("robot"):
+            import pyarrow.parquet as pq
+        table = pq.read_table(self.directory / "meta/tasks.parquet").to_pydict()
+        numbers = table.pop("task_index")
+        return dict(zip(numbers, next(iter(table.values())), strict=True))
 
     def episodes(self, features: set[str]) -> Iterator[dict[str, Array]]:
         """Arrays [L, ...] of the `features`, episode by episode."""

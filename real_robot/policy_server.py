@@ -28,7 +28,7 @@ from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
 from embodied.policy import Decision, Policy
 from embodied.rollout.memory import RecurrentPolicy
-from embodied.text import WORD_ID, word_ids
+from embodied.text import encode_as
 from real_robot.wire import CLOSE_LATER, CLOSE_REFUSED, OPTIONS, pack, unpack
 
 if TYPE_CHECKING:
@@ -228,10 +228,10 @@ class _Answerer:
 
     @staticmethod
     def _checked(key: str, spec: TensorSpec, value: object) -> np.ndarray:
-        if spec.unit == WORD_ID and isinstance(value, str | list):
+        if spec.is_text and isinstance(value, str | list):
             try:
-                return word_ids(value, spec.shape)
-            except ValueError as error:
+                return encode_as(value, spec.shape)
+            except UserError as error:
                 raise UserError(f"{key}: {error}") from error
         if not isinstance(value, np.ndarray):
             raise UserError(f"{key}: expected an array of {spec.dtype} {spec.shape}, got {type(value).__name__}")

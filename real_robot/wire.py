@@ -3,7 +3,7 @@
 Source: github.com/Physical-Intelligence/openpi, packages/openpi-client. An array is a map {b"__ndarray__": true,
 b"data", b"dtype", b"shape"}, a NumPy scalar {b"__npgeneric__": true, b"data", b"dtype"}. A server greets with a map of
 metadata; then every observation, a flat map, is answered by a map with "actions" [H, A], or by text that says what is
-wrong. Where the contract has words (`embodied.text.WORD_ID`), text may be sent, or a list of texts.
+wrong. Where the contract has text (`embodied.text`), it may be sent as such, or a list of texts.
 
 Ours adds to the metadata "contract", and where they apply "initial_memory" and "inpaints"; to an observation the key
 OPTIONS, a map of "deterministic", "seed" and "running". Others ignore the first and leave out the second.

@@ -134,8 +134,8 @@ class LabelledArrays:
 
     Arrays lie in `data` one after the other; each has one entry of `layout.dim`: its label says key, element names,
     unit and frame, `size` the length of its first axis, `stride` its number of elements. The first entry is the stamp,
-    in seconds. Doubles hold float32, bool, uint8 and word ids exactly. A label that differs is refused, so a sender
-    with another order, unit or frame is never misread.
+    in seconds. Doubles hold float32, bool, uint8 (text, too) and int64 up to 2^53 exactly. A label that differs is
+    refused, so a sender with another order, unit or frame is never misread.
     """
 
     specs: Mapping[str, TensorSpec]

@@ -15,8 +15,8 @@ from itertools import product
 from embodied.errors import UserError
 from sims.libero.suite import Task
 
-INSTRUCTION_WORDS = 20
-"""The longest instruction of the 130 tasks has 19; no paraphrase has more than 20."""
+INSTRUCTION_BYTES = 128
+"""The longest of all wordings of the 130 tasks has 109."""
 
 WORDINGS = ("name", "bddl", "held_out", "training")
 """The task's name, the BDDL file's, held-out paraphrases, and all of training: both of LIBERO's and paraphrases."""

@@ -1,6 +1,6 @@
 """What a LIBERO environment shows: the robot's and all objects' poses, names and the instruction, as one TensorDict.
 
-Letters in shape comments: N environments, M objects of the task that has most, L words.
+Letters in shape comments: N environments, M objects of the task that has most.
 """
 
 from __future__ import annotations
@@ -12,31 +12,37 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import TensorSpec
-from embodied.text import WORD_ID, hash_words
+from embodied.text import encode, text_spec
 from sims.libero.cameras import AGENT_VIEW, WRIST, Cameras
 from sims.libero.geometry import ArmKinematics, Array, rotation
-from sims.libero.language import INSTRUCTION_WORDS
+from sims.libero.language import INSTRUCTION_BYTES
 from sims.libero.scene import Scene
 from sims.libero.simulation import Simulation
 
-NAME_WORDS = 6
+NAME_BYTES = 48
+"""The longest name of LIBERO's objects has 30."""
 
 XYZ = ("x", "y", "z")
 RGB = ("red", "green", "blue")
 IMAGES = {"agentview_image": AGENT_VIEW, "wrist_image": WRIST}
 """Observation -> camera."""
+FIXED_TO = {AGENT_VIEW: "world", WRIST: "end_effector"}
 TWO_COLUMNS = ("r11", "r21", "r31", "r12", "r22", "r32")
 
 
 def observation_specs(scene: Scene, image_size: int | None = None) -> dict[str, TensorSpec]:
     """Specs of the observation; positions are of the world frame, rotations are a matrix's first two columns.
 
-    Pictures, their first row the top, are among them where they have a size, pixels.
+    Pictures are among them where they have a size, pixels. Names of objects are those of the BDDL file.
     """
     arm = scene.model.jnt_range[scene.model.dof_jntid[scene.arm_dofadr]]
     joints = tuple(f"joint{number}" for number in range(1, 8))
     unit = {"low": (-1.0,) * 6, "high": (1.0,) * 6}
-    images = {name: TensorSpec((image_size, image_size, 3), dtype="uint8", names=RGB) for name in IMAGES if image_size}
+    images = {
+        name: TensorSpec((image_size, image_size, 3), "uint8", frame=FIXED_TO[camera], names=RGB, camera=camera)
+        for name, camera in IMAGES.items()
+        if image_size
+    }
     return images | {
         "joint_position": TensorSpec((7,), unit="rad", names=joints, low=tuple(arm[:, 0]), high=tuple(arm[:, 1])),
         "end_effector_position": TensorSpec((3,), unit="m", frame="world", names=XYZ),
@@ -45,9 +51,9 @@ def observation_specs(scene: Scene, image_size: int | None = None) -> dict[str, 
         "gripper_command": TensorSpec((1,), unit="-1 open, 1 closed", names=("command",), low=(-1.0,), high=(1.0,)),
         "object_position": TensorSpec((-1, 3), unit="m", frame="world", names=XYZ),
         "object_rotation": TensorSpec((-1, 6), frame="world", names=TWO_COLUMNS, **unit),
-        "object_names": TensorSpec((-1, NAME_WORDS), dtype="int64", unit=WORD_ID),
+        "object_names": text_spec(NAME_BYTES, -1),
         "object_mask": TensorSpec((-1,), dtype="bool"),
-        "instruction": TensorSpec((INSTRUCTION_WORDS,), dtype="int64", unit=WORD_ID),
+        "instruction": text_spec(INSTRUCTION_BYTES),
     }
 
 
@@ -79,7 +85,7 @@ class Observer:
         self._groups = _groups(simulation)
         self._arm = ArmKinematics(simulation.scenes)
         most = max(len(scene.objects) + len(scene.fixtures) for scene in simulation.scenes)
-        self._words = self._said(simulation, most)
+        self._texts = self._said(simulation, most)
         self._nowhere = np.tile([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], (self.num, most, 1))
         self._cameras = Cameras(simulation, tuple(IMAGES.values()), image_size, image_size) if image_size else None
         self._pictures: torch.Tensor | None = None
@@ -110,12 +116,12 @@ class Observer:
             "object_rotation": two_columns(rotation(poses[..., 3:])),
         }
         poses_now = {key: torch.from_numpy(value.astype(np.float32)) for key, value in values.items()}
-        words = {key: value.clone() for key, value in self._words.items()}
-        return TensorDict(poses_now | words | self._images(moved), batch_size=[self.num])
+        texts = {key: value.clone() for key, value in self._texts.items()}
+        return TensorDict(poses_now | texts | self._images(moved), batch_size=[self.num])
 
     def instruct(self, env: int, instruction: str) -> None:
         """From now on environment `env` is told `instruction`."""
-        self._words["instruction"][env] = torch.tensor(hash_words(instruction, INSTRUCTION_WORDS))
+        self._texts["instruction"][env] = torch.from_numpy(encode(instruction, INSTRUCTION_BYTES))
 
     def _images(self, moved: Array | None) -> dict[str, torch.Tensor]:
         if self._cameras is None:
@@ -127,11 +133,11 @@ class Observer:
         return {name: self._pictures[:, camera].clone() for camera, name in enumerate(IMAGES)}
 
     def _said(self, simulation: Simulation, most: int) -> dict[str, torch.Tensor]:
-        names = torch.zeros(self.num, most, NAME_WORDS, dtype=torch.int64)
+        names = torch.zeros(self.num, most, NAME_BYTES, dtype=torch.uint8)
         for env, scene in enumerate(simulation.scenes):
-            words = [hash_words(name, NAME_WORDS) for name in _names(scene)]
-            names[env, : len(words)] = torch.tensor(words)
-        instruction = torch.zeros(self.num, INSTRUCTION_WORDS, dtype=torch.int64)
+            for row, name in enumerate(_names(scene)):
+                names[env, row] = torch.from_numpy(encode(name, NAME_BYTES))
+        instruction = torch.zeros(self.num, INSTRUCTION_BYTES, dtype=torch.uint8)
         return {"object_names": names, "object_mask": names[..., 0] != 0, "instruction": instruction}
 
     def _fixture_poses(self, group: _Group) -> Array:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,9 +17,9 @@ from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.policy import Policy
 from embodied.rollout.episodes import Episodes
-from embodied.text import hash_words
+from embodied.text import encode
 from sims.libero.assets import Assets, find_assets
-from sims.libero.language import INSTRUCTION_WORDS, Wordings
+from sims.libero.language import INSTRUCTION_BYTES, Wordings
 from sims.libero.suite import Task, load_tasks, step_limit_of
 
 if TYPE_CHECKING:
@@ -135,11 +136,12 @@ class LiberoTask:
         write_video(path, tile(films, [task.language for task in tasks]), 2 * frames_per_s)
 
     def _instructions(self, found: Demonstrations) -> Tensor:
-        """Words [S, L] for each step of the demonstrations: in one episode a task is said in all its ways."""
+        """Text [S, L] for each step of the demonstrations: in one episode a task is said in all its ways."""
         wordings = [Wordings(task, "training") for task in self._tasks()]
         rows = found.task_index.repeat_interleave(found.lengths).tolist()
         texts = [wordings[task](number) for number, task in enumerate(rows)]
-        return torch.tensor([hash_words(text, INSTRUCTION_WORDS) for text in texts])
+        said = {text: encode(text, INSTRUCTION_BYTES) for text in set(texts)}
+        return torch.from_numpy(np.stack([said[text] for text in texts]))
 
     def _differences(self, found: Demonstrations, seed: int) -> list[str]:
         tasks = [task.name for task in self._tasks()]

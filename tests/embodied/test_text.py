@@ -1,48 +1,61 @@
-"""Word ids are the same in every process and version, because trained policies depend on them."""
+"""Text is bytes that come back, and never less than was said."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from embodied.text import WORD_BUCKETS, hash_words, word_ids
-from sims.libero.suite import SUITES, load_tasks
-
-
-def test_ids_never_change():
-    assert hash_words("pick up the milk", 6) == [3334, 2051, 634, 3900, 0, 0]
-
-
-def test_numbers_case_and_underscores_do_not_count():
-    assert hash_words("alphabet_soup_1") == hash_words("Alphabet soup") == hash_words("alphabet, soup!")
+from embodied.contract import TensorSpec
+from embodied.errors import UserError
+from embodied.text import decode, encode, encode_as, text_spec
 
 
-def test_padding_is_zero_and_no_word_is():
-    ids = hash_words("basket milk", 5)
-    assert ids[2:] == [0, 0, 0]
-    assert all(0 < word < WORD_BUCKETS for word in ids[:2])
-    assert hash_words("", 2) == [0, 0]
+@given(st.text(max_size=20).filter(lambda text: "\0" not in text))
+def test_every_text_comes_back(text):
+    data = encode(text, 80)
+    assert (data.shape, data.dtype) == ((80,), np.uint8)
+    assert decode(data) == text
+    assert decode(encode(text, max(1, len(text.encode())))) == text  # no room for padding is needed
 
 
-def test_too_many_words_are_refused_and_never_cut():
-    with pytest.raises(ValueError, match="at most 2 words, got 3: 'a b c'"):
-        hash_words("a b c", 2)
+def test_bytes_by_hand():
+    assert encode("né", 5).tolist() == [110, 195, 169, 0, 0]
+    assert text_spec(5) == TensorSpec((5,), "uint8", unit="utf-8")
+    assert text_spec(5, -1).shape == (-1, 5)
+    assert text_spec(5).is_text
+    assert not text_spec(3, 4, 4).is_picture
 
 
-def test_libero_has_no_two_words_with_one_id():
-    tasks = [task for suite in SUITES for task in load_tasks(suite)]
-    texts = " ".join(task.language + " " + " ".join(task.problem.objects) for task in tasks)
-    words = sorted({word for word in texts.lower().replace("_", " ").split() if word.isalpha()})
-    assert len({hash_words(word, 1)[0] for word in words}) == len(words)
+@pytest.mark.parametrize(
+    ("text", "told"), [("Müsli", "got 6 bytes: 'Müsli'"), ("a\0b", r"none of them zero; got a zero: 'a\\x00b'")]
+)
+def test_what_does_not_fit_is_refused_and_never_cut(text, told):
+    with pytest.raises(UserError, match=told):
+        encode(text, 5)
 
 
-def test_arrays_of_words_take_text():
-    assert word_ids("pick up the milk", (6,)).tolist() == [3334, 2051, 634, 3900, 0, 0]
-    names = word_ids(["milk", "tomato sauce"], (-1, 3))
-    assert names.dtype == np.int64
-    assert names.tolist() == [hash_words("milk", 3), hash_words("tomato sauce", 3)]
-    assert word_ids([], (-1, 3)).shape == (0, 3)
+def test_what_is_no_utf_8_is_told_so():
+    with pytest.raises(UserError, match="expected text in UTF-8"):
+        decode(np.array([255, 0], np.uint8))
+
+
+def test_text_for_an_array_of_a_spec():
+    names = encode_as(["milk", "tomato sauce"], (-1, 16))
+    assert names.shape == (2, 16)
+    assert [decode(name) for name in names] == ["milk", "tomato sauce"]
+    assert encode_as([], (-1, 16)).shape == (0, 16)
+    assert decode(encode_as("milk", (6,))) == "milk"
 
 
 @pytest.mark.parametrize(("text", "shape"), [(["milk"], (6,)), ("milk", (-1, 6)), ([1], (-1, 6)), (7, (6,))])
 def test_what_is_no_text_is_told_so(text, shape):
-    with pytest.raises(ValueError, match=r"expected (text|a list of texts), got"):
-        word_ids(text, shape)
+    with pytest.raises(UserError, match=r"expected (text|a list of texts), got"):
+        encode_as(text, shape)
+
+
+@pytest.mark.parametrize(
+    "spec", [{"shape": (8,)}, {"shape": (), "dtype": "uint8"}, {"shape": (8, -1), "dtype": "uint8"}]
+)
+def test_text_that_is_no_bytes_is_no_spec(spec):
+    with pytest.raises(UserError, match=r"expected text \(unit 'utf-8'\) as uint8"):
+        TensorSpec(**spec, unit="utf-8")

@@ -4,15 +4,23 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
-from embodied.text import hash_words
+from embodied.text import encode, text_spec
 
+LENGTH = 64
+"""Bytes of text."""
 NAMES = ("milk", "alphabet soup", "basket")
 
 
 def contract(horizon: int = 4, executed: int = 3, action: int = 2) -> Contract:
     """A contract of these observations, with bounded actions."""
     specs = {key: TensorSpec(tuple(value.shape[1:]), str(value.dtype)[6:]) for key, value in observations(1).items()}
+    specs |= {"instruction": text_spec(LENGTH), "object_names": text_spec(LENGTH, -1)}
     return Contract(specs, TensorSpec((action,), low=(-1.0,) * action, high=(1.0,) * action), 0.05, horizon, executed)
+
+
+def text(*said: str) -> torch.Tensor:
+    """Texts [M, L]."""
+    return torch.stack([torch.from_numpy(encode(each, LENGTH)) for each in said])
 
 
 def observations(count: int, seed: int = 0) -> TensorDict:
@@ -24,8 +32,7 @@ def observations(count: int, seed: int = 0) -> TensorDict:
 
     columns = torch.linalg.qr(normal(4, 3, 3))[0]
     rotation = torch.cat((columns[..., 0], columns[..., 1]), -1)
-    names = torch.tensor([hash_words(name) for name in NAMES])
-    words = torch.tensor(hash_words("pick the milk and place it in the basket"))
+    names = text(*NAMES)
     return TensorDict(
         {
             "joint_position": normal(7),
@@ -37,7 +44,7 @@ def observations(count: int, seed: int = 0) -> TensorDict:
             "object_rotation": rotation[:, 1:],
             "object_names": names.expand(count, 3, -1).clone(),
             "object_mask": torch.ones(count, 3, dtype=torch.bool),
-            "instruction": words.expand(count, -1).clone(),
+            "instruction": text("pick the milk and place it in the basket").expand(count, -1).clone(),
         },
         batch_size=[count],
     )

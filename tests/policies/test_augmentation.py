@@ -5,8 +5,13 @@ import math
 import torch
 
 from policies.augmentation import hide_distractors, hide_words, image, random_image
-from policies.libero_encoder import mention, rotation_matrix
-from tests.policies.observations import observations
+from policies.libero_encoder import ObjectEncoder, mention, rotation_matrix
+from tests.policies import observations as given
+
+
+def observations(count: int):
+    """As augmentations get them: read."""
+    return ObjectEncoder(32).read(given.observations(count))
 
 
 def transformed(angle: float, side: float):

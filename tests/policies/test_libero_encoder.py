@@ -3,13 +3,18 @@
 import pytest
 import torch
 
-from embodied.text import hash_words
 from policies.libero_encoder import ObjectEncoder, mention, object_poses
-from tests.policies.observations import observations
+from policies.words import hash_words
+from tests.policies.observations import observations, text
+
+
+def read(count: int):
+    """Observations with ids of words."""
+    return ObjectEncoder(32).read(observations(count))
 
 
 def test_mention_by_hand() -> None:
-    observation = observations(1)
+    observation = read(1)
     shares = mention(observation["object_names"], observation["instruction"])[0]
     # "pick the milk and place it in the basket": the milk before the basket; "alphabet soup" is not there
     torch.testing.assert_close(shares, torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1 / 2]]))
@@ -19,7 +24,7 @@ def test_mention_by_hand() -> None:
 
 
 def test_words_that_name_nothing_do_not_change_how_objects_are_mentioned() -> None:
-    observation = observations(1)
+    observation = read(1)
     plain = mention(observation["object_names"], observation["instruction"])
     for said in ("pick up the milk and place it in the basket", "kindly now milk, the basket", "milk basket"):
         assert torch.equal(mention(observation["object_names"], torch.tensor([hash_words(said)])), plain)
@@ -31,10 +36,8 @@ def test_words_never_seen_are_not_read_and_known_ones_are() -> None:
     encoder = ObjectEncoder(32)
     encoder.fit(observation)
 
-    def told(text: str) -> torch.Tensor:
-        said = observation.clone()
-        said["instruction"] = torch.tensor(hash_words(text)).expand(5, -1)
-        return encoder(said)
+    def told(said: str) -> torch.Tensor:
+        return encoder(observation.clone().set("instruction", text(said).expand(5, -1)))
 
     plain = encoder(observation)
     torch.testing.assert_close(told("kindly pick up the milk and now place it in the little basket"), plain)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as hypothesis_arrays
 
 from embodied.contract import TensorSpec
+from embodied.text import encode, encode_as, text_spec
 from real_robot.ros2 import body_codecs, codecs, frames, quadrotor_codecs
 from real_robot.ros2.body_codecs import QUANTITIES
 from tests.real_robot.messages import on_the_wire, types
@@ -38,7 +39,9 @@ def filled(kind: str, /, **fields):
 LABELLED = codecs.LabelledArrays(
     {
         "object_position": TensorSpec((-1, 3), unit="m", frame="world", names=("x", "y", "z")),
-        "object_names": TensorSpec((-1, 6), dtype="int64", unit="word id"),
+        "object_names": text_spec(48, -1),
+        "instruction": text_spec(64),
+        "number": TensorSpec((2,), dtype="int64"),
         "object_mask": TensorSpec((-1,), dtype="bool"),
         "picture": TensorSpec((2, 2, 3), dtype="uint8"),
     }
@@ -114,7 +117,9 @@ def test_arrays_come_back_from_the_wire(codec, seed):
 def test_labelled_arrays_lose_no_bit(positions):
     arrays = {
         "object_position": positions,
-        "object_names": np.arange(12).reshape(2, 6) + 2**40,
+        "object_names": encode_as(["milk", "lait"], (-1, 48)),
+        "instruction": encode("nimm die Milch, 拿起牛奶, prends le lait glacé", 64),
+        "number": np.array([2**53, -(2**40) - 1]),
         "object_mask": np.array([True, False]),
         "picture": np.full((2, 2, 3), 255, np.uint8),
     }

@@ -6,10 +6,10 @@ import re
 import pytest
 import torch
 
-from embodied.text import hash_words
+from embodied.text import decode
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
-from sims.libero.language import INSTRUCTION_WORDS, Wordings, paraphrases
+from sims.libero.language import INSTRUCTION_BYTES, Wordings, paraphrases
 from sims.libero.suite import SUITES, load_tasks
 from sims.libero.task import LiberoTask
 
@@ -18,8 +18,8 @@ ALL = [task for suite in SUITES for task in load_tasks(suite)]
 ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
 
 
-def words(text: str) -> list[int]:
-    return hash_words(text, INSTRUCTION_WORDS)
+def texts(instructions: torch.Tensor) -> list[str]:
+    return [decode(row) for row in instructions.numpy()]
 
 
 def test_wordings_are_those_of_libero() -> None:
@@ -44,7 +44,7 @@ def test_every_task_has_paraphrases_that_training_never_says(task) -> None:
     assert len(training) >= 8
     assert len(held_out) >= 4
     assert not {*held_out} & {*training, task.language, task.problem.language}
-    assert max(len(text.split()) for text in (*training, *held_out)) <= INSTRUCTION_WORDS
+    assert max(len(text.encode()) for text in (*training, *held_out)) <= INSTRUCTION_BYTES
     # what they are about is said in all of them
     said = re.findall("milk|soup|sauce|bowl|plate|stove|drawer|mug|book|microwave|pot", task.language)
     assert all(word in text for word in said for text in (*training, *held_out))
@@ -66,9 +66,9 @@ def test_an_environment_says_what_the_initial_state_draws_and_remembers_it() -> 
 
     env, said = environment(), Wordings(MILK, "held_out")
     observation = env.reset(starts=torch.tensor([5, 6, 7]))
-    assert observation["instruction"].tolist() == [words(said(start)) for start in (5, 6, 7)]
+    assert texts(observation["instruction"]) == [said(start) for start in (5, 6, 7)]
     observation = env.reset(mask=torch.tensor([False, True, False]), starts=torch.tensor([0, 9, 0]))
-    assert observation["instruction"].tolist() == [words(said(start)) for start in (5, 9, 7)]
+    assert texts(observation["instruction"]) == [said(start) for start in (5, 9, 7)]
     again = environment().load_state_dict(env.state_dict())
     assert torch.equal(again["instruction"], observation["instruction"])
 
@@ -76,13 +76,13 @@ def test_an_environment_says_what_the_initial_state_draws_and_remembers_it() -> 
 def test_training_varies_the_words_and_evaluation_says_the_tasks_name_unless_told_otherwise() -> None:
     task = LiberoTask(tasks=[MILK.name], assets=ASSETS.kind if ASSETS.root is None else str(ASSETS.root))
 
-    def said(distribution: str, split: str) -> list[list[int]]:
-        return task.environment(2, distribution, split).reset(starts=torch.tensor([3, 4]))["instruction"].tolist()
+    def said(distribution: str, split: str) -> list[str]:
+        return texts(task.environment(2, distribution, split).reset(starts=torch.tensor([3, 4]))["instruction"])
 
-    assert said("wide", "train") == [words(Wordings(MILK, "training")(start)) for start in (3, 4)]
-    assert said("official", "eval") == [words(MILK.language)] * 2
-    assert said("official:bddl", "eval") == [words(MILK.problem.language)] * 2
-    assert said("official:held_out", "eval") == [words(Wordings(MILK, "held_out")(start)) for start in (3, 4)]
+    assert said("wide", "train") == [Wordings(MILK, "training")(start) for start in (3, 4)]
+    assert said("official", "eval") == [MILK.language] * 2
+    assert said("official:bddl", "eval") == [MILK.problem.language] * 2
+    assert said("official:held_out", "eval") == [Wordings(MILK, "held_out")(start) for start in (3, 4)]
     with pytest.raises(ValueError, match="unknown wording 'nope'"):
         said("official:nope", "eval")
 
@@ -90,7 +90,7 @@ def test_training_varies_the_words_and_evaluation_says_the_tasks_name_unless_tol
 def test_a_demonstration_is_told_in_all_ways(tmp_path) -> None:
     task = LiberoTask(tasks=[MILK.name], assets=ASSETS.kind if ASSETS.root is None else str(ASSETS.root), noise=0.0)
     instructions = task.demonstrations(tmp_path, 0)["observation", "instruction"]
-    said = {tuple(row) for row in instructions.tolist()}
-    assert {tuple(words(MILK.language)), tuple(words(MILK.problem.language))} < said
+    said = {*texts(instructions)}
+    assert {MILK.language, MILK.problem.language} < said
     assert len(said) > 20
     assert torch.equal(instructions, task.demonstrations(tmp_path, 0)["observation", "instruction"])
