@@ -9,12 +9,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from embodied import checkpoint
-from embodied.checkpoint import Checkpoint
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.policy import Decision
-from embodied.rollout import Collector
+from embodied.rollout.rollout import Collector
+from embodied.saving import checkpoint
+from embodied.saving.checkpoint import Checkpoint
 from embodied.text import decode, encode, encode_as, text_spec
 from policies.mlp import MLPConfig
 from real_robot import lerobot_dataset, lerobot_reading
