@@ -29,7 +29,7 @@ def simulation(wanted: Contract) -> Table:
     hold and emergency are the services `hold` and `emergency`.
     """
     seen = {key: spec for key, spec in wanted.observation.items() if not spec.privileged}
-    pictures = {key: spec for key, spec in seen.items() if spec.dtype == "uint8" and len(spec.shape) == 3}
+    pictures = {key: spec for key, spec in seen.items() if spec.is_picture}
     others = {key: spec for key, spec in seen.items() if key not in pictures}
     states = [Topic("observation", LabelledArrays(others), replace(COMMAND, depth=2))]
     states += [Topic(f"observation/{key}", Image({key: spec}), IMAGES) for key, spec in pictures.items()]
