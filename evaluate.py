@@ -25,7 +25,7 @@ from embodied.evaluation.report import POLICY, write_evaluation
 from embodied.evaluation.sim_to_real_report import write as write_comparison
 from embodied.saving import checkpoint
 from embodied.task import measured, planners
-from real_robot.comparison import Comparison, ComparisonConfig
+from real_robot.sim_to_real.comparison import Comparison, ComparisonConfig
 from train import GROUPS, TrainConfig
 
 log = logging.getLogger("embodied")

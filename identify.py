@@ -1,6 +1,6 @@
 """Fit a quadrotor's airframe to its recorded flights: python identify.py recordings=[FILE,...] [key=value ...].
 
-Recordings are those of `real_robot/recorder.py`, with position, rotation, velocity and angular velocity. Every fourth
+Recordings are those of `real_robot/recording/`, with position, rotation, velocity and angular velocity. Every fourth
 segment is held out: what the fitted airframe predicts of those is told beside what the one it began with did. Motion
 tells ratios: mass and inertia come out for the thrust curve that `airframe` has. Options are printed by --help.
 """
@@ -21,9 +21,9 @@ from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
 from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
-from real_robot.identification import Parameter, Segments, cut, identify, prediction_error
-from real_robot.lerobot_dataset import pieces
-from real_robot.recording import Recording
+from real_robot.recording.lerobot_dataset import pieces
+from real_robot.recording.recording import Recording
+from real_robot.sim_to_real.identification import Parameter, Segments, cut, identify, prediction_error
 from sims.quadrotor.airframes import AIRFRAMES, Airframe
 from sims.quadrotor.dynamics import DT_S, Options
 from sims.quadrotor.fitting import KEYS, FlightModel

@@ -1,8 +1,9 @@
 """Serve a trained policy to robots: python serve.py checkpoint=DIR [key=value ...].
 
-DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. Clients are `real_robot/policy_client.py`
-and openpi's; they send the token in `token_file`, which is made where there is none. Without encryption: to reach a
-robot elsewhere, leave host as it is and use a tunnel. Options, with their defaults, are printed by --help.
+DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. Clients are
+`real_robot/serving/policy_client.py` and openpi's; they send the token in `token_file`, which is made where there is
+none. Without encryption: to reach a robot elsewhere, leave host as it is and use a tunnel. Options, with their
+defaults, are printed by --help.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from embodied.errors import UserError
 from embodied.saving import checkpoint
 from embodied.training.interrupt import GracefulStop
 from policies.registry import trained_policy
-from real_robot.policy_server import PolicyServer, ServerLimits
+from real_robot.serving.policy_server import PolicyServer, ServerLimits
 
 log = logging.getLogger("embodied")
 

@@ -26,7 +26,7 @@ from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.run_directory import new_run, resumed_run
 from policies.registry import POLICIES
-from real_robot import lerobot_reading
+from real_robot.recording import lerobot_reading
 from sims.registry import TASKS
 
 log = logging.getLogger("embodied")

@@ -35,10 +35,10 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.evaluation.report import git_commit  # noqa: E402
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets  # noqa: E402
-from sims.libero.cameras import Cameras  # noqa: E402
-from sims.libero.expert import Expert  # noqa: E402
-from sims.libero.scene import Scene, build_scene  # noqa: E402
-from sims.libero.simulation import Simulation  # noqa: E402
+from sims.libero.expert.expert import Expert  # noqa: E402
+from sims.libero.physics.simulation import Simulation  # noqa: E402
+from sims.libero.rendering.cameras import Cameras  # noqa: E402
+from sims.libero.scene.scene import Scene, build_scene  # noqa: E402
 from sims.libero.suite import Task, initial_states, load_tasks  # noqa: E402
 from sims.libero.task import LiberoTask  # noqa: E402
 

@@ -45,10 +45,10 @@ from tqdm import tqdm  # noqa: E402
 
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
-from real_robot.ros2.codecs import installed, stamp_s  # noqa: E402
+from real_robot.ros2.messages.codecs import installed, stamp_s  # noqa: E402
 from real_robot.ros2.processes import PROGRAMS, Processes  # noqa: E402
-from real_robot.ros2.robots import robot_table  # noqa: E402
-from real_robot.ros2.tables import ACTION  # noqa: E402
+from real_robot.ros2.robots.registry import robot_table  # noqa: E402
+from real_robot.ros2.robots.tables import ACTION  # noqa: E402
 from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402
 
 ECHO, POLICY, BOTH = "echo", "policy", "policy, safety"

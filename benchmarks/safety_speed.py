@@ -20,10 +20,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs from a clone that is not installed
 
 from embodied.contract import Contract, TensorSpec
-from real_robot.barrier import Distance, Motion
-from real_robot.limits import ElementLimits, Kind, Limits, Range
-from real_robot.robot import Array, Reading
-from real_robot.safety import Safety
+from real_robot.robots.robot import Array, Reading
+from real_robot.safety.barrier import Distance, Motion
+from real_robot.safety.limits import ElementLimits, Kind, Limits, Range
+from real_robot.safety.safety import Safety
 
 JOINTS = tuple(f"joint{number}" for number in range(1, 8))
 DT_S = 0.001

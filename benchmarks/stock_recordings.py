@@ -23,9 +23,9 @@ from libero_throughput import ask_stock, stock_python  # noqa: E402
 
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from sims.libero.assets import HOW_TO_GET, find_assets  # noqa: E402
-from sims.libero.expert import PLACES, Expert  # noqa: E402
-from sims.libero.scene import Scene, build_scene  # noqa: E402
-from sims.libero.simulation import Simulation  # noqa: E402
+from sims.libero.expert.expert import PLACES, Expert  # noqa: E402
+from sims.libero.physics.simulation import Simulation  # noqa: E402
+from sims.libero.scene.scene import Scene, build_scene  # noqa: E402
 from sims.libero.suite import STEP_LIMITS, WARM_UP, initial_states, load_tasks  # noqa: E402
 
 RANDOM_STEPS = 100

@@ -17,7 +17,7 @@ import serve
 from embodied.command_line import program
 from embodied.saving.checkpoint import Checkpoint
 from policies.registry import trained_policy
-from real_robot.policy_client import PolicyClient
+from real_robot.serving.policy_client import PolicyClient
 from tests.policies.test_registry import saved
 
 ROOT = Path(__file__).parent.parent

@@ -1,10 +1,10 @@
 """A policy as a robot runs it whose inference takes d control steps: for evaluations that know every step.
 
-What `real_robot.chunk_executor` does on a clock, for N environments at once: the running chunk is the policy's memory
-(`rollout.memory`), so that `evaluation.evaluate` serves unchanged. Each decision is from an observation at time t: for
-d steps the actions are those of the chunk before, and from t + d on those of the new one. The first chunk of an episode
-is awaited: an episode begins with its first command. Letters: N observations, H predicted and K executed actions,
-A action dimension, M memory.
+What `real_robot.serving.chunk_executor` does on a clock, for N environments at once: the running chunk is the policy's
+memory (`rollout.memory`), so that `evaluation.evaluate` serves unchanged. Each decision is from an observation at time
+t: for d steps the actions are those of the chunk before, and from t + d on those of the new one. The first chunk of an
+episode is awaited: an episode begins with its first command. Letters: N observations, H predicted and K executed
+actions, A action dimension, M memory.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from launch_ros.actions import LifecycleNode  # type: ignore[import-not-found]
 from launch_ros.event_handlers import OnStateTransition  # type: ignore[import-not-found]
 from launch_ros.events.lifecycle import ChangeState  # type: ignore[import-not-found]
 
-from real_robot.ros2.nodes import ACTIVATE, CONFIGURE, LAUNCHES, PACKAGE, Launch, Node
+from real_robot.ros2.nodes.table import ACTIVATE, CONFIGURE, LAUNCHES, PACKAGE, Launch, Node
 
 
 def description(name: str, directory: Path) -> LaunchDescription:

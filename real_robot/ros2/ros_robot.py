@@ -16,11 +16,11 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.saving import checkpoint
 from real_robot.firmware.record import CONTRACT, RECORD, exported_contract
-from real_robot.limits import Limits, load_limits
-from real_robot.robot import Array, Reading
-from real_robot.ros2.codecs import fill, installed, stamp_s
-from real_robot.ros2.managed import WARN, ManagedNode, Report
-from real_robot.ros2.tables import ACTION, Behaviour, Call, Fixed, Qos, Table, Topic
+from real_robot.robots.robot import Array, Reading
+from real_robot.ros2.messages.codecs import fill, installed, stamp_s
+from real_robot.ros2.nodes.managed import WARN, ManagedNode, Report
+from real_robot.ros2.robots.tables import ACTION, Behaviour, Call, Fixed, Qos, Table, Topic
+from real_robot.safety.limits import Limits, load_limits
 
 HEARTBEAT = "heartbeat"
 """Topic under the command's prefix on which an active policy node says that it lives."""
@@ -28,7 +28,7 @@ types = cache(installed)
 
 
 class RosRobot:
-    """The robot of `table` as a `real_robot.robot.Robot`, through the topics of `node`.
+    """The robot of `table` as a `real_robot.robots.robot.Robot`, through the topics of `node`.
 
     A measurement is the newest of every topic; its stamp is the oldest of theirs. `measured` is called when all topics
     have spoken since the last time. Neither minds the topics that are lasting. A message that cannot be read takes the

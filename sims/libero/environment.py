@@ -20,9 +20,9 @@ from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
 from sims.libero.language import Wordings
 from sims.libero.observation import Observer, action_spec, observation_specs
-from sims.libero.placement import Placement, check_names
-from sims.libero.scene import build_scene
-from sims.libero.simulation import Simulation
+from sims.libero.physics.simulation import Simulation
+from sims.libero.scene.placement import Placement, check_names
+from sims.libero.scene.scene import build_scene
 from sims.libero.suite import OFFICIAL_STARTS, WARM_UP, Task, step_limit_of
 
 CONTROL_DT_S = 0.05

@@ -13,11 +13,11 @@ from tensordict import TensorDict
 
 from embodied.contract import TensorSpec
 from embodied.text import encode, text_spec
-from sims.libero.cameras import AGENT_VIEW, WRIST, Cameras
-from sims.libero.geometry import ArmKinematics, Array, rotation
 from sims.libero.language import INSTRUCTION_BYTES
-from sims.libero.scene import Scene
-from sims.libero.simulation import Simulation
+from sims.libero.physics.simulation import Simulation
+from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, Cameras
+from sims.libero.scene.geometry import ArmKinematics, Array, rotation
+from sims.libero.scene.scene import Scene
 
 NAME_BYTES = 48
 """The longest name of LIBERO's objects has 30."""

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
-from sims.libero.scene import Scene, build_scene
-from sims.libero.simulation import Simulation
+from sims.libero.physics.simulation import Simulation
+from sims.libero.scene.scene import Scene, build_scene
 from sims.libero.suite import SUITES, WARM_UP, Task, load_tasks
 
 Array = NDArray[np.float64]

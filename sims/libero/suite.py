@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from embodied.errors import UserError
-from sims.libero.bddl import Problem, parse
+from sims.libero.scene.bddl import Problem, parse
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
 STEP_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520}

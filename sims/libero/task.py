@@ -23,8 +23,8 @@ from sims.libero.language import INSTRUCTION_BYTES, Wordings
 from sims.libero.suite import Task, load_tasks, step_limit_of
 
 if TYPE_CHECKING:
-    from sims.libero.demonstrations import Demonstrations
     from sims.libero.environment import LiberoEnvironment
+    from sims.libero.expert.demonstrations import Demonstrations
 
 FILE = "demonstrations.safetensors"
 FILMED = 5
@@ -98,7 +98,7 @@ class LiberoTask:
         Raises:
             UserError: where `directory` holds demonstrations of something else.
         """
-        from sims.libero.demonstrations import collect, load
+        from sims.libero.expert.demonstrations import collect, load
 
         path = directory / FILE
         if not path.exists():
@@ -118,8 +118,8 @@ class LiberoTask:
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, in up to five tasks of the wide distribution, from the same starts."""
-        from sims.libero.cameras import AGENT_VIEW, Cameras
         from sims.libero.environment import LiberoEnvironment
+        from sims.libero.rendering.cameras import AGENT_VIEW, Cameras
 
         tasks = self._tasks()[:FILMED]
         env = LiberoEnvironment(

@@ -3,8 +3,8 @@
 import numpy as np
 
 from embodied.contract import Contract, TensorSpec
-from real_robot.limits import Kind
-from real_robot.robot import Reading
+from real_robot.robots.robot import Reading
+from real_robot.safety.limits import Kind
 
 DT_S = 0.01
 NAMES = ("a", "b")

@@ -17,16 +17,16 @@ from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.text import decode, encode, encode_as, text_spec
 from policies.mlp import MLPConfig
-from real_robot import lerobot_dataset, lerobot_reading
-from real_robot.policy_client import PolicyClient
-from real_robot.policy_server import PolicyServer
-from real_robot.recorder import Recorder
-from real_robot.recording import Recording, Tick
-from real_robot.robot import Reading
-from real_robot.ros2 import codecs
-from real_robot.safety import State, Verdict
+from real_robot.recording import lerobot_dataset, lerobot_reading
+from real_robot.recording.recorder import Recorder
+from real_robot.recording.recording import Recording, Tick
+from real_robot.robots.robot import Reading
+from real_robot.ros2.messages import codecs
+from real_robot.safety.safety import State, Verdict
+from real_robot.serving.policy_client import PolicyClient
+from real_robot.serving.policy_server import PolicyServer
 from tests.embodied.reach import Reach
-from tests.real_robot.messages import on_the_wire, types
+from tests.real_robot.ros2.messages.definitions import on_the_wire, types
 
 TOKEN = "a token of sixteen characters or more"
 SAID = ("put the milk into the basket", "stell die große Schüssel neben den Käse", "把牛奶放进篮子里。谢谢 🥛")

@@ -9,10 +9,10 @@ from embodied.errors import UserError
 from embodied.policy import Policy
 from embodied.saving import checkpoint
 from policies.registry import trained_policy
-from real_robot.onnx_policy import OnnxPolicy
-from real_robot.policy_client import PolicyClient
-from real_robot.ros2.policy_node import PolicySettings
-from real_robot.ros2.sim_node import SimSettings
+from real_robot.ros2.nodes.policy import PolicySettings
+from real_robot.ros2.nodes.sim import SimSettings
+from real_robot.serving.onnx_policy import OnnxPolicy
+from real_robot.serving.policy_client import PolicyClient
 
 
 def load_policy(settings: PolicySettings) -> Policy:

@@ -1,7 +1,7 @@
 """The program policy_node."""
 
-from real_robot.ros2.managed import spin
-from real_robot.ros2.policy_node import PolicyNode
+from real_robot.ros2.nodes.managed import spin
+from real_robot.ros2.nodes.policy import PolicyNode
 
 from .parts import load_policy
 

@@ -1,7 +1,7 @@
 """The program recorder_node."""
 
-from real_robot.ros2.managed import spin
-from real_robot.ros2.recorder_node import RecorderNode
+from real_robot.ros2.nodes.managed import spin
+from real_robot.ros2.nodes.recorder import RecorderNode
 
 
 def main() -> None:

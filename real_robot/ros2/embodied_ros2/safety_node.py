@@ -1,7 +1,7 @@
 """The program safety_node."""
 
-from real_robot.ros2.managed import spin
-from real_robot.ros2.safety_node import SafetyNode
+from real_robot.ros2.nodes.managed import spin
+from real_robot.ros2.nodes.safety import SafetyNode
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The program sim_node."""
 
-from real_robot.ros2.managed import spin
-from real_robot.ros2.sim_node import SimNode
+from real_robot.ros2.nodes.managed import spin
+from real_robot.ros2.nodes.sim import SimNode
 
 from .parts import load_environment
 

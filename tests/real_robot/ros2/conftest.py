@@ -1,4 +1,7 @@
-"""Tests over real ROS 2 messages. Without rclpy they are skipped, but where CI_ROS=required they fail."""
+"""Tests over real ROS 2 messages. Without rclpy they are skipped, but where CI_ROS=required they fail.
+
+Those in the folders inside need no rclpy.
+"""
 
 import importlib.util
 import os

@@ -7,12 +7,12 @@ import yaml
 from rcl_interfaces.srv import GetParameters
 
 from embodied.contract import Contract, TensorSpec
-from real_robot.ros2.nodes import LAUNCHES
+from real_robot.ros2.nodes.table import LAUNCHES
 from real_robot.ros2.processes import Processes
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.navigate import Navigate
 from sims.vehicle.vehicles import JACKAL
-from tests.real_robot.launch_recorder import LAUNCH, argv, launched
+from tests.real_robot.ros2.launching.recorder import LAUNCH, argv, launched
 from tests.real_robot.ros2.runs import untrained
 
 JOINTS = tuple(f"joint{number}" for number in range(1, 8))

@@ -13,7 +13,7 @@ import rclpy
 from rclpy.lifecycle import LifecycleNode
 from rclpy.parameter import Parameter
 
-from real_robot.ros2.managed import read_settings
+from real_robot.ros2.nodes.managed import read_settings
 from real_robot.ros2.processes import claim_domain
 
 
@@ -75,7 +75,7 @@ def test_wrong_parameters_are_told(context: rclpy.Context, parameters: dict[str,
 
 FAILING = """
 from dataclasses import dataclass
-from real_robot.ros2.managed import ManagedNode, spin
+from real_robot.ros2.nodes.managed import ManagedNode, spin
 
 @dataclass
 class Nothing:

@@ -15,12 +15,12 @@ from rcl_interfaces.srv import GetParameters
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile, QoSReliabilityPolicy
 from std_msgs.msg import Float64MultiArray, String
 
-from real_robot.recording import Recording, Tick
-from real_robot.replay import replay
+from real_robot.recording.recording import Recording, Tick
+from real_robot.recording.replay import replay
 from real_robot.ros2.embodied_ros2.parts import load_policy
-from real_robot.ros2.policy_node import PolicySettings
+from real_robot.ros2.nodes.policy import PolicySettings
 from real_robot.ros2.processes import Processes
-from real_robot.safety import State
+from real_robot.safety.safety import State
 
 HEARTBEAT_TIMEOUT_S = 0.5
 LATCHED = QoSProfile(depth=10, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from real_robot.ros2.nodes import LAUNCHES, NODES
+from real_robot.ros2.nodes.table import LAUNCHES, NODES
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,11 +11,11 @@ from std_msgs.msg import Bool, Float64MultiArray, String
 from std_srvs.srv import Trigger
 
 from embodied.contract import Contract, TensorSpec
-from real_robot.ros2.codecs import LabelledArrays
-from real_robot.ros2.managed import ManagedNode
+from real_robot.ros2.messages.codecs import LabelledArrays
+from real_robot.ros2.nodes.managed import ManagedNode
 from real_robot.ros2.processes import claim_domain
+from real_robot.ros2.robots.tables import ACTION, COMMAND, Behaviour, Call, Fixed, Heartbeat, Status, Table, Topic
 from real_robot.ros2.ros_robot import RosRobot, types
-from real_robot.ros2.tables import ACTION, COMMAND, Behaviour, Call, Fixed, Heartbeat, Status, Table, Topic
 
 CONTRACT = Contract({"position": TensorSpec((1,), unit="m")}, TensorSpec((1,), unit="m", low=(-1.0,), high=(1.0,)), 0.1)
 STATE = LabelledArrays({"position": CONTRACT.observation["position"]})

@@ -15,9 +15,9 @@ from std_srvs.srv import Trigger
 from embodied.contract import Contract, TensorSpec
 from real_robot.firmware.record import write_record
 from real_robot.ros2.processes import Processes
-from real_robot.ros2.robots import simulation
+from real_robot.ros2.robots.registry import simulation
+from real_robot.ros2.robots.tables import ACTION
 from real_robot.ros2.ros_robot import read_contract, types
-from real_robot.ros2.tables import ACTION
 from tests.real_robot.ros2.runs import untrained
 
 CONTRACT = Contract({"position": TensorSpec((1,), unit="m")}, TensorSpec((1,), unit="m", low=(-1.0,), high=(1.0,)), 0.1)
@@ -140,7 +140,7 @@ def test_a_damaged_contract_of_an_export_is_refused(tmp_path: Path):
 def test_what_watches_over_a_robot_starts_without_torch(tmp_path: Path):
     untrained(tmp_path / "run", CONTRACT)
     program = (
-        "import sys; import real_robot.ros2.safety_node, real_robot.ros2.recorder_node as node;"
+        "import sys; import real_robot.ros2.nodes.safety, real_robot.ros2.nodes.recorder as node;"
         "print(node.read_contract(sys.argv[1]).to_json(), 'torch' in sys.modules)"
     )
     told = subprocess.run([sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, check=True)

@@ -7,14 +7,14 @@ import torch
 
 from embodied.deployment.chunking import Execution
 from embodied.evaluation.evaluation import evaluate
-from real_robot.chunk_executor import ChunkExecutor
-from real_robot.control_loop import Controller
-from real_robot.robot import SimulatedRobot
+from real_robot.robots.control_loop import Controller
+from real_robot.robots.robot import SimulatedRobot
 from real_robot.ros2.embodied_ros2.parts import load_environment, load_policy
-from real_robot.ros2.policy_node import PolicySettings
-from real_robot.ros2.sim_node import SimSettings
+from real_robot.ros2.nodes.policy import PolicySettings
+from real_robot.ros2.nodes.sim import SimSettings
 from real_robot.ros2.software_in_the_loop import Episodes, run_episodes
-from real_robot.safety import Limits, Safety
+from real_robot.safety.safety import Limits, Safety
+from real_robot.serving.chunk_executor import ChunkExecutor
 
 
 def flown(run: Path, start: int) -> torch.Tensor:

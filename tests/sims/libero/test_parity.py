@@ -9,8 +9,8 @@ import pytest
 
 from sims.libero import parity
 from sims.libero.assets import STAND_IN
-from sims.libero.scene import build_scene
-from sims.libero.simulation import Simulation
+from sims.libero.physics.simulation import Simulation
+from sims.libero.scene.scene import build_scene
 from sims.libero.suite import WARM_UP, initial_states, load_tasks
 
 ASSETS = os.environ.get("LIBERO_ASSETS")

@@ -9,7 +9,7 @@ import torch
 
 from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.task import measured
-from sims.libero import demonstrations
+from sims.libero.expert import demonstrations
 from sims.libero.suite import load_tasks
 from sims.libero.task import FILE, LiberoTask
 

@@ -1,0 +1,323 @@
+"""LeRobot datasets, format v3.0, out of recordings: what was measured, and what was written to the robot.
+
+    python -m real_robot.recording.lerobot_dataset RECORDING... DATASET
+
+Floats become one "observation.state" whose elements are named, cameras become videos (H.264, which is lossy), all else
+keeps a feature of its own. meta/contract.json, which is ours, keeps names, units and frames: `lerobot_reading.py`
+checks them. Source of the format: github.com/huggingface/lerobot, v0.4.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from embodied.command_line import program
+from embodied.command_line.extras import needs_extra
+from embodied.contract import Contract, TensorSpec
+from embodied.deployment.network import elements
+from embodied.errors import UserError
+from real_robot.recording.recording import Episode, Gap, Item, Recording, Tick
+from real_robot.robots.robot import Array
+
+VERSION = "v3.0"
+DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
+FILES_PER_CHUNK, DATA_MB, VIDEO_MB = 1000, 100, 200
+STATE, ACTION, CAMERA = "observation.state", "action", "observation.images."
+INTERVENTION = "complementary_info.is_intervention"
+LATE = 1.5
+"""Control periods between two ticks beyond which time has jumped: what follows is an episode of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """L ticks in a row: `observation` [L, ...] by key, `actions` [L, A] as written, who chose them [L]."""
+
+    task: str
+    observation: dict[str, Array]
+    actions: Array
+    intervention: Array
+
+
+def write(recordings: Sequence[Recording], directory: str | Path, *, robot: str | None = None) -> int:
+    """Write a dataset of all `recordings` into the new folder `directory`; returns the number of its episodes.
+
+    An episode is cut where the robot held, where the recording has a gap, and where the loop skipped a period: in a
+    dataset every frame is one period after the one before.
+
+    Raises:
+        UserError: where `directory` exists, contracts differ, an observation changes its shape, or nothing was driven.
+    """
+    directory = Path(directory)
+    if directory.exists():
+        raise UserError(f"{directory} exists; choose another folder for the dataset")
+    for other in recordings[1:]:
+        if other.contract != recordings[0].contract:
+            raise UserError(f"{other.path} and {recordings[0].path} have different contracts; make a dataset of each")
+    temporary = directory.with_name(f".{directory.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        writer = _Writer(temporary, recordings[0].contract, robot)
+        for recording in recordings:
+            for piece in pieces(recording):
+                writer.add(piece)
+        writer.finish()
+        temporary.rename(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return len(writer.episodes)
+
+
+def pieces(recording: Recording) -> Iterator[Piece]:
+    """Everything that was driven without a break."""
+    task = ""
+    ticks: list[Tick] = []
+    for item in recording:
+        if _breaks(item, ticks, recording.contract.control_dt_s) and ticks:
+            yield _piece(task, ticks, recording.contract)
+            ticks = []
+        if _is_driven(item):
+            ticks.append(item)
+        if isinstance(item, Episode):
+            task = item.task
+    if ticks:
+        yield _piece(task, ticks, recording.contract)
+
+
+def parts(contract: Contract) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec], dict[str, TensorSpec]]:
+    """Observations that stand in the state, that are cameras, and that have a feature of their own."""
+    specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+    cameras = {key: spec for key, spec in specs.items() if spec.is_picture}
+    state = {key: spec for key, spec in specs.items() if spec.dtype == "float32"}
+    return state, cameras, {key: spec for key, spec in specs.items() if key not in {*cameras, *state}}
+
+
+def _is_driven(item: Item) -> TypeGuard[Tick]:
+    return isinstance(item, Tick) and item.reading is not None and item.verdict.action is not None
+
+
+def _breaks(item: Item, ticks: Sequence[Tick], control_dt_s: float) -> bool:
+    """Whether what came before `item` is a piece that has ended."""
+    if _is_driven(item):
+        return bool(ticks) and item.now_s - ticks[-1].now_s > LATE * control_dt_s
+    return isinstance(item, Episode | Gap | Tick)
+
+
+def _piece(task: str, ticks: Sequence[Tick], contract: Contract) -> Piece:
+    readings = [tick.reading.observation for tick in ticks if tick.reading is not None]
+    observation = {}
+    for key, spec in contract.observation.items():
+        if spec.privileged:
+            continue
+        shapes = {reading[key].shape for reading in readings}
+        if len(shapes) > 1:
+            raise UserError(f"{key} changes its shape ({sorted(shapes)}), a feature of a LeRobot dataset cannot")
+        observation[key] = np.stack([reading[key] for reading in readings])
+    actions = np.stack([np.asarray(tick.verdict.action) for tick in ticks]).astype(contract.action.dtype)
+    return Piece(task, observation, actions, np.array([tick.intervention for tick in ticks]))
+
+
+class _Writer:
+    """Collects episodes into files of one dataset; the first episode settles the shapes."""
+
+    def __init__(self, directory: Path, contract: Contract, robot: str | None) -> None:
+        with needs_extra("robot"):
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        self.pa, self.pq = pa, pq
+        self.directory, self.contract, self.robot = directory, contract, robot
+        self.rate = _rate(contract.control_dt_s)
+        self.features: dict[str, dict[str, Any]] = {}
+        self.tasks: list[str] = []
+        self.episodes: list[dict[str, Any]] = []
+        self.stats: list[dict[str, dict[str, Array]]] = []
+        self.frames = self.file_index = self.file_bytes = 0
+        self.file: Any = None
+
+    def add(self, piece: Piece) -> None:
+        """Append an episode."""
+        columns, cameras = self._columns(piece)
+        features = _features(self.contract, piece, self.rate)
+        if self.features and features != self.features:
+            changed = [key for key, feature in features.items() if feature != self.features[key]]
+            raise UserError(f"{', '.join(changed)} has another shape than in the first episode")
+        if not self.features:
+            self.features = features
+            shapes = {key: value.shape[1:] for key, value in piece.observation.items()}
+            specs = {key: replace(self.contract.observation[key], shape=shape) for key, shape in shapes.items()}
+            self.contract = replace(self.contract, observation=specs, horizon=1, executed=1)
+        number, length = len(self.episodes), len(piece.actions)
+        row: dict[str, Any] = {"episode_index": number, "tasks": [piece.task], "length": length}
+        row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
+        row |= self._write_rows(columns) | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+        for key, frames in cameras.items():
+            row |= self._write_video(key, frames, number)
+        stats = {key: _statistics(value) for key, value in columns.items()}
+        stats |= {key: _picture_statistics(frames) for key, frames in cameras.items()}
+        row |= {f"stats/{key}/{name}": value.tolist() for key, found in stats.items() for name, value in found.items()}
+        self.episodes.append(row)
+        self.stats.append(stats)
+        self.frames += length
+
+    def finish(self) -> None:
+        """Write what describes the whole."""
+        if not self.episodes:
+            raise UserError("nothing was driven in these recordings: no tick has a measurement and a written action")
+        self.file.close()
+        self._parquet(EPISODES_PATH, self.pa.Table.from_pylist(self.episodes))
+        self._parquet("meta/tasks.parquet", self._task_table())
+        info = {
+            "codebase_version": VERSION, "robot_type": self.robot, "total_episodes": len(self.episodes),
+            "total_frames": self.frames, "total_tasks": len(self.tasks), "chunks_size": FILES_PER_CHUNK,
+            "data_files_size_in_mb": DATA_MB, "video_files_size_in_mb": VIDEO_MB, "fps": self.rate,
+            "splits": {"train": f"0:{len(self.episodes)}"}, "data_path": DATA_PATH,
+            "video_path": VIDEO_PATH if parts(self.contract)[1] else None, "features": self.features,
+        }  # fmt: skip
+        self._json("info", info)
+        keys = self.stats[0]
+        merged = {key: _merged([stats[key] for stats in self.stats]) for key in keys}
+        self._json("stats", {key: {name: v.tolist() for name, v in found.items()} for key, found in merged.items()})
+        (self.directory / "meta/contract.json").write_text(self.contract.to_json() + "\n")
+
+    def _columns(self, piece: Piece) -> tuple[dict[str, Array], dict[str, Array]]:
+        length = len(piece.actions)
+        state, cameras, others = parts(self.contract)
+        if piece.task not in self.tasks:
+            self.tasks.append(piece.task)
+        columns: dict[str, Array] = {}
+        if state:
+            columns[STATE] = np.concatenate([piece.observation[key].reshape(length, -1) for key in state], 1)
+        columns |= {f"observation.{key}": piece.observation[key] for key in others}
+        columns |= {ACTION: piece.actions, INTERVENTION: piece.intervention}
+        columns["timestamp"] = (np.arange(length) / self.rate).astype(np.float32)
+        columns["frame_index"] = np.arange(length)
+        columns["episode_index"] = np.full(length, len(self.episodes))
+        columns["index"] = self.frames + np.arange(length)
+        columns["task_index"] = np.full(length, self.tasks.index(piece.task))
+        return columns, {CAMERA + key: piece.observation[key] for key in cameras}
+
+    def _write_rows(self, columns: Mapping[str, Array]) -> dict[str, int]:
+        flat = {key: value[:, 0] if value.shape[1:] == (1,) else value for key, value in columns.items()}
+        arrays = {
+            key: self.pa.array(list(value) if value.ndim == 2 else value.tolist(), self._type(value))
+            for key, value in flat.items()
+        }
+        table = self.pa.table(arrays)
+        if self.file is None or self.file_bytes + table.nbytes > DATA_MB << 20:
+            if self.file is not None:
+                self.file.close()
+                self.file_index += 1
+            place = {"chunk_index": self.file_index // FILES_PER_CHUNK, "file_index": self.file_index % FILES_PER_CHUNK}
+            path = self.directory / DATA_PATH.format(**place)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.file, self.file_bytes = self.pq.ParquetWriter(path, table.schema), 0
+        self.file.write_table(table)
+        self.file_bytes += table.nbytes
+        chunk, file = divmod(self.file_index, FILES_PER_CHUNK)
+        return {"data/chunk_index": chunk, "data/file_index": file}
+
+    def _type(self, value: Array) -> Any:  # noqa: ANN401 - pyarrow's
+        kind = self.pa.from_numpy_dtype(value.dtype)
+        for _ in value.shape[1:]:
+            kind = self.pa.list_(kind)
+        return kind
+
+    def _write_video(self, key: str, frames: Array, episode: int) -> dict[str, Any]:
+        from embodied.evaluation.video import write_video
+
+        chunk, file = divmod(episode, FILES_PER_CHUNK)  # a file for each episode
+        path = self.directory / VIDEO_PATH.format(video_key=key, chunk_index=chunk, file_index=file)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_video(path, frames, self.rate)
+        row = {"chunk_index": chunk, "file_index": file, "from_timestamp": 0.0, "to_timestamp": len(frames) / self.rate}
+        return {f"videos/{key}/{name}": value for name, value in row.items()}
+
+    def _task_table(self) -> Any:  # noqa: ANN401 - pyarrow's
+        """Tasks as pandas writes a frame whose index they are, which is what LeRobot reads."""
+        table = self.pa.table({"task_index": list(range(len(self.tasks))), "__index_level_0__": self.tasks})
+        column = {"field_name": "task_index", "name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
+        index = {"field_name": "__index_level_0__", "name": None, "pandas_type": "unicode", "numpy_type": "object"}
+        about = {"index_columns": ["__index_level_0__"], "columns": [column, index], "column_indexes": []}
+        return table.replace_schema_metadata({"pandas": json.dumps(about)})
+
+    def _parquet(self, path: str, table: Any) -> None:  # noqa: ANN401 - pyarrow's
+        (self.directory / path).parent.mkdir(parents=True, exist_ok=True)
+        self.pq.write_table(table, self.directory / path)
+
+    def _json(self, name: str, content: dict[str, Any]) -> None:
+        (self.directory / f"meta/{name}.json").write_text(json.dumps(content, indent=4) + "\n")
+
+
+def _features(contract: Contract, piece: Piece, rate: float) -> dict[str, dict[str, Any]]:
+    state, cameras, others = parts(contract)
+    shapes = {key: list(value.shape[1:]) for key, value in piece.observation.items()}
+    features: dict[str, dict[str, Any]] = {}
+    if state:
+        resolved = {key: replace(spec, shape=tuple(shapes[key])) for key, spec in state.items()}
+        names = [name for key, spec in resolved.items() for name in elements(key, spec)]
+        features[STATE] = {"dtype": "float32", "shape": [len(names)], "names": names}
+    for key in cameras:
+        height, width = (size + size % 2 for size in shapes[key][:2])  # as the video has it
+        about = {"video.height": height, "video.width": width, "video.codec": "h264", "video.pix_fmt": "yuv420p"}
+        about |= {"video.fps": rate, "video.channels": 3, "video.is_depth_map": False, "has_audio": False}
+        names = ["height", "width", "channels"]
+        features[CAMERA + key] = {"dtype": "video", "shape": [height, width, 3], "names": names, "info": about}
+    for key, spec in others.items():
+        features[f"observation.{key}"] = {"dtype": spec.dtype, "shape": shapes[key], "names": list(spec.names) or None}
+    action = contract.action
+    features[ACTION] = {"dtype": action.dtype, "shape": list(action.shape), "names": list(action.names) or None}
+    features[INTERVENTION] = {"dtype": "bool", "shape": [1], "names": None}
+    features["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
+    counters = ("frame_index", "episode_index", "index", "task_index")
+    return features | {key: {"dtype": "int64", "shape": [1], "names": None} for key in counters}
+
+
+def _statistics(values: Array) -> dict[str, Array]:
+    rows = np.asarray(values, np.float64).reshape(len(values), *(values.shape[1:] or (1,)))
+    found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+    return found | {"count": np.array([len(rows)])}
+
+
+def _picture_statistics(frames: Array) -> dict[str, Array]:
+    """Of a few pictures' colours, [3, 1, 1] each, in [0, 1]."""
+    pixels = frames[:: max(1, len(frames) // 50)].reshape(-1, 3) / 255.0
+    found = {name: value.reshape(3, 1, 1) for name, value in _statistics(pixels).items() if name != "count"}
+    return found | {"count": np.array([len(frames)])}
+
+
+def _merged(found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Statistics of everything, out of those of each episode."""
+    counts = np.array([stats["count"][0] for stats in found], np.float64)
+    weights = (counts / counts.sum()).reshape(-1, *([1] * found[0]["mean"].ndim))
+    means, stds = (np.stack([stats[name] for stats in found]) for name in ("mean", "std"))
+    mean = (weights * means).sum(0)
+    std = np.sqrt((weights * (stds**2 + (means - mean) ** 2)).sum(0))
+    low, high = (np.stack([stats[name] for stats in found]) for name in ("min", "max"))
+    return {"min": low.min(0), "max": high.max(0), "mean": mean, "std": std, "count": np.array([int(counts.sum())])}
+
+
+def _rate(control_dt_s: float) -> int | float:
+    rate = 1.0 / control_dt_s
+    return round(rate) if abs(rate - round(rate)) < 1e-6 else rate
+
+
+def main(arguments: list[str]) -> None:
+    """RECORDING... DATASET."""
+    if len(arguments) < 2:
+        raise UserError("expected RECORDING... DATASET")
+    *recordings, directory = arguments
+    episodes = write([Recording(path) for path in recordings], directory)
+    program.log.info(f"wrote {directory}: {episodes} episodes")
+
+
+if __name__ == "__main__":
+    sys.exit(program.main(main, lambda _: str(__doc__), sys.argv[1:]))

@@ -1,0 +1,301 @@
+"""Writes recordings while a robot runs, in a thread of its own; see `recording.py` for what is in them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from embodied.command_line.extras import needs_extra
+from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
+from real_robot.recording import cdr
+from real_robot.recording.recording import END, FORMAT, METADATA, ROOT, Decided, Episode, Gap, Item, Message, Tick
+from real_robot.robots.robot import Array, Clock, Reading
+from real_robot.safety.safety import Verdict
+
+if TYPE_CHECKING:
+    import torch
+    from tensordict import TensorDict
+
+    from embodied.deployment.chunking import Running
+    from embodied.policy import Decision, Policy
+
+log = logging.getLogger(__name__)
+P = TypeVar("P", bound="Policy")
+CHUNK_BYTES = 4096, 8 << 20
+"""Least and largest chunk; between them a chunk holds about a second, which is what a killed process loses."""
+
+
+class Recorder:
+    """Writes a recording in a thread of its own, so that the loop never waits for a disk.
+
+    The file is at `path` from the start: of a process that was killed, everything up to the last second is readable.
+    At most `capacity` items wait to be written; what comes while they do is dropped, counted and told.
+
+    Args:
+        path: a new file.
+        contract: of the robot that is recorded.
+        origin: what else to keep, JSON-ready: the checkpoint, the robot, who recorded.
+        clock: the loop's.
+        capacity: items.
+
+    Raises:
+        UserError: where `path` exists, or the contract holds what cannot be recorded.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        contract: Contract,
+        *,
+        origin: Mapping[str, Any] | None = None,
+        clock: Clock = time.monotonic,
+        capacity: int = 2048,
+    ) -> None:
+        self.path, self.contract, self.clock = Path(path), contract, clock
+        self.dropped = 0
+        self._unwritten_gap = 0
+        self._generator_due = True
+        self._failure: Exception | None = None
+        self._waiting: queue.Queue[Item | None] = queue.Queue(capacity)
+        self._lock = threading.Lock()
+        self._file = _File(self.path, contract, dict(origin or {}))
+        self._thread = threading.Thread(target=self._write_all, name="recorder", daemon=True)
+        self._thread.start()
+
+    def begin_episode(self, task: str = "") -> None:
+        """Say that an episode of `task` begins: memories restart here."""
+        self._generator_due = True
+        self._put(Episode(self.clock(), task))
+
+    def write(
+        self, now_s: float, reading: Reading | None, asked: Array | None, verdict: Verdict, intervention: bool = False
+    ) -> None:
+        """Record one period: the action asked for at `now_s`, and the verdict of safety on it.
+
+        `intervention` says that a human chose the action.
+        """
+        if reading is not None:
+            observation = {key: np.array(value) for key, value in reading.observation.items()}
+            reading = Reading(observation, reading.stamp_s, reading.sequence, reading.frames)
+        asked = None if asked is None else np.array(asked)
+        self._put(Tick(now_s, reading, asked, verdict, intervention))
+
+    def message(self, topic: str, message_type: str, definition: str, data: bytes, stamp_s: float) -> None:
+        """Record a serialised ROS message (CDR) of `message_type`, such as "sensor_msgs/msg/Imu"."""
+        self._put(Message(stamp_s, topic, message_type, definition, data))
+
+    def watch(self, policy: P) -> P:
+        """`policy` itself, save that its decisions are recorded (N = 1) and deterministic unless asked otherwise."""
+        watched = copy.copy(policy)
+        for name in ("act", "inpaint"):
+            if ask := getattr(policy, name, None):
+                setattr(watched, name, partial(self._ask, ask))
+        return watched
+
+    def close(self) -> None:
+        """Write what waits and the index.
+
+        Raises:
+            Exception: what went wrong with writing, such as OSError of a full disk.
+        """
+        if self._thread.is_alive():
+            self._waiting.put(None)
+            self._thread.join()
+        if self.dropped:
+            log.warning(f"{self.path}: {self.dropped} items were dropped, the disk could not follow")
+        if self._failure:
+            raise self._failure
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(
+        self,
+        ask: Callable[..., Decision],
+        observation: TensorDict,
+        *running: Running,
+        deterministic: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Decision:
+        if len(observation) != 1:
+            raise ValueError(f"expected decisions of one robot to record, got a batch of {len(observation)}")
+        state, stamp_s = None, self.clock()
+        if generator is not None and not deterministic and self._generator_due:
+            state, self._generator_due = generator.get_state().numpy(), False
+        decision = ask(observation, *running, deterministic=deterministic, generator=generator)
+        known = {name: _row(value) for one in running for name, value in vars(one).items()}
+        read = {key: _row(value) for key, value in observation.items()}
+        self._put(Decided(stamp_s, read, _row(decision.actions), deterministic, known, state))
+        return decision
+
+    def _put(self, item: Item) -> None:
+        with self._lock:  # a gap stands in front of what comes after it
+            try:
+                if self._failure:
+                    raise queue.Full
+                if self._unwritten_gap:
+                    self._waiting.put_nowait(Gap(self._unwritten_gap))
+                    self._unwritten_gap = 0
+                self._waiting.put_nowait(item)
+            except queue.Full:
+                if not self.dropped:
+                    log.warning(f"{self.path}: recording drops items, {self._failure or 'the disk cannot follow'}")
+                self.dropped += 1
+                self._unwritten_gap += 1
+                self._generator_due = True
+
+    def _write_all(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            self._try(item)
+        self._try(None)
+        with contextlib.suppress(OSError):
+            self._file.stream.close()
+
+    def _try(self, item: Item | None) -> None:
+        """Write `item`, or the end if None; after a failure nothing more, while those who wait are let go."""
+        if self._failure:
+            return
+        try:
+            if item is None:
+                self._file.finish(self.dropped)
+                return
+            self._file.write(item)
+            if self._waiting.empty():
+                self._file.stream.flush()
+        except Exception as error:  # whatever it is: a thread that dies loses what follows without a word
+            self._failure = self._failure or error
+
+
+class _File:
+    """The MCAP side of a recorder."""
+
+    def __init__(self, path: Path, contract: Contract, origin: dict[str, Any]) -> None:
+        with needs_extra("robot"):
+            from mcap.writer import Writer
+        for key, spec in [*contract.observation.items(), ("action", contract.action)]:
+            if not spec.privileged:
+                _check_recordable(key, spec)
+        try:
+            self.stream = path.open("xb")
+        except FileExistsError as error:
+            raise UserError(f"{path} exists; recordings are never overwritten, choose another path") from error
+        self._contract = contract
+        self._channels: dict[Hashable, int] = {}
+        self._schemas: dict[str, int] = {}
+        self._writer = Writer(self.stream, chunk_size=_chunk_bytes(contract))
+        self._writer.start(profile="ros2", library="embodied-rl")
+        told = {"format": FORMAT, "contract": contract.to_json(), "origin": json.dumps(origin)}
+        self._writer.add_metadata(METADATA, told)
+        self.stream.flush()
+
+    def write(self, item: Item) -> None:
+        if isinstance(item, Tick):
+            self._tick(item)
+        elif isinstance(item, Decided):
+            self._decided(item)
+        elif isinstance(item, Episode):
+            self._json("episode", item.stamp_s, {"stamp_s": item.stamp_s, "task": item.task})
+        elif isinstance(item, Gap):
+            self._json("gap", 0.0, {"dropped": item.dropped})
+        else:
+            self._message(item)
+
+    def finish(self, dropped: int) -> None:
+        self._writer.add_metadata(END, {"dropped": str(dropped)})
+        self._writer.finish()
+        self.stream.flush()
+
+    def _tick(self, tick: Tick) -> None:
+        verdict, reading = tick.verdict, tick.reading
+        told: dict[str, Any] = {"now_s": tick.now_s, "intervention": tick.intervention, "state": verdict.state.value}
+        told |= {"reason": verdict.reason, "limited": verdict.limited}
+        if reading is not None:
+            told |= {"stamp_s": reading.stamp_s, "sequence": reading.sequence, "frames": dict(reading.frames)}
+            for key, value in reading.observation.items():
+                self._array(f"observation/{key}", value, reading.stamp_s, self._contract.observation.get(key))
+        for name, action in (("asked", tick.asked), ("written", verdict.action)):
+            if action is not None:
+                self._array(f"action/{name}", np.asarray(action), tick.now_s, self._contract.action)
+        self._json("tick", tick.now_s, told)
+
+    def _decided(self, item: Decided) -> None:
+        for key, value in item.observation.items():
+            self._array(f"decision/observation/{key}", value, item.stamp_s, self._contract.observation.get(key))
+        for name, value in item.running.items():
+            self._array(f"decision/running/{name}", value, item.stamp_s, None)
+        self._array("decision/actions", item.actions, item.stamp_s, self._contract.action)
+        if item.generator is not None:
+            self._array("decision/generator", item.generator, item.stamp_s, None)
+        self._json("decision", item.stamp_s, {"stamp_s": item.stamp_s, "deterministic": item.deterministic})
+
+    def _array(self, name: str, array: Array, stamp_s: float, spec: TensorSpec | None) -> None:
+        frame = spec.frame if spec else ""
+        key = name, array.dtype, array.shape[2:]  # what decides the type of message
+        if key not in self._channels:
+            dtype = str(array.dtype)
+            about = {"dtype": dtype}
+            if spec is not None:
+                about |= {"unit": spec.unit, "frame": frame, "names": ",".join(spec.names)}
+            message_type = cdr.array_type(dtype, array.shape)
+            self._channels[key] = self._channel(f"{ROOT}/{name}", message_type, cdr.definition(message_type), about)
+        self._add(self._channels[key], stamp_s, cdr.encode_array(array, _nanoseconds(stamp_s), frame))
+
+    def _json(self, name: str, stamp_s: float, told: dict[str, Any]) -> None:
+        if name not in self._channels:
+            self._channels[name] = self._channel(f"{ROOT}/{name}", cdr.STRING, cdr.definition(cdr.STRING), {})
+        self._add(self._channels[name], stamp_s, cdr.encode_string(json.dumps(told)))
+
+    def _message(self, item: Message) -> None:
+        key = item.topic, item.type
+        if key not in self._channels:
+            self._channels[key] = self._channel(item.topic, item.type, item.definition, {})
+        self._add(self._channels[key], item.stamp_s, item.data)
+
+    def _channel(self, topic: str, message_type: str, definition: str, about: dict[str, str]) -> int:
+        if message_type not in self._schemas:
+            self._schemas[message_type] = self._writer.register_schema(message_type, "ros2msg", definition.encode())
+        return self._writer.register_channel(topic, "cdr", self._schemas[message_type], about)
+
+    def _add(self, channel: int, stamp_s: float, data: bytes) -> None:
+        stamp = _nanoseconds(stamp_s)
+        self._writer.add_message(channel, log_time=stamp, publish_time=stamp, data=data)
+
+
+def _row(batch: Any) -> Array:  # noqa: ANN401 - a Tensor, which TensorDict does not promise
+    """The only one of a batch, as an array of its own."""
+    return batch[0].detach().cpu().numpy().copy()
+
+
+def _check_recordable(key: str, spec: TensorSpec) -> None:
+    try:
+        cdr.array_type(spec.dtype, spec.shape)
+    except UserError as error:
+        raise UserError(f"{key}: {error}") from error
+
+
+def _chunk_bytes(contract: Contract) -> int:
+    """About a second of recording."""
+    specs = [spec for spec in contract.observation.values() if not spec.privileged]
+    tick = sum(math.prod(abs(size) for size in spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs)
+    least, most = CHUNK_BYTES
+    return int(min(most, max(least, 2 * tick / contract.control_dt_s)))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))

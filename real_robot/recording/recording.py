@@ -1,0 +1,180 @@
+"""Recordings of a robot: MCAP files that ROS 2 tools and Foxglove open, with the contract inside.
+
+A recording is a sequence of items: an episode begins, the policy decided, the loop ran one tick, a ROS topic said
+something. Arrays are standard messages (`cdr.py`) on topics under /embodied; units, frames and names stand in the
+metadata of their channels. What is recorded is enough to ask a policy again: see `replay.py`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from embodied.command_line.extras import needs_extra
+from embodied.contract import Contract
+from embodied.errors import UserError
+from real_robot.recording import cdr
+from real_robot.robots.robot import Array, Reading
+from real_robot.safety.safety import State, Verdict
+
+FORMAT = "1"
+METADATA, END = "embodied", "embodied_end"
+"""Names of the metadata records at the beginning and at the end."""
+ROOT = "/embodied"
+
+
+@dataclass(frozen=True)
+class Episode:
+    """An episode begins at `stamp_s`."""
+
+    stamp_s: float
+    task: str = ""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """One call of the policy, without the batch axis: what it read and the chunk [H, A] it answered with.
+
+    `running` are the fields of the `chunking.Running` that it continued; empty where it was free. `generator` is the
+    state of its generator before the call, where it begins to matter: at the first sampled decision of an episode.
+    """
+
+    stamp_s: float
+    observation: dict[str, Array]
+    actions: Array
+    deterministic: bool
+    running: dict[str, Array] = field(default_factory=dict)
+    generator: Array | None = None
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One period of control: the action [A] asked for at `now_s`, and what safety made of it."""
+
+    now_s: float
+    reading: Reading | None
+    asked: Array | None
+    verdict: Verdict
+    intervention: bool = False
+
+
+@dataclass(frozen=True)
+class Message:
+    """A serialised ROS message as it was received; `definition` is the ros2msg text of its type."""
+
+    stamp_s: float
+    topic: str
+    type: str
+    definition: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Here `dropped` items are missing: the disk could not follow."""
+
+    dropped: int
+
+
+Item = Episode | Decided | Tick | Message | Gap
+
+
+class Recording:
+    """Reads what a `Recorder` wrote, also where the process was killed: `complete` says after reading whether it was.
+
+    Raises:
+        UserError: where the file is missing or no recording.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.complete = False
+        told = next((record for record in _records(self.path) if _kind(record) == METADATA), None)
+        if told is None or told.metadata.get("format") != FORMAT:
+            raise UserError(f"{path}: expected a recording of format {FORMAT}; other MCAP files hold no contract")
+        self.contract = Contract.from_dict(json.loads(told.metadata["contract"]))
+        self.origin: dict[str, Any] = json.loads(told.metadata["origin"])
+
+    def __iter__(self) -> Iterator[Item]:
+        """The items in the order in which they were recorded."""
+        schemas: dict[int, Any] = {}
+        channels: dict[int, Any] = {}
+        collected: dict[str, Array] = {}
+        for record in _records(self.path):
+            kind = _kind(record)
+            if kind == "Schema":
+                schemas[record.id] = record
+            elif kind == "Channel":
+                channels[record.id] = record
+            elif kind == END:
+                self.complete = True
+            elif kind == "Message":
+                channel = channels[record.channel_id]
+                schema = schemas[channel.schema_id]
+                if not channel.topic.startswith(ROOT + "/"):
+                    stamp_s = record.log_time / 1e9
+                    yield Message(stamp_s, channel.topic, schema.name, schema.data.decode(), record.data)
+                elif schema.name == cdr.STRING:
+                    told = json.loads(cdr.decode_string(record.data))
+                    yield _item(channel.topic.removeprefix(ROOT + "/"), told, collected)
+                    collected = {}
+                else:
+                    name = channel.topic.removeprefix(ROOT + "/")
+                    collected[name] = cdr.decode_array(record.data, schema.name, channel.metadata["dtype"])
+
+
+def _item(name: str, told: dict[str, Any], arrays: dict[str, Array]) -> Item:
+    if name == "episode":
+        return Episode(**told)
+    if name == "gap":
+        return Gap(**told)
+    if name == "decision":
+        read = _below(arrays, "decision/observation/")
+        return Decided(
+            **told,
+            observation=read,
+            actions=arrays["decision/actions"],
+            running=_below(arrays, "decision/running/"),
+            generator=arrays.get("decision/generator"),
+        )
+    reading = None
+    if "sequence" in told:
+        reading = Reading(_below(arrays, "observation/"), told["stamp_s"], told["sequence"], told["frames"])
+    verdict = Verdict(State(told["state"]), arrays.get("action/written"), told["reason"], told["limited"])
+    return Tick(told["now_s"], reading, arrays.get("action/asked"), verdict, told["intervention"])
+
+
+def _below(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _records(path: Path) -> Iterator[Any]:
+    """Records of an MCAP file; a file that was cut ends with its last whole chunk."""
+    with needs_extra("robot"):
+        from mcap.exceptions import EndOfFile, McapError
+        from mcap.stream_reader import StreamReader
+        from zstandard import ZstdError
+    try:
+        with _Whole(io.FileIO(path)) as file:
+            yield from StreamReader(file, validate_crcs=True).records
+    except EndOfFile:
+        return
+    except (OSError, ValueError, McapError, ZstdError, struct.error, MemoryError) as error:
+        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+
+
+class _Whole(io.BufferedReader):
+    """A file whose last bytes are as good as absent where fewer are left than asked for."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        return data if len(data) == size else b""
+
+
+def _kind(record: Any) -> str:  # noqa: ANN401 - mcap's
+    return record.name if type(record).__name__ == "Metadata" else type(record).__name__

@@ -1,0 +1,165 @@
+"""A recording asked again: does this policy, or this executor, still do what was done?
+
+On the machine that recorded, bit for bit. On another one matrix products may round differently; the largest difference
+says how much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from embodied.deployment.chunking import InpaintingPolicy, Running
+from embodied.deployment.network import MEMORY
+from embodied.errors import UserError
+from embodied.policy import Decision, Policy
+from embodied.rollout.memory import STARTED, Memory
+from real_robot.recording.recording import Decided, Episode, Gap, Recording, Tick
+from real_robot.robots.control_loop import Executor
+from real_robot.robots.robot import Array, Clock
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How many of `compared` answers were `identical`, bit for bit; `skipped` follow a gap, where memory was lost.
+
+    `episodes` hold what was answered now and what was recorded, one pair for each answer that was compared.
+    """
+
+    compared: int
+    identical: int
+    largest_difference: float
+    skipped: int
+    episodes: tuple[tuple[tuple[Array | None, Array | None], ...], ...] = field(repr=False)
+
+    @property
+    def exact(self) -> bool:
+        """Everything was compared and nothing differed."""
+        return self.compared == self.identical > 0 and not self.skipped
+
+
+def replay(recording: Recording, policy: Policy, device: torch.device | str = "cpu") -> Replay:
+    """Ask `policy`, on `device`, for every decision of `recording` again, from the recorded measurements.
+
+    Its memory is carried from decision to decision and restarts with episodes, as on the robot; its generator continues
+    from the recorded state. What the memory was on the robot is compared, too.
+
+    Raises:
+        UserError: where the recording holds no decisions, or other observations than the policy reads.
+    """
+    memory, tally = Memory(policy, 1, device), _Tally()
+    generator = torch.Generator(device)
+    for item in recording:
+        if isinstance(item, Episode):
+            memory.restart(None)
+        if not isinstance(item, Decided):
+            tally.mark(item)
+            continue
+        if item.generator is not None:
+            generator.set_state(torch.from_numpy(item.generator))
+        observation = memory.with_observation(_batch(item.observation).to(device))
+        decision = _ask(policy, observation, item, generator)
+        memory.keep([decision])
+        pairs = [(_array(decision.actions), item.actions)]
+        if MEMORY in item.observation:
+            pairs.append((_array(observation[MEMORY]), item.observation[MEMORY]))
+        tally.add(pairs)
+    return tally.result("decisions; record with recorder.watch(policy)")
+
+
+def replay_executor(recording: Recording, make: Callable[[Clock], Executor]) -> Replay:
+    """Run an executor through every tick of `recording` again: chunk phases and blending are compared, too.
+
+    `make` gets the recorded clock. The executor has to be synchronous: how long inference took is not recorded.
+
+    Raises:
+        UserError: where the recording holds no ticks.
+    """
+    now, tally = 0.0, _Tally()
+    executor = make(lambda: now)
+    for item in recording:
+        if isinstance(item, Episode):
+            executor.reset()
+        if not isinstance(item, Tick):
+            tally.mark(item)
+            continue
+        now = item.now_s
+        if item.reading is not None:
+            executor.observe(item.reading)
+        found = executor.action(now)
+        if not item.intervention:
+            tally.add([(found, item.asked)])
+    return tally.result("ticks; record with Recorder.write")
+
+
+def _ask(policy: Policy, observation: TensorDict, item: Decided, generator: torch.Generator) -> Decision:
+    options = {"deterministic": item.deterministic, "generator": generator}
+    try:
+        if not item.running:
+            return policy.act(observation, **options)
+        if not isinstance(policy, InpaintingPolicy):
+            raise UserError(f"the recorded policy continued running chunks, {type(policy).__name__} cannot")
+        known = {name: torch.from_numpy(value).to(observation.device) for name, value in item.running.items()}
+        return policy.inpaint(observation, Running(**{k: v.unsqueeze(0) for k, v in known.items()}), **options)
+    except KeyError as error:
+        read = ", ".join(item.observation)
+        raise UserError(f"the policy reads {error}, the recorded one read {read}; replay the one recorded") from error
+
+
+def _batch(observation: dict[str, Array]) -> TensorDict:
+    own = {key: value for key, value in observation.items() if key not in (MEMORY, STARTED)}
+    return TensorDict({key: torch.from_numpy(value).unsqueeze(0) for key, value in own.items()}, batch_size=[1])
+
+
+def _array(batch: torch.Tensor) -> Array:
+    return batch[0].detach().cpu().numpy()
+
+
+class _Tally:
+    """Counts answers; after a gap they are skipped until an episode begins."""
+
+    def __init__(self) -> None:
+        self.compared = self.identical = self.skipped = 0
+        self.largest = 0.0
+        self.lost = False
+        self.episodes: list[list[tuple[Array | None, Array | None]]] = [[]]
+
+    def mark(self, item: object) -> None:
+        if isinstance(item, Gap):
+            self.lost = True
+        elif isinstance(item, Episode):
+            self.lost = False
+            self.episodes.append([])
+
+    def add(self, pairs: Sequence[tuple[Array | None, Array | None]]) -> None:
+        """One answer: what was found now and what was recorded of it, in all its parts, the action first."""
+        if self.lost:
+            self.skipped += 1
+            return
+        self.episodes[-1].append(pairs[0])
+        differences = [_difference(*pair) for pair in pairs]
+        self.compared += 1
+        self.identical += not any(differences)
+        self.largest = max(self.largest, *differences)
+
+    def result(self, expected: str) -> Replay:
+        if not self.compared + self.skipped:
+            raise UserError(f"the recording holds no {expected}")
+        episodes = tuple(tuple(answers) for answers in self.episodes if answers)
+        return Replay(self.compared, self.identical, self.largest, self.skipped, episodes)
+
+
+def _difference(found: Array | None, recorded: Array | None) -> float:
+    """0 where every bit agrees, else the largest difference, infinity where one is absent or not a number."""
+    if found is None or recorded is None:
+        return 0.0 if found is recorded else np.inf
+    if (found.dtype, found.shape) != (recorded.dtype, recorded.shape):
+        return np.inf
+    if found.tobytes() == recorded.tobytes():
+        return 0.0
+    largest = float(np.abs(np.subtract(found, recorded, dtype=np.float64)).max())
+    return max(largest, np.finfo(np.float64).tiny) if np.isfinite(largest) else np.inf  # 0.0 and -0.0 differ

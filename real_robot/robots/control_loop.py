@@ -1,0 +1,189 @@
+"""A fixed rate with absolute deadlines, and one period of control: read, decide, check, command."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from real_robot.robots.robot import Array, Clock, Reading, Robot
+from real_robot.safety.safety import Safety, Verdict
+
+
+class Executor(Protocol):
+    """Turns measurements into one action for now; see `chunk_executor.ChunkExecutor`."""
+
+    def reset(self) -> None:
+        """Begin an episode."""
+        ...
+
+    def observe(self, reading: Reading) -> None:
+        """Offer the newest measurement."""
+        ...
+
+    def action(self, now_s: float) -> Array | None:
+        """The action [A] for now; None: nothing valid."""
+        ...
+
+
+Record = Callable[[float, Reading | None, Array | None, Verdict], None]
+"""Called with the time of a period, what was measured, the action asked for, and what became of it."""
+
+
+class Controller:
+    """One period of control of `robot`: every program that moves a robot calls `tick` once per period.
+
+    `record`, such as `recorder.Recorder.write`, is told of each.
+    """
+
+    def __init__(
+        self, robot: Robot, executor: Executor, safety: Safety, clock: Clock, record: Record | None = None
+    ) -> None:
+        self._robot, self._executor, self._safety, self._clock = robot, executor, safety, clock
+        self._record = record
+
+    def tick(self) -> Verdict:
+        """Read, offer the measurement to the executor, and let safety write its action or hold."""
+        reading = self._robot.read()
+        if reading is not None:
+            self._executor.observe(reading)
+        now_s = self._clock()
+        asked = self._executor.action(now_s)
+        verdict = self._safety.command(asked, reading)
+        if self._record:
+            self._record(now_s, reading, asked, verdict)
+        return verdict
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How well a loop kept its rate, of its last periods: p50, p99 and max in s.
+
+    `late_s` is how long after its deadline a period began, `work_s` how long it ran. `overruns` periods took longer
+    than the period, and `missed` deadlines were skipped, over all of the run.
+    """
+
+    periods: int
+    missed: int
+    overruns: int
+    late_s: dict[str, float]
+    work_s: dict[str, float]
+
+
+class ControlLoop:
+    """Runs a step at `period_s`, at deadlines counted from the first: lateness never adds up.
+
+    A deadline that has passed is skipped, never made up for by a burst. The last `spin_s` before a deadline are spent
+    spinning, which wakes up sooner than sleeping. `kept` is the number of periods that `timing` looks back on.
+    """
+
+    def __init__(
+        self,
+        period_s: float,
+        clock: Clock = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        spin_s: float = 0.0,
+        kept: int = 1 << 16,
+    ) -> None:
+        if not period_s > 0 or spin_s < 0 or kept < 1:
+            raise ValueError(f"expected period_s > 0, spin_s >= 0 and kept >= 1, got {period_s}, {spin_s} and {kept}")
+        self.period_s, self._clock, self._sleep, self._spin_s = period_s, clock, sleep, spin_s
+        self._late, self._work = np.zeros(kept), np.zeros(kept)
+        self._periods = self._missed = self._overruns = 0
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End `run` after the present period; from any thread, or from the step."""
+        self._stopped = True
+
+    def run(self, step: Callable[[], object], periods: int | None = None) -> Timing:
+        """Call `step` for `periods` deadlines, skipped ones included, or until `stop`; then `timing`."""
+        self._stopped, self._periods, self._missed, self._overruns = False, 0, 0, 0
+        last = math.inf if periods is None else periods
+        first, index = self._clock(), 0
+        while index < last and not self._stopped:
+            deadline = first + index * self.period_s
+            self._wait(deadline)
+            began = self._clock()
+            step()
+            ended = self._clock()
+            self._count(began - deadline, ended - began)
+            # a step that ends on a deadline, but for rounding, has not missed it
+            following = max(index + 1, math.ceil((ended - first) / self.period_s - 1e-6))
+            self._missed += int(min(following, last)) - index - 1
+            index = following
+        return self.timing()
+
+    def timing(self) -> Timing:
+        """Statistics so far, also while it runs."""
+        kept = min(self._periods, len(self._late))
+        late, work = (_quantiles(values[:kept]) for values in (self._late, self._work))
+        return Timing(self._periods, self._missed, self._overruns, late, work)
+
+    def _count(self, late_s: float, work_s: float) -> None:
+        place = self._periods % len(self._late)
+        self._late[place], self._work[place] = late_s, work_s
+        self._overruns += work_s > self.period_s
+        self._periods += 1
+
+    def _wait(self, deadline: float) -> None:
+        remaining = deadline - self._clock() - self._spin_s
+        if remaining > 0:
+            self._sleep(remaining)
+        while (remaining := deadline - self._clock()) > 0:
+            if remaining > self._spin_s:  # woken too early: a clock that can be slowed down, as a simulator's
+                self._sleep(remaining)
+
+
+def _quantiles(values: Array) -> dict[str, float]:
+    if not len(values):
+        return {}
+    p50, p99 = np.quantile(values, [0.5, 0.99])
+    return {"p50": float(p50), "p99": float(p99), "max": float(values.max())}
+
+
+class Watchdog:
+    """Calls `Safety.watch` from a thread of its own: the robot holds while the control loop's program hangs."""
+
+    def __init__(self, safety: Safety, every_s: float) -> None:
+        self._safety, self._every_s, self._closed = safety, every_s, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._every_s):
+            self._safety.watch()
+
+
+def prefer_real_time(priority: int = 50) -> list[str]:
+    """Ask for what a steady rate profits from; returns what was refused, one line each with what would allow it.
+
+    The calling thread runs before ordinary ones (SCHED_FIFO), memory is not paged out, and what exists now is left out
+    of garbage collection.
+    """
+    import ctypes
+
+    refused = []
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+    except OSError as error:
+        refused.append(f"real-time scheduling: {error.strerror}; give rtprio {priority} in /etc/security/limits.conf")
+    current_and_future = 3
+    if ctypes.CDLL(None, use_errno=True).mlockall(current_and_future) != 0:
+        message = os.strerror(ctypes.get_errno())
+        refused.append(f"memory that is not paged out: {message}; give memlock unlimited in /etc/security/limits.conf")
+    gc.collect()
+    gc.freeze()
+    return refused

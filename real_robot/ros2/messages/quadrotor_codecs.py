@@ -1,0 +1,190 @@
+"""Codecs for quadrotors: PX4 over uXRCE-DDS (px4_msgs) and Crazyswarm2 (crazyflie_interfaces).
+
+Actions and observations are ENU and FLU, as everywhere here; PX4's NED and FRD, the Crazyflie's degrees and inverted
+yaw rate exist on the wire alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from embodied.contract import TensorSpec
+from embodied.errors import UserError
+from real_robot.ros2.messages import frames
+from real_robot.ros2.messages.body_codecs import Motion, motion_of, motion_specs, observed, read_pose, write_pose
+from real_robot.ros2.messages.codecs import Arrays, Message, Types, as_spec, set_stamp, set_vector, vector
+
+POSE_FRAMES = {1: "NED", 2: "FRD"}
+"""Of px4_msgs/VehicleOdometry: both are z down; FRD has an arbitrary heading."""
+BODY_FRD = 3
+PX4_ROTORS = ("front_right", "back_left", "front_left", "back_right")
+"""Motors 1 to 4 of PX4's quadrotor x."""
+MOTORS = 12
+OFFBOARD = 14
+"""nav_state of px4_msgs/VehicleStatus while PX4 follows set-points from outside."""
+CRAZYFLIE_FULL_THRUST = 60000.0
+"""Of cmd_vel_legacy, which starts no motor before it has seen a thrust of 0."""
+
+
+@dataclass
+class VehicleOdometry:
+    """px4_msgs/VehicleOdometry: PX4's estimate of pose and velocity."""
+
+    quantities: Mapping[str, str]
+    message: str = "px4_msgs/msg/VehicleOdometry"
+    specs: Mapping[str, TensorSpec] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raise UserError for an unknown quantity."""
+        self.specs = motion_specs(self.quantities)
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """Observations by key.
+
+        Raises:
+            UserError: for frames that are not known, or an attitude that PX4 does not have.
+        """
+        if message.pose_frame not in POSE_FRAMES or message.velocity_frame not in (message.pose_frame, BODY_FRD):
+            got = f"pose_frame={message.pose_frame}, velocity_frame={message.velocity_frame}"
+            raise UserError(
+                f"VehicleOdometry in unknown frames ({got}); expected NED or FRD: is the estimator running?"
+            )
+        rotation = frames.matrix(frames.attitude_ned_enu(message.q))
+        if message.velocity_frame == BODY_FRD:
+            velocity = frames.to_world(rotation, frames.body_frd_flu(message.velocity))
+        else:
+            velocity = frames.world_ned_enu(message.velocity)
+        rate = frames.body_frd_flu(message.angular_velocity)
+        return observed(Motion(frames.world_ned_enu(message.position), rotation, velocity, rate), self.quantities)
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """PX4's side of it."""
+        motion = motion_of(arrays, self.quantities)
+        message = types(self.message)()
+        set_stamp(message, stamp_s)
+        message.timestamp_sample = message.timestamp
+        message.pose_frame = message.velocity_frame = 1
+        message.position = frames.world_ned_enu(motion.position).astype(np.float32)
+        message.q = frames.attitude_ned_enu(frames.quaternion(motion.rotation)).astype(np.float32)
+        message.velocity = frames.world_ned_enu(motion.velocity).astype(np.float32)
+        message.angular_velocity = frames.body_frd_flu(motion.angular_velocity).astype(np.float32)
+        return message
+
+
+@dataclass
+class VehicleRatesSetpoint:
+    """px4_msgs/VehicleRatesSetpoint: body rates, and collective thrust upwards as a fraction of the most there is."""
+
+    specs: Mapping[str, TensorSpec]
+    message: str = "px4_msgs/msg/VehicleRatesSetpoint"
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """The action (roll_rate, pitch_rate, yaw_rate, thrust)."""
+        ((key, spec),) = self.specs.items()
+        rates = frames.body_frd_flu((message.roll, message.pitch, message.yaw))
+        return {key: as_spec(key, spec, [*rates, frames.body_frd_flu(message.thrust_body)[2]])}
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The set-point."""
+        ((key, spec),) = self.specs.items()
+        action = as_spec(key, spec, arrays[key])
+        message = types(self.message)()
+        set_stamp(message, stamp_s)
+        message.roll, message.pitch, message.yaw = frames.body_frd_flu(action[:3]).tolist()
+        message.thrust_body = frames.body_frd_flu((0.0, 0.0, action[3])).astype(np.float32)
+        return message
+
+
+@dataclass
+class ActuatorMotors:
+    """px4_msgs/ActuatorMotors: normalised thrust of each rotor, in PX4's order; motors that are not there are NaN.
+
+    An action is linear in speed, from -1 (standstill) to 1: its thrust goes with the square. PX4 turns thrust into a
+    motor signal by its THR_MDL_FAC.
+    """
+
+    specs: Mapping[str, TensorSpec]
+    message: str = "px4_msgs/msg/ActuatorMotors"
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """The action, by rotor."""
+        ((key, spec),) = self.specs.items()
+        thrust: dict[str, float] = dict(zip(PX4_ROTORS, message.control[: len(PX4_ROTORS)], strict=True))
+        return {key: as_spec(key, spec, frames.rotor_of_thrust([thrust[name] for name in spec.names]))}
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The set-point."""
+        ((key, spec),) = self.specs.items()
+        thrust = dict(zip(spec.names, frames.thrust_of_rotor(as_spec(key, spec, arrays[key])), strict=True))
+        message = types(self.message)()
+        set_stamp(message, stamp_s)
+        message.timestamp_sample = message.timestamp
+        control = np.full(MOTORS, np.nan, np.float32)
+        control[: len(PX4_ROTORS)] = [thrust[name] for name in PX4_ROTORS]
+        message.control = control
+        return message
+
+
+def px4_fault(message: Message) -> str | None:
+    """Why PX4 does not follow us, from its px4_msgs/VehicleStatus; None while it does."""
+    if message.failsafe:
+        return "PX4 is in failsafe"
+    if message.nav_state != OFFBOARD:
+        return f"PX4 is not in offboard mode (nav_state {message.nav_state}): a pilot or a failsafe has taken over"
+    return None
+
+
+@dataclass
+class CmdVelLegacy:
+    """Crazyswarm2's cmd_vel_legacy, a Twist: degrees, yaw rate clockwise in degrees/s, thrust from 0 to 60000."""
+
+    specs: Mapping[str, TensorSpec]
+    message: str = "geometry_msgs/msg/Twist"
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """The action (roll, pitch, yaw_rate, thrust)."""
+        ((key, spec),) = self.specs.items()
+        angles = np.deg2rad((message.linear.y, message.linear.x, -message.angular.z))
+        return {key: as_spec(key, spec, [*angles, message.linear.z / CRAZYFLIE_FULL_THRUST])}
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The set-point."""
+        ((key, spec),) = self.specs.items()
+        action = as_spec(key, spec, arrays[key]).astype(np.float64)
+        roll, pitch, yaw_rate = np.rad2deg(action[:3])
+        message = types(self.message)()
+        set_vector(message.linear, (pitch, roll, action[3] * CRAZYFLIE_FULL_THRUST))
+        message.angular.z = -float(yaw_rate)
+        return message
+
+
+@dataclass
+class FullState:
+    """Crazyswarm2's cmd_full_state: position, velocity, acceleration, yaw and yaw rate to follow, all in the world."""
+
+    specs: Mapping[str, TensorSpec]
+    message: str = "crazyflie_interfaces/msg/FullState"
+
+    def decode(self, message: Message) -> dict[str, np.ndarray]:
+        """The action (x, y, z, vx, vy, vz, ax, ay, az, yaw, yaw_rate)."""
+        ((key, spec),) = self.specs.items()
+        position, rotation = read_pose(message.pose)
+        yaw = np.arctan2(rotation[1, 0], rotation[0, 0])
+        parts = (position, vector(message.twist.linear), vector(message.acc), [yaw, message.twist.angular.z])
+        return {key: as_spec(key, spec, np.concatenate(parts))}
+
+    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
+        """The set-point."""
+        ((key, spec),) = self.specs.items()
+        action = as_spec(key, spec, arrays[key]).astype(np.float64)
+        message = types(self.message)()
+        set_stamp(message, stamp_s, "world")
+        half = 0.5 * action[9]
+        write_pose(message.pose, action[:3], frames.matrix((np.cos(half), 0.0, 0.0, np.sin(half))))
+        set_vector(message.twist.linear, action[3:6])
+        set_vector(message.acc, action[6:9])
+        message.twist.angular.z = float(action[10])
+        return message

@@ -1,0 +1,215 @@
+"""policy_node: observation topics -> contract -> policy -> safety -> command topic, as a lifecycle node.
+
+Configuring loads the policy and binds it to the robot, activating starts the loop, deactivating holds, cleaning up
+frees all. An error in the loop holds and deactivates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rclpy.qos import QoSProfile
+from std_msgs.msg import Header
+from std_srvs.srv import Trigger
+
+from embodied.deployment.chunking import Execution
+from embodied.policy import Policy
+from real_robot.recording.recorder import Recorder
+from real_robot.robots.control_loop import Controller
+from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
+from real_robot.ros2.robots.registry import robot_table
+from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_limits
+from real_robot.safety.safety import Safety, State, Verdict
+from real_robot.serving.chunk_executor import ChunkExecutor
+from real_robot.serving.policy_client import PolicyClient
+
+HEARTBEAT_HZ = 20.0
+KEPT = 1000
+"""Periods that /diagnostics tells of."""
+
+
+class Pace(Enum):
+    """When a period begins: at the control rate in ROS time or in steady time, or with every measurement."""
+
+    ros = "ros"
+    steady = "steady"
+    measurement = "measurement"
+
+
+@dataclass
+class PolicySettings:
+    """Parameters of policy_node.
+
+    Attributes:
+        checkpoint: a run, one of its checkpoints, or an export to ONNX; or
+        server: a policy server's address, ws://host:port; its token is read from the file `token_file`.
+        robot, options: a row of the robot tables, and the options it takes.
+        pace: when periods begin.
+        prefix: of the command topic; "policy/" is what safety_node listens to, "" the robot itself.
+        execution, asynchronous: of action chunks; see `chunk_executor.ChunkExecutor`.
+        limits: YAML file of `limits.Limits` for commands and measurements; "": those of the contract.
+        recording: a new MCAP file of what the policy reads and decides and of every period, to be replayed; "": none.
+        device: of the policy.
+    """
+
+    checkpoint: str = ""
+    server: str = ""
+    token_file: str = ""
+    robot: str = "simulation"
+    options: dict[str, Any] = field(default_factory=dict)
+    pace: Pace = Pace.steady
+    prefix: str = "policy/"
+    execution: Execution = Execution.SYNCHRONOUS
+    asynchronous: bool = False
+    limits: str = ""
+    recording: str = ""
+    device: str = "cpu"
+
+
+class PolicyNode(ManagedNode[PolicySettings]):
+    """Runs a policy on a robot; service `~/reset` begins an episode (memories and chunks start anew).
+
+    Args:
+        load: makes the policy that the settings name.
+    """
+
+    def __init__(self, load: Callable[[PolicySettings], Policy]) -> None:
+        super().__init__("policy_node", PolicySettings)
+        self._load = load
+        self._active = False
+        self._executor: ChunkExecutor | None = None
+        self._policy: Policy | None = None
+        self._recorder: Recorder | None = None
+
+    def configure(self) -> None:
+        """Load the policy, bind it to the robot, subscribe and advertise."""
+        settings = self.settings
+        policy = self._policy = self._load(settings)
+        table = robot_table(settings.robot, policy.contract, settings.options)
+        self._robot = RosRobot(self, table, settings.prefix, self._measured)
+        if settings.recording:
+            origin = {"checkpoint": settings.checkpoint or settings.server, "robot": settings.robot}
+            path, contract = Path(settings.recording), self._robot.contract
+            self._recorder = Recorder(path, contract, origin=origin, clock=self._robot.clock)
+            policy = self._recorder.watch(policy)
+        self._executor = ChunkExecutor(
+            policy, self._robot.contract, execution=settings.execution, clock=self._robot.clock,
+            asynchronous=settings.asynchronous, device=settings.device,
+        )  # fmt: skip
+        self._safety = Safety(self._robot, read_limits(settings.limits), self._robot.clock)
+        record = self._recorder.write if self._recorder else None
+        self._controller = Controller(self._robot, self._executor, self._safety, self._robot.clock, record)
+        self._timing = _Timing(table.control_dt_s)
+        self.reports["loop"] = self._report
+        self._heartbeat = self.own(self.create_publisher(Header, settings.prefix + HEARTBEAT, QoSProfile(depth=1)))
+        self.own(self.create_timer(1.0 / HEARTBEAT_HZ, self._beat, clock=self.steady))
+        self.own(self.create_service(Trigger, "~/reset", self._reset))
+        if settings.pace is not Pace.measurement:
+            clock = self.steady if settings.pace is Pace.steady else self.get_clock()
+            self.own(self.create_timer(table.control_dt_s, self._tick, clock=clock))
+
+    def activate(self) -> None:
+        """Start the loop with a new episode."""
+        self._restart()
+        self._safety.reset()
+        self._robot.start()
+        self._timing.restart()
+        self._active = True
+        self._beat()
+
+    def deactivate(self) -> None:
+        """Stop the loop; the robot holds."""
+        was, self._active = self._active, False
+        if was:
+            self._safety.command(None, None)
+
+    def cleanup(self) -> None:
+        """Free the policy and finish the recording."""
+        if self._executor:
+            self._executor.close()
+        if isinstance(self._policy, PolicyClient):
+            self._policy.close()
+        recorder, self._executor, self._recorder, self._policy = self._recorder, None, None, None
+        if recorder:
+            recorder.close()
+
+    def _restart(self) -> None:
+        assert self._executor is not None
+        self._executor.reset()
+        self._robot.reset()
+        if self._recorder:
+            self._recorder.begin_episode()
+
+    def _measured(self) -> None:
+        if self.settings.pace is Pace.measurement:
+            self._tick()
+
+    def _tick(self) -> None:
+        if not self._active:
+            return
+        began = time.perf_counter()
+        try:
+            verdict = self._controller.tick()
+        except Exception as error:  # whatever it is: a robot must not be left with its last command
+            self.get_logger().error(f"the loop failed and the robot holds: {type(error).__name__}: {error}")
+            self.trigger_deactivate()
+            return
+        self._timing.add(began, time.perf_counter() - began, verdict)
+        if verdict.action is None:
+            self.get_logger().warning(f"nothing is commanded: {verdict.reason}", throttle_duration_sec=1.0)
+
+    def _beat(self) -> None:
+        if self._active:
+            self._heartbeat.publish(Header(stamp=self.get_clock().now().to_msg(), frame_id=self.get_name()))
+
+    def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._restart()
+        response.success = True
+        return response
+
+    def _report(self) -> Report:
+        if not self._active:
+            return Report("inactive")
+        return self._timing.report()
+
+
+class _Timing:
+    """What /diagnostics says of the last `KEPT` periods."""
+
+    def __init__(self, period_s: float) -> None:
+        self.period_s = period_s
+        self.restart()
+
+    def restart(self) -> None:
+        self.began: deque[float] = deque(maxlen=KEPT)
+        self.worked: deque[float] = deque(maxlen=KEPT)
+        self.periods = self.overruns = self.held = 0
+        self.verdict: Verdict | None = None
+
+    def add(self, began: float, worked: float, verdict: Verdict) -> None:
+        self.began.append(began)
+        self.worked.append(worked)
+        self.periods += 1
+        self.overruns += worked > self.period_s
+        self.held += verdict.action is None
+        self.verdict = verdict
+
+    def report(self) -> Report:
+        if self.verdict is None or len(self.began) < 2:
+            return Report("no measurement yet", WARN)
+        rate_hz = (len(self.began) - 1) / (self.began[-1] - self.began[0])
+        p50, p99, most = (1e3 * np.quantile(self.worked, (0.5, 0.99, 1.0))).round(3)
+        values = {
+            "state": self.verdict.state.value, "reason": self.verdict.reason, "rate_hz": round(rate_hz, 2),
+            "periods": self.periods, "overruns": self.overruns, "held": self.held,
+            "work_p50_ms": p50, "work_p99_ms": p99, "work_max_ms": most,
+        }  # fmt: skip
+        level = {State.ACTIVE: OK, State.STOPPED: ERROR}.get(self.verdict.state, WARN)
+        return Report(self.verdict.reason or self.verdict.state.value, level, values)

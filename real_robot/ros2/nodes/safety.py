@@ -1,0 +1,184 @@
+"""safety_node: an independent process between a policy's commands and the robot, with the emergency stop.
+
+It checks every command once more with limits of its own, and holds the robot itself when the policy's process no longer
+says that it lives, or commands stop. Its watch runs in steady time: no lack of a simulator's clock can stop it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from rclpy.qos import QoSDurabilityPolicy, QoSProfile
+from std_msgs.msg import Header, String
+from std_srvs.srv import Trigger
+
+from embodied.errors import UserError
+from real_robot.ros2.messages.codecs import stamp_s
+from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
+from real_robot.ros2.robots.registry import robot_table
+from real_robot.ros2.robots.tables import ACTION
+from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_contract, read_limits, subscribe
+from real_robot.safety.safety import Command, Safety, State
+
+CHECKS = 4
+"""Looks at the watches per shortest timeout."""
+LIFELESS = "the policy's process gives no sign of life"
+
+
+@dataclass
+class SafetySettings:
+    """Parameters of safety_node.
+
+    Attributes:
+        checkpoint: of the policy that commands, for its contract: a run, a checkpoint, an export, a contract.json.
+        robot, options: as in policy_node.
+        prefix: of the topics on which policy_node commands.
+        heartbeat_timeout_s: steady time without a sign of life after which the robot holds.
+        limits: as in policy_node; their `command_timeout_s`, in ROS time, is also how long commands may be absent.
+    """
+
+    checkpoint: str = ""
+    robot: str = "simulation"
+    options: dict[str, Any] = field(default_factory=dict)
+    prefix: str = "policy/"
+    heartbeat_timeout_s: float = 0.2
+    limits: str = ""
+
+
+class SafetyNode(ManagedNode[SafetySettings]):
+    """Passes commands on, checked; `~/state` says how it stands.
+
+    Services `~/emergency_stop`, which latches until `~/reset` or until the node is configured anew.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("safety_node", SafetySettings)
+        self._active = False
+        self._early: Command | None = None
+
+    def configure(self) -> None:
+        """Subscribe to the policy, advertise the robot's commands and the services."""
+        settings = self.settings
+        if not settings.heartbeat_timeout_s > 0:
+            raise UserError(f"expected heartbeat_timeout_s > 0, got {settings.heartbeat_timeout_s}")
+        self._table = robot_table(settings.robot, read_contract(settings.checkpoint), settings.options)
+        self._robot = RosRobot(self, self._table, measured=self._catch_up)
+        self._limits = read_limits(settings.limits)
+        self._safety = Safety(self._robot, self._limits, self._robot.clock)
+        self._passed = self._held = 0
+        command = self._table.command
+        # before the commands, so that of both the sign of life is handled first
+        self.own(self.create_subscription(Header, settings.prefix + HEARTBEAT, self._beat, QoSProfile(depth=1)))
+        subscribe(self, settings.prefix + command.name, command.codec.message, command.qos, self._pass_on)
+        latched = QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
+        self._state = self.own(self.create_publisher(String, "~/state", latched))
+        self.own(self.create_service(Trigger, "~/emergency_stop", self._stop))
+        self.own(self.create_service(Trigger, "~/reset", self._reset))
+        shortest_s = min(settings.heartbeat_timeout_s, self._limits.command_timeout_s)
+        self.own(self.create_timer(shortest_s / CHECKS, self._watch, clock=self.steady))
+        self.reports["safety"] = self._report
+        self._said = ""
+        self._say()
+
+    def activate(self) -> None:
+        """Pass commands on from now on."""
+        self._robot.start()
+        self._began, self._early = False, None
+        self._active = True
+        self._say()
+
+    def deactivate(self) -> None:
+        """Pass nothing on; the robot holds."""
+        was, self._active = self._active, False
+        if was and self._began:
+            self._safety.command(None, None)
+        self._say()
+
+    def _pass_on(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        if not self._active:
+            return
+        if not self._began:
+            self._began, self._beat_s, self._commanded_s = True, time.monotonic(), self._robot.clock()
+        try:
+            command = Command(self._table.command.codec.decode(message)[ACTION], stamp_s(message))
+        except ValueError as error:
+            self.get_logger().error(f"a command cannot be read: {error}", throttle_duration_sec=1.0)
+            self._hold()
+            return
+        if self._lifeless():
+            self._complain(LIFELESS)
+        elif self._robot.simulated and command.stamp_s is not None and command.stamp_s > self._robot.clock():
+            self._early = command
+        else:
+            self._check(command)
+
+    def _check(self, command: Command) -> None:
+        self._early = None
+        self._commanded_s = self._robot.clock()
+        verdict = self._safety.command(command, self._robot.read())
+        self._passed += verdict.action is not None
+        if verdict.action is None:
+            self._held += 1
+            self.get_logger().warning(f"nothing is commanded: {verdict.reason}", throttle_duration_sec=1.0)
+        self._say()
+
+    def _beat(self, message: Header) -> None:
+        self._beat_s = time.monotonic()
+
+    def _catch_up(self) -> None:
+        """A command of a simulated time that had not come to this process yet waits until it has."""
+        if self._active and self._early and (self._early.stamp_s or 0.0) <= self._robot.clock():
+            self._check(self._early)
+
+    def _watch(self) -> None:
+        if not self._active or not self._began:
+            return
+        self._catch_up()
+        if self._lifeless():
+            self._complain(LIFELESS)
+        elif self._robot.clock() - self._commanded_s > self._limits.command_timeout_s:
+            self._complain("commands stopped")
+        elif self._safety.state is State.STOPPED:
+            self._hold()
+
+    def _lifeless(self) -> bool:
+        return time.monotonic() - self._beat_s > self.settings.heartbeat_timeout_s
+
+    def _complain(self, reason: str) -> None:
+        if self._safety.state is State.ACTIVE:
+            self.get_logger().error(f"{reason}: the robot holds")
+        self._hold()
+
+    def _hold(self) -> None:
+        self._safety.command(None, self._robot.read())
+        self._held += 1
+        self._say()
+
+    def _stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._robot.stopped = True
+        self._safety.trip("emergency stop by service")
+        self.get_logger().error("emergency stop")
+        self._say()
+        response.success, response.message = True, "stopped until reset"
+        return response
+
+    def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._robot.stopped = False
+        self._safety.reset()
+        self._say()
+        response.success, response.message = True, self._safety.state.value
+        return response
+
+    def _say(self) -> None:
+        """Publish the state where it has changed."""
+        state = self._safety.state.value if self._active or self._safety.state is State.STOPPED else "inactive"
+        if state != self._said:
+            self._said = state
+            self._state.publish(String(data=state))
+
+    def _report(self) -> Report:
+        level = {State.STOPPED: ERROR, State.HOLDING: WARN}.get(self._safety.state, OK)
+        values = {"state": self._said, "passed": self._passed, "held": self._held}
+        return Report(self._safety.reason or self._said, level, values)

@@ -1,0 +1,243 @@
+"""sim_node: any simulator of ours as a robot on ROS topics, with /clock.
+
+In lock-step every command is one control period: a measurement goes out, the simulator waits for the command, steps,
+and measures again, so nothing depends on how fast anything runs. In real time it steps at the control rate whatever
+comes, with the last command while it is fresh; without one the robot holds.
+"""
+
+from __future__ import annotations
+
+import array
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from builtin_interfaces.msg import Time
+from diagnostic_msgs.msg import DiagnosticStatus, KeyValue
+from rclpy.qos import QoSDurabilityPolicy, QoSProfile
+from rosgraph_msgs.msg import Clock
+from std_msgs.msg import Float64MultiArray
+from std_srvs.srv import Trigger
+
+from embodied.environment import NumberedStarts, Transition
+from embodied.errors import UserError
+from real_robot.robots.robot import SimulatedRobot
+from real_robot.ros2.messages.codecs import stamp_s
+from real_robot.ros2.nodes.managed import ManagedNode, Report
+from real_robot.ros2.robots.registry import robot_table
+from real_robot.ros2.robots.tables import ACTION
+from real_robot.ros2.ros_robot import publisher, subscribe, types
+
+CLOCK_AGAIN_S = 0.2
+"""Wall time after which the clock is said again."""
+
+
+@dataclass
+class SimSettings:
+    """Parameters of sim_node.
+
+    Attributes:
+        checkpoint: a run; its task is simulated.
+        overrides: of its configuration, with spaces between them: "task.suite=libero_goal task.tasks=[3]".
+        distribution: of initial states; "" is the one trained on.
+        robot, options: a row of the robot tables that fits the simulator, whose side of the topics this is.
+        lock_step: see the module; else in real time, `real_time_factor` times as fast.
+        hold_action: [A] what the robot's own controller does when it holds; zeros if empty.
+        command_timeout_s: simulated time for which a command counts in real time.
+        listeners: nodes that have to hear the measurements before an episode begins in lock-step: a first one that is
+            lost would be waited for without end.
+        start: number of the initial state that `~/reset` begins from; -1: the next one. May be set at any time.
+    """
+
+    checkpoint: str = ""
+    overrides: str = ""
+    distribution: str = ""
+    robot: str = "simulation"
+    options: dict[str, Any] = field(default_factory=dict)
+    lock_step: bool = True
+    real_time_factor: float = 1.0
+    hold_action: list[float] = field(default_factory=list)
+    command_timeout_s: float = 0.1
+    listeners: int = 1
+    start: int = -1
+
+
+class SimNode(ManagedNode[SimSettings]):
+    """One simulated robot; service `~/reset` begins an episode, `~/episode` tells the outcome of each that has ended.
+
+    Before it `~/trace` gives, of every control step, the wall time in seconds from the measurement to the command made
+    of it (NaN where the robot held by itself) and the action, one row [1 + A] after the other.
+    In lock-step nothing runs before the first `~/reset`; in real time an episode begins at once, and after each the
+    next one.
+
+    Args:
+        load: makes the environment that the settings name: N = 1, single actions.
+    """
+
+    def __init__(self, load: Callable[[SimSettings], NumberedStarts]) -> None:
+        super().__init__("sim_node", SimSettings)
+        self._load = load
+        self._active = self._running = False
+        self._stamp_s = self._earlier_s = self._period_s = 0.0
+
+    def configure(self) -> None:
+        """Build the simulator and its topics."""
+        settings = self.settings
+        if not settings.real_time_factor > 0:
+            raise UserError(f"expected real_time_factor > 0, got {settings.real_time_factor}")
+        self._environment = self._load(settings)
+        contract = self._environment.contract
+        hold = self._hold_action = np.array(settings.hold_action or np.zeros(contract.action.shape), np.float32)
+        if hold.shape != contract.action.shape:
+            raise UserError(f"expected hold_action of {contract.action.shape[0]} numbers, got {len(hold)}")
+        self._robot = SimulatedRobot(self._environment, lambda _: hold)
+        self._table = table = robot_table(settings.robot, contract, settings.options)
+        self._time = self.own(self.create_publisher(Clock, "/clock", QoSProfile(depth=1)))
+        latched = QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
+        self._outcome = self.own(self.create_publisher(DiagnosticStatus, "~/episode", latched))
+        self._trace = self.own(self.create_publisher(Float64MultiArray, "~/trace", latched))
+        self._states = [(topic, publisher(self, topic.name, topic.codec.message, topic.qos)) for topic in table.states]
+        subscribe(self, table.command.name, table.command.codec.message, table.command.qos, self._hear)
+        self._period_s = contract.control_dt_s
+        wall_s = self._period_s / settings.real_time_factor
+        self.own(self.create_timer(wall_s, self._run_freely, clock=self.steady))
+        self.own(self.create_service(Trigger, "~/reset", self._reset))
+        for call in {call.name: call for call in (*table.hold.calls, *table.emergency.calls)}.values():
+            self.own(self.create_service(types(call.type), call.name, self._hold))
+        self._episodes = self._holds = 0
+        self.reports["simulator"] = self._report
+
+    def activate(self) -> None:
+        """In real time, begin an episode."""
+        self._active = True
+        if not self.settings.lock_step:
+            self._begin()
+
+    def deactivate(self) -> None:
+        """Stand still."""
+        self._active = self._running = False
+
+    def cleanup(self) -> None:
+        """Simulated time goes on where it was when the node is configured anew: no other node sees it go back."""
+        self._earlier_s = self._stamp_s + self._period_s
+
+    def _begin(self) -> None:
+        start = int(self.get_parameter("start").value)
+        self._robot.reset(**({"starts": torch.tensor([start])} if start >= 0 else {}))
+        self._command: np.ndarray | None = None
+        self._holding, self._running = False, True
+        self._rows: list[np.ndarray] = []
+        self._measure()
+
+    def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success, response.message = False, "activate the simulator first"
+        if self._active and self.settings.lock_step and not self._heard():
+            response.message = f"fewer than {self.settings.listeners} nodes hear the simulator as yet"
+        elif self._active:
+            self._begin()
+            response.success, response.message = True, f"start {int(self._environment.start[0])}"
+        return response
+
+    def _heard(self) -> bool:
+        """Whether those that an episode needs are connected: what is published earlier is lost."""
+        outs = [self._time, *(out for _, out in self._states)]
+        heard = all(out.get_subscription_count() >= self.settings.listeners for out in outs)
+        return heard and self.count_publishers(self._table.command.name) > 0
+
+    def _hold(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - of the table's own type
+        """Somebody asks the robot for its own safe behaviour: it goes on, by itself, until a command comes."""
+        self._holding, self._command = True, None
+        self._holds += 1
+        if hasattr(response, "success"):
+            response.success = True
+        return response
+
+    def _hear(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        if not self._running:
+            return
+        try:
+            action, stamp = self._table.command.codec.decode(message)[ACTION], stamp_s(message)
+        except ValueError as error:
+            self.get_logger().error(f"a command cannot be read: {error}", throttle_duration_sec=1.0)
+            return
+        if self.settings.lock_step and stamp is not None and stamp < self._stamp_s:
+            return  # an answer to an earlier measurement, upon which the robot has held
+        self._holding = False
+        if self.settings.lock_step:
+            self._write(action, time.perf_counter() - self._measured)
+            self._stepped()
+        else:
+            self._command, self._commanded_s = action, self._robot.clock()
+            self._latency_s = time.perf_counter() - self._measured
+
+    def _run_freely(self) -> None:
+        """One control period without waiting for a command."""
+        if not self._running:
+            return
+        if self.settings.lock_step and not self._holding:
+            if time.perf_counter() - self._measured > CLOCK_AGAIN_S:
+                self._tell_time()
+            return
+        fresh = self._command is not None and (
+            self._robot.clock() - self._commanded_s <= self.settings.command_timeout_s
+        )
+        if fresh and not self._holding:
+            self._write(self._command, self._latency_s)
+        else:
+            self._write(self._hold_action, np.nan)
+        self._stepped()
+
+    def _write(self, action: np.ndarray, latency_s: float) -> None:
+        self._rows.append(np.concatenate(([latency_s], action)))
+        self._robot.write(action)
+
+    def _stepped(self) -> None:
+        transition = self._robot.transition
+        assert transition is not None
+        if not bool(transition.done[0]):
+            self._measure()
+            return
+        self._running = False
+        self._episodes += 1
+        self._tell(transition)
+        if not self.settings.lock_step:
+            self._begin()
+
+    def _measure(self) -> None:
+        """Publish what is measured now, and the clock."""
+        reading = self._robot.read()
+        assert reading is not None
+        self._nanoseconds = round(1e9 * (self._earlier_s + reading.stamp_s))
+        self._stamp_s = self._nanoseconds / 1e9  # as a node's clock: the same time, bit for bit
+        for topic, out in self._states:
+            out.publish(topic.codec.encode(reading.observation, types, self._stamp_s))
+        # last, so that nobody knows the time without what was measured at it
+        self._tell_time()
+        self._measured = time.perf_counter()
+
+    def _tell_time(self) -> None:
+        """Publish the clock; nodes listen to it by best effort, so it is said again where nothing comes of it."""
+        time_now = Time(sec=self._nanoseconds // 10**9, nanosec=self._nanoseconds % 10**9)
+        self._time.publish(Clock(clock=time_now))
+
+    def _tell(self, transition: Transition) -> None:
+        environment = self._environment
+        values: dict[str, Any] = {
+            "start": int(environment.start[0]), "steps": int(environment.steps[0]),
+            "success": int(transition.success[0]), "terminated": int(transition.terminated[0]),
+            "step_limit": environment.step_limit,
+        }  # fmt: skip
+        values |= {f"metric.{name}": float(value[0]) for name, value in transition.metrics.items()}
+        pairs = [KeyValue(key=key, value=repr(value)) for key, value in values.items()]
+        self._trace.publish(
+            Float64MultiArray(data=array.array("d", np.concatenate(self._rows).astype(np.float64).tobytes()))
+        )
+        task = environment.task_names[int(environment.task_index[0])]
+        self._outcome.publish(DiagnosticStatus(name=task, message="episode ended", values=pairs))
+
+    def _report(self) -> Report:
+        values = {"simulated_s": round(self._stamp_s, 3), "episodes": self._episodes, "holds": self._holds}
+        return Report("running" if self._running else "waiting for ~/reset", values=values)

@@ -1,0 +1,1 @@
+"""Robots by name: which arrays of a contract travel on which topic."""

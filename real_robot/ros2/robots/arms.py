@@ -1,0 +1,136 @@
+"""Arms under ros2_control: trajectories, forwarded positions and velocities; Universal Robots, Franka FR3.
+
+All take `pose`: topic and frame_id of a PoseStamped of the end effector, where a policy observes one. That frame must
+be the policy's world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from embodied.contract import Contract, TensorSpec
+from real_robot.ros2.messages.body_codecs import Pose
+from real_robot.ros2.messages.codecs import Arrays, JointState, JointTrajectory, Values
+from real_robot.ros2.robots.tables import ACTION, COMMAND, STATE, Behaviour, Call, Table, Topic, action_spec, make_table
+
+LOOK_AHEAD = 2.0
+"""Periods in which a trajectory's point is to be reached: one could pass before the next point arrives."""
+
+
+Hold = Callable[[Arrays], np.ndarray] | tuple[float, ...]
+
+
+def forward_position(
+    wanted: Contract,
+    rate_hz: float,
+    joints: Sequence[str],
+    ros_joints: Sequence[str] = (),
+    controller: str = "forward_position_controller",
+    pose: Sequence[str] = (),
+    arrays: Sequence[str] = (),
+) -> Table:
+    """ros2_control's forward_command_controller of joint positions, rad.
+
+    `joints` are the contract's names in the controller's order, `ros_joints` those of /joint_states where they differ.
+    """
+    action = action_spec(wanted, joints, "rad")
+    command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
+    return _arm("forward_position", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays, _stay)
+
+
+def forward_velocity(
+    wanted: Contract,
+    rate_hz: float,
+    joints: Sequence[str],
+    ros_joints: Sequence[str] = (),
+    controller: str = "forward_velocity_controller",
+    pose: Sequence[str] = (),
+    arrays: Sequence[str] = (),
+) -> Table:
+    """ros2_control's forward_command_controller of joint velocities, rad/s; holds with zeros."""
+    action = action_spec(wanted, joints, "rad/s")
+    command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
+    return _arm(
+        "forward_velocity", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays, (0.0,) * len(joints)
+    )
+
+
+def joint_trajectory(
+    wanted: Contract,
+    rate_hz: float,
+    joints: Sequence[str],
+    ros_joints: Sequence[str] = (),
+    controller: str = "joint_trajectory_controller",
+    pose: Sequence[str] = (),
+    arrays: Sequence[str] = (),
+) -> Table:
+    """ros2_control's joint_trajectory_controller, one point at a time; holds where it is when holding begins."""
+    action, names = action_spec(wanted, joints, "rad"), tuple(ros_joints or joints)
+    codec = JointTrajectory({ACTION: action}, names, LOOK_AHEAD / rate_hz)
+    command = Topic(f"{controller}/joint_trajectory", codec, COMMAND)
+    return _arm("joint_trajectory", wanted, rate_hz, command, joints, names, pose, arrays, _stay)
+
+
+def ur(
+    wanted: Contract,
+    rate_hz: float,
+    joints: Sequence[str] = (
+        "shoulder_pan_joint", "shoulder_lift_joint", "elbow_joint", "wrist_1_joint", "wrist_2_joint", "wrist_3_joint",
+    ),
+    controller: str = "scaled_joint_trajectory_controller",
+    tf_prefix: str = "",
+    pose: Sequence[str] = ("tcp_pose_broadcaster/pose", "base"),
+    arrays: Sequence[str] = (),
+) -> Table:  # fmt: skip
+    """Universal Robots' driver; the scaled controller slows down with the speed slider and for protective stops.
+
+    From Lyrical on, `controller` is joint_trajectory_controller.
+    """
+    names = tuple(f"{tf_prefix}{joint}" for joint in joints)
+    table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
+    stop = Call("dashboard_client/stop", "std_srvs/srv/Trigger")
+    return replace(table, name="ur", emergency=replace(table.emergency, calls=(stop,)))
+
+
+def fr3(
+    wanted: Contract,
+    rate_hz: float,
+    arm_id: str = "fr3",
+    joints: Sequence[str] = ("joint1", "joint2", "joint3", "joint4", "joint5", "joint6", "joint7"),
+    controller: str = "fr3_arm_controller",
+    arrays: Sequence[str] = (),
+) -> Table:
+    """franka_ros2's FR3 under its joint trajectory controller; the emergency also stops the gripper.
+
+    The FR3's own limits and reflexes stay in force; its user stop is the emergency stop.
+    """
+    names = tuple(f"{arm_id}_{joint}" for joint in joints)
+    pose = ("franka_robot_state_broadcaster/current_pose", "base")
+    table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
+    stop = Call("franka_gripper/stop", "std_srvs/srv/Trigger")
+    return replace(table, name="fr3", emergency=replace(table.emergency, calls=(stop,)))
+
+
+def _stay(arrays: Arrays) -> np.ndarray:
+    return arrays["joint_position"]
+
+
+def _arm(
+    name: str, wanted: Contract, rate_hz: float, command: Topic, joints: Sequence[str], ros_joints: Sequence[str],
+    pose: Sequence[str], arrays: Sequence[str], hold: Hold,
+) -> Table:  # fmt: skip
+    fields = {"joint_position": "position", "joint_velocity": "velocity", "joint_effort": "effort"}
+    units = {"joint_position": "rad", "joint_velocity": "rad/s", "joint_effort": "N m"}
+    seen = {key: fields[key] for key in fields if key in wanted.observation or key == "joint_position"}
+    limits = wanted.observation.get("joint_position", TensorSpec((len(joints),), names=tuple(joints)))
+    specs = {key: TensorSpec((len(joints),), unit=units[key], names=tuple(joints)) for key in seen}
+    specs["joint_position"] = replace(specs["joint_position"], low=limits.low, high=limits.high)
+    states = [Topic("joint_states", JointState(specs, tuple(ros_joints), seen), STATE)]
+    ends = {"end_effector_position": "position", "end_effector_rotation": "rotation.two_columns"}
+    if pose and (found := {key: name for key, name in ends.items() if key in wanted.observation}):
+        topic, frame_id = pose
+        states.append(Topic(topic, Pose(found, frame_id), STATE))
+    return make_table(name, wanted, rate_hz, states, command, arrays, Behaviour(hold), Behaviour(hold))

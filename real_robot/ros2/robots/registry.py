@@ -1,0 +1,70 @@
+"""Robots by the name that the parameter `robot` builds on: one function for each, options in, `tables.Table` out.
+
+All take the contract that a policy wants, to observe no more than that, and these options: `rate_hz` of commands;
+`arrays`, keys of observations that no topic of this robot carries and a node of yours publishes as labelled arrays on
+`observation` (object poses, an instruction). Limits default to the policy's own where the robot's are not known here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from embodied.contract import Contract
+from embodied.errors import UserError
+from real_robot.ros2.messages.body_codecs import Image
+from real_robot.ros2.messages.codecs import LabelledArrays
+from real_robot.ros2.robots.arms import forward_position, forward_velocity, fr3, joint_trajectory, ur
+from real_robot.ros2.robots.quadrotors import crazyswarm2, crazyswarm2_full_state, px4_actuators, px4_rates
+from real_robot.ros2.robots.tables import ACTION, COMMAND, IMAGES, Behaviour, Call, Table, Topic
+from real_robot.ros2.robots.vehicles import ackermann, diff_drive
+
+
+def simulation(wanted: Contract) -> Table:
+    """A simulator (`sim_node`) or any robot behind labelled arrays: carries every contract.
+
+    All but pictures on `observation`, pictures as sensor_msgs/Image on `observation/<key>`, the action on `action`;
+    hold and emergency are the services `hold` and `emergency`.
+    """
+    seen = {key: spec for key, spec in wanted.observation.items() if not spec.privileged}
+    pictures = {key: spec for key, spec in seen.items() if spec.is_picture}
+    others = {key: spec for key, spec in seen.items() if key not in pictures}
+    states = [Topic("observation", LabelledArrays(others), replace(COMMAND, depth=2))]
+    states += [Topic(f"observation/{key}", Image({key: spec}), IMAGES) for key, spec in pictures.items()]
+    return Table(
+        "simulation",
+        tuple(states),
+        Topic("action", LabelledArrays({ACTION: wanted.action}), COMMAND),
+        wanted.control_dt_s,
+        hold=Behaviour(calls=(Call("hold", "std_srvs/srv/Trigger"),)),
+        emergency=Behaviour(calls=(Call("emergency", "std_srvs/srv/Trigger"),)),
+    )
+
+
+ROBOTS: dict[str, Callable[..., Table]] = {
+    build.__name__: build
+    for build in (
+        simulation, joint_trajectory, forward_position, forward_velocity, ur, fr3, px4_actuators, px4_rates,
+        crazyswarm2, crazyswarm2_full_state, diff_drive, ackermann,
+    )
+}  # fmt: skip
+
+
+def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Table:
+    """The table of `robot` with its `options`, for a policy of contract `wanted`.
+
+    Raises:
+        UserError: for an unknown robot or option, and where the robot cannot serve the policy: with a table of the
+            differences.
+    """
+    if robot not in ROBOTS:
+        raise UserError(f"unknown robot {robot!r}; expected one of {', '.join(sorted(ROBOTS))}")
+    known = list(inspect.signature(ROBOTS[robot]).parameters)[1:]
+    if unknown := set(options) - set(known):
+        raise UserError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(known) or 'none'}")
+    table = ROBOTS[robot](wanted, **options)
+    if rows := wanted.differences(table.contract):
+        raise UserError(f"the policy does not fit {robot}:\n  " + "\n  ".join(rows))
+    return table

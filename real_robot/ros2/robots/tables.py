@@ -1,0 +1,212 @@
+"""What a robot speaks: which arrays of a contract travel on which topic, as which message, with which QoS.
+
+`registry.py` has one function for each robot, which makes its table, and binds it to a policy's contract. Names of
+topics and services are relative, so that a node's namespace and remappings apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
+from real_robot.ros2.messages.codecs import Arrays, Codec, LabelledArrays, Message, Types, fill, set_stamp
+
+ACTION = "action"
+"""The key under which a command's codec carries the action."""
+REMEMBERED = ("previous_action", "action_history")
+"""Observations that no topic carries: the last actions, oldest first, which whoever writes them remembers."""
+
+
+@dataclass(frozen=True)
+class Qos:
+    """Quality of service of a topic; the names are those of rclpy's policies."""
+
+    depth: int = 1
+    reliability: str = "reliable"
+    durability: str = "volatile"
+
+
+STATE = Qos(depth=1, reliability="best_effort")
+"""Newest value alone; matches publishers that are reliable and such that are not."""
+COMMAND = Qos(depth=1)
+IMAGES = Qos(depth=2)
+"""Reliable: a picture is many packets, and with best effort one lost packet loses the picture."""
+PX4 = Qos(depth=1, reliability="best_effort", durability="transient_local")
+"""What the uXRCE-DDS agent offers and asks for."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic and how its messages are read and written; one that is `lasting` counts however old its message is."""
+
+    name: str
+    codec: Codec
+    qos: Qos
+    lasting: bool = False
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A message that is always the same but for its stamp: `fields` by path, all others zero."""
+
+    name: str
+    type: str
+    fields: Mapping[str, Any]
+    qos: Qos = COMMAND
+
+    def message(self, types: Types, stamp_s: float) -> Message:
+        """The message, stamped."""
+        message = fill(types(self.type)(), self.fields)
+        set_stamp(message, stamp_s)
+        return message
+
+
+@dataclass(frozen=True)
+class Call:
+    """A service to call, and the fields of its request."""
+
+    name: str
+    type: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What to do when the robot starts, holds or stops, beside the policy's commands.
+
+    `messages` are published and `calls` made once, when it begins. `action` is the action [A] that is then written
+    every period, or gives it from the observations at that moment: None where no action makes this robot safe.
+    """
+
+    action: Callable[[Arrays], np.ndarray] | tuple[float, ...] | None = None
+    messages: tuple[Fixed, ...] = ()
+    calls: tuple[Call, ...] = ()
+
+    def chosen(self, observed: Arrays | None) -> np.ndarray | None:
+        """The action to write, from what is observed; one that is always the same needs no observation."""
+        if self.action is None or isinstance(self.action, tuple):
+            return None if self.action is None else np.array(self.action)
+        return None if observed is None else self.action(observed)
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """A message without which the robot takes no commands: streamed at `rate_hz`, from `before_s` before the first."""
+
+    message: Fixed
+    rate_hz: float
+    before_s: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """A topic on which the robot says whether it obeys: `fault` gives the reason why not, or None."""
+
+    name: str
+    type: str
+    qos: Qos
+    fault: Callable[[Message], str | None]
+
+
+@dataclass(frozen=True)
+class Derived:
+    """Observations `specs` that are computed from those of several topics, of which `used` serve nothing else."""
+
+    specs: Mapping[str, TensorSpec]
+    used: tuple[str, ...]
+    compute: Callable[[Arrays], dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One robot: its topics, and what it does when it starts, holds and stops.
+
+    Attributes:
+        name: of the row.
+        states: topics that together make an observation.
+        command: the topic that carries the action, under the key `ACTION`.
+        control_dt_s: time between actions.
+        hold: the robot's own safe behaviour, from which it recovers.
+        emergency: stops the robot for good.
+        engage: makes the robot listen.
+        heartbeat, status, derived: see there.
+        remembered: observations that are the last actions; see `REMEMBERED`.
+        initial: action [A] that those begin with.
+    """
+
+    name: str
+    states: tuple[Topic, ...]
+    command: Topic
+    control_dt_s: float
+    hold: Behaviour
+    emergency: Behaviour
+    engage: Behaviour = Behaviour()
+    heartbeat: Heartbeat | None = None
+    status: Status | None = None
+    derived: Derived | None = None
+    remembered: Mapping[str, TensorSpec] = field(default_factory=dict)
+    initial: tuple[float, ...] = ()
+
+    @property
+    def contract(self) -> Contract:
+        """What the robot observes and takes, for `Contract.bind`."""
+        observation = {key: spec for topic in self.states for key, spec in topic.codec.specs.items()}
+        if self.derived:
+            kept = {key: spec for key, spec in observation.items() if key not in self.derived.used}
+            observation = kept | dict(self.derived.specs)
+        action = self.command.codec.specs[ACTION]
+        return Contract(observation | dict(self.remembered), action, self.control_dt_s)
+
+    def observe(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """The contract's observations, but for `remembered`, from the arrays of all `states`."""
+        if self.derived is None:
+            return dict(arrays)
+        kept = {key: value for key, value in arrays.items() if key not in self.derived.used}
+        return kept | self.derived.compute(arrays)
+
+
+def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
+    """Observations of `wanted` that are the last actions of a robot that takes `action`."""
+    size, specs = action.shape[0], {}
+    for key in (key for key in REMEMBERED if key in wanted.observation):
+        steps = max(1, wanted.observation[key].shape[0] // size) if key == "action_history" else 1
+        ages = [f"_{age}" for age in range(steps, 0, -1)] if key == "action_history" else [""]
+        names = tuple(f"{name}{age}" for age in ages for name in action.names)
+        specs[key] = TensorSpec((steps * size,), unit=action.unit, frame=action.frame, names=names)
+    return specs
+
+
+def action_spec(wanted: Contract, names: Sequence[str], unit: str, frame: str = "") -> TensorSpec:
+    """An action of the elements `names` in this order, with the policy's limits where it commands the same ones."""
+    spec = TensorSpec((len(names),), unit=unit, frame=frame, names=tuple(names))
+    if not wanted.action.low or set(names) != set(wanted.action.names):
+        return spec
+    order = [wanted.action.names.index(name) for name in names]
+    low, high = ([values[place] for place in order] for values in (wanted.action.low, wanted.action.high))
+    return replace(spec, low=tuple(low), high=tuple(high))
+
+
+def make_table(
+    name: str, wanted: Contract, rate_hz: float, states: Sequence[Topic], command: Topic, arrays: Sequence[str],
+    hold: Behaviour, emergency: Behaviour, **others: Any,  # noqa: ANN401 - the fields of Table
+) -> Table:  # fmt: skip
+    """The table of a robot, with labelled arrays and remembered actions as `wanted` asks for them.
+
+    Raises:
+        UserError: for `arrays` that the policy does not observe.
+    """
+    if missing := [key for key in arrays if key not in wanted.observation]:
+        raise UserError(f"arrays {missing} are no observations of the policy; it reads {list(wanted.observation)}")
+    specs = {key: wanted.observation[key] for key in arrays}
+    labelled = (Topic("observation", LabelledArrays(specs), COMMAND),) if specs else ()
+    action = command.codec.specs[ACTION]
+    initial = action.low if name == "px4_actuators" else (0.0,) * len(action.names)  # rotors begin at standstill
+    return Table(
+        name, (*states, *labelled), command, 1.0 / rate_hz, hold, emergency,
+        remembered=remembered(wanted, action), initial=initial, **others,
+    )  # fmt: skip

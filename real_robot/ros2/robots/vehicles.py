@@ -1,0 +1,104 @@
+"""Ground vehicles: differential drives and Nav2 bases, Ackermann steering."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from embodied.contract import Contract, TensorSpec
+from real_robot.ros2.messages.body_codecs import IMU, Fields, Imu, LaserScan, Odometry, Pose, quantities_of
+from real_robot.ros2.messages.codecs import Arrays, JointState
+from real_robot.ros2.robots.tables import (
+    ACTION,
+    COMMAND,
+    STATE,
+    Behaviour,
+    Derived,
+    Table,
+    Topic,
+    action_spec,
+    make_table,
+)
+
+
+def diff_drive(
+    wanted: Contract, rate_hz: float, stamped: bool = True, topic: str = "cmd_vel", lidar_field_deg: float = 360.0,
+    lidar_range_m: float = 6.0, frame_id: str = "odom", arrays: Sequence[str] = (),
+) -> Table:  # fmt: skip
+    """Differential drives and Nav2 bases: `cmd_vel` as TwistStamped (Jazzy and newer), Twist with stamped: false.
+
+    `odom`, `scan` and, for policies that drive to one, `goal_pose` are observed; odometry and goal in `frame_id`.
+    """
+    message = "geometry_msgs/msg/TwistStamped" if stamped else "geometry_msgs/msg/Twist"
+    start = "twist." if stamped else ""
+    paths = {"speed": f"{start}linear.x", "yaw_rate": f"{start}angular.z"}
+    codec = Fields({ACTION: action_spec(wanted, ("speed", "yaw_rate"), "m/s, rad/s", "base")}, message, paths)
+    states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, frame_id)
+    return _vehicle("diff_drive", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays)
+
+
+def ackermann(
+    wanted: Contract, rate_hz: float, topic: str = "drive", steering_joint: str = "", lidar_field_deg: float = 270.0,
+    lidar_range_m: float = 10.0, frame_id: str = "odom", arrays: Sequence[str] = (),
+) -> Table:  # fmt: skip
+    """F1TENTH and other Ackermann vehicles: `drive` as AckermannDriveStamped.
+
+    `steering_joint` is the name in `joint_states` of what a policy observes as `steering`.
+    """
+    paths = {name: f"drive.{name}" for name in ("steering_angle", "speed")}
+    spec = action_spec(wanted, tuple(paths), "rad, m/s", "base")
+    codec = Fields({ACTION: spec}, "ackermann_msgs/msg/AckermannDriveStamped", paths)
+    states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, frame_id)
+    if steering_joint:
+        steering = JointState({"steering": TensorSpec((1,), unit="rad")}, (steering_joint,), {"steering": "position"})
+        states.append(Topic("joint_states", steering, STATE))
+    return _vehicle("ackermann", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays)
+
+
+def _seen_by_vehicle(wanted: Contract, field_deg: float, range_m: float, frame_id: str) -> list[Topic]:
+    states = [Topic("odom", Odometry(_of_vehicle(wanted), frame_id), STATE)]
+    if imu := {key: spec for key, spec in IMU.items() if key in wanted.observation}:
+        states.append(Topic("imu", Imu(imu), STATE))
+    if "lidar" in wanted.observation:
+        beams = wanted.observation["lidar"].shape[0]
+        # over a full turn the last beam is one spacing before the first, else both ends of the field have one
+        spacing = np.deg2rad(field_deg) / (beams if field_deg >= 360.0 else beams - 1)
+        angles = spacing * np.arange(beams) - 0.5 * np.deg2rad(field_deg)
+        spec = TensorSpec((beams,), unit="m", frame="lidar")
+        states.append(Topic("scan", LaserScan({"lidar": spec}, angles, range_m), STATE))
+    return states
+
+
+GOAL = {
+    "goal_distance": TensorSpec((1,), unit="m"),
+    "goal_direction": TensorSpec((2,), unit="1", frame="base", names=("x", "y")),
+}
+
+
+def _of_vehicle(wanted: Contract) -> dict[str, str]:
+    """What is read of odometry: what is wanted, and the pose, where the goal is told from there."""
+    pose = {"position": "position", "rotation": "rotation"} if set(GOAL) & set(wanted.observation) else {}
+    return pose | quantities_of({key: spec for key, spec in wanted.observation.items() if key not in IMU})
+
+
+def _vehicle(
+    name: str, wanted: Contract, rate_hz: float, command: Topic, states: list[Topic], frame_id: str,
+    arrays: Sequence[str],
+) -> Table:  # fmt: skip
+    derived = None
+    if told := {key: spec for key, spec in GOAL.items() if key in wanted.observation and key not in arrays}:
+        states.append(Topic("goal_pose", Pose({"goal": "position"}, frame_id), COMMAND, lasting=True))
+        used = ("goal", *(key for key in ("position", "rotation") if key not in wanted.observation))
+        derived = Derived(told, used, lambda seen: {key: _to_goal(seen)[key] for key in told})
+    stop = Behaviour((0.0, 0.0))
+    return make_table(name, wanted, rate_hz, states, command, arrays, stop, stop, derived=derived)
+
+
+def _to_goal(seen: Arrays) -> dict[str, np.ndarray]:
+    """Distance and direction of the goal from the vehicle's position and yaw."""
+    rotation = seen["rotation"].reshape(3, 3)
+    way = (seen["goal"] - seen["position"])[:2]
+    angle = np.arctan2(way[1], way[0]) - np.arctan2(rotation[1, 0], rotation[0, 0])
+    direction = np.array([np.cos(angle), np.sin(angle)], np.float32)
+    return {"goal_distance": np.array([np.hypot(*way)], np.float32), "goal_direction": direction}

@@ -1,0 +1,208 @@
+"""Keeping distance: the commanded velocity changed as little as possible so that the robot can still stop.
+
+A control barrier function h, the distance less a margin, with h' >= -alpha(h) (Ames et al., arXiv:1903.11199). alpha is
+the speed from which braking stops within h, so the filter asks for no more braking than there is. Each obstacle gives
+one half-space of velocities, and standing still is in all of them: there is always a solution, and it is found exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from embodied.errors import UserError
+from real_robot.robots.robot import Array
+
+TOLERANCE = 1e-12
+
+
+class Motion(Enum):
+    """What the action elements of a `Distance` are, besides scale.
+
+    POINT: the velocity of a point, along the elements of its observed position. TURNING: a vehicle's speed and turn
+    rate. STEERED: a vehicle's speed and steering angle; the speed alone is changed.
+    """
+
+    POINT = "point"
+    TURNING = "turning"
+    STEERED = "steered"
+
+
+@dataclass
+class Distance:
+    """Which obstacles to stay away from, and how hard the robot can brake.
+
+    A POINT keeps `margin_m` from `planes` [normal..., offset], the half-spaces normal x >= offset, and from `spheres`
+    [centre..., radius], in the frame of the observation `position`. A vehicle keeps it from the obstacles that the
+    observation `ranges` shows, m, seen from the origin of its body frame at `first_angle_rad` and every
+    `angle_step_rad` further; it is watched at the point `ahead_m` in front of the origin.
+
+    `acceleration` and `jerk` are the least with which the robot can brake in any direction; `delay_s` passes until a
+    command takes effect. Limits of each element come after: elements that brake each by itself turn the velocity a
+    little, which the margin has to cover.
+    """
+
+    elements: list[str] = field(default_factory=list)
+    motion: Motion = Motion.POINT
+    position: str = ""
+    planes: list[list[float]] = field(default_factory=list)
+    spheres: list[list[float]] = field(default_factory=list)
+    ranges: str = ""
+    first_angle_rad: float = 0.0
+    angle_step_rad: float = 0.0
+    ahead_m: float = 0.0
+    wheelbase_m: float = 0.0
+    margin_m: float = 0.0
+    acceleration: float = math.inf
+    jerk: float = math.inf
+    delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise UserError where the parts do not belong together."""
+        point = self.motion is Motion.POINT
+        if point != bool(self.position) or point == bool(self.ranges):
+            raise UserError("expected `position` for motion=point, and `ranges` for a vehicle")
+        if not point and (len(self.elements) != 2 or self.ahead_m <= 0):
+            raise UserError("expected a vehicle's two elements and ahead_m > 0, the point in front that keeps distance")
+        if self.motion is Motion.STEERED and self.wheelbase_m <= 0:
+            raise UserError("expected wheelbase_m > 0 of a steered vehicle")
+        if point and not self.planes and not self.spheres:
+            raise UserError("expected `planes` or `spheres` for motion=point: what to keep distance from")
+        if not point and self.angle_step_rad == 0:
+            raise UserError("expected angle_step_rad, the angle from one of `ranges` to the next")
+        wrong = [row for row in self.planes + self.spheres if len(row) != len(self.elements) + 1]
+        if wrong:
+            raise UserError(f"expected rows of {len(self.elements) + 1} numbers, got {wrong[0]}")
+        if not (self.acceleration > 0 and self.jerk > 0 and self.margin_m >= 0 and self.delay_s >= 0):
+            raise UserError("expected positive acceleration and jerk, margin_m and delay_s >= 0")
+        if math.isinf(self.acceleration) and not math.isinf(self.jerk):
+            raise UserError("expected an acceleration together with a jerk")
+
+
+class Barrier:
+    """`Distance` made ready for one control period `dt_s`.
+
+    Raises UserError for a plane without a normal.
+    """
+
+    def __init__(self, distance: Distance, dt_s: float) -> None:
+        self._distance = distance
+        size = len(distance.elements)
+        planes = np.array(distance.planes, np.float64).reshape(-1, size + 1)
+        lengths = np.linalg.norm(planes[:, :-1], axis=1, keepdims=True)
+        if (lengths == 0).any():
+            raise UserError("expected a plane's normal to have a length, got zeros")
+        self._planes = planes / lengths
+        self._spheres = np.array(distance.spheres, np.float64).reshape(-1, size + 1)
+        ramp_s = 0.0 if math.isinf(distance.jerk) else distance.acceleration / distance.jerk
+        self._lag = dt_s + distance.delay_s + 0.5 * ramp_s
+
+    def filter(self, velocity: Array, observation: dict[str, Array], reach: tuple[Array, Array] | None = None) -> Array:
+        """The nearest command to `velocity`, the elements in m/s, rad/s and rad, that keeps distance.
+
+        `reach` bounds what the elements can be in the next period: where it can be, the command is within it.
+        """
+        distance = self._distance
+        if distance.motion is Motion.POINT:
+            normals, room = self._from_shapes(np.asarray(observation[distance.position], np.float64))
+            return _inside(velocity, normals, self._speed(room), reach)
+        normals, room = self._from_ranges(np.asarray(observation[distance.ranges], np.float64))
+        speed = self._speed(room)
+        if distance.motion is Motion.TURNING:
+            arm = np.array([1.0, distance.ahead_m])  # the point's velocity in the body frame: v, ahead * turn rate
+            box = (reach[0] * arm, reach[1] * arm) if reach else None
+            return _inside(velocity * arm, normals, speed, box) / arm
+        sideways = distance.ahead_m * math.tan(velocity[1]) / distance.wheelbase_m
+        return np.array([velocity[0] * share(velocity[0] * np.array([1.0, sideways]), normals, speed), velocity[1]])
+
+    def _speed(self, room: Array) -> Array:
+        """The speed toward an obstacle from which braking stops within `room`: v lag + v^2 / 2a = room."""
+        room = np.maximum(room, 0.0)
+        if math.isinf(self._distance.acceleration):
+            return room / self._lag
+        a = self._distance.acceleration
+        return a * (np.sqrt(self._lag * self._lag + 2.0 * room / a) - self._lag)
+
+    def _from_shapes(self, position: Array) -> tuple[Array, Array]:
+        """Directions away from obstacles [M, D] and the room left [M]."""
+        away = position - self._spheres[:, :-1]
+        lengths = np.linalg.norm(away, axis=1)
+        spheres = away / np.maximum(lengths, TOLERANCE)[:, None]
+        normals = np.concatenate([self._planes[:, :-1], spheres])
+        room = np.concatenate([self._planes[:, :-1] @ position - self._planes[:, -1], lengths - self._spheres[:, -1]])
+        return normals, room - self._distance.margin_m
+
+    def _from_ranges(self, ranges: Array) -> tuple[Array, Array]:
+        angles = self._distance.first_angle_rad + self._distance.angle_step_rad * np.arange(len(ranges))
+        away = np.stack([self._distance.ahead_m - ranges * np.cos(angles), -ranges * np.sin(angles)], 1)
+        lengths = np.linalg.norm(away, axis=1)
+        return away / np.maximum(lengths, TOLERANCE)[:, None], lengths - self._distance.margin_m
+
+
+def share(velocity: Array, normals: Array, speed: Array) -> float:
+    """The largest share in [0, 1] of `velocity` [D] with normals [M, D] velocity >= -speed [M] >= 0."""
+    toward = -(normals @ velocity)
+    over = toward > speed
+    return float((speed[over] / toward[over]).min()) if over.any() else 1.0
+
+
+def nearest(velocity: Array, normals: Array, speed: Array) -> Array | None:
+    """The nearest point to `velocity` [D] with normals [M, D] x >= -speed [M]; exact, None where there is none.
+
+    Non-negative least squares for the multipliers (Lawson and Hanson 1974, chapter 23): the most violated half-space
+    joins the active ones, and those whose multiplier falls to zero on the way leave. With one half-space that is the
+    closed form.
+    """
+    found, active, multipliers = velocity, [], np.zeros(0)
+    for _ in range(8 * len(velocity)):
+        violated = normals @ found + speed
+        worst = int(violated.argmin()) if len(violated) else 0
+        if not len(violated) or violated[worst] >= -TOLERANCE:
+            return found
+        active, multipliers = _join(velocity, normals, speed, [*active, worst], np.append(multipliers, 0.0))
+        if not active:
+            return None
+        found = velocity + multipliers @ normals[active]
+    return None
+
+
+def _inside(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, Array] | None) -> Array:
+    """The nearest of all half-spaces and of `reach`; of the half-spaces alone where they have nothing in common."""
+    found = None
+    if reach is not None:
+        low, high = reach
+        found = np.minimum(np.maximum(velocity, low), high)
+        if (normals @ found < -speed).any():
+            one = np.eye(len(velocity))
+            found = nearest(found, np.concatenate([normals, one, -one]), np.concatenate([speed, -low, high]))
+    if found is None:
+        found = nearest(velocity, normals, speed)
+    # should no nearest one be found, a share of the velocity is inside: standing still is
+    return velocity * share(velocity, normals, speed) if found is None else found
+
+
+def _join(
+    velocity: Array, normals: Array, speed: Array, active: list[int], multipliers: Array
+) -> tuple[list[int], Array]:
+    """Multipliers >= 0 that make the `active` half-spaces tight, without those that need none; () if they can't be."""
+    while active:
+        rows = normals[active]
+        gram, missing = rows @ rows.T, -(rows @ velocity + speed[active])
+        tight = np.linalg.lstsq(gram, missing, rcond=None)[0]
+        direction, loose = tight - multipliers, missing - gram @ tight
+        if np.abs(loose).max() > 1e-9:  # dependent ones that can't all be tight: one of them has to go
+            direction = loose
+        elif (tight >= 0).all():
+            return active, tight
+        falling = direction < 0
+        if not falling.any():
+            return [], multipliers  # they contradict each other
+        ratio = np.full(len(active), np.inf)
+        ratio[falling] = multipliers[falling] / -direction[falling]
+        first = int(ratio.argmin())
+        multipliers = np.maximum(multipliers + ratio[first] * direction, 0.0)
+        active, multipliers = active[:first] + active[first + 1 :], np.delete(multipliers, first)
+    return active, multipliers

@@ -1,0 +1,136 @@
+"""What a robot may be commanded and may measure, as one YAML file."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from embodied.errors import UserError
+from real_robot.safety.barrier import Distance
+from real_robot.safety.energy_tank import Tank
+
+INF = math.inf
+
+
+class Kind(Enum):
+    """What an element of the action commands.
+
+    POSITION: a joint's position, or any value that is commanded itself: torque, thrust, body rate, steering angle.
+    VELOCITY: the derivative of a position. DELTA: what is added to a position in one control period.
+    """
+
+    POSITION = "position"
+    VELOCITY = "velocity"
+    DELTA = "delta"
+
+
+@dataclass
+class ElementLimits:
+    """Limits of one element of the action.
+
+    `scale` turns the contract's number into the unit of the limits: m of a DELTA, rad/s of a VELOCITY. `low` and `high`
+    bound the position; of a VELOCITY or DELTA only where `measured` names it. `velocity`, `acceleration` and `jerk`
+    bound its first three derivatives, per s, s^2 and s^3; of a torque or thrust they are the derivatives of that.
+    `measured` is the observed element of the position, "joint_position.joint1": a POSITION command starts from it, and
+    from `rest` where none is named.
+    """
+
+    kind: Kind = Kind.POSITION
+    scale: float = 1.0
+    low: float = -INF
+    high: float = INF
+    velocity: float = INF
+    acceleration: float = INF
+    jerk: float = INF
+    measured: str = ""
+    rest: float = 0.0
+
+    @property
+    def limited(self) -> bool:
+        """Whether something is limited."""
+        bounds = (self.low, self.high, self.velocity, self.acceleration, self.jerk)
+        return any(math.isfinite(bound) for bound in bounds)
+
+    def __post_init__(self) -> None:
+        """Raise UserError for limits that nothing can keep."""
+        rates = (self.velocity, self.acceleration, self.jerk)
+        if not (self.low < self.high and all(rate > 0 for rate in rates) and self.scale > 0):
+            raise UserError(f"expected low < high, positive limits and a positive scale, got {self}")
+        if self.kind is not Kind.POSITION and not self.measured and (self.low, self.high) != (-INF, INF):
+            raise UserError(f"expected `measured`, the observed position that {self.low} and {self.high} bound")
+
+
+@dataclass
+class Range:
+    """Bounds of an observed element: outside them the robot is stopped until `Safety.reset`.
+
+    Where `rate` names the observed derivative, the robot holds as soon as one more command could take it to where it
+    can't stop inside: commands achieve `acceleration` at most, the robot's own hold `deceleration` at least, per s^2.
+    It is a geofence that is kept whatever the action means.
+    """
+
+    low: float = -INF
+    high: float = INF
+    rate: str = ""
+    acceleration: float = 0.0
+    deceleration: float = INF
+
+    def __post_init__(self) -> None:
+        """Raise UserError for an empty range."""
+        if not (self.low < self.high and self.deceleration > 0 and self.acceleration >= 0):
+            raise UserError(f"expected low < high, acceleration >= 0 and deceleration > 0, got {self}")
+        if not self.rate and (self.acceleration, self.deceleration) != (0.0, INF):
+            raise UserError(f"expected `rate`, the observed derivative that accelerations are of, got {self}")
+
+
+@dataclass
+class Limits:
+    """Everything that `safety.Safety` enforces.
+
+    `commands` are limits of action elements by name (by number where the contract has no names); an element without
+    them needs low and high in the contract. `observed` bounds observed elements, "joint_torque.joint1" or "position.z".
+    The body's z axis may lean at most `tilt_rad` from the world's, by the observation `attitude`: a rotation matrix
+    with elements named "zz" or a quaternion x, y, z, w. A measurement is stale after `observation_timeout_s`, a command
+    after `command_timeout_s`; stamps may lie `clock_error_s` in the future.
+    """
+
+    commands: dict[str, ElementLimits] = field(default_factory=dict)
+    observed: dict[str, Range] = field(default_factory=dict)
+    attitude: str = ""
+    tilt_rad: float = math.pi
+    distance: Distance | None = None
+    tank: Tank | None = None
+    observation_timeout_s: float = 0.1
+    command_timeout_s: float = 0.1
+    clock_error_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise UserError for times or angles out of range."""
+        if not (self.observation_timeout_s > 0 and self.command_timeout_s > 0 and self.clock_error_s >= 0):
+            raise UserError("expected positive timeouts and clock_error_s >= 0")
+        if not 0 < self.tilt_rad <= math.pi:
+            raise UserError(f"expected 0 < tilt_rad <= pi, got {self.tilt_rad}")
+        if bool(self.attitude) != (self.tilt_rad < math.pi):
+            raise UserError("expected `attitude` and `tilt_rad` together: which observation may lean how far")
+
+
+def load_limits(path: Path) -> Limits:
+    """Read a YAML file of the fields of `Limits`.
+
+    Raises:
+        UserError: on one line, for unknown fields, wrong types and impossible limits.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        limits = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Limits), OmegaConf.load(path)))
+    except OmegaConfBaseException as error:
+        raise UserError(f"{path}: {str(error).splitlines()[0]}") from error
+    except YAMLError as error:
+        raise UserError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+    assert isinstance(limits, Limits)
+    return limits

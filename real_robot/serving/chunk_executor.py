@@ -1,0 +1,260 @@
+"""Action chunks on a clock: the command for now while the next chunk is being computed.
+
+Every action has a time: that of its observation plus its index in control steps. Inference runs in a thread, or inline
+where it is fast; its measured latency says how much of the running chunk will be past when the next one arrives
+(`embodied.deployment.chunking`). Letters: H actions of a chunk, K of them between observations, A action dimension.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.deployment.chunking import Execution, Running, check_execution, follow, shifted, steps_until, steps_within
+from embodied.errors import UserError
+from embodied.policy import Decision, Policy
+from embodied.rollout.memory import Memory
+from real_robot.robots.robot import Array, Clock, Reading
+
+LATENCIES, QUANTILE = 50, 0.95
+"""The latency that is planned with is this quantile of so many recent ones."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    actions: Tensor  # [1, H, A] in the policy's order
+    commands: Array  # [H, A] in the robot's
+    start_s: float  # when action 0 is for
+
+    def step(self, now_s: float, control_dt_s: float) -> int:
+        """Index of the action for `now_s`; H or more: it has ended."""
+        return max(0, steps_within(now_s - self.start_s, control_dt_s))
+
+
+class _Inference:
+    """One call of the policy, wherever it runs."""
+
+    def __init__(self, call: Callable[[], Decision], stamp_s: float, overlap: int, clock: Clock) -> None:
+        self.stamp_s, self.overlap = stamp_s, overlap
+        self.decision: Decision | None = None
+        self.error = ""
+        self.finished_s = math.inf
+        self._call, self._clock = call, clock
+
+    def run(self) -> None:
+        """Call the policy; what it raises is kept as `error`."""
+        try:
+            self.decision = self._call()
+        except Exception as error:  # whatever a policy raises is a reason to stop, not to crash the control loop
+            self.error = f"inference failed: {type(error).__name__}: {error}"
+        self.finished_s = self._clock()
+
+
+class ChunkExecutor:
+    """Runs `policy` on a robot of `contract`; call `observe`, then `action`, in every control period.
+
+    An inference starts with the newest reading once K control steps have passed since the one before, earlier where the
+    chunk would not last. Inferences come one after the other: commands never pause where H actions last for two. The
+    first chunk, and one that comes after a gap, goes on where the robot held: it has not moved. A policy that remembers
+    is given its memory, one with H = 1 may miss one reading. Deterministic where `clock` is and inference runs inline.
+    A reading that is not finite is not shown to the policy; actions that are not end the episode.
+
+    Args:
+        policy: whose contract `contract` is to serve.
+        contract: the robot's.
+        execution: what to do while inference runs.
+        clock: the robot's, s.
+        asynchronous: infer in a thread; else within `observe`.
+        latency_s: chunks arrive no earlier than this after their observation, as if inference took so long: for
+            simulated clocks.
+        executed: K, the policy's own if None.
+        device: the policy's.
+
+    Raises:
+        UserError: where the contracts differ or `policy` cannot do what `execution` asks for.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        contract: Contract,
+        *,
+        execution: Execution,
+        clock: Clock,
+        asynchronous: bool,
+        latency_s: float = 0.0,
+        executed: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        check_execution(policy, execution)
+        if latency_s < 0.0:
+            raise UserError(f"expected latency_s of at least 0, got {latency_s}")
+        self._binding = policy.contract.bind(contract)
+        self._policy, self._execution, self._clock, self._device = policy, execution, clock, device
+        self._horizon, self._dt_s = policy.contract.horizon, policy.contract.control_dt_s
+        self._executed = executed or policy.contract.executed
+        self._latency_s, self._latencies = latency_s, deque[float](maxlen=LATENCIES)
+        self._worker = _Worker() if asynchronous else None
+        self.reset()
+
+    @property
+    def latency_s(self) -> float:
+        """From an observation to its chunk, as planned with."""
+        recent = sorted(self._latencies)
+        return recent[math.ceil(QUANTILE * len(recent)) - 1] if recent else self._latency_s
+
+    @property
+    def reason(self) -> str:
+        """Why the last `action` was None; empty where it was not."""
+        return self._reason
+
+    def reset(self) -> None:
+        """Begin an episode: the running chunk, what is being computed, the memory and errors are forgotten."""
+        self._memory = Memory(self._policy, 1, self._device)
+        self._chunk: _Chunk | None = None
+        self._pending: _Inference | None = None
+        self._stamp_s, self._sequence = -math.inf, -1
+        self._error, self._fault, self._reason = "", "", ""
+
+    def observe(self, reading: Reading) -> None:
+        """Offer the newest reading: starts an inference where one is due. Old or reordered ones are not used."""
+        self._take_up(self._clock())
+        stale = reading.sequence <= self._sequence or reading.stamp_s <= self._stamp_s
+        if stale or self._error or self._pending or not self._due(reading.stamp_s):
+            return
+        self._fault = reading.fault
+        if self._fault:
+            return
+        self._sequence, self._stamp_s = reading.sequence, reading.stamp_s
+        running = self._running(reading.stamp_s)
+        self._pending = _Inference(
+            lambda: self._infer(reading, running), reading.stamp_s, int(running.overlap), self._clock
+        )
+        if self._worker:
+            self._worker.submit(self._pending)
+        else:
+            self._pending.run()
+
+    def action(self, now_s: float) -> Array | None:
+        """The command [A] for `now_s`, in the robot's order; None, and a `reason`, where no chunk covers it."""
+        self._take_up(now_s)
+        step = self._chunk.step(now_s, self._dt_s) if self._chunk else 0
+        if self._horizon == step == 1:
+            step = 0  # a sensor no faster than the loop misses a period now and then
+        self._reason = self._missing(step, now_s)
+        return None if self._reason or self._chunk is None else self._chunk.commands[step]
+
+    def close(self) -> None:
+        """End the thread once it has finished what it does."""
+        if self._worker:
+            self._worker.close()
+
+    def _due(self, stamp_s: float) -> bool:
+        if self._chunk is None or self._chunk.step(stamp_s, self._dt_s) >= self._horizon:
+            return True
+        lasting = self._horizon - steps_until(self.latency_s, self._dt_s)
+        every = min(self._executed, max(1, lasting))
+        return steps_within(stamp_s - self._stamp_s, self._dt_s) >= every
+
+    def _running(self, stamp_s: float) -> Running:
+        """What runs from `stamp_s` on."""
+        if self._chunk is None:
+            nothing = torch.zeros(1, self._horizon, *self._policy.contract.action.shape, device=self._device)
+            return Running(nothing, torch.tensor([0]), torch.tensor([0]))
+        steps = self._chunk.step(stamp_s, self._dt_s)
+        overlap = max(0, self._horizon - steps)
+        frozen = min(overlap, steps_until(self.latency_s, self._dt_s))
+        counts = (torch.tensor([count], device=self._device) for count in (frozen, overlap))
+        return Running(shifted(self._chunk.actions, steps), *counts)
+
+    def _infer(self, reading: Reading, running: Running) -> Decision:
+        observation = {}
+        for key, order in self._binding.observation.items():
+            spec = self._policy.contract.observation[key]
+            if not spec.privileged:
+                value = torch.as_tensor(reading.observation[key]).to(self._device, getattr(torch, spec.dtype))
+                observation[key] = (value if order is None else value[..., order.to(value.device)]).unsqueeze(0)
+        seen = self._memory.with_observation(TensorDict(observation, batch_size=[1]))
+        decision = follow(self._policy, seen, running, self._execution)
+        expected = (1, self._horizon, *self._policy.contract.action.shape)
+        if decision.actions.shape != expected:
+            raise ValueError(f"expected actions of shape {expected}, got {tuple(decision.actions.shape)}")
+        if not bool(decision.actions.isfinite().all()):
+            raise ValueError("the policy's actions are not finite, though its observation is")
+        return decision
+
+    def _take_up(self, now_s: float) -> None:
+        """Run on with the chunk that has arrived, if any."""
+        found = self._pending
+        if found is None:
+            return
+        arrived_s = max(found.finished_s, found.stamp_s + self._latency_s)
+        if self._worker and not self._worker.alive and found.finished_s == math.inf:
+            self._error = "the inference thread has died"
+        if found.error or self._error:
+            self._error, self._pending = self._error or found.error, None
+        elif found.decision is not None and now_s >= arrived_s - 1e-6:
+            self._pending = None
+            self._latencies.append(arrived_s - found.stamp_s)
+            self._memory.keep([found.decision])
+            actions = found.decision.actions
+            order = self._binding.action
+            commands = (actions if order is None else actions[..., order.to(actions.device)])[0].cpu().numpy()
+            self._chunk = _Chunk(actions, commands, self._start_s(found, now_s))
+
+    def _start_s(self, found: _Inference, now_s: float) -> float:
+        """When the first action of the chunk that has arrived is for."""
+        if not self._execution.aligned or found.overlap == 0:
+            return now_s
+        ran = min(found.overlap, steps_within(now_s - found.stamp_s, self._dt_s))
+        ended = ran < steps_within(now_s - found.stamp_s, self._dt_s)
+        return now_s - ran * self._dt_s if ended else found.stamp_s
+
+    def _missing(self, step: int, now_s: float) -> str:
+        if self._error:
+            return self._error
+        if self._chunk is None:
+            return self._fault or "no chunk yet"
+        waited = (
+            f"inference has taken {now_s - self._pending.stamp_s:.3f} s"
+            if self._pending
+            else self._fault or "none is computed"
+        )
+        if self._pending and self._execution is Execution.SYNCHRONOUS:
+            return f"holding while the next chunk is computed: {waited}"
+        return f"the chunk has ended: {waited}" if step >= self._horizon else ""
+
+
+class _Worker:
+    """A thread that runs inferences, one after the other."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[_Inference | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still works."""
+        return self._thread.is_alive()
+
+    def submit(self, inference: _Inference) -> None:
+        """Run `inference` next."""
+        self._queue.put(inference)
+
+    def close(self) -> None:
+        """End, after what it does now."""
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (inference := self._queue.get()) is not None:
+            inference.run()

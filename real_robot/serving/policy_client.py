@@ -1,0 +1,220 @@
+"""A policy that runs on a policy server, ours or openpi's: what an executor asks as if it were here."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.command_line.extras import needs_extra
+from embodied.contract import Contract
+from embodied.deployment.chunking import Running
+from embodied.deployment.network import MEMORY
+from embodied.errors import UserError
+from embodied.policy import Decision
+from embodied.rollout.memory import STARTED
+from real_robot.serving.wire import OPTIONS, pack, unpack
+
+REPLY_BYTES = 64 << 20
+CLOSE_S = 1.0
+
+
+class PolicyClient:
+    """Asks the server at `uri`, such as "ws://127.0.0.1:8000", within `deadline_s` per decision; N = 1.
+
+    A lost connection is made again within the deadline of the next decision. An answer that comes too late is never
+    mistaken for that to the next question: its connection is closed. What a policy remembers stays with the caller, as
+    everywhere (`embodied.rollout.memory`). It has `initial_memory` and `inpaint` where the server's policy has.
+
+    Args:
+        uri: of the server.
+        token: its token.
+        deadline_s: seconds that a decision may take, connecting included.
+        contract: of the policy, where the server does not tell it: openpi's do not. Its observation keys are theirs.
+        constants: what else to send with every observation: {"instruction": "pick up the milk"} where observations
+            have none, openpi's {"prompt": "..."}.
+
+    Raises:
+        UserError: where the contract is missing, or is not the server's.
+        OSError: where the server cannot be reached, or refuses.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        token: str,
+        *,
+        deadline_s: float = 1.0,
+        contract: Contract | None = None,
+        constants: Mapping[str, str] | None = None,
+    ) -> None:
+        self.uri, self.deadline_s, self._token = uri, deadline_s, token
+        self._constants = dict(constants or {})
+        self._connection: Any = None
+        metadata = self._connect(time.monotonic() + deadline_s)
+        told = Contract.from_dict(metadata["contract"]) if "contract" in metadata else contract
+        if told is None:
+            raise UserError(f"{uri} does not tell the contract of its policy; give it: contract=...")
+        if contract is not None and (rows := told.differences(contract)):
+            raise UserError(f"the policy at {uri} has another contract ({'; '.join(rows)})")
+        self.contract, self._ours = told, "contract" in metadata
+        self._initial = metadata.get("initial_memory")
+        if self._initial is not None:
+            self.initial_memory = self._initial_memory
+        if metadata.get("inpaints"):
+            self.inpaint = self._inpaint
+
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = True, generator: torch.Generator | None = None
+    ) -> Decision:
+        """As the policy does without exploring; with `deterministic=False`, `generator` draws the seed of its noise.
+
+        Raises:
+            ValueError: where the server refuses the observation, or answers with something else than actions.
+            OSError: where it cannot be reached; TimeoutError, which is one, where it takes too long.
+        """
+        return self._decide(observation, deterministic, generator, None)
+
+    def close(self) -> None:
+        """Leave the server."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _drop(self) -> None:
+        """Leave at once, without the farewell that a stalled server would not answer."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.socket.shutdown(socket.SHUT_RDWR)
+        self.close()
+
+    def _initial_memory(self, count: int) -> Tensor:
+        """Memory [count, M] with which episodes begin."""
+        return torch.from_numpy(self._initial).expand(count, -1)
+
+    def _inpaint(
+        self,
+        observation: TensorDict,
+        running: Running,
+        *,
+        deterministic: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Decision:
+        return self._decide(observation, deterministic, generator, running)
+
+    def _decide(
+        self,
+        observation: TensorDict,
+        deterministic: bool,
+        generator: torch.Generator | None,
+        running: Running | None,
+    ) -> Decision:
+        if len(observation) != 1:
+            raise ValueError(f"expected one observation, got {len(observation)}; a policy server decides for one robot")
+        message: dict[str, Any] = {**self._constants}
+        message |= {key: _row(value) for key, value in observation.items() if key != STARTED}
+        if self._ours:
+            message[OPTIONS] = _options(deterministic, generator, running)
+        reply = self._ask(pack(message))
+        actions = reply.get("actions")
+        shape = (self.contract.horizon, *self.contract.action.shape)
+        if not isinstance(actions, np.ndarray) or actions.shape != shape:
+            got = actions.shape if isinstance(actions, np.ndarray) else type(actions).__name__
+            raise UserError(f"expected actions {shape} from {self.uri}, got {got}")
+        if not np.isfinite(actions).all():
+            raise UserError(f"expected finite actions from {self.uri}, got infinity or not a number")
+        sample = {MEMORY: torch.from_numpy(reply[MEMORY]).unsqueeze(0)} if self._initial is not None else {}
+        batch = torch.from_numpy(actions.astype(np.float32, copy=False)).unsqueeze(0)
+        return Decision(batch, TensorDict(sample, batch_size=[1]), torch.full((1, 1), torch.nan))
+
+    def _ask(self, data: bytes) -> dict[str, Any]:
+        """Send a request; once more where an older connection turns out to be lost, for a server keeps nothing."""
+        from websockets.exceptions import ConnectionClosed
+
+        until = time.monotonic() + self.deadline_s
+        reason: Exception | None = None
+        for _ in range(1 if self._connection is None else 2):
+            try:
+                if self._connection is None:
+                    self._check_same(self._connect(until))
+                return self._exchange(data, until)
+            except ConnectionClosed as error:
+                self._drop()
+                reason = error
+        raise ConnectionError(f"the policy server {self.uri} closed the connection: {reason}") from reason
+
+    def _check_same(self, metadata: dict[str, Any]) -> None:
+        if self._ours and metadata.get("contract") != _plain(self.contract):
+            self._drop()
+            raise UserError(f"{self.uri} now serves a policy of another contract; connect anew")
+
+    def _exchange(self, data: bytes, until: float) -> dict[str, Any]:
+        connection = self._connection
+        try:
+            with contextlib.suppress(OSError):  # a closed socket is told by what follows
+                _limit_sending(connection.socket, until - time.monotonic())
+            connection.send(data)
+            reply = connection.recv(timeout=max(0.0, until - time.monotonic()))
+        except (TimeoutError, BlockingIOError) as error:
+            self._drop()
+            raise TimeoutError(f"the policy server {self.uri} did not answer within {self.deadline_s} s") from error
+        if isinstance(reply, str):
+            self._drop()
+            raise UserError(f"the policy server {self.uri} refuses: {' '.join(reply.split())[-300:]}")
+        return unpack(reply)
+
+    def _connect(self, until: float) -> dict[str, Any]:
+        with needs_extra("robot"):
+            from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+            from websockets.sync.client import connect
+        left = max(1e-3, until - time.monotonic())
+        try:
+            self._connection = connect(
+                self.uri, additional_headers={"Authorization": f"Api-Key {self._token}"}, compression=None,
+                max_size=REPLY_BYTES, open_timeout=left, close_timeout=CLOSE_S, proxy=None,
+            ).__enter__()  # fmt: skip
+            greeting = self._connection.recv(timeout=max(0.0, until - time.monotonic()))
+        except InvalidStatus as error:
+            status, why = error.response.status_code, error.response.body.decode(errors="replace").strip()
+            raise ConnectionRefusedError(f"the policy server {self.uri} refuses: {status} {why[:100]}") from error
+        except TimeoutError as error:
+            self._drop()
+            raise TimeoutError(f"the policy server {self.uri} did not answer within {self.deadline_s} s") from error
+        except (InvalidHandshake, ConnectionClosed, OSError) as error:
+            self._drop()
+            raise ConnectionError(f"cannot reach the policy server {self.uri}: {error}") from error
+        if isinstance(greeting, str):
+            raise UserError(f"{self.uri} is no policy server: it greets with text")
+        return unpack(greeting)
+
+
+def _plain(contract: Contract) -> dict[str, Any]:
+    """As a server tells it."""
+    return unpack(pack(contract.to_dict()))
+
+
+def _options(deterministic: bool, generator: torch.Generator | None, running: Running | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"deterministic": deterministic}
+    if not deterministic:
+        options["seed"] = int(torch.randint(2**63 - 1, (), generator=generator, device=generator and generator.device))
+    if running is not None:
+        options["running"] = {name: _row(value) for name, value in vars(running).items()}
+    return options
+
+
+def _row(batch: Any) -> np.ndarray:  # noqa: ANN401 - a Tensor, which TensorDict does not promise
+    return np.asarray(batch[0].detach().cpu().numpy())
+
+
+def _limit_sending(sock: socket.socket, seconds: float) -> None:
+    """A send that a server does not read fails after `seconds`; the receiving thread is not affected."""
+    whole, fraction = divmod(max(1e-3, seconds), 1.0)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(whole), int(fraction * 1e6)))

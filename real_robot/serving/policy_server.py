@@ -1,0 +1,271 @@
+"""Serves a policy over a websocket, to our client and to openpi's; see `wire.py` for what travels.
+
+The server keeps nothing of a client between requests: the memory of a recurrent policy travels with the observation, so
+no session can reach into another one. Whatever a client sends, it is refused alone, and the others are served on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import http
+import logging
+import math
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from embodied.command_line.extras import needs_extra
+from embodied.contract import TensorSpec
+from embodied.deployment.chunking import InpaintingPolicy, Running
+from embodied.deployment.network import MEMORY
+from embodied.errors import UserError
+from embodied.policy import Decision, Policy
+from embodied.rollout.memory import RecurrentPolicy
+from embodied.text import encode_as
+from real_robot.serving.wire import CLOSE_LATER, CLOSE_REFUSED, OPTIONS, pack, unpack
+
+if TYPE_CHECKING:
+    from websockets.asyncio.server import ServerConnection
+    from websockets.http11 import Request, Response
+
+log = logging.getLogger(__name__)
+LOOPBACK = "127.0.0.1", "::1", "localhost"
+ROWS = 1024
+"""Rows that an axis of variable length is taken to have at most."""
+OVERHEAD_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """How much a client may ask for: connections at once, and seconds to shake hands, to read, and between requests."""
+
+    clients: int = 8
+    handshake_s: float = 5.0
+    send_s: float = 5.0
+    idle_s: float = 300.0
+
+
+class PolicyServer:
+    """Serves `policy`, on `device`, to who knows `token`; a context manager that serves in a thread of its own.
+
+    Without encryption: across machines, use it through a tunnel.
+
+    Args:
+        policy: answers requests one at a time.
+        token: what clients send as `Authorization: Bearer TOKEN` or `Api-Key TOKEN`.
+        host: address to listen on.
+        port: 0 takes a free one; `port` tells which.
+        device: of the policy.
+        limits: see there.
+
+    Raises:
+        UserError: for a token or a port that is none, or without the packages of the extra "robot".
+        OSError: where the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        token: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        device: torch.device | str = "cpu",
+        limits: ServerLimits | None = None,
+    ) -> None:
+        if len(token) < 16:
+            raise UserError(f"expected a token of at least 16 characters, got {len(token)}")
+        if not 0 <= port < 2**16:
+            raise UserError(f"expected a port of 0 (a free one) to 65535, got {port}")
+        self.host, self.port = host, port
+        self._answerer = _Answerer(policy, device)
+        self._token, self._limits = token.encode(), limits or ServerLimits()
+        self._connected = 0
+        self._worker = ThreadPoolExecutor(1, "policy")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="policy server", daemon=True)
+
+    def __enter__(self) -> PolicyServer:
+        with needs_extra("robot"):
+            from websockets.asyncio.server import serve
+
+        async def start() -> Any:  # noqa: ANN401 - websockets' server
+            return await serve(
+                self._session, self.host, self.port, process_request=self._admit, compression=None,
+                max_size=self._answerer.frame_bytes, open_timeout=self._limits.handshake_s, server_header=None,
+            )  # fmt: skip
+
+        self._thread.start()
+        try:
+            self._server = asyncio.run_coroutine_threadsafe(start(), self._loop).result()
+        except OSError:
+            self._stop()
+            raise
+        self.port = self._server.sockets[0].getsockname()[1]
+        if self.host not in LOOPBACK:
+            log.warning(f"serving on {self.host} without encryption; use a tunnel across networks you do not trust")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        async def stop() -> None:
+            self._server.close()
+            await self._server.wait_closed()
+
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._worker.shutdown()
+
+    def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Answer who may not talk to the policy; openpi's health check needs no token."""
+        if request.path == "/healthz":
+            return connection.respond(http.HTTPStatus.OK, "OK\n")
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme not in ("Bearer", "Api-Key") or not hmac.compare_digest(token.strip().encode(), self._token):
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
+        if self._connected >= self._limits.clients:
+            return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
+        return None
+
+    async def _session(self, connection: ServerConnection) -> None:
+        """Serve one client until it leaves, stalls, or sends what is no request."""
+        from websockets.exceptions import ConnectionClosed
+
+        self._connected += 1
+        try:
+            if self._connected > self._limits.clients:  # admitted in the same moment as others
+                await connection.close(CLOSE_LATER, "too many clients")
+                return
+            await self._send(connection, self._answerer.greeting)
+            while True:
+                request = await asyncio.wait_for(connection.recv(), self._limits.idle_s)
+                answer = await self._loop.run_in_executor(self._worker, self._answerer.answer, request)
+                await self._send(connection, answer)
+                if isinstance(answer, str):
+                    log.warning(f"refused {connection.remote_address}: {answer}")
+                    await connection.close(CLOSE_REFUSED, "refused; see the message before")
+                    return
+        except TimeoutError:
+            log.warning(f"{connection.remote_address} stalled; connection closed")
+            connection.transport.abort()
+        except ConnectionClosed:
+            pass
+        finally:
+            self._connected -= 1
+
+    async def _send(self, connection: ServerConnection, data: bytes | str) -> None:
+        await asyncio.wait_for(connection.send(data), self._limits.send_s)
+
+
+class _Answerer:
+    """From a frame to a frame, without a network."""
+
+    def __init__(self, policy: Policy, device: torch.device | str) -> None:
+        self.policy, self.device = policy, device
+        self.specs = {key: spec for key, spec in policy.contract.observation.items() if not spec.privileged}
+        metadata: dict[str, Any] = {"contract": policy.contract.to_dict()}
+        if isinstance(policy, RecurrentPolicy):
+            initial = policy.initial_memory(1)[0].detach().cpu().numpy()
+            metadata["initial_memory"] = initial
+            self.specs[MEMORY] = TensorSpec(initial.shape)
+        if isinstance(policy, InpaintingPolicy):
+            metadata["inpaints"] = True
+        self.greeting = pack(metadata)
+        action = TensorSpec((policy.contract.horizon, *policy.contract.action.shape))
+        self.frame_bytes = OVERHEAD_BYTES + 2 * sum(_bytes(spec) for spec in [*self.specs.values(), action])
+
+    def answer(self, request: bytes | str) -> bytes | str:
+        """Actions for a request, or one line that says why not."""
+        started = time.perf_counter()
+        try:
+            if isinstance(request, str):
+                raise UserError("expected a binary message, got text")
+            message = unpack(request)
+            decision = self._decide(message, _Options.of(message.pop(OPTIONS, {})))
+        except UserError as error:
+            return " ".join(str(error).split())
+        except Exception:
+            log.exception("the policy failed")
+            return "the policy failed; its server's log says why"
+        reply: dict[str, Any] = {"actions": _array(decision.actions)}
+        if MEMORY in self.specs:
+            reply[MEMORY] = _array(decision.sample[MEMORY])
+        if broken := [key for key, value in reply.items() if not np.isfinite(value).all()]:
+            return f"the policy's {' and '.join(broken)} are not finite, though its observation is"
+        return pack(reply | {"server_timing": {"infer_ms": 1e3 * (time.perf_counter() - started)}})
+
+    def _decide(self, message: dict[str, Any], options: _Options) -> Decision:
+        arrays = {key: self._checked(key, spec, message.get(key)) for key, spec in self.specs.items()}
+        batch = {key: torch.from_numpy(value).unsqueeze(0) for key, value in arrays.items()}
+        observation = TensorDict(batch, batch_size=[1]).to(self.device)
+        generator = torch.Generator(self.device).manual_seed(options.seed)
+        if options.running is None:
+            return self.policy.act(observation, deterministic=options.deterministic, generator=generator)
+        if not isinstance(self.policy, InpaintingPolicy):
+            raise UserError(f"{type(self.policy).__name__} cannot continue running chunks")
+        running = self._running(options.running)
+        return self.policy.inpaint(observation, running, deterministic=options.deterministic, generator=generator)
+
+    def _running(self, given: dict[str, Any]) -> Running:
+        contract = self.policy.contract
+        specs = {"actions": TensorSpec((contract.horizon, *contract.action.shape))}
+        specs |= {"frozen": TensorSpec((), "int64"), "overlap": TensorSpec((), "int64")}
+        arrays = {key: self._checked(key, spec, given.get(key)) for key, spec in specs.items()}
+        if not 0 <= arrays["frozen"] <= arrays["overlap"] <= contract.horizon:
+            raise UserError(f"expected 0 <= frozen <= overlap <= {contract.horizon} in running")
+        return Running(**{key: torch.from_numpy(value).unsqueeze(0).to(self.device) for key, value in arrays.items()})
+
+    @staticmethod
+    def _checked(key: str, spec: TensorSpec, value: object) -> np.ndarray:
+        if spec.is_text and isinstance(value, str | list):
+            try:
+                return encode_as(value, spec.shape)
+            except UserError as error:
+                raise UserError(f"{key}: {error}") from error
+        if not isinstance(value, np.ndarray):
+            raise UserError(f"{key}: expected an array of {spec.dtype} {spec.shape}, got {type(value).__name__}")
+        fits = len(spec.shape) == value.ndim and all(a in (-1, b) for a, b in zip(spec.shape, value.shape, strict=True))
+        if str(value.dtype) != spec.dtype or not fits:
+            raise UserError(f"{key}: expected {spec.dtype} {spec.shape}, got {value.dtype} {value.shape}")
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise UserError(f"{key}: expected finite numbers, got infinity or not a number")
+        return value
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How to decide."""
+
+    deterministic: bool = True
+    seed: int = 0
+    running: dict[str, Any] | None = None
+
+    @staticmethod
+    def of(given: object) -> _Options:
+        try:
+            options = _Options(**given)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise UserError(f"{OPTIONS}: expected deterministic, seed and running, got {given!r:.80}") from error
+        kinds = type(options.deterministic), type(options.seed)
+        if kinds != (bool, int) or not isinstance(options.running, dict | None) or not 0 <= options.seed < 2**63:
+            raise UserError(f"{OPTIONS}: expected a bool, a number and a map, got {given!r:.80}")
+        return options
+
+
+def _bytes(spec: TensorSpec) -> int:
+    return math.prod(ROWS if size < 0 else size for size in spec.shape) * np.dtype(spec.dtype).itemsize
+
+
+def _array(batch: Any) -> np.ndarray:  # noqa: ANN401 - a Tensor, which TensorDict does not promise
+    return batch[0].detach().cpu().numpy()

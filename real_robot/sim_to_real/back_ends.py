@@ -1,0 +1,50 @@
+"""Recordings as back ends of the comparison between simulation and robot; see `embodied.evaluation.sim_to_real`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.evaluation.sim_to_real import BackEndRun
+from embodied.evaluation.sim_to_real import Episode as Numbered
+from embodied.policy import Policy
+from real_robot.recording.recording import Episode, Recording, Tick
+from real_robot.recording.replay import replay
+
+
+def replayed(path: str | Path, policy: Policy, device: str = "cpu") -> BackEndRun:
+    """What `policy` decides on the measurements of a recording, beside what was decided then.
+
+    Episodes are numbered as they were recorded. The latency is that of the recorded periods.
+
+    Raises:
+        UserError: where it is no recording, or one of other observations.
+    """
+    recording = Recording(path)
+    actions: dict[Numbered, Tensor] = {}
+    expected: dict[Numbered, Tensor] = {}
+    for number, answers in enumerate(replay(recording, policy, device).episodes):
+        found, recorded = zip(*answers, strict=True)
+        actions[0, number], expected[0, number] = (torch.from_numpy(np.concatenate(part)) for part in (found, recorded))
+    return BackEndRun("bag", None, actions, expected, written(recording)[1])
+
+
+def written(recording: Recording) -> tuple[list[Tensor], Tensor]:
+    """What safety wrote in each episode of `recording`, [T, A], and seconds from measurement to command [M].
+
+    Where the robot held by itself, nothing was written: such periods are left out.
+    """
+    episodes: list[list[np.ndarray]] = []  # what comes before the first begins is none
+    latency_s = []
+    for item in recording:
+        if isinstance(item, Episode):
+            episodes.append([])
+        elif episodes and isinstance(item, Tick) and item.verdict.action is not None and item.reading is not None:
+            episodes[-1].append(item.verdict.action)
+            latency_s.append(item.now_s - item.reading.stamp_s)
+    shape = recording.contract.action.shape
+    actions = [torch.from_numpy(np.array(rows, np.float32).reshape(-1, *shape)) for rows in episodes]
+    return actions, torch.tensor(latency_s, dtype=torch.float64)

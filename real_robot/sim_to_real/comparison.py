@@ -1,0 +1,134 @@
+"""One policy on the back ends that lie between its simulator and a robot; `evaluation.sim_to_real` compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from embodied.environment import NumberedStarts
+from embodied.errors import UserError
+from embodied.evaluation.evaluation import evaluate
+from embodied.evaluation.sim_to_real import ActionLog, BackEndRun
+from embodied.policy import Policy
+from embodied.task import Task
+
+
+@dataclass
+class ComparisonConfig:
+    """`episodes` initial states of each task, or all where there are fewer; `seed` picks which of the endless ones.
+
+    `first_start` says instead from which one on. With `baselines` the task's planners are measured beside the policy.
+
+    `sim_to_real` lists back ends, the first of which the others are compared with. simulator: called directly.
+    randomised: the same with the options of train.py that `randomised` has for the task. ros2: the simulator behind
+    real ROS 2 messages. bag: the recording `bag`, decided upon again. robot: the robot that the ROS 2 parameter file
+    `robot` names, and a person who sets up every trial and says how it ended.
+    """
+
+    episodes: int = 50
+    seed: int = 0
+    first_start: int | None = None
+    baselines: bool = False
+    num_envs: int = 100
+    device: str = "cpu"
+    sim_to_real: list[str] = field(default_factory=list)
+    randomised: dict[str, list[str]] = field(default_factory=dict)
+    bag: str | None = None
+    robot: str | None = None
+
+    @property
+    def first(self) -> int:
+        """The first initial state."""
+        return self.seed * self.episodes if self.first_start is None else self.first_start
+
+    def check(self) -> None:
+        """Raise UserError for back ends that there are not or that lack what they need, and a first start below 0."""
+        if self.first < 0:
+            raise UserError(f"expected a first initial state of at least 0, got {self.first}")
+        for name in self.sim_to_real:
+            if name not in BACK_ENDS:
+                raise UserError(f"unknown back end {name!r} in sim_to_real; expected some of {', '.join(BACK_ENDS)}")
+        if self.sim_to_real and self.baselines:
+            raise UserError("back ends run a policy alone; use baselines=false with sim_to_real")
+        if "bag" in self.sim_to_real and not self.bag:
+            raise UserError("back end bag replays a recording: bag=FILE.mcap")
+        if "robot" in self.sim_to_real and not self.robot:
+            raise UserError("back end robot needs its ROS 2 parameters: robot=FILE, such as launch/config/arm.yaml")
+
+
+@dataclass
+class Comparison:
+    """What all back ends run: initial states of `distribution` of a task, with one policy.
+
+    `checkpoint` is where `policy` came from; `environment` makes N simulators after changes of options of train.py.
+    """
+
+    config: ComparisonConfig
+    task: Task
+    checkpoint: Path
+    policy: Policy
+    distribution: str
+    environment: Callable[[int, Sequence[str]], NumberedStarts]
+
+    def run(self) -> list[BackEndRun]:
+        """Run the back ends that are asked for."""
+        return [BACK_ENDS[name](self) for name in self.config.sim_to_real]
+
+    def simulator(self) -> BackEndRun:
+        """The simulator called directly."""
+        return self._simulated("simulator", [])
+
+    def randomised(self) -> BackEndRun:
+        """The same with dynamics and latencies that differ from episode to episode."""
+        name = self.task.name
+        if not (changes := self.config.randomised.get(name)):
+            raise UserError(f"nothing says how to randomise {name}; expected randomised.{name}=['option=value']")
+        return self._simulated("randomised", changes)
+
+    def ros2(self) -> BackEndRun:
+        """The simulator in another process, over ROS 2."""
+        from real_robot.ros2.software_in_the_loop import Episodes, run_episodes
+
+        tasks = list(self.environment(1, []).task_names) if hasattr(self.task, "tasks") else []
+        return run_episodes(
+            Episodes(str(self.checkpoint), self.config.episodes, self.config.first, tasks, self.distribution)
+        )
+
+    def bag(self) -> BackEndRun:
+        """A recording, decided upon again."""
+        from real_robot.sim_to_real.back_ends import replayed
+
+        assert self.config.bag is not None
+        return replayed(self.config.bag, self.policy, self.config.device)
+
+    def robot(self) -> BackEndRun:
+        """A real robot, with a person beside it."""
+        from real_robot.ros2.trials import Trials, console, run_trials
+
+        assert self.config.robot is not None
+        env = self.environment(1, [])
+        if len(env.task_names) != 1:
+            raise UserError(f"trials on a robot are of one task, the run has {len(env.task_names)}")
+        trials = Trials(
+            str(self.checkpoint), self.config.robot, env.task_names[0], self.config.episodes, self.config.first,
+            env.step_limit, env.contract.control_dt_s,
+        )  # fmt: skip
+        return run_trials(trials, self.checkpoint.parent.parent, console)
+
+    def _simulated(self, name: str, changes: Sequence[str]) -> BackEndRun:
+        actions = ActionLog()
+        result = evaluate(
+            self.environment(self.config.num_envs, changes), self.policy, starts_per_task=self.config.episodes,
+            first_start=self.config.first, device=self.config.device, progress=name, watch=actions,
+        )  # fmt: skip
+        return BackEndRun(name, result, actions.episodes())
+
+
+BACK_ENDS: dict[str, Callable[[Comparison], BackEndRun]] = {
+    "simulator": Comparison.simulator,
+    "randomised": Comparison.randomised,
+    "ros2": Comparison.ros2,
+    "bag": Comparison.bag,
+    "robot": Comparison.robot,
+}

@@ -1,0 +1,250 @@
+"""System identification: parameters of a simulator, with intervals, from what a robot measured.
+
+Flights and drives are cut into short segments, each simulated from an initial state of its own, which is estimated
+along (multiple shooting): measured starts are noisy, and rotor or wheel speeds are not measured at all. Nonlinear least
+squares by Gauss-Newton steps, halved until they lead downhill; initial states are eliminated from each (variable
+projection, Golub and Pereyra 1973, SIAM J. Numer. Anal. 10(2)). Intervals are 95% and hold where a segment's errors are
+correlated, as those of a model that is not quite right are: the covariance is clustered by segment (Liang and Zeger
+1986, Biometrika 73(1)).
+
+Letters: S segments of T steps, D past actions, P parameters, X elements of the state, Y measured numbers, B rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.errors import UserError
+from real_robot.recording.lerobot_dataset import Piece
+
+Simulate = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Parameters [B, P], initial states [B, X] and actions [B, D+T, A], the first D past: what is measured, [B, T+1, Y]."""
+Z95 = 1.959964
+ITERATIONS = 40
+DAMPING, HALVINGS = 1e-6, 12
+CONVERGED = 1e-6
+"""Share by which the last step lessens the weighted squares."""
+RIDGE = 1e-6
+"""Keeps directions of the initial state that nothing depends on (the length of a quaternion) where they are."""
+STEP = 1e-5
+"""Of central differences, relative to a parameter's scale; absolute for states, which are of order one in SI units."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What is looked for: a first guess, of the right order of magnitude, and where it can lie."""
+
+    name: str
+    initial: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        """Raise UserError where the guess is outside."""
+        if not self.low <= self.initial <= self.high or self.initial == 0.0:
+            raise UserError(
+                f"expected {self.name} between {self.low} and {self.high}, and not 0 to begin with, got {self.initial}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """`measured` [S, T+1, Y], `actions` [S, D+T, A] of which the first D came before."""
+
+    measured: Tensor
+    actions: Tensor
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, eq=False)
+class Identification:
+    """Estimates by name; standard deviation of what is left of each measured number [Y]; steps it took."""
+
+    estimates: dict[str, Estimate]
+    noise: Tensor
+    iterations: int
+
+    def values(self) -> list[float]:
+        """The estimates alone, in order."""
+        return [estimate.value for estimate in self.estimates.values()]
+
+    def summary(self) -> dict[str, Any]:
+        """JSON-ready."""
+        estimates = {name: asdict(estimate) for name, estimate in self.estimates.items()}
+        return {"estimates": estimates, "noise": self.noise.tolist(), "iterations": self.iterations}
+
+
+def cut(pieces: Iterable[Piece], keys: Sequence[str], steps: int, past: int) -> Segments:
+    """Cut pieces of a recording into segments of `steps`, each after `past` actions; `keys` are what is compared.
+
+    Raises:
+        UserError: where no piece is long enough.
+    """
+    measured, actions = [], []
+    for piece in pieces:
+        length = len(piece.actions)
+        rows = np.concatenate([piece.observation[key].reshape(length, -1) for key in keys], 1)
+        for first in range(past, length - steps, steps):
+            measured.append(rows[first : first + steps + 1])
+            actions.append(piece.actions[first - past : first + steps])
+    if not measured:
+        raise UserError(f"expected pieces of more than {past + steps} periods without a break, got shorter ones")
+    return Segments(torch.from_numpy(np.stack(measured)).double(), torch.from_numpy(np.stack(actions)).double())
+
+
+def identify(
+    simulate: Simulate,
+    parameters: Sequence[Parameter],
+    segments: Segments,
+    start: Tensor,
+) -> Identification:
+    """Estimate `parameters` from `segments`; `start` [S, X] are first guesses of their initial states.
+
+    Raises:
+        UserError: where there are too few segments, the simulation gives no finite numbers, or nothing depends on one
+            of the parameters.
+    """
+    if len(start) <= len(parameters):
+        raise UserError(f"expected more segments than the {len(parameters)} parameters, got {len(start)}; record more")
+    fit = _Fit(simulate, parameters, segments, start)
+    iterations = fit.run()
+    deviation = fit.covariance().diagonal().sqrt() * fit.scale
+    values = fit.theta.tolist()
+    estimates = {
+        parameter.name: Estimate(value, max(parameter.low, value - Z95 * std), min(parameter.high, value + Z95 * std))
+        for parameter, value, std in zip(parameters, values, deviation.tolist(), strict=True)
+    }
+    return Identification(estimates, fit.noise, iterations)
+
+
+def prediction_error(simulate: Simulate, values: Sequence[float], segments: Segments, start: Tensor) -> Tensor:
+    """Root mean square [Y] over segments of how far the simulation with parameters `values` is off at their ends.
+
+    Initial states, `start` [S, X] at first, are estimated from the first half of each segment.
+    """
+    theta = torch.tensor(values, dtype=torch.float64)
+
+    def known(_: Tensor, start: Tensor, actions: Tensor) -> Tensor:
+        return simulate(theta.expand(len(start), -1), start, actions)
+
+    steps = segments.measured.shape[1] - 1
+    rest = steps - steps // 2
+    fit = _Fit(known, (), Segments(segments.measured[:, :-rest], segments.actions[:, :-rest]), start)
+    fit.run()
+    predicted = known(theta, fit.start, segments.actions)
+    return (predicted[:, -1] - segments.measured[:, -1]).square().mean(0).sqrt()
+
+
+class _Fit:
+    """Where the search is: `theta` [P], initial states `start` [S, X], what is left `residual` [S, R]."""
+
+    def __init__(self, simulate: Simulate, parameters: Sequence[Parameter], segments: Segments, start: Tensor) -> None:
+        self.simulate, self.segments, self.start = simulate, segments, start.double()
+        self.names = [parameter.name for parameter in parameters]
+        self.theta = torch.tensor([parameter.initial for parameter in parameters], dtype=torch.float64)
+        self.low = torch.tensor([parameter.low for parameter in parameters], dtype=torch.float64)
+        self.high = torch.tensor([parameter.high for parameter in parameters], dtype=torch.float64)
+        self.scale = self.theta.abs()
+        self.residual = self._residual(self.theta, self.start)
+        self._weigh()
+
+    def run(self) -> int:
+        """Step until nothing is gained any more; returns the number of steps."""
+        iterations = 0
+        while iterations < ITERATIONS and self.step() > CONVERGED:
+            iterations += 1
+        return iterations
+
+    def step(self) -> float:
+        """One step downhill; returns by which share it lessened the weighted squares, 0 where there is no way down."""
+        slopes, offsets, rest = self._projected()
+        curvature = torch.einsum("srp,srq->pq", slopes, slopes)
+        self._check(curvature)
+        damped = curvature + DAMPING * torch.diag(curvature.diagonal())
+        wanted = torch.linalg.solve(damped, torch.einsum("srp,sr->p", slopes, rest))
+        cost = self._cost(self.residual)
+        for halvings in range(HALVINGS):
+            theta = self.theta + 0.5**halvings * wanted * self.scale
+            theta = torch.minimum(torch.maximum(theta, self.low), self.high)
+            start = self.start + 0.5**halvings * offsets(wanted)
+            residual = self._residual(theta, start)
+            if (found := self._cost(residual)) < cost:
+                self.theta, self.start, self.residual = theta, start, residual
+                self._weigh()
+                return 1.0 - found / cost
+        return 0.0
+
+    def covariance(self) -> Tensor:
+        """Of theta in units of its scale, [P, P]."""
+        slopes, _, rest = self._projected()
+        inverse = torch.linalg.inv(torch.einsum("srp,srq->pq", slopes, slopes))
+        scores = torch.einsum("srp,sr->sp", slopes, rest)
+        count = len(scores)
+        return inverse @ (scores.T @ scores) @ inverse * count / (count - len(self.theta))
+
+    def _projected(self) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
+        """Weighted slopes [S, R, P] and rest [S, R] without what initial states explain; how these follow theta."""
+        slopes, state_slopes = self._slopes()
+        ridge = RIDGE**0.5 * torch.eye(self.start.shape[1], dtype=torch.float64).expand(len(self.start), -1, -1)
+        q, r = torch.linalg.qr(torch.cat((state_slopes, ridge), 1))
+        rest = (self.residual * self.weight).unsqueeze(-1)
+        both = torch.cat((slopes, rest), -1)
+        padded = torch.cat((both, both.new_zeros(len(both), ridge.shape[1], both.shape[2])), 1)
+        explained = q.mT @ padded
+        left = padded - q @ explained
+        solved = torch.linalg.solve_triangular(r, explained, upper=True)  # [S, X, P + 1]
+
+        def offsets(change: Tensor) -> Tensor:
+            return solved[..., -1] - solved[..., :-1] @ change
+
+        return left[..., :-1], offsets, left[..., -1]
+
+    def _slopes(self) -> tuple[Tensor, Tensor]:
+        """Weighted derivatives of what is measured by theta / scale [S, R, P] and by initial states [S, R, X]."""
+        P, (S, X) = len(self.theta), self.start.shape
+        moves = torch.cat((torch.eye(P + X, dtype=torch.float64), -torch.eye(P + X, dtype=torch.float64))) * STEP
+        theta = (self.theta + moves[:, :P] * self.scale).repeat_interleave(S, 0)
+        start = (self.start + moves[:, None, P:]).flatten(0, 1)
+        actions = self.segments.actions.repeat(len(moves), 1, 1)
+        values = self.simulate(theta, start, actions).reshape(2, P + X, S, -1)
+        slopes = ((values[0] - values[1]) / (2.0 * STEP)).permute(1, 2, 0) * self.weight.unsqueeze(-1)
+        return slopes[..., :P], slopes[..., P:]
+
+    def _residual(self, theta: Tensor, start: Tensor) -> Tensor:
+        predicted = self.simulate(theta.expand(len(start), -1), start, self.segments.actions)
+        return (self.segments.measured - predicted).flatten(1)
+
+    def _weigh(self) -> None:
+        """Weigh every measured number by what is left of it."""
+        if not self.residual.isfinite().all():
+            raise UserError("the simulation gives no finite numbers; begin nearer, or cut shorter segments")
+        Y = self.segments.measured.shape[-1]
+        left = self.residual.reshape(-1, Y)
+        free = left.numel() - self.start.numel() - len(self.theta)
+        self.noise = left.square().mean(0).sqrt() * (left.numel() / max(1, free)) ** 0.5
+        least = 1e-6 * self.segments.measured.flatten(0, 1).std(0).clamp_min(1e-3)
+        self.weight = (1.0 / torch.maximum(self.noise, least)).repeat(self.residual.shape[1] // Y)
+
+    def _cost(self, residual: Tensor) -> float:
+        cost = float((residual * self.weight).square().sum())
+        return cost if np.isfinite(cost) else np.inf
+
+    def _check(self, curvature: Tensor) -> None:
+        flat = curvature.diagonal() <= 1e-9
+        if flat.any():
+            names = ", ".join(name for name, is_flat in zip(self.names, flat.tolist(), strict=True) if is_flat)
+            raise UserError(f"nothing that was recorded depends on {names}; leave it out, or move more")

@@ -1,0 +1,1 @@
+"""The scripted expert, how it grasps and plans, and its demonstrations."""

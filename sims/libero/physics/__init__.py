@@ -1,0 +1,1 @@
+"""Stepping: many simulations at once, compiled, with robosuite's controller."""

@@ -1,0 +1,226 @@
+"""Many LIBERO simulations stepped together: one call runs an action chunk in each, over a pool of threads."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+
+import mujoco
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embodied.errors import UserError
+from sims.libero.physics import controller, native
+from sims.libero.scene.scene import Scene, satisfied
+
+STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+
+
+class Simulation:
+    """N simulations; `scenes[i]` is the i-th one's scene, the same Scene may appear many times.
+
+    `sleep` lets MuJoCo skip objects at rest (differences of about 5e-6 rad after 60 control steps). `threads` defaults
+    to the cores this process may use; results do not depend on it. Poses in `data[i]` are, as in stock, those before
+    the last physics step was integrated; `qpos` and `qvel` are those after it. Without the compiled library the same
+    numbers come from numpy, slower, after one warning.
+    """
+
+    def __init__(self, scenes: Sequence[Scene], *, threads: int | None = None, sleep: bool = True) -> None:
+        self.scenes = list(scenes)
+        self.num = len(self.scenes)
+        self._shared = {scene: _stepping_model(scene.model, sleep) for scene in dict.fromkeys(self.scenes)}
+        self.models = [self._shared[scene] for scene in self.scenes]
+        self.data = [mujoco.MjData(model) for model in self.models]
+        self.memory = np.zeros(self.num, dtype=native.CONTROLLER)
+        self._pool = self._native = None
+        library = native.library()
+        if library is not None:
+            self._pool = native.Pool(library, threads or len(os.sched_getaffinity(0)))
+            self._native = self._pointers()
+        for i, data in enumerate(self.data):
+            self.write(i, data.qpos, data.qvel)
+
+    def write(
+        self,
+        i: int,
+        qpos: ArrayLike,
+        qvel: ArrayLike,
+        *,
+        body_pos: ArrayLike | None = None,
+        body_quat: ArrayLike | None = None,
+        initial_joint: ArrayLike | None = None,
+    ) -> None:
+        """Start simulation `i` anew from `qpos` [nq], `qvel` [nv]; nothing of its past remains.
+
+        `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] place fixtures; the scene's own are used where None. The
+        controller starts as stock's does at reset: its null-space posture, its goal orientation and the place that the
+        first action starts from are those of the arm at `initial_joint` [7] rad (the scene's nominal one where None),
+        whatever `qpos` says.
+        """
+        scene, data, model = self.scenes[i], self.data[i], self.models[i]
+        qpos, qvel = _copied("qpos", qpos, model.nq), _copied("qvel", qvel, model.nv)
+        posture = scene.initial_arm if initial_joint is None else np.asarray(initial_joint)
+        body_pos = scene.model.body_pos if body_pos is None else np.asarray(body_pos)
+        body_quat = scene.model.body_quat if body_quat is None else np.asarray(body_quat)
+        model = self._placed(i, body_pos, body_quat)
+        mujoco.mj_resetData(model, data)
+        data.qpos[scene.arm_qposadr] = posture
+        mujoco.mj_kinematics(model, data)
+        self.memory[i] = (data.site_xmat[scene.grip_site].reshape(3, 3), posture, 0.0, 1.0)
+        data.qpos[:], data.qvel[:] = qpos, qvel
+        mujoco.mj_forward(model, data)
+
+    def step(
+        self, ids: ArrayLike, actions: ArrayLike, *, stop_on_success: bool = True
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Run the chunk `actions` [n, K, 7] in simulations `ids` [n]: (executed [n, K], success [n], diverged [n]).
+
+        A simulation that reaches its goal freezes after that control step, unless `stop_on_success` is False; `success`
+        is the goal's truth after the last executed step. One whose numbers blow up ends with that step, without
+        success, and is put back to where it was before the chunk, at rest.
+        """
+        ids = np.ascontiguousarray(ids, dtype=np.int32)
+        actions = np.ascontiguousarray(actions, dtype=np.float64)
+        self._check(ids, actions)
+        before = [self.data[i].qpos.copy() for i in ids]
+        run = self._step_numpy if self._pool is None else self._step_native
+        executed, success, diverged = run(ids, actions, stop_on_success)
+        for row in np.flatnonzero(diverged):
+            self._rest(ids[row], before[row])
+        return executed, success, diverged
+
+    def satisfied(self, i: int) -> bool:
+        """Whether simulation `i` is at its goal."""
+        if self._pool is None:
+            return satisfied(self.scenes[i], self.data[i])
+        return self._pool.satisfied(self._native, i)
+
+    def state_dict(self) -> dict[str, NDArray]:
+        """Everything needed to continue bit for bit: arrays, the simulations' rows joined end to end."""
+        return {
+            "physics": np.concatenate([_physics(m, d) for m, d in zip(self.models, self.data, strict=True)]),
+            "asleep": np.concatenate([data.tree_asleep for data in self.data]),
+            "body_pos": np.concatenate([model.body_pos for model in self.models]),
+            "body_quat": np.concatenate([model.body_quat for model in self.models]),
+            "memory": self.memory.view(np.float64).reshape(self.num, -1).copy(),
+        }
+
+    def load_state_dict(self, state: dict[str, NDArray]) -> None:
+        """Continue from `state_dict` of simulations of the same scenes; UserError when the sizes differ."""
+        sizes = {
+            "physics": [mujoco.mj_stateSize(model, STATE) for model in self.models],
+            "asleep": [model.ntree for model in self.models],
+            "body_pos": [model.nbody for model in self.models],
+            "body_quat": [model.nbody for model in self.models],
+            "memory": [1] * self.num,
+        }
+        for name, expected in sizes.items():
+            if len(state[name]) != sum(expected):
+                raise UserError(f"{name}: expected {sum(expected)} rows for these scenes, got {len(state[name])}")
+        parts = {name: np.split(np.asarray(state[name]), np.cumsum(rows)[:-1]) for name, rows in sizes.items()}
+        for i, data in enumerate(self.data):
+            model = self._placed(i, parts["body_pos"][i], parts["body_quat"][i])
+            mujoco.mj_resetData(model, data)
+            mujoco.mj_setState(model, data, np.ascontiguousarray(parts["physics"][i]), STATE)
+            mujoco.mj_forward(model, data)  # fills what sleeping bodies keep from when they were awake
+            _set_asleep(model, data, parts["asleep"][i])
+        self.memory.view(np.float64).reshape(self.num, -1)[:] = state["memory"]
+
+    def close(self) -> None:
+        """Stop the threads; stepping afterwards uses numpy."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _check(self, ids: NDArray[np.int32], actions: NDArray[np.float64]) -> None:
+        if actions.ndim != 3 or actions.shape[0] != len(ids) or actions.shape[2] != 7:
+            raise ValueError(f"expected actions [{len(ids)}, K, 7], one chunk per id, got {list(actions.shape)}")
+        if len(set(ids.tolist())) != len(ids) or (len(ids) and not 0 <= ids.min() <= ids.max() < self.num):
+            raise ValueError(f"expected different ids in 0..{self.num - 1}, got {ids.tolist()}")
+        if not np.isfinite(actions).all():
+            raise ValueError("expected finite actions, got nan or infinity; check the policy's output")
+
+    def _step_native(
+        self, ids: NDArray[np.int32], actions: NDArray[np.float64], stop_on_success: bool
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        return self._pool.step(self._native, ids, actions, stop_on_success)
+
+    def _step_numpy(
+        self, ids: NDArray[np.int32], actions: NDArray[np.float64], stop_on_success: bool
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        executed, success = np.zeros(actions.shape[:2], dtype=np.bool_), np.zeros(len(ids), dtype=np.bool_)
+        diverged = np.zeros_like(success)
+        for row, i in enumerate(ids):
+            model, data, scene, memory = self.models[i], self.data[i], self.scenes[i], self.memory[i]
+            for k, action in enumerate(actions[row]):
+                executed[row, k] = True
+                diverged[row] = not controller.control_step(model, data, scene, memory, action)
+                success[row] = not diverged[row] and self.satisfied(i)
+                if diverged[row] or (success[row] and stop_on_success):
+                    break
+        return executed, success, diverged
+
+    def _rest(self, i: int, qpos: NDArray[np.float64]) -> None:
+        """Put simulation `i` at `qpos`, at rest; nothing else of its state remains."""
+        mujoco.mj_resetData(self.models[i], self.data[i])
+        self.data[i].qpos[:] = qpos
+        mujoco.mj_forward(self.models[i], self.data[i])
+
+    def _placed(self, i: int, body_pos: NDArray[np.float64], body_quat: NDArray[np.float64]) -> mujoco.MjModel:
+        """Simulation `i`'s model with bodies placed so: its own copy once that differs from what the others share."""
+        model = self.models[i]
+        if np.array_equal(model.body_pos, body_pos) and np.array_equal(model.body_quat, body_quat):
+            return model
+        if model is self._shared[self.scenes[i]]:
+            model = self.models[i] = copy.copy(model)
+            if self._native is not None:
+                self._native[i].model = model._address
+        model.body_pos[:], model.body_quat[:] = body_pos, body_quat
+        return model
+
+    def _pointers(self) -> object:
+        """The array of structs that native.c steps."""
+        scenes = {scene: native.NativeScene.of(scene) for scene in self._shared}
+        rows = (native.NativeSimulation * self.num)()
+        for i, scene in enumerate(self.scenes):
+            address = self.memory.ctypes.data + i * self.memory.itemsize
+            rows[i] = (self.models[i]._address, self.data[i]._address, native.ctypes.pointer(scenes[scene]), address)
+        return rows
+
+
+def _stepping_model(model: mujoco.MjModel, sleep: bool) -> mujoco.MjModel:
+    """A copy with sleep as wanted and without sensors, which nothing here reads and which take time."""
+    result = copy.copy(model)
+    result.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
+    if sleep:
+        result.opt.enableflags |= int(mujoco.mjtEnableBit.mjENBL_SLEEP)
+    return result
+
+
+def _copied(name: str, values: ArrayLike, size: int) -> NDArray[np.float64]:
+    copied = np.array(values, dtype=np.float64)
+    if copied.shape != (size,):
+        raise ValueError(f"expected {name} [{size}] of this simulation's scene, got {list(copied.shape)}")
+    return copied
+
+
+def _physics(model: mujoco.MjModel, data: mujoco.MjData) -> NDArray[np.float64]:
+    state = np.empty(mujoco.mj_stateSize(model, STATE))
+    mujoco.mj_getState(model, data, state, STATE)
+    return state
+
+
+def _set_asleep(model: mujoco.MjModel, data: mujoco.MjData, asleep: NDArray[np.int32]) -> None:
+    """Set which trees sleep, and the arrays MuJoCo derives from that: it would take the former alone for a change."""
+    data.tree_asleep[:] = asleep
+    data.tree_awake[:] = asleep < 0
+    moving = model.body_treeid >= 0
+    data.body_awake[moving] = data.tree_awake[model.body_treeid[moving]]
+    bodies = np.flatnonzero(data.body_awake != 0)
+    parents = 1 + np.flatnonzero(data.body_awake[model.body_parentid[1:]] != 0)
+    dofs = np.flatnonzero(data.body_awake[model.dof_bodyid] == 1)
+    data.body_awake_ind[: len(bodies)], data.parent_awake_ind[: len(parents)] = bodies, parents
+    data.dof_awake_ind[: len(dofs)] = dofs
+    data.ntree_awake, data.nbody_awake = int(data.tree_awake.sum()), len(bodies)
+    data.nparent_awake, data.nv_awake = len(parents), len(dofs)

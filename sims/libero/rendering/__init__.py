@@ -1,0 +1,1 @@
+"""Pictures: of the ray tracer, or of MuJoCo's renderer."""

@@ -1,0 +1,137 @@
+"""Pictures of many LIBERO simulations, once per chunk: by ray tracing, or by MuJoCo's renderer on a graphics card."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, Protocol
+
+import mujoco
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embodied.errors import UserError
+from sims.libero.physics.simulation import Simulation
+from sims.libero.rendering.poses import Poses, Posing
+from sims.libero.scene.scene import build_scene
+
+log = logging.getLogger(__name__)
+
+AGENT_VIEW, WRIST = "agentview", "robot0_eye_in_hand"
+Backend = Literal["rays", "gl"]
+
+
+class Renderer(Protocol):
+    """Draws states of one scene; `model` is compiled with visuals. `threads` may draw different scenes at a time."""
+
+    threads: int
+
+    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None: ...
+
+    def draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
+        """Pictures [n, cameras, height, width, 3] of n states."""
+        ...
+
+
+class Cameras:
+    """The cameras `names` of every simulation in `simulation`.
+
+    The first row of a picture is its top; stock LIBERO's observations have it at the bottom, so a policy trained on
+    stock's pictures needs ours flipped. With stand-ins, and where visual files are missing, pictures are not the
+    benchmark's.
+
+    `backend` "rays" traces rays (mujoco_warp: on CUDA where there is one, else on the CPU, without any graphics
+    library), "gl" is MuJoCo's own renderer; `choose_backend` decides if None. Both show the same shapes at the same
+    pixels, but edges, fine textures and highlights differ: train and evaluate a policy on the same one.
+
+    Raises:
+        UserError: for a camera that the scenes lack, or a backend that does not work here.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        names: Sequence[str] = (AGENT_VIEW, WRIST),
+        width: int = 128,
+        height: int = 128,
+        *,
+        backend: Backend | None = None,
+    ) -> None:
+        self.names, self.width, self.height = tuple(names), width, height
+        self.backend = backend or choose_backend()
+        self._simulation = simulation
+        renderer = _renderer(self.backend)
+        scenes = list(dict.fromkeys(simulation.scenes))
+        self._group = np.array([scenes.index(scene) for scene in simulation.scenes])
+        self._posing: list[Posing] = []
+        self._renderers: list[Renderer] = []
+        for scene in scenes:
+            visual = build_scene(scene.task, scene.assets, visuals=True).model
+            _check_names(visual, self.names)
+            self._posing.append(Posing(visual, scene.model))
+            self._renderers.append(renderer(visual, self.names, width, height))
+            self.render([simulation.scenes.index(scene)])  # loads kernels, which threads must not do at the same time
+
+    def render(self, ids: ArrayLike | None = None) -> NDArray[np.uint8]:
+        """Pictures [n, cameras, height, width, 3] of simulations `ids` [n] (all if None) as they are now."""
+        ids = np.arange(self._simulation.num) if ids is None else np.asarray(ids, dtype=np.int64)
+        pictures = np.empty((len(ids), len(self.names), self.height, self.width, 3), dtype=np.uint8)
+        groups = self._group[ids]
+
+        def draw(group: int) -> None:
+            rows = np.flatnonzero(groups == group)
+            pictures[rows] = self._renderers[group].draw([self._pose(i) for i in ids[rows]])
+
+        present = np.unique(groups).tolist()
+        if self._renderers[0].threads == 1 or len(present) == 1:
+            list(map(draw, present))
+        else:
+            with ThreadPoolExecutor(self._renderers[0].threads) as pool:
+                list(pool.map(draw, present))
+        return pictures
+
+    def _pose(self, i: int) -> Poses:
+        return self._posing[self._group[i]](self._simulation.models[i], self._simulation.data[i].qpos)
+
+
+def choose_backend() -> Backend:
+    """The fastest back end that works here: OpenGL only on a graphics card without CUDA.
+
+    On a CPU, OpenGL takes three times as long as the ray tracer. Raises UserError where neither works.
+    """
+    from sims.libero.rendering.gl_renderer import graphics_card, opengl
+
+    try:
+        import warp
+
+        from sims.libero.rendering import ray_tracer  # noqa: F401 (whether it can be imported is the question)
+    except ImportError as error:
+        if opengl() is None:
+            raise UserError(f"no renderer works here ({error}); pip install 'embodied-rl[libero]'") from error
+        return "gl"
+    return "gl" if graphics_card() and not warp.is_cuda_available() else "rays"
+
+
+def _renderer(backend: Backend) -> type[Renderer]:
+    if backend == "rays":
+        import warp
+
+        from sims.libero.rendering.ray_tracer import RayTracer
+
+        where = warp.get_device().name
+        log.info(f"rendering with mujoco_warp's ray tracer on {where}; compiled once on every machine, about 10 s")
+        return RayTracer
+    from sims.libero.rendering.gl_renderer import GLRenderer, opengl
+
+    if opengl() is None:
+        raise UserError('backend="gl" needs OpenGL, but no context opens here; install EGL or use backend="rays"')
+    log.info(f"rendering with MuJoCo's OpenGL renderer on {opengl()}")
+    return GLRenderer
+
+
+def _check_names(model: mujoco.MjModel, names: Sequence[str]) -> None:
+    known = [model.camera(i).name for i in range(model.ncam)]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UserError(f"unknown camera {', '.join(unknown)}; expected among {', '.join(known)}")

@@ -1,0 +1,92 @@
+"""Pictures from MuJoCo's own renderer, the one that stock LIBERO uses; needs OpenGL (EGL, or what MUJOCO_GL names)."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from sims.libero.rendering.poses import VISUAL_GROUP, Poses
+
+SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")
+"""Parts of the names of OpenGL implementations that draw on the CPU."""
+
+
+class GLRenderer:
+    """Renders one scene; `model` is compiled with visuals."""
+
+    threads = 1  # the context is current in the one that opened it
+
+    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None:
+        _context()
+        # A texture's bytes are shown as they are: so did MuJoCo when LIBERO's demonstrations were recorded.
+        model.tex_colorspace[:] = mujoco.mjtColorSpace.mjCOLORSPACE_LINEAR
+        model.vis.global_.offwidth, model.vis.global_.offheight = width, height
+        self._model, self._data = model, mujoco.MjData(model)
+        self._rectangle = mujoco.MjrRect(0, 0, width, height)
+        self._renderer = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        self._scene = mujoco.MjvScene(model, maxgeom=model.ngeom + 16)
+        self._option = mujoco.MjvOption()
+        self._option.geomgroup[:] = np.arange(mujoco.mjNGROUP) == VISUAL_GROUP
+        self._option.sitegroup[:] = 0
+        self._cameras = [_camera(model, name) for name in cameras]
+
+    def draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
+        """Pictures [n, cameras, height, width, 3] of n states of the scene."""
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._renderer)  # another scene's may be bound
+        return np.stack([[self._draw(pose, camera) for camera in self._cameras] for pose in poses])
+
+    def _draw(self, pose: Poses, camera: mujoco.MjvCamera) -> NDArray[np.uint8]:
+        for field, values in pose._asdict().items():
+            target = getattr(self._data, field)
+            target[:] = values.reshape(target.shape)
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(
+            self._model, self._data, self._option, mujoco.MjvPerturb(), camera, everything, self._scene
+        )
+        picture = np.empty((self._rectangle.height, self._rectangle.width, 3), dtype=np.uint8)
+        mujoco.mjr_render(self._rectangle, self._scene, self._renderer)
+        mujoco.mjr_readPixels(picture, None, self._rectangle, self._renderer)
+        return picture[::-1]  # OpenGL's first row is the lowest
+
+
+def graphics_card() -> bool:
+    """Whether OpenGL draws on something other than the CPU."""
+    if not any(Path("/dev/dri").glob("renderD*")):
+        return False
+    name = opengl()
+    return name is not None and not any(word in name.lower() for word in SOFTWARE)
+
+
+def opengl() -> str | None:
+    """What draws here, None where OpenGL does not work."""
+    try:
+        return _context()[1]
+    except Exception:  # a missing library, driver or display each fails in its own way
+        return None
+
+
+@functools.cache
+def _context() -> tuple[Any, str]:
+    """One OpenGL context, current for as long as the process lives, and the name of what draws in it."""
+    if os.environ.get("MUJOCO_GL"):
+        from mujoco.gl_context import GLContext
+    else:
+        from mujoco.egl import GLContext
+    context = GLContext(64, 64)
+    context.make_current()
+    from OpenGL import GL
+
+    return context, GL.glGetString(GL.GL_RENDERER).decode()
+
+
+def _camera(model: mujoco.MjModel, name: str) -> mujoco.MjvCamera:
+    camera = mujoco.MjvCamera()
+    camera.type, camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, model.camera(name).id
+    return camera

@@ -1,0 +1,156 @@
+"""Pictures from mujoco_warp's ray tracer: no graphics library needed on a CPU, many worlds at once on CUDA.
+
+It traces one ray per pixel: no anti-aliasing and, as LIBERO's lights ask, no shadows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import weakref
+from collections.abc import Sequence
+
+import mujoco
+import numpy as np
+import warp
+from numpy.typing import NDArray
+
+warp.config.log_level = warp.LOG_ERROR  # before mujoco_warp's import: it would report every kernel it loads
+
+import mujoco_warp  # noqa: E402
+
+from sims.libero.rendering.poses import VISUAL_GROUP, Poses  # noqa: E402
+
+EXTENT = 10.0  # m; MuJoCo measures its far plane in it. One value for all scenes: the compiled kernel holds it
+WORLDS_AT_ONCE = 64  # on CUDA; a CPU renders one after the other anyway
+GEOM_TYPES = tuple(
+    int(getattr(mujoco.mjtGeom, f"mjGEOM_{name}"))
+    for name in ("PLANE", "SPHERE", "CAPSULE", "ELLIPSOID", "CYLINDER", "BOX", "MESH")
+)
+"""What can be seen in any scene, whether or not it is in this one: the compiled kernel is for these."""
+
+
+class RayTracer:
+    """Renders one scene; `model` is compiled with visuals and may be forgotten afterwards.
+
+    All scenes share one compiled kernel.
+    """
+
+    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None:
+        self._shape = (len(cameras), height, width)
+        cuda = warp.get_device().is_cuda
+        self._worlds = WORLDS_AT_ONCE if cuda else 1
+        self.threads = 1 if cuda else len(os.sched_getaffinity(0))
+        model.stat.extent = EXTENT
+        _dim(model)
+        self._model = mujoco_warp.put_model(model)
+        self._data = mujoco_warp.make_data(model, nworld=self._worlds, nconmax=1, njmax=1)
+        self._context = mujoco_warp.create_render_context(
+            model,
+            nworld=self._worlds,
+            cam_res=(width, height),
+            cam_active=list(cameras),
+            render_rgb=True,
+            render_depth=False,
+            render_seg=False,
+            render_skybox=True,
+            use_textures=False,  # the library would take them in full size
+            enabled_geom_groups=[VISUAL_GROUP],
+        )
+        self._context.textures_registry = _textures(model, limit=max(width, height))
+        self._context.textures = warp.array(self._context.textures_registry, dtype=warp.Texture2D)
+        self._context.flex_dim_np = np.array(model.flex_dim)  # a copy: the view would keep the whole model in memory
+        _share_meshes(self._context, model)
+        self._context.use_textures = True
+        self._context.geom_ray_types = GEOM_TYPES
+
+    def draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
+        """Pictures [n, cameras, height, width, 3] of n states of the scene."""
+        batches = [poses[first : first + self._worlds] for first in range(0, len(poses), self._worlds)]
+        return np.concatenate([self._draw(batch) for batch in batches])
+
+    def _draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
+        for field in Poses._fields:
+            values = np.stack([getattr(pose, field) for pose in poses])
+            getattr(self._data, field)[: len(poses)].assign(values.astype(np.float32))
+        self._data.nworld = len(poses)
+        mujoco_warp.refit_bvh(self._model, self._data, self._context)
+        mujoco_warp.render(self._model, self._data, self._context)
+        packed = self._context.rgb_data.numpy()[: len(poses)]  # 0xAARRGGBB
+        channels = packed.astype("<u4").view(np.uint8).reshape(len(poses), *self._shape, 4)
+        return channels[..., 2::-1]
+
+
+_MESHES: weakref.WeakValueDictionary[bytes, warp.Mesh] = weakref.WeakValueDictionary()
+"""Search trees of the meshes in use, by content."""
+
+
+def _share_meshes(context: mujoco_warp.RenderContext, model: mujoco.MjModel) -> None:
+    """Keep one search tree per mesh for all scenes: the robot's alone take 80 MB."""
+    shared = [_MESHES.setdefault(_digest(model, i), mesh) for i, mesh in enumerate(context.mesh_registry.values())]
+    context.mesh_registry = {mesh.id: mesh for mesh in shared}
+    context.mesh_bvh_id = warp.array([mesh.id for mesh in shared], dtype=warp.uint64)
+
+
+def _digest(model: mujoco.MjModel, mesh: int) -> bytes:
+    vertex, face = model.mesh_vertadr[mesh], model.mesh_faceadr[mesh]
+    vertices = model.mesh_vert[vertex : vertex + model.mesh_vertnum[mesh]]
+    faces = model.mesh_face[face : face + model.mesh_facenum[mesh]]
+    return hashlib.sha256(vertices.tobytes() + faces.tobytes()).digest()
+
+
+def shrink(pixels: NDArray[np.uint8], limit: int) -> NDArray:
+    """`pixels` [H, W, C] averaged over equal squares so that no side exceeds `limit`; a rest at the rim is cut off."""
+    height, width, channels = pixels.shape
+    step = -(-max(height, width) // limit)
+    if step == 1:
+        return pixels
+    rows, columns = height // step, width // step
+    squares = pixels[: rows * step, : columns * step].reshape(rows, step, columns, step, channels)
+    return squares.mean((1, 3))
+
+
+def _dim(model: mujoco.MjModel) -> None:
+    """Dim the lights so that a white table's middle, seen at 45 degrees, is just white.
+
+    OpenGL clips the light on a surface before it multiplies the colour, the ray tracer the product: LIBERO's brighter
+    scenes, made with OpenGL, would be overexposed.
+    """
+    headlight = model.vis.headlight
+    fixed = float(np.max(headlight.ambient + 0.7 * headlight.diffuse + model.light_ambient.sum(0)))
+    light = sum((float(model.light_diffuse[i].max()) * _on_table(model, i) for i in range(model.nlight)), 1e-6)
+    scale = min(1.0, max(0.0, 1.0 - fixed) / light)
+    model.light_diffuse *= scale
+    model.light_specular *= scale
+
+
+def _on_table(model: mujoco.MjModel, light: int) -> float:
+    """Share of a light that a horizontal surface at the world's origin receives."""
+    position, direction = model.light_pos[light], model.light_dir[light]
+    if model.light_type[light] == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL:
+        return max(0.0, -direction[2])
+    to_light = position / np.linalg.norm(position)
+    along = max(0.0, -to_light @ direction)
+    if model.light_type[light] == mujoco.mjtLightType.mjLIGHT_SPOT:
+        inside = along >= np.cos(np.deg2rad(model.light_cutoff[light]))
+        return max(0.0, to_light[2]) * along ** model.light_exponent[light] * inside
+    return max(0.0, to_light[2])
+
+
+def _textures(model: mujoco.MjModel, limit: int) -> list[warp.Texture2D]:
+    """The model's textures, none larger than `limit` pixels a side except the sky.
+
+    Averaging stands in for a graphics card's mipmaps: what is finer than the picture would only show as noise. And in
+    full size each of LIBERO's would take 64 MB.
+    """
+    result = []
+    for index in range(model.ntex):
+        shape = (model.tex_height[index], model.tex_width[index], model.tex_nchannel[index])
+        first = model.tex_adr[index]
+        pixels = model.tex_data[first : first + np.prod(shape)].reshape(shape)
+        if model.tex_type[index] != mujoco.mjtTexture.mjTEXTURE_SKYBOX:
+            pixels = shrink(pixels[: shape[1]], limit)  # of a cube's faces, one below the other, the first is for all
+        rgba = np.ones((*pixels.shape[:2], 4), dtype=np.float32)
+        rgba[..., : max(3, shape[2])] = pixels / np.float32(255)  # one channel is grey
+        result.append(warp.Texture2D(warp.array(rgba, dtype=float), filter_mode=warp.TextureFilterMode.LINEAR))
+    return result

@@ -1,0 +1,272 @@
+"""Initial states: LIBERO's own and a wide distribution, each a fixed function of (task, distribution, split, index).
+
+Both place the task's fixtures anew, as stock does at every reset: anywhere in the areas that its description names.
+`official` are LIBERO's 50 stored states of a task; as in stock, objects do not follow the fixtures that they are on.
+`wide` is in the manner of LIBERO-Plus: every object of the workspace anywhere in the part of it that the arm reaches,
+at any yaw, the robot's joints perturbed; arrangements without room for a gripper between objects are thrown again.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mujoco
+import numpy as np
+
+from embodied.errors import UserError
+from sims.libero.scene.geometry import DIRECTIONS, Array, Cloud, footprint, gap, hull, planar, points_gap, turned
+from sims.libero.scene.scene import Scene, satisfied
+from sims.libero.suite import initial_states
+
+DISTRIBUTIONS = ("official", "wide")
+SPLITS = ("train", "eval")
+
+REACH_X_M = (0.34, 0.74)
+"""Distances in front of the robot's base within which objects are placed ..."""
+REACH_Y_M = (-0.31, 0.31)
+"""... and to its sides ..."""
+REACH_RADIUS_M = (0.44, 0.74)
+"""... and in all: where the arm can point straight down. Nearer, its forearm is upright too, which is singular."""
+CLEARANCE_M = 0.035
+"""Room between objects: a finger and some tolerance."""
+CONTAINER_YAW_RAD = 0.2
+"""Containers of the goal turn by quarter turns and up to this angle: see `_Stack.container`."""
+JOINT_NOISE_RAD = 0.1
+"""Each arm joint starts within this distance of its nominal position."""
+
+ARRANGEMENTS = 100
+THROWS = 50
+SPACING_M = 0.015
+FIXTURES = 1
+"""What the random numbers of fixtures are drawn for, beside those of objects."""
+
+
+def check_names(distribution: str, split: str) -> None:
+    """Raise UserError for an unknown distribution or split."""
+    if distribution not in DISTRIBUTIONS:
+        raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(DISTRIBUTIONS)}")
+    if split not in SPLITS:
+        raise UserError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
+
+
+class InitialState(NamedTuple):
+    """`qpos` [nq], `qvel` [nv]; `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] of a model with fixtures placed."""
+
+    qpos: Array
+    qvel: Array
+    body_pos: Array
+    body_quat: Array
+
+
+class Placement:
+    """Initial states of one scene by index.
+
+    Official states repeat after the last one and are the same in both splits.
+    """
+
+    def __init__(self, scene: Scene, distribution: str, split: str) -> None:
+        check_names(distribution, split)
+        self.scene = scene
+        self.official = initial_states(scene.task)[:, 1:]
+        self._nq = scene.model.nq
+        if self.official.shape[1] != self._nq + scene.model.nv:
+            raise AssertionError(f"{scene.task.name}: states of width {self.official.shape[1]} do not fit the scene")
+        self._wide = _Wide(scene, self.official[0, : self._nq]) if distribution == "wide" else None
+        shared = 0 if self._wide is None else SPLITS.index(split)
+        self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), shared)
+
+    def __call__(self, index: int) -> InitialState:
+        """Initial state number `index` >= 0."""
+        index = index % len(self.official) if self._wide is None else index
+        places = place_fixtures(self.scene, np.random.default_rng((*self._key, index, FIXTURES)))
+        if self._wide is None:
+            qpos, qvel = np.split(self.official[index].copy(), [self._nq])
+            return InitialState(qpos, qvel, *places)
+        qpos = self._wide.sample(np.random.default_rng((*self._key, index)), *places)
+        return InitialState(qpos, np.zeros(self.official.shape[1] - self._nq), *places)
+
+
+def place_fixtures(scene: Scene, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Positions [nbody, 3] m and quaternions [nbody, 4] of all bodies with the fixtures placed as stock draws them."""
+    position, quaternion = scene.model.body_pos.copy(), scene.model.body_quat.copy()
+    for fixture in scene.fixtures:
+        x0, y0, x1, y1 = rng.choice(fixture.ranges)
+        position[fixture.body] = rng.uniform(x0, x1), rng.uniform(y0, y1), fixture.height
+        angle = rng.uniform(*fixture.yaw)
+        quaternion[fixture.body] = np.cos(angle / 2), 0.0, 0.0, np.sin(angle / 2)
+    return position, quaternion
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """An object that stands on the workspace and what rests on it: they move as one.
+
+    `container` marks one that holds a region of the goal. LIBERO measures such regions along the world's axes, and at
+    45 degrees to them its box has no width, so that nothing would count as inside.
+    """
+
+    qposadr: tuple[int, ...]
+    points: Array  # [P, 2] outline seen from above at the nominal pose
+    pivot: Array  # [2] nominal position of the object below
+    container: bool
+
+    def draw_yaw(self, rng: np.random.Generator) -> float:
+        """A turn from the nominal pose, rad."""
+        if not self.container:
+            return rng.uniform(-np.pi, np.pi)
+        return rng.integers(4) * np.pi / 2 + rng.uniform(-CONTAINER_YAW_RAD, CONTAINER_YAW_RAD)
+
+
+class _Wide:
+    """Sampler of the wide distribution; `official` [nq] gives upright orientations and who stands on whom."""
+
+    def __init__(self, scene: Scene, official: Array) -> None:
+        self.scene, self.model = scene, copy.copy(scene.model)
+        self.data = mujoco.MjData(self.model)
+        self.cloud = Cloud(scene.model, SPACING_M)
+        self.robot = int(scene.model.body_rootid[scene.hand_body])
+        members, self.loads = _stacks(scene), _loads(scene)
+        self.nominal = self._standing(official.copy(), members)
+        self._kinematics(self.nominal)
+        self.base = self.data.xpos[self.robot, :2].copy()
+        self.anchor = members[0][0]
+        self.edge, self.obstacles = self._workspace()
+        self.stacks = sorted((self._stack(group) for group in members), key=lambda s: -np.ptp(s.points, axis=0).max())
+
+    def sample(self, rng: np.random.Generator, body_pos: Array, body_quat: Array) -> Array:
+        """One arrangement, qpos [nq], among fixtures placed so.
+
+        The room asked for shrinks with every arrangement that did not work out.
+        """
+        nominal = self._among(body_pos, body_quat)
+        for number in range(ARRANGEMENTS):
+            qpos = self._arrange(rng, nominal, CLEARANCE_M * 0.97**number)
+            if qpos is not None and self._is_start(qpos):
+                return qpos
+        raise AssertionError(f"{self.scene.task.name}: no arrangement without overlap in {ARRANGEMENTS}")
+
+    def _among(self, body_pos: Array, body_quat: Array) -> Array:
+        """The nominal qpos [nq] with fixtures placed so, and on or in them what begins there."""
+        nominal = self.nominal.copy()
+        if not self.scene.fixtures:
+            return nominal
+        for fixture, members in self.loads.items():
+            before, after = self.scene.model.body_pos[fixture, :2], body_pos[fixture, :2]
+            yaw = _yaw(body_quat[fixture]) - _yaw(self.scene.model.body_quat[fixture])
+            for address in members:
+                _move(nominal[address : address + 7], before, yaw, after - before)
+        self.model.body_pos[:], self.model.body_quat[:] = body_pos, body_quat
+        self._kinematics(nominal)
+        self.edge, self.obstacles = self._workspace()
+        return nominal
+
+    def _arrange(self, rng: np.random.Generator, nominal: Array, clearance: float) -> Array | None:
+        qpos = nominal.copy()
+        qpos[self.scene.arm_qposadr] = self.scene.initial_arm + rng.uniform(-JOINT_NOISE_RAD, JOINT_NOISE_RAD, 7)
+        for joint in self.scene.initial_joints:
+            qpos[joint.qposadr] = rng.uniform(joint.low, joint.high)
+        placed: list[Array] = []
+        for stack in self.stacks:
+            found = self._throw(rng, stack, placed, clearance)
+            if found is None:
+                return None
+            yaw, shift, shape = found
+            placed.append(shape)
+            for address in stack.qposadr:
+                _move(qpos[address : address + 7], stack.pivot, yaw, shift)
+        return qpos
+
+    def _throw(
+        self, rng: np.random.Generator, stack: _Stack, placed: list[Array], clearance: float
+    ) -> tuple[float, Array, Array] | None:
+        """A free (yaw, shift [2], footprint [64]) for one stack, None after many throws."""
+        for _ in range(THROWS):
+            yaw = stack.draw_yaw(rng)
+            place = np.array([rng.uniform(*REACH_X_M), rng.uniform(*REACH_Y_M)])
+            shape = footprint((stack.points - stack.pivot) @ planar(yaw).T + self.base + place)
+            free = all(gap(shape, other) >= clearance for other in placed)
+            on_workspace = (shape <= self.edge).all() and points_gap(shape, self.obstacles) >= CLEARANCE_M
+            if free and on_workspace and REACH_RADIUS_M[0] <= np.linalg.norm(place) <= REACH_RADIUS_M[1]:
+                return yaw, self.base + place - stack.pivot, shape
+        return None
+
+    def _is_start(self, qpos: Array) -> bool:
+        """Whether the robot touches nothing and the goal is not reached."""
+        self._kinematics(qpos)
+        roots = self.scene.model.body_rootid[self.scene.model.geom_bodyid[self.data.contact.geom]]
+        return not (roots == self.robot).any() and not satisfied(self.scene, self.data)
+
+    def _standing(self, qpos: Array, stacks: list[tuple[int, ...]]) -> Array:
+        """Raise or lower every stack so that it stands on what is below it (official ones start inside the floor)."""
+        self._kinematics(qpos)
+        for members in stacks:
+            body = int(self.scene.object_body[members[0]])
+            bottom = self.cloud.world(self.data, self.cloud.root == body)[:, 2].min()
+            for member in members:
+                qpos[self.scene.object_qposadr[member] + 2] += self._support(body) - bottom + 5e-4
+        return qpos
+
+    def _stack(self, members: tuple[int, ...]) -> _Stack:
+        bodies = self.scene.object_body[list(members)]
+        points = hull(self.cloud.world(self.data, np.isin(self.cloud.root, bodies)))[:, :2]
+        addresses = tuple(int(self.scene.object_qposadr[member]) for member in members)
+        model = self.scene.model
+        regions = [model.site_bodyid[goal.b] for goal in self.scene.goal if goal.kind in ("in", "on_site")]
+        container = bool(np.isin(model.body_rootid[regions], bodies).any())
+        return _Stack(addresses, points, self.data.xpos[bodies[0], :2].copy(), container)
+
+    def _workspace(self) -> tuple[Array, Array]:
+        """Support function [64] of the surface under the anchor, an object; points [P, 2] of what is fixed above it."""
+        fixed = ~np.isin(self.cloud.root, [self.robot, *self.scene.object_body])
+        points = self.cloud.world(self.data, fixed)
+        height = points[:, 2] - self._support(int(self.scene.object_body[self.anchor]))
+        top = points[np.abs(height) < 0.01]
+        edge = footprint(top) if len(top) else np.full(len(DIRECTIONS), np.inf)
+        obstacles = points[(height > 0.01) & (height < 0.5), :2]
+        return edge, np.unique(np.round(obstacles / SPACING_M), axis=0) * SPACING_M
+
+    def _support(self, body: int) -> float:
+        """Height in m of the surface under a body, looked for from 5 cm above its origin."""
+        start, down = self.data.xpos[body] + (0.0, 0.0, 0.05), np.array([0.0, 0.0, -1.0])
+        distance = mujoco.mj_ray(self.model, self.data, start, down, None, 1, body, np.zeros(1, np.int32))
+        if distance < 0:
+            raise AssertionError(f"{self.scene.task.name}: nothing under {self.scene.model.body(body).name}")
+        return float(start[2] - distance)
+
+    def _kinematics(self, qpos: Array) -> None:
+        self.data.qpos[:] = qpos
+        mujoco.mj_fwdPosition(self.model, self.data)
+
+
+def _stacks(scene: Scene) -> list[tuple[int, ...]]:
+    """Indices of objects that start on the workspace, each followed by those of the objects that start on it."""
+    regions, names = scene.task.problem.regions, scene.objects
+    below = {atom[1]: atom[2] for atom in scene.task.problem.init if len(atom) == 3 and atom[1] in names}
+    standing = [name for name, place in below.items() if place in regions and regions[place].ranges]
+    riders = {name: [rider for rider, place in below.items() if place == name] for name in standing}
+    return [(names.index(name), *map(names.index, riders[name])) for name in standing]
+
+
+def _loads(scene: Scene) -> dict[int, list[int]]:
+    """Body of a fixture -> addresses in qpos of the objects that begin on or in it."""
+    regions, bodies = scene.task.problem.regions, {fixture.name: fixture.body for fixture in scene.fixtures}
+    loads: dict[int, list[int]] = {}
+    for _, name, *place in scene.task.problem.init:
+        if name in scene.objects and place[0] in regions and regions[place[0]].target in bodies:
+            address = int(scene.object_qposadr[scene.objects.index(name)])
+            loads.setdefault(bodies[regions[place[0]].target], []).append(address)
+    return loads
+
+
+def _move(pose: Array, pivot: Array, yaw: float, shift: Array) -> None:
+    """Turn a `pose` [7], a view, about the vertical through `pivot` [2], and shift it."""
+    pose[:2] = planar(yaw) @ (pose[:2] - pivot) + pivot + shift
+    pose[3:] = turned(pose[3:], yaw)
+
+
+def _yaw(quaternion: Array) -> float:
+    """Angle, rad, of a turn about the vertical."""
+    return float(2.0 * np.arctan2(quaternion[3], quaternion[0]))

@@ -1,0 +1,337 @@
+"""Datasets: what a robot did becomes a LeRobot dataset, comes back, and trains; others' are read or refused clearly."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from embodied.algorithms.sft import SFTConfig
+from embodied.contract import Contract, TensorSpec
+from embodied.evaluation.evaluation import evaluate
+from embodied.evaluation.video import write_video
+from policies.mlp import MLPConfig
+from real_robot.recording import lerobot_dataset, lerobot_reading
+from real_robot.recording.recorder import Recorder
+from real_robot.recording.recording import Gap, Recording
+from real_robot.robots.robot import Reading, SimulatedRobot
+from real_robot.safety.safety import State, Verdict
+from tests.embodied.reach import Reach
+
+DT_S = 0.1
+CONTRACT = Contract(
+    {
+        "joint_position": TensorSpec((3,), unit="rad", names=("shoulder", "elbow", "wrist")),
+        "objects": TensorSpec((-1, 2), unit="m", frame="world", names=("x", "y")),
+        "front": TensorSpec((24, 33, 3), "uint8"),
+        "instruction": TensorSpec((4,), "int64"),
+        "names": TensorSpec((-1, 2), "int64"),
+        "mask": TensorSpec((-1,), "bool"),
+        "force": TensorSpec((1,), privileged=True),
+    },
+    TensorSpec((2,), unit="rad/s", names=("shoulder", "elbow"), low=(-1.0, -1.0), high=(1.0, 1.0)),
+    DT_S,
+    horizon=4,
+    executed=2,
+)
+
+
+def seen(step: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(step)
+    picture = np.zeros((24, 33, 3), np.uint8) + np.uint8(40 + 20 * step)
+    return {
+        "joint_position": rng.normal(size=3).astype(np.float32), "objects": rng.normal(size=(2, 2)).astype(np.float32),
+        "front": picture, "instruction": np.arange(4) + step, "names": np.full((2, 2), step),
+        "mask": np.array([True, False]),
+    }  # fmt: skip
+
+
+def drive(recorder: Recorder, steps: range, *, first_s: float = 0.0) -> None:
+    for step in steps:
+        now_s = first_s + step * DT_S
+        action = np.array([step / 10, -step / 10])
+        verdict = Verdict(State.ACTIVE, action)
+        recorder.write(now_s, Reading(seen(step), now_s - 0.01, step), action + 1, verdict, intervention=step == 1)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Recording:
+    with Recorder(tmp_path / "a.mcap", CONTRACT) as recorder:
+        recorder.begin_episode("pick")
+        drive(recorder, range(3))
+        recorder.begin_episode("place")
+        drive(recorder, range(5))
+        recorder.write(0.5, Reading(seen(5), 0.5, 5), None, Verdict(State.HOLDING, None, "stale"))
+        drive(recorder, range(6, 8))
+        drive(recorder, range(8, 9), first_s=3 * DT_S)
+        recorder._put(Gap(2))
+        drive(recorder, range(9, 10), first_s=3 * DT_S)
+    return Recording(tmp_path / "a.mcap")
+
+
+LENGTHS = [3, 5, 2, 1, 1]
+STEPS = [range(3), range(5), range(6, 8), range(8, 9), range(9, 10)]
+
+
+def test_what_was_driven_comes_back(recording: Recording, tmp_path: Path):
+    assert lerobot_dataset.write([recording], tmp_path / "data", robot="arm") == 5
+    episodes = list(lerobot_reading.read(tmp_path / "data", CONTRACT))
+    assert [len(actions) for _, actions in episodes] == LENGTHS
+    for steps, (observation, actions) in zip(STEPS, episodes, strict=True):
+        assert torch.equal(actions, torch.tensor([[step / 10, -step / 10] for step in steps], dtype=torch.float32))
+        for row, step in enumerate(steps):
+            for key, value in seen(step).items():
+                found = observation[key][row]
+                assert found.dtype == torch.from_numpy(value).dtype
+                if key == "front":
+                    assert np.abs(found.numpy().astype(int) - value).max() <= 3  # a video
+                else:
+                    assert torch.equal(found, torch.from_numpy(value))
+
+
+def test_the_files_are_those_of_the_format(recording: Recording, tmp_path: Path):
+    directory = tmp_path / "data"
+    lerobot_dataset.write([recording, recording], directory, robot="arm")
+    info = json.loads((directory / "meta/info.json").read_text())
+    assert (info["codebase_version"], info["fps"], info["robot_type"]) == ("v3.0", 10, "arm")
+    assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (10, 24, 2)
+    assert info["splits"] == {"train": "0:10"}
+    state = info["features"]["observation.state"]
+    assert state["names"] == [
+        "joint_position.shoulder", "joint_position.elbow", "joint_position.wrist",
+        "objects[0].x", "objects[0].y", "objects[1].x", "objects[1].y",
+    ]  # fmt: skip
+    assert info["features"]["observation.images.front"]["shape"] == [24, 34, 3]
+    rows = pq.read_table(directory / "data/chunk-000/file-000.parquet").to_pydict()
+    assert rows["index"] == list(range(24))
+    assert rows["episode_index"][:9] == [0] * 3 + [1] * 5 + [2]
+    assert rows["frame_index"][:4] == [0, 1, 2, 0]
+    assert np.allclose(rows["timestamp"][:4], [0.0, 0.1, 0.2, 0.0])
+    assert rows["complementary_info.is_intervention"][:4] == [False, True, False, False]
+    episodes = pq.read_table(directory / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [row["length"] for row in episodes] == LENGTHS * 2
+    assert [(row["dataset_from_index"], row["dataset_to_index"]) for row in episodes[:3]] == [(0, 3), (3, 8), (8, 10)]
+    assert [row["tasks"] for row in episodes[:2]] == [["pick"], ["place"]]
+    assert (directory / "videos/observation.images.front/chunk-000/file-009.mp4").exists()
+    stats = json.loads((directory / "meta/stats.json").read_text())
+    actions = np.array(rows["action"])
+    for name, expected in (("mean", actions.mean(0)), ("std", actions.std(0)), ("max", actions.max(0))):
+        assert np.allclose(stats["action"][name], expected)
+    assert stats["action"]["count"] == [24]
+    assert np.shape(stats["observation.images.front"]["mean"]) == (3, 1, 1)
+
+
+def test_elements_are_bound_by_name_and_units_are_checked(recording: Recording, tmp_path: Path):
+    lerobot_dataset.write([recording], tmp_path / "data")
+    turned = replace(
+        CONTRACT,
+        observation={
+            "joint_position": TensorSpec((2,), unit="rad", names=("wrist", "shoulder")),
+            "objects": TensorSpec((2, 2), unit="m", frame="world", names=("y", "x")),
+        },
+        action=replace(CONTRACT.action, names=("elbow", "shoulder")),
+    )
+    observation, actions = next(lerobot_reading.read(tmp_path / "data", turned))
+    assert torch.equal(observation["joint_position"][2], torch.from_numpy(seen(2)["joint_position"][[2, 0]]))
+    assert torch.equal(observation["objects"][2], torch.from_numpy(seen(2)["objects"][:, [1, 0]]))
+    assert torch.allclose(actions[2], torch.tensor([-0.2, 0.2]))
+    wrong = replace(CONTRACT, observation={"joint_position": TensorSpec((3,), unit="deg")}, control_dt_s=0.05)
+    with pytest.raises(ValueError, match=r"unit: expected 'deg', got 'rad'.*control_dt_s: expected 0\.05, got 0\.1"):
+        list(lerobot_reading.read(tmp_path / "data", wrong))
+
+
+def test_chunks_never_reach_over_the_end_of_an_episode(recording: Recording, tmp_path: Path):
+    lerobot_dataset.write([recording], tmp_path / "data")
+    found = lerobot_reading.episodes(tmp_path / "data", CONTRACT, tmp_path / "run")
+    chunks = found.chunks(torch.arange(len(found)), 4)
+    assert chunks["actions"].shape == (12, 4, 2)
+    expected = [min(4, length - start) for length in LENGTHS for start in range(length)]
+    assert chunks["valid"].sum(1).tolist() == expected
+
+
+def test_what_makes_no_dataset_is_told(recording: Recording, tmp_path: Path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ValueError, match="there exists"):
+        lerobot_dataset.write([recording], tmp_path / "there")
+    with Recorder(tmp_path / "b.mcap", replace(CONTRACT, control_dt_s=0.2)) as recorder:
+        recorder.write(0.0, Reading(seen(0), 0.0, 0), None, Verdict(State.HOLDING, None, "no command"))
+    with pytest.raises(ValueError, match="have different contracts"):
+        lerobot_dataset.write([recording, Recording(tmp_path / "b.mcap")], tmp_path / "new")
+    with pytest.raises(ValueError, match="nothing was driven"):
+        lerobot_dataset.write([Recording(tmp_path / "b.mcap")], tmp_path / "new")
+    with Recorder(tmp_path / "c.mcap", CONTRACT) as recorder:
+        for count in (1, 2):
+            observation = seen(0) | {"objects": np.zeros((count, 2), np.float32)}
+            recorder.write(count * DT_S, Reading(observation, 0.0, count), None, Verdict(State.ACTIVE, np.zeros(2)))
+    with pytest.raises(ValueError, match="objects changes its shape"):
+        lerobot_dataset.write([Recording(tmp_path / "c.mcap")], tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mcap", "b.mcap", "c.mcap", "there"]
+
+
+def test_a_dataset_from_a_recording_trains(tmp_path: Path):
+    """The demonstrator pushes to the origin as fast as it may; a policy that saw only the recording does, too."""
+    robot = SimulatedRobot(Reach(1, executed=1, horizon=2, tasks=1), lambda _: np.zeros(1))
+    with Recorder(tmp_path / "a.mcap", robot.contract, clock=robot.clock) as recorder:
+        for start in range(22):
+            reading = robot.reset(starts=torch.tensor([start]))
+            recorder.begin_episode("to the origin")
+            while robot.transition is None or not robot.transition.done:
+                action = np.clip(-reading.observation["position"], -0.25, 0.25)
+                now_s = robot.clock()
+                robot.write(action)
+                recorder.write(now_s, reading, action, Verdict(State.ACTIVE, action))
+                reading = robot.read()
+    lerobot_dataset.write([Recording(tmp_path / "a.mcap")], tmp_path / "data")
+    env = Reach(4, executed=2, horizon=2, tasks=1)
+    found = lerobot_reading.episodes(tmp_path / "data", env.contract, tmp_path / "run")
+    torch.manual_seed(0)
+    policy = MLPConfig(hidden=[32]).build(env.contract)
+    policy.fit(found.observation, found.actions)
+    before = evaluate(env, policy, starts_per_task=22)
+    learner = SFTConfig(steps=300, batch=32).build(policy, torch.Generator().manual_seed(0))
+    learner.fit(found, 300)
+    after = evaluate(env, policy, starts_per_task=22)
+    assert before.success.float().mean() < 0.2
+    assert after.success.all()
+
+
+def others(
+    directory: Path, version: str, features: dict[str, Any], columns: dict[str, list], lengths: list[int]
+) -> Path:
+    """A dataset as LeRobot lays it out, without what is ours."""
+    v3 = version == "v3.0"
+    info = {
+        "codebase_version": version, "fps": 10, "chunks_size": 1000, "features": features,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet" if v3
+        else "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4" if v3
+        else "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+    }  # fmt: skip
+    for folder in ("meta/episodes/chunk-000", "data/chunk-000"):
+        (directory / folder).mkdir(parents=True)
+    (directory / "meta/info.json").write_text(json.dumps(info))
+    numbers = [episode for episode, length in enumerate(lengths) for _ in range(length)]
+    columns = columns | {"episode_index": numbers, "frame_index": [i for length in lengths for i in range(length)]}
+    table = pa.table(columns)
+    if v3:
+        pq.write_table(table, directory / "data/chunk-000/file-000.parquet")
+    else:
+        for episode in range(len(lengths)):
+            rows = table.filter(pa.array([number == episode for number in numbers]))
+            pq.write_table(rows, directory / f"data/chunk-000/episode_{episode:06d}.parquet")
+    return directory
+
+
+WANTED = Contract(
+    {
+        "joint_position": TensorSpec((2,), unit="rad", names=("elbow", "shoulder")),
+        "wrist": TensorSpec((8, 6, 3), "uint8"),
+    },
+    TensorSpec((2,), unit="rad", names=("elbow", "shoulder"), low=(-9.0, -9.0), high=(9.0, 9.0)),
+    0.1,
+)
+NAMES = ["shoulder", "elbow", "gripper"]
+
+
+def features(camera: str) -> dict[str, Any]:
+    return {
+        "observation.state": {"dtype": "float32", "shape": [3], "names": {"motors": NAMES}},
+        "action": {"dtype": "float32", "shape": [2], "names": ["shoulder", "elbow"]},
+        "observation.images.wrist": {"dtype": camera, "shape": [8, 6, 3], "names": ["height", "width", "channels"]},
+    }
+
+
+STATES = [[float(row), 10.0 + row, 20.0] for row in range(5)]
+ACTIONS = [[float(row), -float(row)] for row in range(5)]
+
+
+def _check(directory: Path, tolerance: int) -> None:
+    episodes = list(lerobot_reading.read(directory, WANTED))
+    assert [len(actions) for _, actions in episodes] == [2, 3]
+    observation = torch.cat([seen for seen, _ in episodes])
+    assert observation["joint_position"].tolist() == [[10.0 + row, float(row)] for row in range(5)]
+    assert torch.cat([actions for _, actions in episodes]).tolist() == [[-float(row), float(row)] for row in range(5)]
+    expected = torch.arange(5).view(5, 1, 1, 1) * 40 + 20
+    assert (observation["wrist"].int() - expected).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_videos_of_others_are_read_with_a_warning(tmp_path: Path, version: str, caplog: pytest.LogCaptureFixture):
+    directory = others(
+        tmp_path / "d", version, features("video"), {"observation.state": STATES, "action": ACTIONS}, [2, 3]
+    )
+    frames = (np.zeros((5, 8, 6, 3), np.uint8) + (np.arange(5) * 40 + 20).reshape(5, 1, 1, 1)).astype(np.uint8)
+    if version == "v3.0":  # both episodes in one file
+        path = directory / "videos/observation.images.wrist/chunk-000/file-000.mp4"
+        path.parent.mkdir(parents=True)
+        write_video(path, frames, 10)
+        place = {f"videos/observation.images.wrist/{name}": [0, 0] for name in ("chunk_index", "file_index")}
+        place |= {"videos/observation.images.wrist/from_timestamp": [0.0, 0.2], "episode_index": [0, 1]}
+        pq.write_table(pa.table(place), directory / "meta/episodes/chunk-000/file-000.parquet")
+    else:
+        for episode, rows in enumerate((frames[:2], frames[2:])):
+            path = directory / f"videos/chunk-000/observation.images.wrist/episode_{episode:06d}.mp4"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_video(path, rows, 10)
+    _check(directory, tolerance=3)
+    assert "tells no units and frames" in caplog.text
+
+
+def test_pictures_of_others_are_read(tmp_path: Path):
+    cells = []
+    for row in range(5):
+        Image.fromarray(np.full((8, 6, 3), row * 40 + 20, np.uint8)).save(tmp_path / "a.png")
+        cells.append({"bytes": (tmp_path / "a.png").read_bytes(), "path": "a.png"})
+    columns = {"observation.state": STATES, "action": ACTIONS, "observation.images.wrist": cells}
+    _check(others(tmp_path / "d", "v2.1", features("image"), columns, [2, 3]), tolerance=0)
+
+
+def _without(contract: Contract, key: str) -> Contract:
+    return replace(contract, observation={name: spec for name, spec in contract.observation.items() if name != key})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: replace(c, control_dt_s=0.05), "rate: expected 20 Hz, got 10 Hz"),
+        (
+            lambda c: replace(c, action=TensorSpec((2,), names=("x", "y"))),
+            "expected elements x, y, got shoulder, elbow",
+        ),
+        (lambda c: replace(c, observation={"imu": TensorSpec((3,))}), "imu: expected a feature imu or observation.imu"),
+        (lambda c: replace(c, observation={"state": TensorSpec((4,))}), r"state: expected \(4,\), got \(3,\)"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_what_is_there(
+    tmp_path: Path, change: Callable[[Contract], Contract], told: str
+):
+    columns = {"observation.state": STATES, "action": ACTIONS}
+    directory = others(tmp_path / "d", "v2.1", features("video"), columns, [2, 3])
+    with pytest.raises(ValueError, match=told) as refused:
+        list(lerobot_reading.read(directory, change(_without(WANTED, "wrist"))))
+    assert "it has observation.state (3,) ['shoulder', 'elbow', 'gripper']" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_dataset_is_told(recording: Recording, tmp_path: Path):
+    with pytest.raises(ValueError, match="is no LeRobot dataset"):
+        lerobot_reading.episodes(tmp_path, CONTRACT, tmp_path / "run")
+    directory = others(tmp_path / "d", "v1.6", features("video"), {"observation.state": STATES}, [2, 3])
+    with pytest.raises(ValueError, match=r"has format v1\.6; expected one of v2\.0, v2\.1, v3\.0"):
+        lerobot_reading.episodes(directory, WANTED, tmp_path / "run")
+    lerobot_dataset.write([recording], tmp_path / "data")
+    video = tmp_path / "data/videos/observation.images.front/chunk-000/file-001.mp4"
+    write_video(video, np.zeros((2, 24, 34, 3), np.uint8), 10)
+    with pytest.raises(ValueError, match="expected 5 frames from 0 on"):
+        list(lerobot_reading.read(tmp_path / "data", CONTRACT))
+    shutil.rmtree(tmp_path / "data/data")
+    with pytest.raises(ValueError, match="cannot read the data"):
+        list(lerobot_reading.read(tmp_path / "data", CONTRACT))

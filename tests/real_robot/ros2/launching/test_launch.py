@@ -1,0 +1,98 @@
+"""Launch files: every one describes what the table of nodes says, with files that exist and arguments that arrive."""
+
+import ast
+import compileall
+from pathlib import Path
+
+import pytest
+import yaml
+
+from real_robot.ros2.nodes.table import ACTIVATE, CONFIGURE, LAUNCHES, NODES
+from real_robot.ros2.robots.registry import ROBOTS
+from real_robot.safety.limits import load_limits
+from tests.real_robot.ros2.launching.recorder import LAUNCH, kind, launched
+
+each_launch = pytest.mark.parametrize("name", sorted(LAUNCHES))
+
+
+def test_every_file_is_in_the_table_and_compiles():
+    assert {path.name.removesuffix(".launch.py") for path in LAUNCH.glob("*.launch.py")} == set(LAUNCHES)
+    assert compileall.compile_dir(LAUNCH, quiet=1, force=True, maxlevels=0)
+
+
+@each_launch
+def test_launch_files_import_launch_and_the_table_alone(name):
+    tree = ast.parse((LAUNCH / f"{name}.launch.py").read_text())
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert modules == {"pathlib", "launch", "real_robot.ros2.launching"}
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+
+
+@each_launch
+def test_a_description_is_the_tables(name):
+    started = launched(name, {"checkpoint": "/run"})
+    assert started.arguments == {argument.name: argument.default for argument in LAUNCHES[name].arguments}
+    assert [node.executable for node in started.nodes] == [node.executable for node in LAUNCHES[name].nodes]
+    for node in started.nodes:
+        file, overrides = node.parameters
+        assert Path(file).is_file()
+        assert overrides["checkpoint"] == "/run"
+        assert Path(overrides.get("limits", file)).is_file()
+        assert set(overrides) <= set(NODES[node.executable].parameters.values())
+
+
+@each_launch
+def test_parameter_files_are_of_nodes_that_are_launched(name):
+    sections = yaml.safe_load((LAUNCH / "config" / f"{name}.yaml").read_text())
+    assert set(sections) <= {"/**", *(f"/**/{node.executable}" for node in LAUNCHES[name].nodes)}
+    parameters = sections["/**"]["ros__parameters"]
+    assert parameters["robot"] in ROBOTS
+    assert all(set(section) == {"ros__parameters"} for section in sections.values())
+
+
+@each_launch
+def test_safety_limits_can_be_read(name):
+    limits = load_limits(LAUNCH / "config" / f"{name}_limits.yaml")
+    assert limits.command_timeout_s > 0
+
+
+def test_arguments_reach_the_nodes_they_are_for():
+    given = {
+        "checkpoint": "/run", "namespace": "cf1", "robot": "crazyswarm2", "rate_hz": "50", "use_sim_time": "true",
+        "parameters": "/mine.yaml", "limits": "/limits.yaml",
+    }  # fmt: skip
+    safety, recorder, policy = launched("quadrotor", given).nodes
+    assert {node.namespace for node in (safety, recorder, policy)} == {"cf1"}
+    overrides = {"checkpoint": "/run", "robot": "crazyswarm2", "options.rate_hz": 50.0, "use_sim_time": True}
+    assert recorder.parameters == ["/mine.yaml", overrides]
+    assert safety.parameters == policy.parameters == ["/mine.yaml", overrides | {"limits": "/limits.yaml"}]
+
+
+def test_what_is_not_given_is_left_to_the_file():
+    safety, *_ = launched("arm", {}).nodes
+    assert set(safety.parameters[1]) == {"use_sim_time", "limits"}
+
+
+def transitions(name: str, given: dict[str, str]) -> list[tuple[str, list[int]]]:
+    """Of each node, in order: the transitions that launching it brings about."""
+    started = launched(name, given)
+    found = []
+    for node in started.nodes:
+        events = [action.event for action in started.others if kind(action) == "EmitEvent"]
+        for action in (action for action in started.others if kind(action) == "RegisterEventHandler"):
+            (handler,) = action.given
+            assert (handler.start_state, handler.goal_state) == ("configuring", "inactive")
+            if handler.target_lifecycle_node is node:
+                events += [entity.event for entity in handler.entities]
+        matching = [event.transition_id for event in events if event.lifecycle_node_matcher.given == (node,)]
+        found.append((node.executable, matching))
+    return found
+
+
+def test_on_a_robot_the_policy_waits_for_the_operator():
+    awake = [CONFIGURE, ACTIVATE]
+    waiting = [("safety_node", awake), ("recorder_node", awake), ("policy_node", [CONFIGURE])]
+    for name in ("arm", "quadrotor", "vehicle"):
+        assert transitions(name, {}) == waiting
+    assert transitions("vehicle", {"activate": "true"})[-1] == ("policy_node", awake)
+    assert all(happened == awake for _, happened in transitions("sim_to_real_eval", {}))

@@ -1,0 +1,216 @@
+"""Robot tables: every row carries what it says over the wire, fits the policies it is for, and refuses others."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embodied.contract import Contract, TensorSpec
+from real_robot.ros2.messages import body_codecs
+from real_robot.ros2.robots import registry
+from real_robot.ros2.robots.registry import ROBOTS, robot_table
+from real_robot.ros2.robots.tables import ACTION
+from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.vehicle.environment import VehicleEnvironment
+from sims.vehicle.navigate import Navigate
+from sims.vehicle.race import Race
+from sims.vehicle.vehicles import F1TENTH, JACKAL
+from tests.real_robot.ros2.messages.definitions import on_the_wire, types
+
+XYZ = ("x", "y", "z")
+JOINTS = tuple(f"joint{number}" for number in range(1, 8))
+HOVER = QuadrotorEnvironment(1).contract
+HISTORY = QuadrotorEnvironment(1, history=3).contract
+
+
+def bounded(names: tuple[str, ...], unit: str, frame: str = "", low: float = -1.0, high: float = 1.0) -> TensorSpec:
+    size = len(names)
+    return TensorSpec((size,), unit=unit, frame=frame, names=names, low=(low,) * size, high=(high,) * size)
+
+
+def arm(names: tuple[str, ...] = JOINTS, unit: str = "rad", **observation: TensorSpec) -> Contract:
+    joints = bounded(names, "rad", low=-2.0, high=2.0)
+    velocity = TensorSpec((len(names),), unit="rad/s", names=names)
+    seen = {"joint_position": joints, "joint_velocity": velocity}
+    return Contract(seen | observation, bounded(names, unit, low=-2.0, high=2.0), 0.02)
+
+
+END_EFFECTOR = {
+    "end_effector_position": body_codecs.QUANTITIES["position"][0],
+    "end_effector_rotation": body_codecs.QUANTITIES["rotation.two_columns"][0],
+}
+OBJECTS = {"object_position": TensorSpec((-1, 3), unit="m", frame="world", names=XYZ)}
+UR_JOINTS = tuple(
+    f"{part}_joint" for part in ("shoulder_pan", "shoulder_lift", "elbow", "wrist_1", "wrist_2", "wrist_3")
+)
+NAVIGATE = VehicleEnvironment(1, mdp=Navigate(), vehicle=JACKAL).contract
+RACE = VehicleEnvironment(1, mdp=Race(), vehicle=F1TENTH).contract
+MOTION = {key: body_codecs.QUANTITIES[key][0] for key in ("position", "rotation", "velocity", "angular_velocity")}
+
+
+def flying(action: TensorSpec) -> Contract:
+    previous = {"previous_action": replace(action, low=(), high=())}
+    return Contract(MOTION | previous, action, 0.01)
+
+
+def limits(names: tuple[str, ...], unit: str, frame: str, high: tuple[float, ...], thrust: bool) -> TensorSpec:
+    low = tuple(-value for value in high)
+    low = (*low[:-1], 0.0) if thrust else low
+    return TensorSpec((len(names),), unit=unit, frame=frame, names=names, low=low, high=high)
+
+
+RATES = limits(
+    ("roll_rate", "pitch_rate", "yaw_rate", "thrust"), "rad/s (rates), 1 (thrust)", "body", (3, 3, 3, 1), True
+)
+ATTITUDE = limits(
+    ("roll", "pitch", "yaw_rate", "thrust"),
+    "rad (roll, pitch), rad/s (yaw rate), 1 (thrust)", "body", (0.5, 0.5, 3.5, 1.0), True,
+)  # fmt: skip
+FULL_STATE = limits(
+    ("x", "y", "z", "vx", "vy", "vz", "ax", "ay", "az", "yaw", "yaw_rate"),
+    "m, m/s, m/s^2, rad, rad/s", "world", (2, 2, 2, 2, 2, 2, 5, 5, 5, np.pi, np.pi), False,
+)  # fmt: skip
+ROWS = [
+    ("simulation", HOVER, {}),
+    ("simulation", arm(picture=TensorSpec((8, 8, 3), dtype="uint8"), **OBJECTS), {}),
+    ("joint_trajectory", arm(**END_EFFECTOR), {"rate_hz": 50.0, "joints": JOINTS, "pose": ["pose", "base"]}),
+    ("forward_position", arm(**OBJECTS), {"rate_hz": 50.0, "joints": JOINTS, "arrays": ["object_position"]}),
+    ("forward_velocity", arm(unit="rad/s"), {"rate_hz": 50.0, "joints": JOINTS}),
+    ("ur", arm(UR_JOINTS), {"rate_hz": 50.0, "tf_prefix": "left_"}),
+    ("fr3", arm(**END_EFFECTOR), {"rate_hz": 50.0}),
+    ("px4_actuators", HOVER, {"rate_hz": 100.0}),
+    ("px4_actuators", HISTORY, {"rate_hz": 100.0, "version": "1.15"}),
+    ("px4_rates", flying(RATES), {"rate_hz": 100.0}),
+    ("crazyswarm2", flying(ATTITUDE), {"rate_hz": 100.0, "arrays": ["angular_velocity"]}),
+    ("crazyswarm2_full_state", flying(FULL_STATE), {"rate_hz": 100.0, "arrays": ["angular_velocity"]}),
+    ("diff_drive", NAVIGATE, {"rate_hz": 10.0}),
+    ("diff_drive", NAVIGATE, {"rate_hz": 10.0, "stamped": False, "arrays": ["goal_distance", "goal_direction"]}),
+    ("ackermann", RACE, {"rate_hz": 20.0, "steering_joint": "steer"}),
+    ("diff_drive", replace(NAVIGATE, observation=dict(NAVIGATE.observation) | body_codecs.IMU), {"rate_hz": 10.0}),
+]
+each_row = pytest.mark.parametrize(
+    ("robot", "wanted", "options"), ROWS, ids=lambda value: value if isinstance(value, str) else ""
+)
+
+
+def test_every_robot_is_tested_and_told_of():
+    assert {robot for robot, _, _ in ROWS} == set(ROBOTS)
+    readme = (Path(registry.__file__).parents[1] / "README.md").read_text()
+    assert [robot for robot in ROBOTS if f"`{robot}`" not in readme] == []
+
+
+@each_row
+def test_a_row_serves_the_policy_it_is_for(robot, wanted, options):
+    table = robot_table(robot, wanted, options)
+    wanted.bind(table.contract)
+    keys = [key for topic in table.states for key in topic.codec.specs] + list(table.remembered)
+    assert len(keys) == len(set(keys))  # nothing comes twice
+    assert not any(topic.name.startswith("/") for topic in (*table.states, table.command))  # namespaces apply
+
+
+@each_row
+def test_commands_and_fixed_messages_survive_the_wire(robot, wanted, options):
+    table = robot_table(robot, wanted, options)
+    spec = table.command.codec.specs[ACTION]
+    action = np.linspace(0.1, 0.4, spec.shape[0]).astype(np.float32)
+    sent = on_the_wire(table.command.codec.encode({ACTION: action}, types, 1.0))
+    np.testing.assert_allclose(table.command.codec.decode(sent)[ACTION], action, atol=1e-5)
+    fixed = [*table.engage.messages, *table.hold.messages, *table.emergency.messages]
+    for entry in [*fixed, *([table.heartbeat.message] if table.heartbeat else [])]:
+        received = on_the_wire(entry.message(types, 2.0))
+        for path, value in entry.fields.items():
+            assert getattr(received, path) == value
+
+
+@pytest.mark.parametrize(
+    ("robot", "wanted", "options", "held"),
+    [
+        ("joint_trajectory", arm(), {"rate_hz": 50.0, "joints": JOINTS}, np.arange(7.0)),
+        ("forward_velocity", arm(unit="rad/s"), {"rate_hz": 50.0, "joints": JOINTS}, np.zeros(7)),
+        ("diff_drive", NAVIGATE, {"rate_hz": 10.0}, np.zeros(2)),
+    ],
+)
+def test_an_arm_holds_where_it_is_and_a_vehicle_brakes(robot, wanted, options, held):
+    for behaviour in (robot_table(robot, wanted, options).hold, robot_table(robot, wanted, options).emergency):
+        np.testing.assert_array_equal(behaviour.chosen({"joint_position": np.arange(7.0)}), held)
+        blind = behaviour.chosen(None)  # a position needs to be known, standstill does not
+        assert blind is None if held.any() else not blind.any()
+
+
+def test_the_goal_is_told_from_odometry_and_goal_pose():
+    table = robot_table("diff_drive", NAVIGATE, {"rate_hz": 10.0})
+    quarter_turn_left = np.array([0, -1, 0, 1, 0, 0, 0, 0, 1.0])
+    seen = {"position": np.array([1.0, 1.0, 0.0]), "rotation": quarter_turn_left, "goal": np.array([4.0, 1.0, 9.0])}
+    observation = table.observe(seen | {"velocity": np.zeros(2)})
+    assert set(observation) == {"velocity", "goal_distance", "goal_direction"}
+    np.testing.assert_allclose(observation["goal_distance"], [3.0])
+    np.testing.assert_allclose(observation["goal_direction"], [0.0, -1.0], atol=1e-6)  # to the right
+    lasting = {topic.name for topic in table.states if topic.lasting}
+    assert lasting == {"goal_pose"}
+
+
+def test_lidars_are_read_where_the_simulators_beams_are():
+    for row, wanted, options, env in (
+        ("diff_drive", NAVIGATE, {"rate_hz": 10.0}, Navigate.LIDAR),
+        ("ackermann", RACE, {"rate_hz": 20.0, "steering_joint": "steer"}, Race.LIDAR),
+    ):
+        (scan,) = (topic.codec for topic in robot_table(row, wanted, options).states if topic.name == "scan")
+        np.testing.assert_allclose(scan.angles_rad, env.angles(), atol=1e-5)
+        assert scan.range_m == env.range_m
+
+
+def test_px4_holds_by_its_own_mode_and_stops_by_its_own_disarm():
+    table = robot_table("px4_actuators", HOVER, {"rate_hz": 100.0})
+    (hold,), (stop,) = table.hold.messages, table.emergency.messages
+    assert [hold.fields[name] for name in ("command", "param1", "param2", "param3")] == [176, 1.0, 4.0, 3.0]
+    assert [stop.fields[name] for name in ("command", "param1", "param2")] == [400, 0.0, 21196.0]
+    assert table.heartbeat.message.fields == {"direct_actuator": True}
+    assert table.heartbeat.rate_hz > 2.0
+    assert table.status.name == "fmu/out/vehicle_status_v1"
+    assert (table.command.qos.reliability, table.command.qos.durability) == ("best_effort", "transient_local")
+    assert table.initial == (-1.0,) * 4  # rotors stood still before the first command
+    newest = robot_table("px4_actuators", HOVER, {"rate_hz": 100.0, "version": "1.18"})
+    assert newest.status.name == "fmu/out/vehicle_status_v4"
+
+
+def test_a_crazyflies_odometry_is_in_its_own_frame_with_the_worlds_velocity_and_no_rates():
+    options = {"rate_hz": 100.0, "frame_id": "cf7", "arrays": ["angular_velocity"]}
+    table = robot_table("crazyswarm2", flying(ATTITUDE), options)
+    (odometry,) = (topic.codec for topic in table.states if topic.name == "odom")
+    message = types(odometry.message)()
+    message.header.frame_id = "cf7"
+    message.pose.pose.orientation.z = message.pose.pose.orientation.w = np.sqrt(0.5)  # nose to the left
+    message.twist.twist.linear.x = 1.0
+    np.testing.assert_allclose(odometry.decode(on_the_wire(message))["velocity"], [1.0, 0.0, 0.0])
+    with pytest.raises(ValueError, match="observation 'angular_velocity': missing"):
+        robot_table("crazyswarm2", flying(ATTITUDE), {"rate_hz": 100.0})
+
+
+def test_the_controllers_order_of_joints_is_kept_and_limits_follow_their_names():
+    names = ("a", "b")
+    action = TensorSpec((2,), unit="rad", names=names, low=(-1.0, -2.0), high=(1.0, 2.0))
+    wanted = Contract({"joint_position": TensorSpec((2,), unit="rad", names=names)}, action, 0.02)
+    table = robot_table("forward_position", wanted, {"rate_hz": 50.0, "joints": ["b", "a"]})
+    spec = table.command.codec.specs[ACTION]
+    assert (spec.names, spec.low, spec.high) == (("b", "a"), (-2.0, -1.0), (2.0, 1.0))
+    binding = wanted.bind(table.contract)
+    np.testing.assert_array_equal(binding.action, [1, 0])
+    np.testing.assert_array_equal(binding.observation["joint_position"], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("robot", "options", "told"),
+    [
+        ("px4", {}, "unknown robot 'px4'; expected one of ackermann, "),
+        ("ackermann", {"rate": 1.0}, r"unknown options \['rate'\] of ackermann; expected some of rate_hz, "),
+        ("px4_actuators", {"rate_hz": 50.0}, "control_dt_s: expected 0.01, got 0.02"),
+        ("px4_rates", {"rate_hz": 100.0}, "action elements: policy commands"),
+        ("px4_rates", {"rate_hz": 100.0, "version": 1.16}, "unknown version 1.16 of PX4; expected one of 1.15, 1.16"),
+        ("joint_trajectory", {"rate_hz": 100.0, "joints": JOINTS}, "observation 'position': missing"),
+        ("px4_actuators", {"rate_hz": 100.0, "arrays": ["objects"]}, r"arrays \['objects'\] are no observations"),
+    ],
+)
+def test_what_does_not_fit_is_told(robot, options, told):
+    with pytest.raises(ValueError, match=told):
+        robot_table(robot, HOVER, options)

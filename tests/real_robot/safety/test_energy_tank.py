@@ -1,0 +1,78 @@
+"""No more energy is put into the world than the tank held and the world gave back."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embodied.contract import Contract, TensorSpec
+from real_robot.robots.robot import Reading
+from real_robot.safety.energy_tank import EnergyTank, Tank
+from real_robot.safety.limits import ElementLimits, Kind, Limits
+from real_robot.safety.safety import Safety
+from tests.real_robot.plant import Plant
+
+
+def test_by_hand():
+    tank = EnergyTank(Tank(["a"], ["f.a"], start_j=1.0, most_j=1.5, reserve_j=0.2))
+    assert tank.share([2.0], [3.0], 0.1) == 1.0  # 0.6 J
+    assert tank.share([4.0], [3.0], 0.1) == pytest.approx(0.8 / 1.2)
+    tank.spend([2.0], [3.0], 0.1)
+    assert tank.energy_j == pytest.approx(0.4)
+    tank.spend([-2.0], [30.0], 0.1)  # 6 J come back: more than it takes
+    assert tank.energy_j == 1.5
+    tank.reset()
+    assert tank.energy_j == 1.0
+
+
+class Pressing(Plant):
+    """It meets a force that changes as it likes."""
+
+    def __init__(self, kind: Kind, seed: int) -> None:
+        super().__init__(kind, np.zeros(2))
+        spec = self.contract.action
+        observation = {"position": spec, "force": TensorSpec((2,), unit="N", names=spec.names)}
+        self.contract = Contract(observation, spec, self.contract.control_dt_s)
+        self.rng, self.force = np.random.default_rng(seed), np.zeros(2)
+
+    def read(self) -> Reading:
+        self.force = self.rng.normal(0.0, 20.0, 2)
+        return Reading({"position": self.position, "force": self.force}, self.clock(), self.ticks)
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from([Kind.VELOCITY, Kind.DELTA]))
+def test_the_world_gets_no_more_energy_than_there_was(seed, kind):
+    plant = Pressing(kind, seed)
+    scale = plant.contract.control_dt_s if kind is Kind.DELTA else 1.0
+    limits = {name: ElementLimits(kind, velocity=2.0) for name in "ab"}
+    tank = Tank(["a", "b"], ["force.a", "force.b"], start_j=0.5, most_j=0.8)
+    safety = Safety(plant, Limits(limits, tank=tank), plant.clock)
+    rng, given_j, limited = np.random.default_rng(seed + 1), 0.0, 0
+    for _ in range(100):
+        reading = plant.tick()
+        verdict = safety.command(rng.uniform(-1.0, 2.0, 2) * scale, reading)
+        given_j += float(verdict.action @ reading.observation["force"]) / scale * plant.contract.control_dt_s
+        limited += verdict.limited
+        assert given_j <= 0.5 + 1e-9
+        assert -1e-9 <= safety.energy_j <= 0.8
+    assert limited > 0
+
+
+def test_a_reset_fills_the_tank():
+    plant = Pressing(Kind.VELOCITY, 0)
+    limits = {name: ElementLimits(Kind.VELOCITY, velocity=2.0) for name in "ab"}
+    safety = Safety(plant, Limits(limits, tank=Tank(["a"], ["force.a"], start_j=0.5)), plant.clock)
+    for _ in range(20):
+        safety.command(np.ones(2), plant.tick())
+    assert safety.energy_j != 0.5
+    safety.reset()
+    assert safety.energy_j == 0.5
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"elements": ["a"]}, {"elements": ["a"], "conjugate": ["f"], "start_j": 3.0, "most_j": 2.0}]
+)
+def test_impossible_tanks_are_refused(fields):
+    with pytest.raises(ValueError, match="expected"):
+        Tank(**fields)

@@ -1,0 +1,340 @@
+"""The state machine, bounds on what is observed, and what a robot's own programs rely on."""
+
+import ast
+import math
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embodied.contract import Contract, TensorSpec
+from real_robot.robots.robot import Reading
+from real_robot.safety.inputs import Command
+from real_robot.safety.limits import ElementLimits, Kind, Limits, Range, load_limits
+from real_robot.safety.safety import Safety, State
+from tests.real_robot.plant import DT_S, Plant, contract
+
+ROOT = Path(__file__).parents[3]
+VELOCITY = {name: ElementLimits(Kind.VELOCITY, velocity=1.0) for name in "ab"}
+
+
+def make(limits: Limits | None = None, kind: Kind = Kind.VELOCITY) -> tuple[Plant, Safety]:
+    plant = Plant(kind, np.zeros(2))
+    return plant, Safety(plant, limits or Limits(dict(VELOCITY)), plant.clock)
+
+
+def test_from_ready_to_active_to_holding_and_back():
+    plant, safety = make()
+    assert safety.state is State.READY
+    assert safety.command(np.ones(2), plant.tick()).state is State.ACTIVE
+    assert safety.command(None, plant.tick()).reason == "no command"
+    assert safety.state is State.HOLDING
+    assert safety.command(np.ones(2), plant.tick()).state is State.ACTIVE
+
+
+def test_a_bad_measurement_is_bad_as_often_as_it_is_read():
+    plant, safety = make()
+    broken = replace(plant.tick(), observation={"position": np.array([np.nan, 0.0])})
+    for _ in range(3):
+        assert "not finite" in safety.command(np.ones(2), broken).reason
+    assert plant.told == [None] * 3
+
+
+def test_a_measurement_may_be_used_until_it_is_stale():
+    plant, safety = make(Limits(dict(VELOCITY), observation_timeout_s=2.5 * DT_S))
+    reading = plant.tick()
+    plant.ticks -= 1
+    states = []
+    for _ in range(5):
+        plant.ticks += 1
+        states.append(safety.command(np.ones(2), reading).state)
+    assert states == [State.ACTIVE] * 3 + [State.HOLDING] * 2
+
+
+def test_stamps_may_lie_as_far_in_the_future_as_clocks_may_differ():
+    plant, safety = make(Limits(dict(VELOCITY), clock_error_s=0.005))
+    reading = plant.tick()
+
+    def reason(command_s: float, measurement_s: float) -> str:
+        ahead = replace(reading, stamp_s=reading.stamp_s + measurement_s)
+        return safety.command(Command(np.ones(2), reading.stamp_s + command_s), ahead).reason
+
+    assert reason(0.004, 0.004) == ""
+    assert "command from the future" in reason(0.006, 0.004)
+    assert "measurement from the future" in reason(0.004, 0.006)
+    strict = make()[1]
+    assert "measurement from the future" in strict.command(np.ones(2), replace(reading, stamp_s=0.004)).reason
+
+
+def test_no_more_commands_than_periods_reach_the_robot():
+    plant, safety = make()
+    reading = plant.tick()
+    verdicts = [safety.command(np.ones(2), reading) for _ in range(5)]
+    assert [verdict.action is not None for verdict in verdicts] == [True, True, False, False, False]
+    assert verdicts[-1].reason == "sooner than the control period"
+    assert verdicts[-1].state is State.ACTIVE
+    plant.ticks += 1
+    assert safety.command(np.ones(2), reading).action is not None
+
+
+def test_a_pause_begins_again_from_where_the_robot_is():
+    limits = ElementLimits(low=-1.0, high=1.0, velocity=1.0, acceleration=5.0, measured="position.a")
+    plant, safety = make(Limits({"a": limits, "b": replace(limits, measured="position.b")}), Kind.POSITION)
+    for _ in range(30):
+        safety.command(np.ones(2), plant.tick())
+    before = plant.position.copy()
+    plant.ticks += 50
+    safety.command(np.ones(2), plant.tick())
+    np.testing.assert_allclose(plant.position - before, 5.0 * DT_S**2)  # from rest again
+
+
+@pytest.mark.parametrize("late", [0, 3])
+def test_a_late_measurement_is_moved_on_to_now(late):
+    limits = ElementLimits(Kind.VELOCITY, low=-1.0, high=0.505, velocity=1.0, measured="position.a")
+    plant, safety = make(Limits({"a": limits, "b": VELOCITY["b"]}))
+    readings, asked = [], 0
+    while True:
+        readings.append(plant.tick())
+        if safety.command(np.ones(2), readings[max(0, asked - late)]).limited:
+            break
+        asked += 1
+    assert asked == 50  # so many periods at 1 m/s lead to the wall
+
+
+@pytest.mark.parametrize("late", [1, 3, 6])
+@pytest.mark.parametrize("acceleration", [math.inf, 5.0])
+def test_a_wall_holds_however_late_it_is_measured(late, acceleration):
+    limits = ElementLimits(
+        Kind.VELOCITY, low=-1.0, high=0.505, velocity=1.0, acceleration=acceleration, measured="position.a"
+    )
+    plant, safety = make(Limits({"a": limits, "b": VELOCITY["b"]}))
+    readings = [plant.tick()]
+    for index in range(200):
+        safety.command(np.ones(2), readings[max(0, index - late)])
+        readings.append(plant.tick())
+        assert plant.position[0] <= 0.505 + 1e-12
+    assert plant.position[0] > 0.503
+
+
+def test_a_robot_outside_its_limits_is_not_commanded():
+    limits = ElementLimits(low=-1.0, high=1.0, velocity=1.0, measured="position.a")
+    plant, safety = make(Limits({"a": limits, "b": limits}), Kind.POSITION)
+    plant.position = np.array([1.5, 0.0])
+    assert "move it inside by hand" in safety.command(np.zeros(2), plant.tick()).reason
+    assert plant.told == [None]
+
+
+def test_watch_holds_a_robot_whose_program_hangs():
+    plant, safety = make(Limits(dict(VELOCITY), command_timeout_s=0.05))
+    safety.watch()
+    assert plant.told == []
+    safety.command(np.ones(2), plant.tick())
+    plant.ticks += 5
+    safety.watch()
+    assert safety.state is State.ACTIVE
+    plant.ticks += 1
+    safety.watch()
+    assert safety.state is State.HOLDING
+    assert plant.told[-1] is None
+
+
+def test_a_robot_that_fails_is_stopped():
+    plant, safety = make()
+    plant.write = lambda action: (_ for _ in ()).throw(OSError("cable"))
+    with pytest.raises(OSError, match="cable"):
+        safety.command(np.ones(2), plant.tick())
+    assert (safety.state, safety.reason) == (State.STOPPED, "the robot failed: cable")
+    assert plant.told == [None]
+
+
+def test_after_trip_has_returned_nothing_is_written_by_any_thread():
+    plant = Plant(Kind.VELOCITY, np.zeros(2), dt_s=1e-6)
+    safety = Safety(plant, Limits(dict(VELOCITY)), plant.clock)
+    running, started = True, threading.Event()
+
+    def command() -> None:
+        while running:
+            safety.command(np.ones(2), plant.tick())
+            started.set()
+
+    threads = [threading.Thread(target=command) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    for _ in range(50):
+        safety.trip("button")
+        told = len(plant.told)
+        threading.Event().wait(0.001)
+        assert all(action is None for action in plant.told[told:])
+        safety.reset()
+    running = False
+    for thread in threads:
+        thread.join()
+    assert any(action is not None for action in plant.told)
+
+
+def test_bounds_of_what_is_observed_stop_and_tell():
+    plant, safety = make(Limits(dict(VELOCITY), {"position.b": Range(-0.5, 0.5)}))
+    plant.position = np.array([0.0, 0.51])
+    verdict = safety.command(np.ones(2), plant.tick())
+    assert verdict.state is State.STOPPED
+    assert verdict.reason == "position.b is 0.51, outside -0.5 to 0.5"
+
+
+@pytest.mark.parametrize("tilt", [0.5, 0.7])
+@pytest.mark.parametrize("form", ["matrix", "quaternion"])
+def test_tilt(tilt, form):
+    matrix = tuple(a + b for a in "xyz" for b in "xyz")
+    names = matrix if form == "matrix" else ("x", "y", "z", "w")
+    value = np.zeros(len(names))
+    if form == "matrix":
+        value[8] = math.cos(tilt)
+    else:
+        value[:] = 0.6 * math.sin(tilt / 2), 0.8 * math.sin(tilt / 2), 0.0, math.cos(tilt / 2)
+    plant = Plant(Kind.VELOCITY, np.zeros(2))
+    plant.contract = Contract({"attitude": TensorSpec((len(names),), names=names)}, contract().action, DT_S)
+    safety = Safety(plant, Limits(dict(VELOCITY), attitude="attitude", tilt_rad=0.6), plant.clock)
+    verdict = safety.command(np.ones(2), Reading({"attitude": value}, 0.0, 0))
+    assert (verdict.state is State.STOPPED) == (tilt > 0.6)
+    assert (f"tilted by {tilt} rad" in verdict.reason) == (tilt > 0.6)
+
+
+class Flier:
+    """A point in the air that accelerates as it is told, and brakes when it holds."""
+
+    DECELERATION = 4.0
+
+    def __init__(self, dt_s: float) -> None:
+        spec = TensorSpec((1,), unit="m", names=("x",))
+        self.contract = Contract({"position": spec, "velocity": spec}, TensorSpec((1,), low=(-9.0,), high=(9.0,)), dt_s)
+        self.x = self.v = 0.0
+        self.ticks = self.held = 0
+
+    def clock(self) -> float:
+        return self.ticks * self.contract.control_dt_s
+
+    def read(self) -> Reading:
+        return Reading({"position": np.array([self.x]), "velocity": np.array([self.v])}, self.clock(), self.ticks)
+
+    def write(self, action: np.ndarray) -> None:
+        self._accelerate(float(action[0]))
+
+    def hold(self) -> None:
+        self.held += 1
+        dt = self.contract.control_dt_s
+        self._accelerate(-math.copysign(min(self.DECELERATION, abs(self.v) / dt), self.v))
+
+    def close(self) -> None: ...
+
+    def _accelerate(self, a: float) -> None:
+        dt = self.contract.control_dt_s
+        self.x += self.v * dt + 0.5 * a * dt * dt
+        self.v += a * dt
+        self.ticks += 1
+
+
+@pytest.mark.parametrize("wanted", [9.0, -9.0, 1.0])
+def test_a_geofence_is_kept_by_holding_in_time_whatever_the_action_means(wanted):
+    flier = Flier(0.01)
+    fence = Range(-3.0, 3.0, rate="velocity.x", acceleration=9.0, deceleration=Flier.DECELERATION)
+    safety = Safety(flier, Limits(observed={"position.x": fence}), flier.clock)
+    furthest = 0.0
+    for _ in range(2000):
+        safety.command(np.array([wanted]), flier.read())
+        furthest = max(furthest, abs(flier.x))
+    assert safety.state is not State.STOPPED
+    assert flier.held > 0
+    assert 2.7 < furthest <= 3.0
+
+
+LIMITS = """
+commands:
+  a: {kind: VELOCITY, velocity: 0.5, acceleration: 2.0, low: -1.0, high: 1.0, measured: position.a}
+  b: {kind: VELOCITY, velocity: 0.5}
+observed:
+  position.a: {low: -1.1, high: 1.1}
+distance: {elements: [a, b], position: position, spheres: [[1.0, 0.0, 0.2]], margin_m: 0.05, acceleration: 2.0}
+command_timeout_s: 0.2
+"""
+
+
+def test_limits_are_one_yaml_file(tmp_path):
+    path = tmp_path / "limits.yaml"
+    path.write_text(LIMITS)
+    plant, safety = make(load_limits(path))
+    for _ in range(400):
+        assert safety.command(np.array([9.0, 0.0]), plant.tick()).action[0] <= 0.5
+    assert 0.7 < plant.position[0] <= 0.75
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("commands: {a: {speed: 1}}", "speed"),
+        ("commands: {a: {kind: velocity}}", "VELOCITY"),
+        ("commands: {a: {velocity: fast}}", "fast"),
+        ("commands: {a: {velocity: -1}}", "positive limits"),
+        ("commands: {a: {kind: DELTA, high: 1}}", "`measured`"),
+        ("tilt_rad: 4", "tilt_rad"),
+        ("tilt_rad: 0.5", "`attitude` and `tilt_rad` together"),
+        ("attitude: rotation", "`attitude` and `tilt_rad` together"),
+        ("observed: {position.a: {low: -1, high: 1, deceleration: 2}}", "expected `rate`"),
+        ("commands: [", "is no YAML"),
+        ("observed: {position.a: {low: 1, high: 0}}", "low < high"),
+    ],
+)
+def test_wrong_files_are_told_on_one_line(tmp_path, text, message):
+    path = tmp_path / "limits.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        load_limits(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (Limits({"c": ElementLimits(), **VELOCITY}), "limits of \\['c'\\]"),
+        (Limits({"a": VELOCITY["a"]}), "no limits for action element 'b'"),
+        (Limits(dict(VELOCITY), {"position.c": Range()}), "no observed element 'position.c'"),
+        (Limits({"a": VELOCITY["a"], "b": ElementLimits(Kind.VELOCITY)}), "no limits for action element 'b'"),
+        (Limits(dict(VELOCITY), attitude="position", tilt_rad=0.5), "attitude"),
+        (Limits({"a": VELOCITY["a"], "b": ElementLimits(low=1.0, high=2.0)}), "expected rest inside"),
+    ],
+)
+def test_limits_that_do_not_fit_the_robot_are_refused(limits, message):
+    with pytest.raises(ValueError, match=message):
+        make(limits)
+
+
+ROBOTS = {
+    "robots/robot.py": "a simulated robot holds by executing an action",
+    "ros2/nodes/sim.py": "it is the robot's side",
+}
+"""Robots themselves: they may move what they are made of."""
+ELSEWHERE = {"examples", "file", "graphs", "recorder", "sealed", "stdout", "stream", "writer"}
+"""What else is written to; everything else that has a `write` is taken for a robot."""
+
+
+def writes(path: Path) -> list[str]:
+    """Receivers of every `.write` in a file, called or passed on, and of getattr(..., "write")."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr == "write":
+            found.append(ast.unparse(node.value).split(".")[-1].lstrip("_"))
+        if isinstance(node, ast.Constant) and node.value == "write":
+            found.append('"write"')
+    return found
+
+
+def test_safety_alone_writes_to_a_robot():
+    sources = [*(ROOT / "real_robot").rglob("*.py"), *ROOT.glob("*.py"), *(ROOT / "launch").rglob("*.py")]
+    callers = {
+        str(path.relative_to(ROOT / "real_robot")) if path.is_relative_to(ROOT / "real_robot") else path.name
+        for path in sources
+        if set(writes(path)) - ELSEWHERE
+    }
+    assert callers - set(ROBOTS) == {"safety/safety.py"}
+    assert writes(ROOT / "real_robot" / "safety" / "safety.py") == ["robot"]

@@ -1,0 +1,97 @@
+"""`evaluate.py sim_to_real=...`: the same policy on several back ends, on the same initial states."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import evaluate
+import train
+from embodied.saving import checkpoint
+from policies.registry import trained_policy
+from real_robot.recording.recorder import Recorder
+from real_robot.robots.robot import SimulatedRobot
+from real_robot.safety.safety import State, Verdict
+
+FEW = ("episodes=4", "num_envs=4", "threads=1")
+
+
+@pytest.fixture(scope="module")
+def hover(tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("hover") / "run"
+    small = [
+        "env_steps=20000",
+        "num_envs=16",
+        "control=false",
+        "video=false",
+        "evaluation_starts=4",
+        "evaluation_envs=4",
+    ]
+    train.run(["task=quadrotor_hover", *small, f"output={run}"])
+    return run
+
+
+@pytest.fixture
+def bag(hover: Path, tmp_path: Path) -> Path:
+    """Half a second of the policy in its simulator, recorded."""
+    saved = checkpoint.load(hover)
+    policy, task = trained_policy(saved), train.TASKS["quadrotor"]()
+    robot = SimulatedRobot(task.environment(1, "disturbed", "eval"), lambda _: np.zeros(4))
+    with Recorder(tmp_path / "bag.mcap", robot.contract, clock=robot.clock) as recorder:
+        watched = recorder.watch(policy)
+        robot.reset(starts=torch.tensor([0]))
+        recorder.begin_episode("hover")
+        for _ in range(50):
+            reading = robot.read()
+            assert reading is not None
+            batch = {key: torch.from_numpy(value).unsqueeze(0) for key, value in reading.observation.items()}
+            action = watched.act(TensorDict(batch, batch_size=[1]), deterministic=True).actions[0, 0].numpy()
+            recorder.write(robot.clock(), reading, action, Verdict(State.ACTIVE, action, "", False))
+            robot.write(action)
+    return tmp_path / "bag.mcap"
+
+
+def test_back_ends_run_the_same_initial_states(hover: Path, bag: Path):
+    still = 'randomised.quadrotor_hover=["task.randomisation=0.0"]'
+    evaluate.run([f"checkpoint={hover}", *FEW, "sim_to_real=[simulator,randomised,bag]", f"bag={bag}", still])
+    told = json.loads((hover / "sim_to_real.json").read_text())
+    simulator, randomised, replayed = told["back_ends"]
+    # Randomised by nothing it is the simulator: every episode, every action.
+    assert randomised["summary"] == simulator["summary"]
+    assert randomised["action_discrepancy"]["max"] == 0.0
+    assert randomised["gap"]["success"]["difference"] == 0.0
+    assert replayed["action_discrepancy"] == {"mean": 0.0, "p50": 0.0, "p99": 0.0, "max": 0.0, "count": 1}
+    assert (hover / "sim_to_real.png").exists()
+    assert "| bag |" in (hover / "sim_to_real.md").read_text()
+
+
+def test_random_dynamics_make_a_gap(hover: Path):
+    evaluate.run([f"checkpoint={hover}", *FEW, "sim_to_real=[simulator,randomised]"])
+    randomised = json.loads((hover / "sim_to_real.json").read_text())["back_ends"][1]
+    assert randomised["action_discrepancy"]["mean"] > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            ["sim_to_real=[simulator,moon]"],
+            "unknown back end 'moon'.*expected some of simulator",
+        ),
+        (["sim_to_real=[bag]"], "bag=FILE.mcap"),
+        (["sim_to_real=[robot]"], "needs its ROS 2 parameters"),
+        (["sim_to_real=[bag]", "bag=/nowhere.mcap"], "cannot read /nowhere.mcap"),
+        (
+            ["sim_to_real=[randomised]", "randomised.quadrotor_hover=[]"],
+            "nothing says how to randomise quadrotor_hover",
+        ),
+    ],
+)
+def test_what_is_missing_is_told(hover: Path, options: list[str], expected: str):
+    (hover / "sim_to_real.json").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=expected):
+        evaluate.run([f"checkpoint={hover}", *FEW, *options])
+    assert not (hover / "sim_to_real.json").exists()

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+
+from sims.libero.expert.grasping import best_grasp
+
+BASE = np.array([-0.6, 0.0, 0.0])
+NOTHING = np.empty((0, 3))
+
+
+def block(size, centre=(0.0, 0.0), bottom=0.0, spacing=0.005):
+    axes = [np.linspace(-extent / 2, extent / 2, 1 + round(extent / spacing)) for extent in size]
+    points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
+    return points + np.array([*centre, bottom + size[2] / 2])
+
+
+def ring(radius, height, thickness=0.006):
+    angle, up, out = np.meshgrid(np.arange(0, 2 * np.pi, 0.05), np.arange(0, height, 0.004), [0.0, thickness])
+    return np.stack(((radius - out) * np.cos(angle), (radius - out) * np.sin(angle), up), -1).reshape(-1, 3)
+
+
+def across(grasp):
+    return np.array([np.cos(grasp.yaw), np.sin(grasp.yaw)])
+
+
+@pytest.mark.parametrize("turn", [0.0, 0.5, 2.0])
+def test_a_block_is_taken_across_its_narrow_side(turn):
+    matrix = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+    points = block((0.04, 0.08, 0.02))
+    points[:, :2] = points[:, :2] @ matrix.T
+    grasp = best_grasp(points, NOTHING, BASE, turn, np.pi / 2)
+    assert abs(across(grasp) @ matrix[:, 0]) == pytest.approx(1.0)
+    np.testing.assert_allclose(grasp.position, (0, 0, 0.0125), atol=1e-6)
+    assert abs(grasp.yaw - np.pi / 2) <= np.pi / 2
+
+
+def test_a_tall_object_is_taken_near_its_top_where_the_palm_has_room():
+    grasp = best_grasp(block((0.05, 0.05, 0.15)), NOTHING, BASE, 0.0, 0.0)
+    assert grasp.position[2] == pytest.approx(0.125)
+
+
+def test_a_bowl_is_taken_by_its_rim():
+    grasp = best_grasp(ring(0.054, 0.05), NOTHING, BASE, 0.0, 0.0)
+    assert np.linalg.norm(grasp.position[:2]) == pytest.approx(0.051, abs=0.004)
+    assert abs(across(grasp) @ grasp.position[:2]) == pytest.approx(np.linalg.norm(grasp.position[:2]))
+
+
+def test_neighbours_where_the_fingers_go_turn_the_hand():
+    cube = block((0.05, 0.05, 0.05))
+    walls = np.concatenate([block((0.02, 0.05, 0.05), (side * 0.06, 0.0)) for side in (-1, 1)])
+    free = best_grasp(cube, NOTHING, BASE, 0.0, 0.0)
+    assert abs(across(free)[0]) == pytest.approx(1.0)
+    beside = best_grasp(cube, walls, BASE, 0.0, 0.0)
+    assert abs(across(beside)[1]) == pytest.approx(1.0)
+
+
+def test_a_neighbour_on_one_side_shifts_the_hand_away_along_the_grasp_line():
+    plank = block((0.03, 0.12, 0.03))
+    wall = block((0.02, 0.3, 0.03), (0.0675, 0.0))
+    grasp = best_grasp(plank, wall, BASE, 0.0, 0.0)
+    assert abs(across(grasp)[0]) == pytest.approx(1.0)
+    assert grasp.position[0] < -0.01
+
+
+def test_what_is_too_wide_everywhere_has_no_grasp_but_an_answer():
+    assert best_grasp(block((0.2, 0.2, 0.05)), NOTHING, BASE, 0.0, 0.0).cost == np.inf
