@@ -53,7 +53,7 @@ class QuadrotorEnvironment(RestorableEngine):
         seed: which initial states an unnamed reset takes.
         noise: whether observations are noisy.
         device: where it runs: "cpu" (compiled C) or a CUDA device.
-        backend: "c", "cuda" or "torch" in place of the device's own.
+        backend: "c" or "torch" in place of the device's own.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class QuadrotorEnvironment(RestorableEngine):
 
     @property
     def backend(self) -> str:
-        """What runs the dynamics: "c", "cuda" or "torch"."""
+        """What runs the dynamics: "c" or "torch"."""
         return self._kernels.backend
 
     @property
