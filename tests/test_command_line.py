@@ -124,7 +124,7 @@ def test_a_quadrotor_learns_and_is_measured_with_latency(tmp_path: Path):
     assert completed.returncode == 0, completed.stdout + completed.stderr
     record = json.loads((directory / "evaluation.json").read_text())
     assert record["latency"] == {
-        "observation_s": [0.01, 0.02], "action_s": [0.05, 0.05], "jitter_s": 0.0, "told": True,
+        "observation_s": [0.01, 0.02], "action_s": [0.05, 0.05], "jitter_s": 0.0, "observed": True,
     }  # fmt: skip
 
 
@@ -256,7 +256,7 @@ def test_help_lists_what_there_is_and_the_options_of_what_is_chosen(capsys):
     hover = told("task=quadrotor_hover", "algorithm=ppo")
     assert "task=quadrotor_hover takes policy=mlp with algorithm=bptt|ppo|td3" in hover
     assert "task.reward.reward_alive=3.0\n" in hover
-    assert re.search(r"^algorithm\.final=0\.02 +# .*fall linearly", hover, re.MULTILINE)
+    assert re.search(r"^algorithm\.final_lr_share=0\.02 +# .*fall linearly", hover, re.MULTILINE)
     assert re.search(r"^task\.history=1 +# The policy observes its last", hover, re.MULTILINE)
     assert "task.suite" not in hover
     assert "algorithm.teacher_steps=" in told("task=quadrotor_any")
@@ -264,7 +264,7 @@ def test_help_lists_what_there_is_and_the_options_of_what_is_chosen(capsys):
 
 def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
     code = (
-        "import sys; sys.modules['mujoco'] = None; import train; from embodied import program\n"
+        "import sys; sys.modules['mujoco'] = None; import train; from embodied.command_line import program\n"
         "sys.exit(program.main(train.run, train.describe, sys.argv[1:]))"
     )
     completed = run("-c", code, *SMALL, f"output={tmp_path / 'run'}")
@@ -328,7 +328,7 @@ def test_parts_that_do_not_go_together_are_one_line_that_says_what_does(refused,
     ):
         line = refused(train, *parts, f"output={tmp_path / 'run'}")
         task = parts[0].removeprefix("task=") if len(parts) > 1 else "libero_pick"
-        assert line.endswith(f"which takes {combinations.told(task)}")
+        assert line.endswith(f"which takes {combinations.described(task)}")
     assert not (tmp_path / "run").exists()
 
 
