@@ -38,7 +38,7 @@ def hover(tmp_path_factory) -> Path:
 def bag(hover: Path, tmp_path: Path) -> Path:
     """Half a second of the policy in its simulator, recorded."""
     saved = checkpoint.load(hover)
-    policy, task = trained_policy(saved), train.TASKS["quadrotor"]()
+    policy, task = trained_policy(saved), train.TASKS["quadrotor_hover_schema"]()
     robot = SimulatedRobot(task.environment(1, "disturbed", "eval"), lambda _: np.zeros(4))
     with Recorder(tmp_path / "bag.mcap", robot.contract, clock=robot.clock) as recorder:
         watched = recorder.watch(policy)
