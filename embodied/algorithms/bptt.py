@@ -104,9 +104,9 @@ class BPTT:
         steps = rollout.executed.sum(-1).cumsum(0) - rollout.executed.sum(-1)
         total = (self.config.discount ** steps.to(reward.dtype) * reward).sum(0)
         if self.config.critic:
-            last = rollout.last_observation
+            value = self.policy.value(rollout.last_observation.to(self.policy.device)).to(reward.device)
             decay = self.config.discount ** rollout.executed.sum((0, -1)).to(reward.dtype)
-            rest = decay * self.policy.value(last) * ~rollout.terminated.any(0)  # nothing follows, whenever it ended
+            rest = decay * value * ~rollout.terminated.any(0)  # nothing follows, whenever it ended
         else:
             rest = (self.config.terminal_weight - 1.0) * reward[-1]
         return (total + rest).mean() / len(reward)
@@ -125,7 +125,7 @@ class BPTT:
         for _ in range(self.config.value_epochs):
             order = torch.randperm(len(batch), generator=self.generator)
             for rows in order.split(self.config.value_minibatch):
-                part = batch[rows].to(self.policy.device)
+                part = batch[rows.to(returns.device)].to(self.policy.device)
                 loss = (self.policy.value(part["observation"]) - part["return"]).square().mean()
                 self.value_optimiser.zero_grad()
                 loss.backward()

@@ -172,7 +172,9 @@ class Distillation:
         losses = []
         for _ in range(self.config.epochs):
             order = torch.randperm(labels.shape[1], generator=self.generator)
-            losses += [self._step(observation[:, rows], labels[:, rows]) for rows in order.split(self.config.minibatch)]
+            for rows in order.split(self.config.minibatch):
+                seen = observation[:, rows.to(rollout.reward.device)]
+                losses.append(self._step(seen, labels[:, rows.to(labels.device)]))
         return {"loss": float(torch.stack(losses).mean())}
 
     @torch.no_grad()

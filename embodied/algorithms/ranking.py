@@ -157,8 +157,9 @@ class Ranking:
         for _ in range(self.config.epochs):
             order = torch.randperm(len(returns), generator=self.generator)
             for rows in order.split(self.config.value_minibatch):
-                target = returns[rows].to(self.policy.device)
-                loss = (self.policy.value(observation[rows].to(self.policy.device)) - target).square().mean()
+                rows = rows.to(returns.device)
+                seen, target = (part[rows].to(self.policy.device) for part in (observation, returns))
+                loss = (self.policy.value(seen) - target).square().mean()
                 losses.append(self._step(self.value_optimiser, loss))
         return sum(losses) / len(losses)
 

@@ -154,7 +154,9 @@ def evaluate(
             if observation is None or bool(schedule.fresh.any()):
                 mask = None if observation is None else schedule.fresh
                 starts = first_start + schedule.start.clamp_min(0)
-                observation = env.reset(mask, starts) if isinstance(env, NumberedStarts) else env.reset(mask)
+                there = None if mask is None else mask.to(env.device)
+                numbers = (starts.to(env.device),) if isinstance(env, NumberedStarts) else ()
+                observation = env.reset(there, *numbers)
                 memory.restart(mask)
                 taken[slice(None) if mask is None else mask] = 0
             actions = act(policy, observation, schedule.running, device, memory)
@@ -239,7 +241,8 @@ def act(
     rows = running.nonzero().squeeze(1)
     size = BLOCK if len(running) < LARGE_BLOCK else LARGE_BLOCK
     padded = torch.cat((rows, rows[:1].expand(-len(rows) % size)))
-    blocks = [policy.act(observation[block].to(device), deterministic=True) for block in padded.split(size)]
+    where = next(iter(observation.values(include_nested=True, leaves_only=True))).device
+    blocks = [policy.act(observation[block].to(device), deterministic=True) for block in padded.to(where).split(size)]
     chosen = torch.cat([decision.actions for decision in blocks])[: len(rows)]
     if memory is not None:
         memory.keep(blocks, rows)

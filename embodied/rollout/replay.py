@@ -33,8 +33,9 @@ class ChunkReplay:
                 {key: value.new_zeros(self.capacity, *value.shape[1:]) for key, value in _leaves(rows)},
                 batch_size=[self.capacity],
             )
-        place = (self.written + torch.arange(len(rows))) % self.capacity
-        self._storage[place] = rows
+        device = _leaves(self._storage)[0][1].device  # after a restart not where rows are made
+        place = (self.written + torch.arange(len(rows), device=device)) % self.capacity
+        self._storage[place] = rows.to(device)
         self.written += len(rows)
 
     def sample(self, count: int, generator: torch.Generator) -> TensorDict:
@@ -193,13 +194,17 @@ def _episodes(rows: TensorDict) -> Episodes:
 def _rows(parts: list[TensorDict], rows: Tensor) -> TensorDict:
     """`rows` of `parts` joined end to end, without joining what nobody asks for."""
     if len(parts) == 1:
-        return cast(TensorDict, parts[0][rows]).cpu()
+        return _picked(parts[0], rows)
     first = len(parts[0])
     before = rows < first
-    found = TensorDict.cat((parts[0][rows[before]], parts[1][rows[~before] - first].cpu()))
+    found = TensorDict.cat((_picked(parts[0], rows[before]), _picked(parts[1], rows[~before] - first)))
     place = torch.empty_like(rows)
     place[torch.cat((before.nonzero().squeeze(1), (~before).nonzero().squeeze(1)))] = torch.arange(len(rows))
     return cast(TensorDict, found[place])
+
+
+def _picked(part: TensorDict, rows: Tensor) -> TensorDict:
+    return cast(TensorDict, part[rows.to(part["env"].device)]).cpu()
 
 
 def _leaves(rows: TensorDict) -> list[tuple[Any, torch.Tensor]]:

@@ -220,7 +220,8 @@ class Collector:
     def _restart(self) -> TensorDict:
         if self.observation is None or self.finished.any():
             if self.starts and isinstance(self.env, NumberedStarts):
-                self.observation = self.env.reset(self.finished, self.starts(self.finished, self.success))
+                starts = self.starts(self.finished, self.success).to(self.env.device)
+                self.observation = self.env.reset(self.finished, starts)
             else:
                 self.observation = self.env.reset(self.finished)
             self.memory.restart(self.finished)
@@ -362,7 +363,8 @@ class DifferentiableCollector(Collector):
         self._restart()
         env = cast(DifferentiableEnvironment, self.env)
         if isinstance(env, UnrolledEnvironment) and isinstance(self.policy, DensePolicy):
-            rollout = env.unroll(self.policy.layers(), decisions)
+            layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in self.policy.layers()]
+            rollout = env.unroll(layers, decisions)
         else:
             rollout = self._by_steps(decisions)
         env.detach()

@@ -13,24 +13,32 @@ class Reach:
     """Position starts at a number given by (task, start); each action moves it; |x| < 0.1 ends with success."""
 
     def __init__(
-        self, num_envs: int, *, executed: int = 2, horizon: int = 2, step_limit: int = 7, tasks: int = 2, seed: int = 0
+        self,
+        num_envs: int,
+        *,
+        executed: int = 2,
+        horizon: int = 2,
+        step_limit: int = 7,
+        tasks: int = 2,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
     ) -> None:
         spec = {"position": TensorSpec((1,), unit="m"), "task": TensorSpec((1,))}
         action = TensorSpec((1,), low=(-0.25,), high=(0.25,))
         self.contract = Contract(spec, action, 0.1, horizon, executed)
-        self.num_envs, self.device, self.step_limit = num_envs, torch.device("cpu"), step_limit
+        self.num_envs, self.device, self.step_limit = num_envs, torch.device(device), step_limit
         self.num_starts, self.seed = None, seed
         self.task_names = self.instructions = tuple(f"task {index}" for index in range(tasks))
-        self.task_index = torch.arange(num_envs) % tasks
-        self.start = torch.full((num_envs,), -1)
-        self.steps = torch.zeros(num_envs, dtype=torch.long)
-        self.position = torch.zeros(num_envs)
-        self.frozen = torch.ones(num_envs, dtype=torch.bool)
+        self.task_index = torch.arange(num_envs, device=self.device) % tasks
+        self.start = torch.full((num_envs,), -1, device=self.device)
+        self.steps = torch.zeros(num_envs, dtype=torch.long, device=self.device)
+        self.position = torch.zeros(num_envs, device=self.device)
+        self.frozen = torch.ones(num_envs, dtype=torch.bool, device=self.device)
 
     def reset(self, mask: torch.Tensor | None = None, starts: torch.Tensor | None = None) -> TensorDict:
-        mask = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
+        mask = torch.ones_like(self.frozen) if mask is None else mask
         if (self.start < 0).all():
-            self.start = torch.full((self.num_envs,), 100 * self.seed - 1)
+            self.start = torch.full_like(self.start, 100 * self.seed - 1)
         self.start = torch.where(mask, self.start + 1 if starts is None else starts, self.start)
         sign = 1.0 - 2.0 * (self.start % 2)
         self.position = torch.where(mask, sign * (0.3 + 0.05 * (self.start % 11)), self.position)
@@ -42,7 +50,8 @@ class Reach:
         assert actions.shape == (self.num_envs, self.contract.executed, 1)
         if (self.start < 0).any() or not actions.isfinite().all():
             raise ValueError("expected finite actions after a reset")
-        reward, executed = torch.zeros(actions.shape[:2]), torch.zeros(actions.shape[:2], dtype=torch.bool)
+        reward = torch.zeros(actions.shape[:2], device=self.device)
+        executed = torch.zeros_like(reward, dtype=torch.bool)
         for k in range(self.contract.executed):
             running = ~self.frozen
             executed[:, k] = running
@@ -66,5 +75,5 @@ class Reach:
 
     def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
         for key, value in state.items():
-            setattr(self, key, value.clone())
+            setattr(self, key, value.to(self.device, copy=True))
         return self._observation()

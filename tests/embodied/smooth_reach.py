@@ -15,8 +15,8 @@ from tests.embodied.reach import Reach
 class SmoothReach(Reach):
     """Reward of every executed action is -x^2 after it; gradients pass through `step`."""
 
-    def __init__(self, num_envs: int, step_limit: int = 7) -> None:
-        super().__init__(num_envs, executed=1, horizon=1, step_limit=step_limit)
+    def __init__(self, num_envs: int, step_limit: int = 7, device: torch.device | str = "cpu") -> None:
+        super().__init__(num_envs, executed=1, horizon=1, step_limit=step_limit, device=device)
 
     def step(self, actions: Tensor) -> Transition:
         transition = super().step(actions)
@@ -45,7 +45,7 @@ class SmoothReach(Reach):
             last_observation=made[-1].observation,
             actions=torch.stack(acted),
             sample=TensorDict({}, shape),
-            log_prob=torch.zeros(*shape, 1),
+            log_prob=torch.zeros(*shape, 1, device=self.device),
             **{
                 name: torch.stack([getattr(transition, name) for transition in made])
                 for name in ("reward", "executed", "terminated", "truncated", "success")

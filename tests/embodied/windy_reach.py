@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -13,8 +14,8 @@ from tests.embodied.smooth_reach import SmoothReach
 class WindyReach(SmoothReach):
     """Every step moves the point by the wind of its episode, too: one of five from -0.12 to 0.12, by the start."""
 
-    def __init__(self, num_envs: int, step_limit: int = 12) -> None:
-        super().__init__(num_envs, step_limit)
+    def __init__(self, num_envs: int, step_limit: int = 12, device: torch.device | str = "cpu") -> None:
+        super().__init__(num_envs, step_limit, device)
         wind = {"wind": TensorSpec((1,), unit="m", privileged=True)}
         self.contract = replace(self.contract, observation=self.contract.observation | wind)
 

@@ -1,0 +1,208 @@
+"""What the loop costs beside simulator and network, and what a rollout holds: `python benchmarks/core_speed.py`.
+
+    [--runs 5] [--decisions 40] [--output FILE]
+
+Every row is a vectorised step of `Collector.collect` with a small MLP (two layers of 64) in the tests' Reach, whose
+episodes take 7 steps at most, so that some restart at every decision: wall time of a rollout over its decisions, of
+`runs` rollouts the median. Rows at 256 and 4,096 environments take turns. "retry" restarts by RetryStarts and puts
+episodes together by EpisodeAssembler. An evaluation runs as many episodes as there are environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
+
+import torch  # noqa: E402
+from tensordict import TensorDict  # noqa: E402
+
+from embodied.contract import Contract, TensorSpec  # noqa: E402
+from embodied.engine import EpisodeEngine, Outcome  # noqa: E402
+from embodied.evaluation.evaluation import evaluate  # noqa: E402
+from embodied.evaluation.report import git_commit, versions  # noqa: E402
+from embodied.policy import Decision  # noqa: E402
+from embodied.rollout.replay import EpisodeAssembler  # noqa: E402
+from embodied.rollout.rollout import Collector, Rollout  # noqa: E402
+from embodied.rollout.starts import RetryStarts  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
+from policies.mlp import MLPConfig, MLPPolicy  # noqa: E402
+from tests.embodied.reach import Reach  # noqa: E402
+
+FEW, MANY = 256, 4096
+SIDE = 128
+Measured = Callable[[], dict[str, float]]
+"""Runs once; returns milliseconds per vectorised step, by part."""
+
+
+def policy_of(env: Reach) -> MLPPolicy:
+    """A new one, with statistics."""
+    torch.manual_seed(0)
+    policy = MLPConfig(hidden=[64, 64]).build(env.contract)
+    policy.fit(Reach(FEW).reset(), torch.zeros(1, 1))
+    return policy
+
+
+def collecting(envs: int, decisions: int, retry: bool) -> Measured:
+    """One rollout of `decisions` a run."""
+    env = Reach(envs)
+    generator = torch.Generator().manual_seed(0)
+    starts = RetryStarts(env.task_index, retry=0.5, attempts=4, generator=generator) if retry else None
+    assembler = EpisodeAssembler()
+    collector = Collector(env, policy_of(env), torch.Generator().manual_seed(0), starts)
+
+    def run() -> dict[str, float]:
+        began = time.perf_counter()
+        rollout = collector.collect(decisions)
+        collected = time.perf_counter()
+        if retry:
+            assembler.add(rollout)
+        seconds = {
+            "all": time.perf_counter() - began,
+            "environment and starts": rollout.simulation_s,
+            "policy": rollout.policy_s,
+            "collector": collected - began - rollout.simulation_s - rollout.policy_s,
+        } | ({"episodes": time.perf_counter() - collected} if retry else {})
+        return {name: 1e3 * each / decisions for name, each in seconds.items()}
+
+    return run
+
+
+def evaluating(envs: int) -> Measured:
+    """As many episodes as environments a run; its steps are the control decisions that the longest one took."""
+    env = Reach(envs)
+    policy = policy_of(env)
+
+    def run() -> dict[str, float]:
+        began = time.perf_counter()
+        result = evaluate(env, policy, starts_per_task=envs // 2)
+        steps = -(-int(result.steps.max()) // env.contract.executed)
+        return {"all": 1e3 * (time.perf_counter() - began) / steps}
+
+    return run
+
+
+class Cameras(EpisodeEngine):
+    """Two pictures of zeros for each decision."""
+
+    def __init__(self, num_envs: int) -> None:
+        picture = TensorSpec((SIDE, SIDE, 3), dtype="uint8")
+        contract = Contract({"front": picture, "wrist": picture}, TensorSpec((1,)), 0.1)
+        super().__init__(contract, num_envs, 50, task_names=("look",))
+
+    def begin(self, ids: torch.Tensor, starts: torch.Tensor) -> None:
+        """Nothing to do."""
+
+    def advance(self, actions: torch.Tensor, left: torch.Tensor) -> Outcome:
+        """Nothing happens."""
+        never = torch.zeros(self.num_envs, dtype=torch.bool)
+        return Outcome((left > 0).float().unsqueeze(1), (left > 0).unsqueeze(1), never, never)
+
+    def observe(self) -> TensorDict:
+        """New pictures."""
+        shape = (self.num_envs, SIDE, SIDE, 3)
+        pictures = {name: torch.zeros(shape, dtype=torch.uint8) for name in ("front", "wrist")}
+        return TensorDict(pictures, [self.num_envs])
+
+
+class Still:
+    """Commands nothing."""
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Zeros."""
+        n = len(observation)
+        return Decision(torch.zeros(n, 1, 1), TensorDict({}, [n]), torch.zeros(n, 1))
+
+
+def pictures(envs: int = 8, decisions: int = 35) -> dict[str, Any]:
+    """MB of a rollout as it is, and with what followed every decision kept beside it, as it once was."""
+    env = Cameras(envs)
+    rollout = Collector(env, Still(env.contract), torch.Generator()).collect(decisions)
+    held, following = _bytes(rollout), rollout.next_observation().bytes()
+    before = held - rollout.last_observation.bytes() + following
+    return {
+        "envs": envs, "decisions": decisions, "cameras": 2, "side": SIDE,
+        "MB": round(held / 1e6, 1), "MB with next_observation": round(before / 1e6, 1),
+        "share": round(held / before, 3),
+    }  # fmt: skip
+
+
+def _bytes(rollout: Rollout) -> int:
+    parts = [each for each in vars(rollout).values() if isinstance(each, torch.Tensor | TensorDict)]
+    return sum(each.bytes() if isinstance(each, TensorDict) else each.nbytes for each in parts)
+
+
+def median(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of every part."""
+    return {name: round(statistics.median(run[name] for run in found), 3) for name in found[0]}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table, write the JSON."""
+    options = _options(arguments)
+    torch.set_num_threads(1)
+    before = os.getloadavg()[0]
+    rows = []
+    for name, make in {
+        "collect": lambda envs: collecting(envs, options.decisions, retry=False),
+        "collect, retry": lambda envs: collecting(envs, options.decisions, retry=True),
+        "evaluate": evaluating,
+    }.items():
+        few, many = make(FEW), make(MANY)
+        few(), many()  # warm up
+        pairs = [(few(), many()) for _ in range(options.runs)]
+        for envs, found in zip((FEW, MANY), zip(*pairs, strict=True), strict=True):
+            rows.append({"what": name, "envs": envs, "ms_per_step": median(found)})
+        ratio = statistics.median(two["all"] / one["all"] for one, two in pairs)
+        rows[-1]["over_few"] = round(ratio, 2)
+    report = {
+        "git_commit": git_commit(), "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
+        "threads": 1, "runs": options.runs, "decisions": options.decisions,
+        "load": [round(each, 1) for each in (before, os.getloadavg()[0])],
+        "versions": versions(), "rows": rows, "pictures": pictures(),
+    }  # fmt: skip
+    with complete_or_absent(options.output) as temporary:
+        temporary.write_text(json.dumps(report, indent=2) + "\n")
+    sys.stdout.write(table(report))
+
+
+def table(report: dict[str, Any]) -> str:
+    """The rows as Markdown."""
+    lines = ["| what | environments | ms a step | of it | over 256 |", "| --- | --- | --- | --- | --- |"]
+    for row in report["rows"]:
+        parts = ", ".join(f"{name} {each:.2f}" for name, each in row["ms_per_step"].items() if name != "all")
+        over = f"{row['over_few']:.2f}x" if "over_few" in row else ""
+        lines.append(f"| {row['what']} | {row['envs']:,} | {row['ms_per_step']['all']:.2f} | {parts} | {over} |")
+    shown = report["pictures"]
+    lines.append(
+        f"\nA rollout of {shown['decisions']} decisions of {shown['envs']} environments with two cameras of {SIDE} x "
+        f"{SIDE}: {shown['MB']} MB; with next_observation beside it {shown['MB with next_observation']} MB."
+    )
+    return "\n".join(lines) + f"\nLoad {report['load'][0]} to {report['load'][1]} on {report['cores']} cores.\n"
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--decisions", type=int, default=40, help="of a rollout")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "core_speed.json")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()
