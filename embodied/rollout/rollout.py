@@ -200,12 +200,13 @@ class Collector:
             self.observation = transition.observation
             rows.put(t, row | _row(decision, transition))
             diverged += _diverged(transition)
-        found = rows.tensors()
+        there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
-            **found, last_observation=cast(TensorDict, self.observation), task_index=self.env.task_index.clone(),
+            **rows.tensors(), last_observation=cast(TensorDict, self.observation).to(there),
+            task_index=self.env.task_index.clone(),
             diverged=diverged, policy_version=self.version, simulation_s=simulation_s - policy_s, policy_s=policy_s,
-            final_rows=torch.cat([place for place, _ in finals]) if finals else None,
-            final_observation=TensorDict.cat([seen for _, seen in finals]) if finals else None,
+            final_rows=torch.cat([place for place, _ in finals]).to(there) if finals else None,
+            final_observation=TensorDict.cat([seen for _, seen in finals]).to(there) if finals else None,
         )  # fmt: skip
         return self._with_totals(rollout)
 
