@@ -46,7 +46,7 @@ def test_trials_are_recorded_and_judged(hover: Path, tmp_path: Path, monkeypatch
     assert run.latency_s is not None
     assert run.result.success.tolist() == [[True, False]]
     assert sorted(run.actions) == [(0, 5), (0, 6)]
-    assert all(10 < len(actions) <= 250 for actions in run.actions.values())
+    assert all(50 < len(actions) <= 250 for actions in run.actions.values())
     assert "initial state 6" in asked[3]
     assert torch.isfinite(run.latency_s).all()
     with pytest.raises(ValueError, match="is there from earlier trials"):
