@@ -38,8 +38,8 @@ class RewardScale:
         ending, worthless = (rollout.executed, rollout.terminated, rollout.truncated), torch.zeros_like(rewards)
         returns, _ = gae(rollout.reward, *ending, worthless, worthless, discount=self.discount, gae_lambda=1.0)
         found = returns.numel(), returns.sum(), returns.square().sum(), rewards.count_nonzero(), rewards.square().sum()
-        found = [torch.as_tensor(each, device=rewards.device) for each in found]  # the count is a number of Python
-        sums = world.sum(torch.stack([torch.as_tensor(each, dtype=torch.float64) for each in found])).tolist()
+        as_sums = {"dtype": torch.float64, "device": rewards.device}
+        sums = world.sum(torch.stack([torch.as_tensor(each, **as_sums) for each in found])).tolist()
         self.decisions += int(sums[0])
         self.total += sums[1]
         self.squares += sums[2]
