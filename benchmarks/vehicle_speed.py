@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 from sims.vehicle.environment import VehicleEnvironment  # noqa: E402
 from sims.vehicle.geometry import Lidar  # noqa: E402
 from sims.vehicle.navigate import Navigate  # noqa: E402
-from sims.vehicle.pursuit import PurePursuit  # noqa: E402
+from sims.vehicle.planners.pursuit import PurePursuit  # noqa: E402
 from sims.vehicle.race import Race  # noqa: E402
 from sims.vehicle.simulator import Simulator  # noqa: E402
 from sims.vehicle.vehicles import F1TENTH, JACKAL  # noqa: E402

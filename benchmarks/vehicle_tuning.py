@@ -19,10 +19,10 @@ import torch
 
 from embodied.evaluation.evaluation import EvaluationResult, evaluate
 from embodied.policy import Policy
-from sims.vehicle.dwa import DynamicWindow, Weights
-from sims.vehicle.gap import FollowTheGap, GapNumbers
-from sims.vehicle.pursuit import Numbers, PurePursuit
-from sims.vehicle.raceline import Raceline, RacelineNumbers
+from sims.vehicle.planners.dwa import DynamicWindow, Weights
+from sims.vehicle.planners.gap import FollowTheGap, GapNumbers
+from sims.vehicle.planners.pursuit import Numbers, PurePursuit
+from sims.vehicle.planners.raceline import Raceline, RacelineNumbers
 from sims.vehicle.task import NavigateTask, RaceTask, VehicleTask
 
 KEPT = 4

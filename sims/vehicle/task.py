@@ -17,17 +17,17 @@ from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
-from sims.vehicle.dwa import DynamicWindow
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.episode import Mdp
-from sims.vehicle.gap import FollowTheGap
 from sims.vehicle.geometry import Lidar
-from sims.vehicle.mapping import MappingPlanner
 from sims.vehicle.navigate import Navigate
 from sims.vehicle.pictures import Array, Map, draw
-from sims.vehicle.pursuit import PurePursuit
+from sims.vehicle.planners.dwa import DynamicWindow
+from sims.vehicle.planners.gap import FollowTheGap
+from sims.vehicle.planners.mapping import MappingPlanner
+from sims.vehicle.planners.pursuit import PurePursuit
+from sims.vehicle.planners.raceline import Raceline
 from sims.vehicle.race import Race
-from sims.vehicle.raceline import Raceline
 from sims.vehicle.vehicles import F1TENTH, JACKAL, Vehicle
 
 FILMED, STRIDE = 4, 2

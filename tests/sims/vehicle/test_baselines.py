@@ -10,10 +10,10 @@ from embodied.deployment.network import MEMORY
 from embodied.evaluation import evaluation
 from embodied.rollout.memory import STARTED
 from sims import native
-from sims.vehicle.dwa import SPEEDS, Weights, clearance
-from sims.vehicle.gap import FollowTheGap
-from sims.vehicle.mapping import CELL_M, POSE, SIDE
-from sims.vehicle.raceline import Raceline, RacelineNumbers, least_curvature
+from sims.vehicle.planners.dwa import SPEEDS, Weights, clearance
+from sims.vehicle.planners.gap import FollowTheGap
+from sims.vehicle.planners.mapping import CELL_M, POSE, SIDE
+from sims.vehicle.planners.raceline import Raceline, RacelineNumbers, least_curvature
 from sims.vehicle.task import NavigateTask, RaceTask
 from sims.vehicle.vehicles import F1TENTH, JACKAL
 

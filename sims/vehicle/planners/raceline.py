@@ -15,7 +15,7 @@ from torch import Tensor
 from embodied.contract import Contract
 from embodied.policy import Decision
 from sims.vehicle.dynamics import GRAVITY
-from sims.vehicle.pursuit import Numbers, PurePursuit
+from sims.vehicle.planners.pursuit import Numbers, PurePursuit
 from sims.vehicle.vehicles import Vehicle
 from sims.vehicle.worlds import SPLITS, Maker, worlds
 

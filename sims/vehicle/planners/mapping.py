@@ -19,8 +19,8 @@ from embodied.contract import Contract
 from embodied.deployment.network import MEMORY
 from embodied.policy import Decision
 from embodied.rollout.memory import STARTED
-from sims.vehicle.dwa import DynamicWindow, Weights, wrapped
 from sims.vehicle.geometry import Lidar
+from sims.vehicle.planners.dwa import DynamicWindow, Weights, wrapped
 from sims.vehicle.vehicles import Vehicle
 from sims.vehicle.ways import AROUND, spread
 

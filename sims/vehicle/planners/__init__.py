@@ -1,0 +1,1 @@
+"""Planners that drive without learning: baselines, with and without a map."""
