@@ -89,6 +89,23 @@ def test_a_point_keeps_its_distance_whatever_is_asked_for(seed, limited, kind):
             assert clearance(plant.position, planes, spheres) >= (0.04 if limited else 0.05 - 1e-9)
 
 
+def test_a_limit_that_is_exceeded_slows_the_velocity_and_does_not_turn_it_toward_an_obstacle():
+    plant = Plant(Kind.VELOCITY, np.full(3, -5.0))
+    slow, free = (
+        ElementLimits(Kind.VELOCITY, velocity=1.0, acceleration=5.0),
+        ElementLimits(Kind.VELOCITY, velocity=1.0),
+    )
+    planes = [[-0.6, -0.8, 0.0, 0.0], [0.0, 0.0, -1.0, 0.0]]
+    distance = Distance(["a", "b", "c"], position="position", planes=planes)
+    safety = Safety(plant, Limits({"a": free, "b": free, "c": slow}, distance=distance), plant.clock)
+    for _ in range(40):
+        safety.command(np.array([0.0, 0.0, 1.0]), plant.tick())
+    plant.position[:] = 0.0  # c can't brake at once, so no command within all limits keeps distance
+    action = safety.command(np.array([-1.0, 1.0, 1.0]), plant.tick()).action
+    assert action is not None
+    np.testing.assert_allclose(action[:2], np.array([-1.12, 0.84]) / 1.12)  # along the first plane
+
+
 class Vehicle:
     """A point with a heading among round posts, which it sees all around."""
 

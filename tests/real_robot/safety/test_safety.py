@@ -1,6 +1,7 @@
 """The state machine, bounds on what is observed, and what a robot's own programs rely on."""
 
 import ast
+import copy
 import math
 import threading
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
+from real_robot.safety.filters import Filters
 from real_robot.safety.inputs import Command
 from real_robot.safety.limits import ElementLimits, Kind, Limits, Range, load_limits
 from real_robot.safety.safety import Safety, State
@@ -88,6 +90,19 @@ def test_a_pause_begins_again_from_where_the_robot_is():
     plant.ticks += 50
     safety.command(np.ones(2), plant.tick())
     np.testing.assert_allclose(plant.position - before, 5.0 * DT_S**2)  # from rest again
+
+
+@pytest.mark.parametrize("kind", [Kind.POSITION, Kind.VELOCITY])
+def test_reach_is_what_can_be_commanded_next(kind):
+    limits = Limits(dict.fromkeys("ab", ElementLimits(kind, velocity=1.0, acceleration=5.0)))
+    filters, rng = Filters(contract(), limits), np.random.default_rng(0)
+    reading = Plant(kind, np.zeros(2)).tick().observation
+    filters.start(reading)
+    for _ in range(20):
+        at_least, at_most = zip(*(axis.reach() for axis in filters._axes), strict=True)
+        furthest = [copy.deepcopy(filters).apply(np.full(2, 0.9 * sign), reading, 0.0) for sign in (-1.0, 1.0)]
+        np.testing.assert_allclose(furthest, [at_least, at_most])
+        filters.apply(rng.uniform(-0.2, 0.2, 2), reading, 0.0)
 
 
 @pytest.mark.parametrize("late", [0, 3])
