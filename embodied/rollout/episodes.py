@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -27,6 +27,8 @@ from embodied.saving.files import flush
 
 FORMAT = 2
 RECORD = "episodes.json"
+FOLDER = "demonstrations"
+"""Where a run keeps what it imitates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,11 +136,6 @@ class Episodes:
         kept["first"], kept["ends"] = kept["first"] - step, kept["ends"] - step
         return from_columns(kept)
 
-    def save(self, folder: str | Path, contract: Contract, origin: dict[str, Any] | None = None) -> None:
-        """Write them as `EpisodeWriter` does."""
-        with EpisodeWriter(folder, contract, origin) as writer:
-            writer.add(self)
-
 
 class EpisodeWriter:
     """Appends episodes to a folder, which is complete or not there: a .npy file a column, `episodes.json` about them.
@@ -211,6 +208,29 @@ def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
         return from_columns(found), contract, record["origin"]
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"{folder} holds no episodes that can be read: {error}") from error
+
+
+def made_once(run: Path, contract: Contract, origin: dict[str, Any], make: Callable[[EpisodeWriter], None]) -> Episodes:
+    """What a run in the folder `run` imitates: written there by `make` the first time, then read from there.
+
+    It has an observation of `contract` before every action; `origin`, JSON, tells what it is made of.
+
+    Raises:
+        UserError: where the folder holds episodes of another contract or origin, or damaged ones.
+    """
+    folder = run / FOLDER
+    if not folder.exists():
+        run.mkdir(parents=True, exist_ok=True)
+        with EpisodeWriter(folder, replace(contract, horizon=1, executed=1), origin) as writer:
+            make(writer)
+    try:
+        episodes, found, told = read(folder)
+    except UserError as error:
+        raise UserError(f"{error}; delete {folder} to have it made anew") from error
+    rows = [f"{key}: expected {value}, got {told.get(key)}" for key, value in origin.items() if told.get(key) != value]
+    if rows := rows + contract.mismatches(found):
+        raise UserError(f"{folder} was made for something else ({'; '.join(rows)}); choose another output")
+    return episodes
 
 
 def columns(episodes: Episodes) -> dict[str, Tensor]:

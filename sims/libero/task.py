@@ -8,25 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from embodied.command_line.extras import needs_extra
-from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.policy import Policy
-from embodied.rollout.episodes import Episodes
-from embodied.text import encode
+from embodied.rollout.episodes import Episodes, made_once
 from sims.libero.assets import Assets, find_assets
-from sims.libero.language import INSTRUCTION_BYTES, Wordings
 from sims.libero.suite import Task, load_tasks, step_limit_of
 
 if TYPE_CHECKING:
     from sims.libero.environment import LiberoEnvironment
-    from sims.libero.expert.demonstrations import Demonstrations
 
-FILE = "demonstrations.safetensors"
 FILMED = 5
 
 
@@ -98,23 +91,12 @@ class LiberoTask:
         Raises:
             UserError: where `directory` holds demonstrations of something else.
         """
-        from sims.libero.expert.demonstrations import collect, load
+        from sims.libero.expert.demonstrations import collect
 
-        path = directory / FILE
-        if not path.exists():
-            made = collect(
-                self._tasks(), self.episodes, assets=self._assets(), seed=seed, noise=self.noise,
-                step_limit=self.step_limit,
-            )  # fmt: skip
-            directory.mkdir(parents=True, exist_ok=True)
-            made.save(path)
-        found = load(path)
-        if differences := self._differences(found, seed):
-            raise UserError(f"{path} was made for something else ({'; '.join(differences)}); choose another output")
-        pairs = zip(found.episodes(), found.task_index.tolist(), strict=True)
-        episodes = Episodes.join([Episodes.of(*episode, task_index=task) for episode, task in pairs])
-        episodes.observation["instruction"] = self._instructions(found)
-        return episodes
+        tasks, env = self._tasks(), self.environment(1, "wide", "eval")
+        made = {"assets": self._assets(), "seed": seed, "noise": self.noise, "step_limit": env.step_limit}
+        origin = {**made, "tasks": [task.name for task in tasks], "assets": self.asset_kind, "episodes": self.episodes}
+        return made_once(directory, env.contract, origin, lambda writer: collect(writer, tasks, self.episodes, **made))
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, in up to five tasks of the wide distribution, from the same starts."""
@@ -134,23 +116,6 @@ class LiberoTask:
         }
         frames_per_s = round(1.0 / (env.contract.control_dt_s * env.contract.executed))
         write_video(path, tile(films, [task.language for task in tasks]), 2 * frames_per_s)
-
-    def _instructions(self, found: Demonstrations) -> Tensor:
-        """Text [S, L] for each step of the demonstrations: in one episode a task is said in all its ways."""
-        wordings = [Wordings(task, "training") for task in self._tasks()]
-        rows = found.task_index.repeat_interleave(found.lengths).tolist()
-        texts = [wordings[task](number) for number, task in enumerate(rows)]
-        said = {text: encode(text, INSTRUCTION_BYTES) for text in set(texts)}
-        return torch.from_numpy(np.stack([said[text] for text in texts]))
-
-    def _differences(self, found: Demonstrations, seed: int) -> list[str]:
-        tasks = [task.name for task in self._tasks()]
-        expected = {"tasks": tasks, "assets": self.asset_kind, "seed": seed, "noise": self.noise}
-        env = self.environment(1, "wide", "eval")
-        expected |= {"step_limit": env.step_limit, "episodes": self.episodes * len(tasks)}
-        made = {**found.origin, "episodes": len(found.lengths)}
-        rows = [f"{key}: expected {value}, got {made[key]}" for key, value in expected.items() if made[key] != value]
-        return rows + env.contract.mismatches(found.contract)
 
     def _assets(self) -> Assets:
         return find_assets(self.assets)

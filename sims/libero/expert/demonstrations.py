@@ -1,76 +1,36 @@
-"""Demonstrations of the scripted expert: successful episodes, kept in one file with the contract they fit.
+"""Demonstrations of the scripted expert: episodes that succeeded, with an observation before every action.
 
 They start from the training split of the wide distribution, never from LIBERO's own initial states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.command_line.progress import Progress
-from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.saving.tree import load_tree, save_tree
+from embodied.rollout.episodes import Episodes, EpisodeWriter
+from embodied.text import encode
 from sims.libero.assets import Assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert
+from sims.libero.language import INSTRUCTION_BYTES, Wordings
 from sims.libero.suite import Task
 
-FORMAT = 1
 AT_ONCE = 8
 """Environments per task."""
 SPARE_FAILURES = 10
 """A task is given up after this many more failures than successes."""
 
 
-@dataclass(frozen=True, eq=False)
-class Demonstrations:
-    """E episodes of S control steps in all, ordered by task and initial state.
-
-    `observation` [S] was seen before each of `actions` [S, 7]; `lengths`, `task_index` and `start` are [E]. `contract`
-    has K=1: one action per observation. `origin` tells how they were made (tasks, assets, seed, noise).
-    """
-
-    contract: Contract
-    observation: TensorDict
-    actions: Tensor
-    lengths: Tensor
-    task_index: Tensor
-    start: Tensor
-    origin: dict[str, Any]
-
-    def episodes(self) -> Iterator[tuple[TensorDict, Tensor]]:
-        """Observation [L] and actions [L, 7] of every episode."""
-        lengths = self.lengths.tolist()
-        yield from zip(self.observation.split(lengths), self.actions.split(lengths), strict=True)
-
-    def save(self, path: str | Path) -> None:
-        """Write everything to `path`, whole or not at all."""
-        fields = {"observation": self.observation, "actions": self.actions, "lengths": self.lengths}
-        fields |= {"task_index": self.task_index, "start": self.start, "origin": self.origin}
-        save_tree(path, {"demonstrations": FORMAT, "contract": self.contract.to_dict(), **fields})
-
-
-def load(path: str | Path) -> Demonstrations:
-    """Read what `Demonstrations.save` wrote.
-
-    Raises:
-        UserError: where the file is missing, cut short or something else.
-    """
-    tree = load_tree(path)
-    if not isinstance(tree, dict) or tree.pop("demonstrations", None) != FORMAT:
-        raise UserError(f"{path}: expected demonstrations of format {FORMAT}; make them anew")
-    return Demonstrations(contract=Contract.from_dict(tree.pop("contract")), **tree)
-
-
 def collect(
+    writer: EpisodeWriter,
     tasks: Sequence[Task],
     episodes: int,
     *,
@@ -80,10 +40,13 @@ def collect(
     step_limit: int | None = None,
     threads: int | None = None,
     progress: bool = True,
-) -> Demonstrations:
+) -> None:
     """Run the expert until it has succeeded in `episodes` episodes of each task; a bar shows how far it is.
 
+    They are ordered by task and initial state. In one episode a task is said in all the ways of training.
+
     Args:
+        writer: of the episodes; its origin tells the initial state of each and the failures of each task.
         tasks: pick-and-place tasks.
         episodes: per task.
         assets: see `LiberoEnvironment`.
@@ -107,8 +70,17 @@ def collect(
     with Progress("demonstrations", len(tasks) * episodes, "episode", shown=progress) as bar:
         while recorder.running.any():
             bar.update(recorder.step())
-    origin = {"tasks": list(env.task_names), "assets": env.assets.kind, "seed": seed, "noise": noise}
-    return recorder.result(origin | {"step_limit": env.step_limit})
+    starts, kept = recorder.result()
+    wordings, said = [Wordings(task, "training") for task in tasks], 0
+    for episode in kept:
+        assert episode.final_observation is not None
+        numbers = range(said, said + episode.steps + 1)
+        texts = [encode(wordings[int(episode.task_index)](number), INSTRUCTION_BYTES) for number in numbers]
+        rows = torch.from_numpy(np.stack(texts))
+        episode.observation["instruction"], episode.final_observation["instruction"] = rows[:-1], rows[-1:]
+        said += episode.steps
+        writer.add(episode)
+    writer.origin |= {"start": starts, "failed": recorder.failed}
 
 
 class _Recorder:
@@ -118,7 +90,7 @@ class _Recorder:
         self.env, self.expert, self.episodes = env, expert, episodes
         self.task = env.task_index.tolist()
         self.begun, self.succeeded, self.failed = ([0] * len(env.task_names) for _ in range(3))
-        self.kept: list[tuple[int, int, TensorDict, Tensor]] = []  # task, initial state, observation, actions
+        self.kept: list[tuple[int, int, Episodes]] = []  # task, initial state
         self.running = torch.zeros(env.num_envs, dtype=torch.bool)
         self.observation = self._begin(torch.ones(env.num_envs, dtype=torch.bool))
         # what the running episodes have seen and done so far, [N, step_limit]
@@ -142,24 +114,22 @@ class _Recorder:
             self.observation = self._begin(finished)
         return len(self.kept) - before
 
-    def result(self, origin: dict[str, Any]) -> Demonstrations:
-        """Everything kept, in order."""
-        kept = sorted(self.kept, key=lambda episode: episode[:2])
-        return Demonstrations(
-            contract=self.env.contract,
-            observation=torch.cat([episode[2] for episode in kept]),
-            actions=torch.cat([episode[3] for episode in kept]),
-            lengths=torch.tensor([len(episode[3]) for episode in kept]),
-            task_index=torch.tensor([episode[0] for episode in kept]),
-            start=torch.tensor([episode[1] for episode in kept]),
-            origin=origin | {"failed": self.failed},
-        )
+    def result(self) -> tuple[list[int], list[Episodes]]:
+        """Initial states and episodes, in order."""
+        kept = sorted(self.kept, key=lambda each: each[:2])
+        return [start for _, start, _ in kept], [episode for *_, episode in kept]
 
     def _keep(self, index: int, success: bool) -> None:
         task, start, length = self.task[index], int(self.env.start[index]), int(self.env.steps[index])
         if success:
             self.succeeded[task] += 1
-            self.kept.append((task, start, self.seen[index, :length].clone(), self.done[index, :length].clone()))
+            reward = torch.zeros(length)
+            reward[-1] = 1.0
+            seen, done = self.seen[index, :length].clone(), self.done[index, :length].clone()
+            episode = Episodes.of(
+                seen, done, reward=reward, task_index=task, final_observation=self.observation[index].clone()
+            )
+            self.kept.append((task, start, episode))
             return
         self.failed[task] += 1
         if self.failed[task] > self.succeeded[task] + SPARE_FAILURES:

@@ -1,5 +1,8 @@
 """Episodes keep what happened, give chunks that end with their episode, and come back from the disk as they were."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,7 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes, EpisodeWriter, read
+from embodied.rollout.episodes import FOLDER, Episodes, EpisodeWriter, made_once, read
 
 CONTRACT = Contract({"x": TensorSpec((1,))}, TensorSpec((2,)), control_dt_s=0.1)
 
@@ -18,6 +21,12 @@ def episode(length: int, number: int, **options) -> Episodes:
     picture = torch.full((length, 4, 4, 3), number, dtype=torch.uint8)
     seen = TensorDict({"x": x, "picture": picture}, [length])
     return Episodes.of(seen, torch.cat((x, -x), 1), task_index=number, **options)
+
+
+def written(folder: Path, *parts: Episodes) -> None:
+    with EpisodeWriter(folder, CONTRACT, {"seed": 3}) as writer:
+        for part in parts:
+            writer.add(part)
 
 
 def same(first: Episodes, second: Episodes) -> bool:
@@ -60,9 +69,7 @@ def test_they_come_back_from_the_disk_as_they_were(tmp_path):
         episode(4, 0, success=False, reward=torch.rand(4), final_observation=last),
         episode(7, 1, human=torch.arange(7) > 4, terminated=True, final_observation=last),
     ]
-    with EpisodeWriter(tmp_path / "made", CONTRACT, {"seed": 3}) as writer:
-        for part in parts:
-            writer.add(part)
+    written(tmp_path / "made", *parts)
     found, contract, origin = read(tmp_path / "made")
     assert same(found, Episodes.join(parts))
     assert (contract, origin) == (CONTRACT, {"seed": 3})
@@ -73,7 +80,7 @@ def test_they_come_back_from_the_disk_as_they_were(tmp_path):
 def test_rows_are_read_when_they_are_asked_for(tmp_path):
     length = 200_000
     x = torch.rand(length, 50)  # 40 MB
-    Episodes.of(TensorDict({"x": x}, [length]), x[:, :1]).save(tmp_path / "made", CONTRACT)
+    written(tmp_path / "made", Episodes.of(TensorDict({"x": x}, [length]), x[:, :1]))
 
     def resident() -> int:
         return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1])
@@ -106,9 +113,9 @@ def test_what_fails_leaves_nothing(tmp_path):
 
 
 def test_damage_is_told_and_a_folder_is_not_overwritten(tmp_path):
-    episode(3, 0).save(tmp_path / "made", CONTRACT)
+    written(tmp_path / "made", episode(3, 0))
     with pytest.raises(UserError, match="exists; choose another"):
-        episode(3, 0).save(tmp_path / "made", CONTRACT)
+        written(tmp_path / "made", episode(3, 0))
     path = tmp_path / "made/actions.npy"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -117,3 +124,24 @@ def test_damage_is_told_and_a_folder_is_not_overwritten(tmp_path):
         read(tmp_path / "made")
     with pytest.raises(UserError, match="no episodes that can be read"):
         read(tmp_path / "nothing")
+
+
+def test_what_a_run_imitates_is_made_once_for_what_was_asked(tmp_path):
+    def make(writer: EpisodeWriter) -> None:
+        made.append(writer.folder)
+        writer.add(episode(3, 0))
+        writer.origin["failed"] = 7
+
+    made: list[Path] = []
+    for _ in range(2):
+        found = made_once(tmp_path / "run", CONTRACT, {"seed": 3}, make)
+        assert same(found, episode(3, 0))
+    assert made == [tmp_path / "run" / FOLDER]
+    assert read(made[0])[2] == {"seed": 3, "failed": 7}
+    with pytest.raises(UserError, match=r"made for something else \(seed: expected 4, got 3\); choose another output"):
+        made_once(tmp_path / "run", CONTRACT, {"seed": 4}, make)
+    with pytest.raises(UserError, match=r"made for something else \(control_dt_s: expected 0\.2, got 0\.1\)"):
+        made_once(tmp_path / "run", replace(CONTRACT, control_dt_s=0.2), {"seed": 3}, make)
+    (made[0] / "actions.npy").unlink()
+    with pytest.raises(UserError, match=r"actions\.npy is missing; delete .* to have it made anew"):
+        made_once(tmp_path / "run", CONTRACT, {"seed": 3}, make)

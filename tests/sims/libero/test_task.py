@@ -2,16 +2,17 @@
 
 import dataclasses
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from embodied.deployment.latency import LatencyConfig, with_latency
+from embodied.rollout.episodes import FOLDER, EpisodeWriter, read
 from embodied.task import measured
-from sims.libero.expert import demonstrations
 from sims.libero.suite import load_tasks
-from sims.libero.task import FILE, LiberoTask
+from sims.libero.task import LiberoTask
 
 ASSETS = os.environ.get("LIBERO_ASSETS") or "stand-in"
 
@@ -42,9 +43,9 @@ def test_with_latency_a_task_is_measured_in_the_same_words():
 
 def test_demonstrations_are_made_once(tmp_path: Path):
     made = task().demonstrations(tmp_path, 0)
-    written = (tmp_path / FILE).stat().st_mtime_ns
+    written = (tmp_path / FOLDER).stat().st_mtime_ns
     read = task().demonstrations(tmp_path, 0)
-    assert (tmp_path / FILE).stat().st_mtime_ns == written
+    assert (tmp_path / FOLDER).stat().st_mtime_ns == written
     assert torch.equal(made.actions, read.actions)
     assert made.actions.shape == (len(made), 7)
     assert 30 < len(made) < 280
@@ -52,14 +53,17 @@ def test_demonstrations_are_made_once(tmp_path: Path):
 
 def test_damaged_demonstrations_are_refused_and_made_anew_as_they_were(tmp_path: Path):
     made = task().demonstrations(tmp_path, 0)
-    data = bytearray((tmp_path / FILE).read_bytes())
+    actions = made.actions.clone()
+    path = tmp_path / FOLDER / "actions.npy"
+    data = bytearray(path.read_bytes())
     data[-1] ^= 0x40
-    (tmp_path / FILE).write_bytes(data)
-    with pytest.raises(ValueError, match=rf"{FILE}: it is damaged.*; delete it to have it made anew"):
+    path.write_bytes(data)
+    told = rf"{FOLDER} holds .*actions\.npy is damaged.*; delete .*{FOLDER} to have it made anew"
+    with pytest.raises(ValueError, match=told) as caught:
         task().demonstrations(tmp_path, 0)
-    (tmp_path / FILE).unlink()
-    again = task().demonstrations(tmp_path, 0)
-    assert torch.equal(made.actions, again.actions)
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(tmp_path / FOLDER)
+    assert torch.equal(task().demonstrations(tmp_path, 0).actions, actions)
 
 
 @pytest.mark.parametrize(
@@ -80,8 +84,9 @@ def test_demonstrations_of_something_else_are_refused(tmp_path: Path, change: di
 
 def test_demonstrations_of_another_contract_are_refused(tmp_path: Path):
     task().demonstrations(tmp_path, 0)
-    found = demonstrations.load(tmp_path / FILE)
-    faster = dataclasses.replace(found.contract, control_dt_s=0.02)
-    dataclasses.replace(found, contract=faster).save(tmp_path / FILE)
+    found, contract, origin = read(tmp_path / FOLDER)
+    shutil.rmtree(tmp_path / FOLDER)  # what is mapped stays
+    with EpisodeWriter(tmp_path / FOLDER, dataclasses.replace(contract, control_dt_s=0.02), origin) as writer:
+        writer.add(found)
     with pytest.raises(ValueError, match=r"control_dt_s: expected 0\.05, got 0\.02"):
         task().demonstrations(tmp_path, 0)

@@ -1,101 +1,83 @@
-from pathlib import Path
-
 import pytest
 import torch
 
+from embodied.contract import Contract
+from embodied.rollout.episodes import Episodes, EpisodeWriter, columns, read
+from embodied.text import decode
 from sims.libero.assets import STAND_IN
 from sims.libero.environment import LiberoEnvironment
-from sims.libero.expert import demonstrations
-from sims.libero.expert.demonstrations import collect, load
+from sims.libero.expert.demonstrations import collect
+from sims.libero.language import Wordings
 from sims.libero.suite import load_tasks
 
 TASKS = load_tasks("libero_object", [1, 4])
 
 
-def make(**options):
-    return collect(TASKS, **{"episodes": 2, "assets": STAND_IN, "seed": 3, "threads": 1, "progress": False} | options)
+def make(folder, **options) -> tuple[Episodes, Contract, dict]:
+    contract = LiberoEnvironment(TASKS, 2, assets=STAND_IN, threads=1).contract
+    given = {"episodes": 2, "assets": STAND_IN, "seed": 3, "threads": 1, "progress": False} | options
+    with EpisodeWriter(folder / "made", contract) as writer:
+        collect(writer, TASKS, **given)
+    return read(folder / "made")
 
 
 @pytest.fixture(scope="module")
-def made():
-    return make()
-
-
-def same(first, second):
-    tensors = ("actions", "lengths", "task_index", "start")
-    assert all(torch.equal(getattr(first, name), getattr(second, name)) for name in tensors)
-    assert (first.observation == second.observation).all()
-    assert (first.contract, first.origin) == (second.contract, second.origin)
+def made(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("demonstrations"))
 
 
 def test_every_task_has_its_episodes_in_order(made):
-    assert made.task_index.tolist() == [0, 0, 1, 1]
-    starts = made.start.view(2, 2)
+    episodes, _, origin = made
+    assert episodes.task_index.tolist() == [0, 0, 1, 1]
+    starts = torch.tensor(origin["start"]).view(2, 2)
     assert (starts[:, 1] > starts[:, 0]).all()
-    assert made.lengths.sum() == len(made.actions) == len(made.observation)
-    assert made.origin == {
-        "tasks": [task.name for task in TASKS],
-        "assets": "stand-in",
-        "seed": 3,
-        "noise": 0.1,
-        "step_limit": 280,
-        "failed": [0, 0],
-    }
+    assert len(episodes) == episodes.steps == episodes.ends[-1]
+    assert origin["failed"] == [0, 0]
+    assert episodes.actions.abs().max() <= 1
 
 
-def test_replaying_the_actions_gives_the_observations_and_success_at_the_last_step(made):
-    episodes = list(made.episodes())
+def test_replaying_the_actions_gives_what_was_seen_earned_and_reached(made):
+    episodes, _, origin = made
+    assert episodes.success.all()
+    assert episodes.terminated.all()
+    begins = [0, *episodes.ends[:-1].tolist()]
     for index in (0, 3):
-        task = TASKS[made.task_index[index]]
+        task = TASKS[episodes.task_index[index]]
         env = LiberoEnvironment([task], 1, assets=STAND_IN, horizon=1, executed=1, threads=1)
-        observation = env.reset(starts=made.start[index : index + 1])
-        seen, actions = episodes[index]
-        for step, action in enumerate(actions):
-            assert (observation[0] == seen[step]).all()
-            transition = env.step(action.view(1, 1, 7))
+        observation = env.reset(starts=torch.tensor(origin["start"][index : index + 1]))
+        steps = range(begins[index], int(episodes.ends[index]))
+        for step in steps:
+            assert (observation[0].exclude("instruction") == episodes.observation[step].exclude("instruction")).all()
+            transition = env.step(episodes.actions[step].view(1, 1, 7))
             observation = transition.observation
-            assert bool(transition.success) == (step == len(actions) - 1)
+            assert bool(transition.success) == (step == steps[-1])
+            assert float(transition.reward) == float(episodes.reward[step])
+        final = episodes.final_observation[index].exclude("instruction")
+        assert (observation[0].exclude("instruction") == final).all()
 
 
-def test_the_contract_binds_to_the_environment_they_teach(made):
-    env = LiberoEnvironment(TASKS, 2, assets=STAND_IN, threads=1)
-    env.contract.bind(made.contract)
-    assert made.actions.abs().max() <= 1
+def test_in_one_episode_a_task_is_said_in_all_the_ways_of_training(made):
+    episodes, *_ = made
+    begin = int(episodes.ends[2])  # the last one's
+    said = [decode(text.numpy()) for text in episodes.observation["instruction"][begin:]]
+    wording = Wordings(TASKS[1], "training")
+    assert said == [wording(number) for number in range(begin, episodes.steps)]
+    assert len(set(said)) > 10
 
 
-def test_a_file_gives_back_the_same(made, tmp_path):
-    path = tmp_path / "demonstrations.safetensors"
-    made.save(path)
-    same(load(path), made)
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+def test_they_depend_on_the_seed_alone(made, tmp_path):
+    for name in ("threads", "seed"):
+        (tmp_path / name).mkdir()
+    again, _, origin = make(tmp_path / "threads", threads=2)
+    pairs = zip(columns(again).items(), columns(made[0]).items(), strict=True)
+    assert all(one[0] == other[0] and torch.equal(one[1], other[1]) for one, other in pairs)
+    assert origin == made[2]
+    assert make(tmp_path / "seed", episodes=1, seed=4)[2]["start"] != made[2]["start"][::2]
 
 
-def test_they_depend_on_the_seed_alone(made):
-    same(make(threads=2), made)
-    assert not torch.equal(make(episodes=1, seed=4).start, made.start[::2])
-
-
-@pytest.mark.parametrize("content", [b"", b"nonsense", None])
-def test_a_damaged_or_missing_file_is_one_line(tmp_path, content, made):
-    path = tmp_path / "demonstrations.safetensors"
-    if content is None:
-        made.save(path)
-        content = Path(path).read_bytes()[:-1000]
-    path.write_bytes(content)
-    for broken in (path, tmp_path / "missing.safetensors"):
-        with pytest.raises(ValueError, match="cannot read") as caught:
-            load(broken)
-        assert "\n" not in str(caught.value)
-
-
-def test_another_kind_of_file_is_refused(tmp_path):
-    demonstrations.save_tree(tmp_path / "other.safetensors", {"weights": torch.zeros(3)})
-    with pytest.raises(ValueError, match="expected demonstrations"):
-        load(tmp_path / "other.safetensors")
-
-
-def test_a_task_that_the_expert_cannot_do_stops_with_its_name():
+def test_a_task_that_the_expert_cannot_do_stops_with_its_name(tmp_path):
     with pytest.raises(ValueError, match="the scripted expert failed in 11 of 11 episodes of pick_up_the_cream_cheese"):
-        make(step_limit=5)
+        make(tmp_path, step_limit=5)
     with pytest.raises(ValueError, match="at least one episode"):
-        make(episodes=0)
+        make(tmp_path, episodes=0)
+    assert not list(tmp_path.iterdir())
