@@ -122,6 +122,29 @@ def test_a_person_takes_over_and_what_they_did_is_marked():
     np.testing.assert_allclose(transition.actions[0, :, 0], [0.1, 0.25, 0.25, 0.1], rtol=1e-6)
     np.testing.assert_allclose(transition.observation["position"], 1.0, rtol=1e-6)
     assert transition.metrics["human_share"].item() == 0.5
+    env.reset()
+    assert env.step(torch.zeros(1, 4, 1)).metrics["human_share"].item() == 0.0
+
+
+def test_initial_states_are_asked_for_one_after_the_other():
+    env, *_ = make()
+    requested, begin = [], env._ready
+    env._ready = lambda task, start: requested.append((task, start)) or begin(task, start)
+    for _ in range(3):
+        env.reset()
+    assert requested == [("reach", 0), ("reach", 1), ("reach", 2)]
+
+
+def test_the_robot_holds_at_the_step_limit():
+    env, robot, _ = make(executed=4, step_limit=7)
+    env.reset(starts=torch.tensor([0]))
+    held = []
+    robot.hold = lambda: held.append(robot.clock())
+    away = torch.full((1, 4, 1), 0.05)
+    assert not env.step(away).truncated.item()
+    assert held == []
+    assert env.step(away).truncated.item()
+    assert held == [robot.clock()]
 
 
 def test_learners_get_the_actions_that_were_executed():
