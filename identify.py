@@ -21,7 +21,7 @@ from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
 from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
-from real_robot.recording.lerobot_dataset import pieces
+from real_robot.recording import driven
 from real_robot.recording.recording import Recording
 from real_robot.sim_to_real.identification import Parameter, Segments, cut, identify, prediction_error
 from sims.quadrotor.airframes import AIRFRAMES, Airframe
@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> None:
     airframe = AIRFRAMES[config.airframe]
     model = FlightModel(airframe, config.parameters, Options(drag=True, delay_steps=config.delay_steps))
     parameters = [parameter(airframe, name, config.delay_steps) for name in config.parameters]
-    flown = (piece for path in config.recordings for piece in pieces(Recording(path)))
+    flown = (episode for path in config.recordings for _, episode in driven.episodes(Recording(path)))
     segments = cut(flown, KEYS, config.steps, model.past)
     held_out = torch.arange(len(segments.measured)) % 4 == 3
     fitted, other = (Segments(segments.measured[rows], segments.actions[rows]) for rows in (~held_out, held_out))

@@ -26,7 +26,7 @@ from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.run_directory import new_run, resumed_run
 from policies.registry import POLICIES
-from real_robot.recording import lerobot_reading
+from real_robot.recording.demonstrations import demonstrations
 from sims.registry import TASKS
 
 log = logging.getLogger("embodied")
@@ -38,9 +38,9 @@ class TrainConfig(ExperimentConfig):
     """Options of train.py: those of a run, and its parts.
 
     `seed` draws all that is random. `device` holds policy and learner; PyTorch takes `threads` cores. `wandb` names a
-    project to log to. `output` is the directory of a new run. `demonstrations` is a LeRobot dataset that takes the
-    place of the task's own. `resume` names the directory of a run to continue with its own configuration, or one of its
-    checkpoints; `eval_only` measures it instead.
+    project to log to. `output` is the directory of a new run. `demonstrations` takes the place of the task's own: a
+    LeRobot dataset, a recording, or a folder of recordings. `resume` names the directory of a run to continue with its
+    own configuration, or one of its checkpoints; `eval_only` measures it instead.
     """
 
     task: Any = MISSING
@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> None:
         trainer = Experiment(
             config, with_latency(config.task, config.latency), config.policy, config.algorithm, directory,
             record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
-            demonstrations=partial(lerobot_reading.episodes, config.demonstrations) if config.demonstrations else None,
+            demonstrations=partial(demonstrations, config.demonstrations) if config.demonstrations else None,
         )  # fmt: skip
         (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))
         log.info(trainer.run().summary(directory))

@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.network import elements
 from embodied.errors import UserError
-from real_robot.recording.recording import Episode, Gap, Item, Recording, Tick
+from embodied.rollout.episodes import Episodes
+from real_robot.recording import driven
+from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Array
 
 VERSION = "v3.0"
@@ -34,25 +36,12 @@ EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
 FILES_PER_CHUNK, DATA_MB, VIDEO_MB = 1000, 100, 200
 STATE, ACTION, CAMERA = "observation.state", "action", "observation.images."
 INTERVENTION = "complementary_info.is_intervention"
-LATE = 1.5
-"""Control periods between two ticks beyond which time has jumped: what follows is an episode of its own."""
-
-
-@dataclass(frozen=True, eq=False)
-class Piece:
-    """L ticks in a row: `observation` [L, ...] by key, `actions` [L, A] as written, who chose them [L]."""
-
-    task: str
-    observation: dict[str, Array]
-    actions: Array
-    intervention: Array
 
 
 def write(recordings: Sequence[Recording], directory: str | Path, *, robot: str | None = None) -> int:
     """Write a dataset of all `recordings` into the new folder `directory`; returns the number of its episodes.
 
-    An episode is cut where the robot held, where the recording has a gap, and where the loop skipped a period: in a
-    dataset every frame is one period after the one before.
+    Its episodes are those of `driven.episodes`.
 
     Raises:
         UserError: where `directory` exists, contracts differ, an observation changes its shape, or nothing was driven.
@@ -68,29 +57,13 @@ def write(recordings: Sequence[Recording], directory: str | Path, *, robot: str 
     try:
         writer = _Writer(temporary, recordings[0].contract, robot)
         for recording in recordings:
-            for piece in pieces(recording):
-                writer.add(piece)
+            for task, episode in driven.episodes(recording):
+                writer.add(task, episode)
         writer.finish()
         temporary.rename(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return len(writer.episodes)
-
-
-def pieces(recording: Recording) -> Iterator[Piece]:
-    """Everything that was driven without a break."""
-    task = ""
-    ticks: list[Tick] = []
-    for item in recording:
-        if _breaks(item, ticks, recording.contract.control_dt_s) and ticks:
-            yield _piece(task, ticks, recording.contract)
-            ticks = []
-        if _is_driven(item):
-            ticks.append(item)
-        if isinstance(item, Episode):
-            task = item.task
-    if ticks:
-        yield _piece(task, ticks, recording.contract)
 
 
 def parts(contract: Contract) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec], dict[str, TensorSpec]]:
@@ -99,31 +72,6 @@ def parts(contract: Contract) -> tuple[dict[str, TensorSpec], dict[str, TensorSp
     cameras = {key: spec for key, spec in specs.items() if spec.is_picture}
     state = {key: spec for key, spec in specs.items() if spec.dtype == "float32"}
     return state, cameras, {key: spec for key, spec in specs.items() if key not in {*cameras, *state}}
-
-
-def _is_driven(item: Item) -> TypeGuard[Tick]:
-    return isinstance(item, Tick) and item.reading is not None and item.verdict.action is not None
-
-
-def _breaks(item: Item, ticks: Sequence[Tick], control_dt_s: float) -> bool:
-    """Whether what came before `item` is a piece that has ended."""
-    if _is_driven(item):
-        return bool(ticks) and item.now_s - ticks[-1].now_s > LATE * control_dt_s
-    return isinstance(item, Episode | Gap | Tick)
-
-
-def _piece(task: str, ticks: Sequence[Tick], contract: Contract) -> Piece:
-    readings = [tick.reading.observation for tick in ticks if tick.reading is not None]
-    observation = {}
-    for key, spec in contract.observation.items():
-        if spec.privileged:
-            continue
-        shapes = {reading[key].shape for reading in readings}
-        if len(shapes) > 1:
-            raise UserError(f"{key} changes its shape ({sorted(shapes)}), a feature of a LeRobot dataset cannot")
-        observation[key] = np.stack([reading[key] for reading in readings])
-    actions = np.stack([np.asarray(tick.verdict.action) for tick in ticks]).astype(contract.action.dtype)
-    return Piece(task, observation, actions, np.array([tick.intervention for tick in ticks]))
 
 
 class _Writer:
@@ -143,20 +91,21 @@ class _Writer:
         self.frames = self.file_index = self.file_bytes = 0
         self.file: Any = None
 
-    def add(self, piece: Piece) -> None:
-        """Append an episode."""
-        columns, cameras = self._columns(piece)
-        features = _features(self.contract, piece, self.rate)
+    def add(self, task: str, episode: Episodes) -> None:
+        """Append an episode of `task`."""
+        observation = {key: value.numpy() for key, value in episode.observation.items()}
+        shapes = {key: value.shape[1:] for key, value in observation.items()}
+        columns, cameras = self._columns(task, episode, observation)
+        features = _features(self.contract, shapes, self.rate)
         if self.features and features != self.features:
             changed = [key for key, feature in features.items() if feature != self.features[key]]
             raise UserError(f"{', '.join(changed)} has another shape than in the first episode")
         if not self.features:
             self.features = features
-            shapes = {key: value.shape[1:] for key, value in piece.observation.items()}
             specs = {key: replace(self.contract.observation[key], shape=shape) for key, shape in shapes.items()}
             self.contract = replace(self.contract, observation=specs, horizon=1, executed=1)
-        number, length = len(self.episodes), len(piece.actions)
-        row: dict[str, Any] = {"episode_index": number, "tasks": [piece.task], "length": length}
+        number, length = len(self.episodes), len(episode)
+        row: dict[str, Any] = {"episode_index": number, "tasks": [task], "length": length}
         row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
         row |= self._write_rows(columns) | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
         for key, frames in cameras.items():
@@ -171,7 +120,7 @@ class _Writer:
     def finish(self) -> None:
         """Write what describes the whole."""
         if not self.episodes:
-            raise UserError("nothing was driven in these recordings: no tick has a measurement and a written action")
+            raise UserError(driven.NOTHING)
         self.file.close()
         self._parquet(EPISODES_PATH, self.pa.Table.from_pylist(self.episodes))
         self._parquet("meta/tasks.parquet", self._task_table())
@@ -188,22 +137,24 @@ class _Writer:
         self._json("stats", {key: {name: v.tolist() for name, v in found.items()} for key, found in merged.items()})
         (self.directory / "meta/contract.json").write_text(self.contract.to_json() + "\n")
 
-    def _columns(self, piece: Piece) -> tuple[dict[str, Array], dict[str, Array]]:
-        length = len(piece.actions)
+    def _columns(
+        self, task: str, episode: Episodes, observation: dict[str, Array]
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        length = len(episode)
         state, cameras, others = parts(self.contract)
-        if piece.task not in self.tasks:
-            self.tasks.append(piece.task)
+        if task not in self.tasks:
+            self.tasks.append(task)
         columns: dict[str, Array] = {}
         if state:
-            columns[STATE] = np.concatenate([piece.observation[key].reshape(length, -1) for key in state], 1)
-        columns |= {f"observation.{key}": piece.observation[key] for key in others}
-        columns |= {ACTION: piece.actions, INTERVENTION: piece.intervention}
+            columns[STATE] = np.concatenate([observation[key].reshape(length, -1) for key in state], 1)
+        columns |= {f"observation.{key}": observation[key] for key in others}
+        columns |= {ACTION: episode.actions.numpy(), INTERVENTION: episode.human.numpy()}
         columns["timestamp"] = (np.arange(length) / self.rate).astype(np.float32)
         columns["frame_index"] = np.arange(length)
         columns["episode_index"] = np.full(length, len(self.episodes))
         columns["index"] = self.frames + np.arange(length)
-        columns["task_index"] = np.full(length, self.tasks.index(piece.task))
-        return columns, {CAMERA + key: piece.observation[key] for key in cameras}
+        columns["task_index"] = np.full(length, self.tasks.index(task))
+        return columns, {CAMERA + key: observation[key] for key in cameras}
 
     def _write_rows(self, columns: Mapping[str, Array]) -> dict[str, int]:
         flat = {key: value[:, 0] if value.shape[1:] == (1,) else value for key, value in columns.items()}
@@ -257,12 +208,11 @@ class _Writer:
         (self.directory / f"meta/{name}.json").write_text(json.dumps(content, indent=4) + "\n")
 
 
-def _features(contract: Contract, piece: Piece, rate: float) -> dict[str, dict[str, Any]]:
+def _features(contract: Contract, shapes: dict[str, tuple[int, ...]], rate: float) -> dict[str, dict[str, Any]]:
     state, cameras, others = parts(contract)
-    shapes = {key: list(value.shape[1:]) for key, value in piece.observation.items()}
     features: dict[str, dict[str, Any]] = {}
     if state:
-        resolved = {key: replace(spec, shape=tuple(shapes[key])) for key, spec in state.items()}
+        resolved = {key: replace(spec, shape=shapes[key]) for key, spec in state.items()}
         names = [name for key, spec in resolved.items() for name in elements(key, spec)]
         features[STATE] = {"dtype": "float32", "shape": [len(names)], "names": names}
     for key in cameras:
@@ -272,7 +222,8 @@ def _features(contract: Contract, piece: Piece, rate: float) -> dict[str, dict[s
         names = ["height", "width", "channels"]
         features[CAMERA + key] = {"dtype": "video", "shape": [height, width, 3], "names": names, "info": about}
     for key, spec in others.items():
-        features[f"observation.{key}"] = {"dtype": spec.dtype, "shape": shapes[key], "names": list(spec.names) or None}
+        shape, names = list(shapes[key]), list(spec.names) or None
+        features[f"observation.{key}"] = {"dtype": spec.dtype, "shape": shape, "names": names}
     action = contract.action
     features[ACTION] = {"dtype": action.dtype, "shape": list(action.shape), "names": list(action.names) or None}
     features[INTERVENTION] = {"dtype": "bool", "shape": [1], "names": None}

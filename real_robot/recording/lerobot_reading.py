@@ -18,56 +18,45 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDict
-from torch import Tensor
 
 from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.network import elements
 from embodied.errors import UserError
-from embodied.rollout.episodes import Episodes, EpisodeWriter
-from embodied.rollout.episodes import read as read_episodes
+from embodied.rollout.episodes import Episodes
 from embodied.text import encode
-from real_robot.recording.lerobot_dataset import ACTION, CAMERA, STATE
+from real_robot.recording.lerobot_dataset import ACTION, CAMERA, INTERVENTION, STATE
 from real_robot.robots.robot import Array
 
 log = logging.getLogger(__name__)
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 TASK = "task_index"
-FOLDER = "demonstrations"
-"""Where a run keeps the dataset that it learns from, decoded."""
+OPTIONAL = {
+    "human": (INTERVENTION, torch.bool),
+    "reward": ("next.reward", torch.float32),
+    "success": ("next.success", torch.bool),
+}
+"""Features that a dataset may have: who acted, what it earned, whether it succeeded (which is assumed otherwise)."""
 
 
-def episodes(directory: str | Path, contract: Contract, run: Path) -> Episodes:
-    """All episodes of a dataset as `contract` reads them, decoded once into the folder `run`, then read from there.
+def read(directory: str | Path, contract: Contract) -> Iterator[Episodes]:
+    """Every episode of a dataset, with the keys and the order of elements of `contract`.
+
+    `OPTIONAL` features are read where the dataset has them.
 
     Raises:
         UserError: where the folder is no dataset, or does not serve the contract; says what is missing, what is there.
     """
-    path = run / FOLDER
-    if not path.exists():
-        run.mkdir(parents=True, exist_ok=True)
-        with EpisodeWriter(path, contract, {"dataset": str(directory)}) as writer:
-            for observation, actions in read(directory, contract):
-                writer.add(Episodes.of(observation, actions))
-    found, _, origin = read_episodes(path)
-    if origin.get("dataset") != str(directory):
-        raise UserError(f"{path} was made from {origin.get('dataset')}; choose another output")
-    return found
-
-
-def read(directory: str | Path, contract: Contract) -> Iterator[tuple[TensorDict, Tensor]]:
-    """Observation [L] and actions [L, A] of every episode, in the order and with the keys of `contract`.
-
-    Raises:
-        UserError: as `episodes`.
-    """
     source = _Source(Path(directory))
     columns = source.plan(contract)
-    for episode in source.episodes({column.feature for column in columns.values()}):
-        arrays = {key: column.take(episode[column.feature]) for key, column in columns.items()}
-        actions = torch.from_numpy(arrays.pop(ACTION))
-        observation = {key: torch.from_numpy(value) for key, value in arrays.items()}
-        yield TensorDict(observation, batch_size=[len(actions)]), actions
+    optional = {name: feature for name, feature in OPTIONAL.items() if feature[0] in source.features}
+    features = {column.feature for column in columns.values()} | {feature for feature, _ in optional.values()}
+    for episode in source.episodes(features):
+        arrays = {key: torch.from_numpy(column.take(episode[column.feature])) for key, column in columns.items()}
+        actions = arrays.pop(ACTION)
+        more = {name: torch.from_numpy(episode[key]).flatten().to(dtype) for name, (key, dtype) in optional.items()}
+        success = bool(more.pop("success", torch.ones(1)).any())
+        yield Episodes.of(TensorDict(arrays, [len(actions)]), actions, success=success, **more)
 
 
 @dataclass(frozen=True)
@@ -147,9 +136,8 @@ class _Source:
             else:
                 feature = CAMERA + key if spec.is_picture else f"observation.{key}"
                 columns[key] = _Column(feature, spec, None if order is None else order.tolist())
-        # a robot's action is gathered into the order of the policy; binding.action scatters the other way
-        names = list(own.action.names)
-        index = [names.index(name) for name in wanted.action.names] if names else None
+        # scatters a policy's action into the robot's order: here the other way
+        index = None if binding.action is None else binding.action.argsort().tolist()
         return columns | {ACTION: _Column(ACTION, wanted.action, index)}
 
     def _find(self, key: str, spec: TensorSpec) -> _Column | str:

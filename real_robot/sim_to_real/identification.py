@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from embodied.errors import UserError
-from real_robot.recording.lerobot_dataset import Piece
+from embodied.rollout.episodes import Episodes
 
 Simulate = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Parameters [B, P], initial states [B, X] and actions [B, D+T, A], the first D past: what is measured, [B, T+1, Y]."""
@@ -88,22 +88,21 @@ class Identification:
         return {"estimates": estimates, "noise": self.noise.tolist(), "iterations": self.iterations}
 
 
-def cut(pieces: Iterable[Piece], keys: Sequence[str], steps: int, past: int) -> Segments:
-    """Cut pieces of a recording into segments of `steps`, each after `past` actions; `keys` are what is compared.
+def cut(episodes: Iterable[Episodes], keys: Sequence[str], steps: int, past: int) -> Segments:
+    """Cut what was driven into segments of `steps`, each after `past` actions; `keys` are what is compared.
 
     Raises:
-        UserError: where no piece is long enough.
+        UserError: where no episode is long enough.
     """
     measured, actions = [], []
-    for piece in pieces:
-        length = len(piece.actions)
-        rows = np.concatenate([piece.observation[key].reshape(length, -1) for key in keys], 1)
-        for first in range(past, length - steps, steps):
+    for episode in episodes:
+        rows = torch.cat([episode.observation[key].reshape(len(episode), -1) for key in keys], 1)
+        for first in range(past, len(episode) - steps, steps):
             measured.append(rows[first : first + steps + 1])
-            actions.append(piece.actions[first - past : first + steps])
+            actions.append(episode.actions[first - past : first + steps])
     if not measured:
-        raise UserError(f"expected pieces of more than {past + steps} periods without a break, got shorter ones")
-    return Segments(torch.from_numpy(np.stack(measured)).double(), torch.from_numpy(np.stack(actions)).double())
+        raise UserError(f"expected more than {past + steps} periods without a break, got fewer")
+    return Segments(torch.stack(measured).double(), torch.stack(actions).double())
 
 
 def identify(

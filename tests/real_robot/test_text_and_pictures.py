@@ -105,8 +105,8 @@ def test_a_recording_and_a_dataset_keep_what_was_said(tmp_path: Path) -> None:
     assert recording.contract == contract
     lerobot_dataset.write([recording], tmp_path / "data")
     episodes = list(lerobot_reading.read(tmp_path / "data", contract))
-    for number, (observation, _) in enumerate(episodes):
-        found = {key: observation[key][0].numpy() for key in SPECS}
+    for number, episode in enumerate(episodes):
+        found = {key: episode.observation[key][0].numpy() for key in SPECS}
         video, found["front_image"] = found["front_image"], seen(number)["front_image"]
         assert video.shape == PICTURE.shape  # the only thing that loses anything: H.264
         check(found, number)
@@ -123,12 +123,12 @@ def test_an_instruction_is_read_from_the_tasks_of_who_has_no_text(tmp_path: Path
     (tmp_path / "data/meta/contract.json").unlink()  # as others write them
     told = replace(silent, observation=silent.observation | {"instruction": text_spec(64)})
     episodes = lerobot_reading.read(tmp_path / "data", told)
-    assert [decode(observation["instruction"][0].numpy()) for observation, _ in episodes] == list(SAID)
+    assert [decode(episode.observation["instruction"][0].numpy()) for episode in episodes] == list(SAID)
     lines = [json.dumps({"task_index": number, "task": said}) for number, said in enumerate(SAID)]
     (tmp_path / "data/meta/tasks.jsonl").write_text("\n".join(lines) + "\n")  # as before v3
     (tmp_path / "data/meta/tasks.parquet").unlink()
     again = lerobot_reading.read(tmp_path / "data", told)
-    assert [decode(observation["instruction"][0].numpy()) for observation, _ in again] == list(SAID)
+    assert [decode(episode.observation["instruction"][0].numpy()) for episode in again] == list(SAID)
     short = replace(silent, observation=silent.observation | {"instruction": text_spec(20)})
     with pytest.raises(UserError, match="expected text of at most 20 bytes of UTF-8"):
         list(lerobot_reading.read(tmp_path / "data", short))

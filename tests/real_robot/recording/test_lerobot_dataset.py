@@ -20,6 +20,7 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.video import write_video
 from policies.mlp import MLPConfig
 from real_robot.recording import lerobot_dataset, lerobot_reading
+from real_robot.recording.demonstrations import demonstrations
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Gap, Recording
 from real_robot.robots.robot import Reading, SimulatedRobot
@@ -84,8 +85,10 @@ STEPS = [range(3), range(5), range(6, 8), range(8, 9), range(9, 10)]
 def test_what_was_driven_comes_back(recording: Recording, tmp_path: Path):
     assert lerobot_dataset.write([recording], tmp_path / "data", robot="arm") == 5
     episodes = list(lerobot_reading.read(tmp_path / "data", CONTRACT))
-    assert [len(actions) for _, actions in episodes] == LENGTHS
-    for steps, (observation, actions) in zip(STEPS, episodes, strict=True):
+    assert [len(episode) for episode in episodes] == LENGTHS
+    for steps, episode in zip(STEPS, episodes, strict=True):
+        observation, actions = episode.observation, episode.actions
+        assert episode.human.tolist() == [step == 1 for step in steps]
         assert torch.equal(actions, torch.tensor([[step / 10, -step / 10] for step in steps], dtype=torch.float32))
         for row, step in enumerate(steps):
             for key, value in seen(step).items():
@@ -139,7 +142,8 @@ def test_elements_are_bound_by_name_and_units_are_checked(recording: Recording, 
         },
         action=replace(CONTRACT.action, names=("elbow", "shoulder")),
     )
-    observation, actions = next(lerobot_reading.read(tmp_path / "data", turned))
+    episode = next(lerobot_reading.read(tmp_path / "data", turned))
+    observation, actions = episode.observation, episode.actions
     assert torch.equal(observation["joint_position"][2], torch.from_numpy(seen(2)["joint_position"][[2, 0]]))
     assert torch.equal(observation["objects"][2], torch.from_numpy(seen(2)["objects"][:, [1, 0]]))
     assert torch.allclose(actions[2], torch.tensor([-0.2, 0.2]))
@@ -150,7 +154,7 @@ def test_elements_are_bound_by_name_and_units_are_checked(recording: Recording, 
 
 def test_chunks_never_reach_over_the_end_of_an_episode(recording: Recording, tmp_path: Path):
     lerobot_dataset.write([recording], tmp_path / "data")
-    found = lerobot_reading.episodes(tmp_path / "data", CONTRACT, tmp_path / "run")
+    found = demonstrations(tmp_path / "data", CONTRACT, tmp_path / "run")
     chunks = found.chunks(torch.arange(len(found)), 4)
     assert chunks["actions"].shape == (12, 4, 2)
     expected = [min(4, length - start) for length in LENGTHS for start in range(length)]
@@ -176,7 +180,8 @@ def test_what_makes_no_dataset_is_told(recording: Recording, tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mcap", "b.mcap", "c.mcap", "there"]
 
 
-def test_a_dataset_from_a_recording_trains(tmp_path: Path):
+@pytest.mark.parametrize("source", ["data", "a.mcap", "."])
+def test_a_recording_trains_as_a_dataset_and_as_it_is(source: str, tmp_path: Path):
     """The demonstrator pushes to the origin as fast as it may; a policy that saw only the recording does, too."""
     robot = SimulatedRobot(Reach(1, executed=1, horizon=2, tasks=1), lambda _: np.zeros(1))
     with Recorder(tmp_path / "a.mcap", robot.contract, clock=robot.clock) as recorder:
@@ -189,9 +194,10 @@ def test_a_dataset_from_a_recording_trains(tmp_path: Path):
                 robot.write(action)
                 recorder.write(now_s, reading, action, Verdict(State.ACTIVE, action))
                 reading = robot.read()
-    lerobot_dataset.write([Recording(tmp_path / "a.mcap")], tmp_path / "data")
+    if source == "data":
+        lerobot_dataset.write([Recording(tmp_path / "a.mcap")], tmp_path / "data")
     env = Reach(4, executed=2, horizon=2, tasks=1)
-    found = lerobot_reading.episodes(tmp_path / "data", env.contract, tmp_path / "run")
+    found = demonstrations(tmp_path / source, env.contract, tmp_path / "run")
     torch.manual_seed(0)
     policy = MLPConfig(hidden=[32]).build(env.contract)
     policy.fit(found.observation, found.actions)
@@ -255,10 +261,11 @@ ACTIONS = [[float(row), -float(row)] for row in range(5)]
 
 def _check(directory: Path, tolerance: int) -> None:
     episodes = list(lerobot_reading.read(directory, WANTED))
-    assert [len(actions) for _, actions in episodes] == [2, 3]
-    observation = torch.cat([seen for seen, _ in episodes])
+    assert [len(episode) for episode in episodes] == [2, 3]
+    observation = torch.cat([episode.observation for episode in episodes])
     assert observation["joint_position"].tolist() == [[10.0 + row, float(row)] for row in range(5)]
-    assert torch.cat([actions for _, actions in episodes]).tolist() == [[-float(row), float(row)] for row in range(5)]
+    actions = torch.cat([episode.actions for episode in episodes])
+    assert actions.tolist() == [[-float(row), float(row)] for row in range(5)]
     expected = torch.arange(5).view(5, 1, 1, 1) * 40 + 20
     assert (observation["wrist"].int() - expected).abs().max() <= tolerance
 
@@ -294,6 +301,21 @@ def test_pictures_of_others_are_read(tmp_path: Path):
     _check(others(tmp_path / "d", "v2.1", features("image"), columns, [2, 3]), tolerance=0)
 
 
+def test_what_a_dataset_of_others_tells_beside_is_kept(tmp_path: Path):
+    more = {
+        "next.reward": ("float32", [0.0, 1.0, 0.5, 0.0, 0.25]),
+        "next.success": ("bool", [False, True] + 3 * [False]),
+    }
+    more["complementary_info.is_intervention"] = ("bool", [True] + 4 * [False])
+    told = {key: {"dtype": dtype, "shape": [1], "names": None} for key, (dtype, _) in more.items()}
+    columns = {"observation.state": STATES, "action": ACTIONS} | {key: values for key, (_, values) in more.items()}
+    directory = others(tmp_path / "d", "v3.0", features("video") | told, columns, [2, 3])
+    first, second = lerobot_reading.read(directory, _without(WANTED, "wrist"))
+    assert (first.reward.tolist(), second.reward.tolist()) == ([0.0, 1.0], [0.5, 0.0, 0.25])
+    assert (first.human.tolist(), second.human.tolist()) == ([True, False], [False] * 3)
+    assert (bool(first.success), bool(second.success)) == (True, False)
+
+
 def _without(contract: Contract, key: str) -> Contract:
     return replace(contract, observation={name: spec for name, spec in contract.observation.items() if name != key})
 
@@ -322,11 +344,13 @@ def test_what_does_not_fit_is_told_with_what_is_there(
 
 
 def test_what_is_no_dataset_is_told(recording: Recording, tmp_path: Path):
+    (tmp_path / "data").mkdir()
     with pytest.raises(ValueError, match="is no LeRobot dataset"):
-        lerobot_reading.episodes(tmp_path, CONTRACT, tmp_path / "run")
+        demonstrations(tmp_path / "data", CONTRACT, tmp_path / "run")
     directory = others(tmp_path / "d", "v1.6", features("video"), {"observation.state": STATES}, [2, 3])
     with pytest.raises(ValueError, match=r"has format v1\.6; expected one of v2\.0, v2\.1, v3\.0"):
-        lerobot_reading.episodes(directory, WANTED, tmp_path / "run")
+        demonstrations(directory, WANTED, tmp_path / "run")
+    (tmp_path / "data").rmdir()
     lerobot_dataset.write([recording], tmp_path / "data")
     video = tmp_path / "data/videos/observation.images.front/chunk-000/file-001.mp4"
     write_video(video, np.zeros((2, 24, 34, 3), np.uint8), 10)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import identify as program_identify
 from embodied.command_line import program
-from real_robot.recording.lerobot_dataset import pieces
+from real_robot.recording import driven
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import SimulatedRobot
@@ -60,7 +60,7 @@ def fly(path: Path, airframe: Airframe, seed: int, episodes: int = 16) -> Path:
 def test_a_quadrotor_is_found_within_a_few_percent(tmp_path: Path, seed: int):
     true = true_airframe(seed)
     model = FlightModel(CRAZYFLIE_21, NAMES, OPTIONS)
-    flown = pieces(Recording(fly(tmp_path / "a.mcap", true, seed)))
+    flown = (episode for _, episode in driven.episodes(Recording(fly(tmp_path / "a.mcap", true, seed))))
     segments = cut(flown, KEYS, 20, model.past)
     assert segments.measured.shape[1:] == (21, 18)
     held_out = torch.arange(len(segments.measured)) % 4 == 3
@@ -141,7 +141,7 @@ def test_what_cannot_be_identified_is_told():
         Parameter("lag_s", 0.3, 0.1, 0.2)
     with pytest.raises(ValueError, match="unknown parameters colour"):
         FlightModel(CRAZYFLIE_21, ["colour"], OPTIONS)
-    with pytest.raises(ValueError, match="pieces of more than"):
+    with pytest.raises(ValueError, match="more than 21 periods without a break"):
         cut([], KEYS, 20, 1)
 
 

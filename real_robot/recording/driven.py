@@ -1,0 +1,107 @@
+"""Recordings as episodes: what was driven without a break, as it was measured and as it was written to the robot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeGuard
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.rollout.episodes import Episodes
+from real_robot.recording.recording import Episode, Gap, Item, Recording, Tick
+
+NOTHING = "nothing was driven in these recordings: no tick has a measurement and a written action"
+LATE = 1.5
+"""Control periods between two ticks beyond which time has jumped: what follows is an episode of its own."""
+
+
+def episodes(recording: Recording) -> Iterator[tuple[str, Episodes]]:
+    """Each episode that was driven, with the name of its task: an observation before every action written to the robot.
+
+    An episode ends where the robot held, where the recording has a gap, and where the loop skipped a period: its steps
+    are one control period apart. Whether it succeeded is not recorded.
+
+    Raises:
+        UserError: where an observation changes its shape within an episode.
+    """
+    task = ""
+    ticks: list[Tick] = []
+    for item in recording:
+        if _breaks(item, ticks, recording.contract.control_dt_s) and ticks:
+            yield task, _episode(ticks, recording.contract)
+            ticks = []
+        if _is_driven(item):
+            ticks.append(item)
+        if isinstance(item, Episode):
+            task = item.task
+    if ticks:
+        yield task, _episode(ticks, recording.contract)
+
+
+def read(paths: Sequence[str | Path], contract: Contract) -> Iterator[Episodes]:
+    """The `episodes` of all recordings at `paths`, with the keys and the order of elements of `contract`.
+
+    Raises:
+        UserError: as `episodes`, and where a recording does not serve the contract or nothing was driven.
+    """
+    driven = 0
+    for path in paths:
+        recording = Recording(path)
+        try:
+            binding = contract.bind(replace(recording.contract, horizon=1, executed=1))
+        except UserError as error:
+            raise UserError(f"{path} does not serve the contract: {' '.join(str(error).split())}") from error
+        needed = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+        for _, episode in episodes(recording):
+            seen = {
+                key: _ordered(episode.observation[key], binding.observation[key]).to(getattr(torch, spec.dtype))
+                for key, spec in needed.items()
+            }
+            # binding.action scatters a policy's action into the robot's order; this is the other way
+            order = None if binding.action is None else binding.action.argsort()
+            actions = _ordered(episode.actions, order).to(getattr(torch, contract.action.dtype))
+            yield replace(episode, observation=TensorDict(seen, [len(episode)]), actions=actions)
+            driven += 1
+    if not driven:
+        raise UserError(NOTHING)
+
+
+def _ordered(values: Tensor, order: Tensor | None) -> Tensor:
+    return values if order is None else values[..., order]
+
+
+def _is_driven(item: Item) -> TypeGuard[Tick]:
+    return isinstance(item, Tick) and item.reading is not None and item.verdict.action is not None
+
+
+def _breaks(item: Item, ticks: Sequence[Tick], control_dt_s: float) -> bool:
+    """Whether what came before `item` is an episode that has ended."""
+    if _is_driven(item):
+        return bool(ticks) and item.now_s - ticks[-1].now_s > LATE * control_dt_s
+    return isinstance(item, Episode | Gap | Tick)
+
+
+def _episode(ticks: Sequence[Tick], contract: Contract) -> Episodes:
+    readings = [tick.reading.observation for tick in ticks if tick.reading is not None]
+    observation = {}
+    for key, spec in contract.observation.items():
+        if spec.privileged:
+            continue
+        shapes = {reading[key].shape for reading in readings}
+        if len(shapes) > 1:
+            raise UserError(f"{key} changes its shape ({sorted(shapes)}) within an episode, which no dataset can hold")
+        observation[key] = torch.from_numpy(np.stack([reading[key] for reading in readings]))
+    actions = np.stack([np.asarray(tick.verdict.action) for tick in ticks]).astype(contract.action.dtype)
+    return Episodes.of(
+        TensorDict(observation, [len(ticks)]),
+        torch.from_numpy(actions),
+        human=torch.tensor([tick.intervention for tick in ticks]),
+        success=False,
+    )

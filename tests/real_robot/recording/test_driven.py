@@ -1,0 +1,99 @@
+"""Recordings as episodes for a contract: every bit as it was measured, with names in the order asked for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.contract import TensorSpec
+from embodied.errors import UserError
+from real_robot.recording import driven, lerobot_dataset
+from real_robot.recording.demonstrations import demonstrations
+from real_robot.recording.recorder import Recorder
+from real_robot.recording.recording import Recording
+from real_robot.robots.robot import Reading
+from real_robot.safety.safety import State, Verdict
+from tests.real_robot.recording.test_lerobot_dataset import CONTRACT, DT_S, LENGTHS, STEPS, drive, recording, seen
+
+__all__ = ["recording"]
+TURNED = replace(
+    CONTRACT,
+    observation={
+        "joint_position": TensorSpec((2,), unit="rad", names=("wrist", "shoulder")),
+        "objects": TensorSpec((-1, 2), unit="m", frame="world", names=("y", "x")),
+        "force": TensorSpec((1,), privileged=True),
+    },
+    action=TensorSpec((2,), unit="rad/s", names=("elbow", "shoulder"), low=(-1.0, -1.0), high=(1.0, 1.0)),
+)
+
+
+def test_episodes_are_what_was_driven_without_a_break(recording: Recording):
+    found = list(driven.episodes(recording))
+    assert [task for task, _ in found] == ["pick", "place", "place", "place", "place"]
+    assert [len(episode) for _, episode in found] == LENGTHS
+    for steps, (_, episode) in zip(STEPS, found, strict=True):
+        assert episode.human.tolist() == [step == 1 for step in steps]
+        assert not episode.success.any()  # nobody said
+        for row, step in enumerate(steps):
+            assert torch.equal(episode.actions[row], torch.tensor([step / 10, -step / 10]))
+            for key, value in seen(step).items():
+                assert torch.equal(episode.observation[key][row], torch.from_numpy(value))
+
+
+def test_they_serve_a_contract_with_other_orders(recording: Recording, tmp_path: Path):
+    found = demonstrations(recording.path, TURNED, tmp_path / "run")
+    assert set(found.observation.keys()) == {"joint_position", "objects"}
+    assert found.ends.tolist() == np.cumsum(LENGTHS).tolist()
+    for row, step in enumerate(step for steps in STEPS for step in steps):
+        assert torch.equal(found.observation["joint_position"][row], torch.tensor(seen(step)["joint_position"][[2, 0]]))
+        assert torch.equal(found.observation["objects"][row], torch.tensor(seen(step)["objects"][:, [1, 0]]))
+        assert torch.equal(found.actions[row], torch.tensor([-step / 10, step / 10]))
+
+
+def test_three_actions_are_put_back_into_the_policys_order(tmp_path: Path):
+    named = TensorSpec((3,), names=("a", "b", "c"))
+    contract = replace(CONTRACT, observation={"x": TensorSpec((1,))}, action=named)
+    with Recorder(tmp_path / "a.mcap", contract) as recorder:
+        reading = Reading({"x": np.zeros(1, np.float32)}, 0.0, 0)
+        recorder.write(0.0, reading, None, Verdict(State.ACTIVE, np.array([1.0, 2.0, 3.0])))
+    wanted = replace(contract, action=replace(named, names=("c", "a", "b")))
+    lerobot_dataset.write([Recording(tmp_path / "a.mcap")], tmp_path / "data")
+    for source in ("a.mcap", "data"):
+        found = demonstrations(tmp_path / source, wanted, tmp_path / f"run of {source}")
+        assert found.actions.tolist() == [[3.0, 1.0, 2.0]]
+
+
+def test_a_folder_of_recordings_is_read_in_order_and_once(tmp_path: Path):
+    for name, steps in (("b.mcap", range(2)), ("a.mcap", range(3, 6))):
+        with Recorder(tmp_path / name, CONTRACT) as recorder:
+            recorder.begin_episode("pick")
+            drive(recorder, steps)
+    for _ in range(2):
+        found = demonstrations(tmp_path, CONTRACT, tmp_path / "run")
+        assert found.ends.tolist() == [3, 5]
+        (tmp_path / "b.mcap").unlink(missing_ok=True)
+    with pytest.raises(
+        UserError, match=r"made for something else \(source: expected .*a\.mcap, got .*; choose another output"
+    ):
+        demonstrations(tmp_path / "a.mcap", CONTRACT, tmp_path / "run")
+
+
+def test_what_cannot_be_read_is_one_line(recording: Recording, tmp_path: Path):
+    wrong = replace(CONTRACT, observation={"joint_position": TensorSpec((3,), unit="deg")}, control_dt_s=0.05)
+    with Recorder(tmp_path / "held.mcap", CONTRACT) as recorder:
+        recorder.write(DT_S, Reading(seen(0), 0.0, 0), None, Verdict(State.HOLDING, None, "no command"))
+    for source, contract, told in (
+        (
+            recording.path,
+            wrong,
+            r"a\.mcap does not serve the contract: .*unit: expected 'deg', got 'rad'.*control_dt_s",
+        ),
+        (tmp_path / "held.mcap", CONTRACT, "nothing was driven in these recordings"),
+        (tmp_path / "none.mcap", CONTRACT, "cannot read .*none"),
+    ):
+        with pytest.raises(UserError, match=told) as refused:
+            demonstrations(source, contract, tmp_path / "run")
+        assert "\n" not in str(refused.value)
+        assert not list((tmp_path / "run").iterdir())
