@@ -27,9 +27,9 @@ hover: $(VENV)/installed
 navigate: $(VENV)/installed
 	$(BIN)/python train.py task=vehicle_navigate $(ARGS)
 
-# A process for each core, as tests use one thread. Those of a file share what it sets up.
+# A process for each core, as tests use one thread.
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
 # Without rclpy these tests are skipped by `make test`; here they fail.
 test-ros: $(ROS)/installed
