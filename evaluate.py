@@ -73,9 +73,9 @@ def run(arguments: list[str]) -> None:
     def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> Environment:
         changed = compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config)[0]
         task = with_latency(changed.task, changed.latency)
-        env = task.environment(num_envs, distribution, "eval", device=config.device)
-        saved.check(replace(env.contract, executed=saved.contract.executed) if config.executed else env.contract)
-        return env
+        contract = task.contract(distribution)
+        saved.check(replace(contract, executed=saved.contract.executed) if config.executed else contract)
+        return task.environment(num_envs, distribution, "eval", device=config.device)
 
     if config.sim_to_real:
         simulators = partial(environment, distributions[0])

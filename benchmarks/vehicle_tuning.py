@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def planner(name: str, task: VehicleTask) -> tuple[Any, Callable[[Any], Policy]]:
     """Present numbers of the planner `name`, and what builds it from others."""
-    contract = task.environment(1, task.distributions[0], "train").contract
+    contract = task.contract(task.distributions[0])
     vehicle, lidar, mdp = task.driven
     kinds: dict[str, tuple[Any, Callable[[Any], Policy]]] = {
         "DWA": (Weights(), lambda numbers: DynamicWindow(contract, vehicle, lidar, numbers)),

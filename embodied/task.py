@@ -28,6 +28,10 @@ class Task(Protocol):
         """What objects are made of: "official" or "stand-in"; None where there are none."""
         ...
 
+    def contract(self, distribution: str) -> Contract:
+        """What policies read and command in the environments of `distribution`: their own, known without making any."""
+        ...
+
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> Environment:

@@ -19,7 +19,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.contract import TensorSpec
+from embodied.contract import Contract, TensorSpec
 from embodied.environment import (
     DifferentiableEnvironment,
     Environment,
@@ -67,6 +67,12 @@ class LatencyConfig:
         return self.observed or max(*self.observation_s, *self.action_s, self.jitter_s) > 0.0
 
 
+def contract(without: Contract, config: LatencyConfig) -> Contract:
+    """That of an environment which has the contract `without` latencies: they are observed, too."""
+    spec = TensorSpec((2,), unit="s", names=NAMES, privileged=not config.observed)
+    return replace(without, observation={**without.observation, LATENCY: spec})
+
+
 class LatencyEnvironment:
     """`env` with latencies, and with what else `env` can do.
 
@@ -80,8 +86,7 @@ class LatencyEnvironment:
         self.num_envs, self.device = env.num_envs, env.device
         self.task_names, self.instructions = env.task_names, env.instructions
         self.begun = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # episodes
-        spec = TensorSpec((2,), unit="s", names=NAMES, privileged=not config.observed)
-        self.contract = replace(env.contract, observation={**env.contract.observation, LATENCY: spec})
+        self.contract = contract(env.contract, config)
         dt_s, executed = env.contract.control_dt_s, env.contract.executed
         jitter_s, device = config.jitter_s, env.device
         self._observations = _Line(config.observation_s, jitter_s, executed * dt_s, purpose=0, device=device)
@@ -271,6 +276,10 @@ class LatencyTask:
     def asset_kind(self) -> str | None:
         """That of the task."""
         return self.task.asset_kind
+
+    def contract(self, distribution: str) -> Contract:
+        """As `Task.contract`."""
+        return contract(self.task.contract(distribution), self.config)
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"

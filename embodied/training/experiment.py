@@ -99,7 +99,7 @@ class Experiment(SavedRun):
     ) -> None:
         """Build all parts, then begin to write; `record`, the composed configuration, is kept in checkpoints.
 
-        `demonstrations`, called with the environment's contract and the directory, take the place of the task's own.
+        `demonstrations`, called with the task's contract and the directory, take the place of the task's own.
         """
         directory = Path(directory)
         super().__init__(directory, record, config.env_steps, Report(task.name, task.asset_kind, seed))
@@ -107,19 +107,22 @@ class Experiment(SavedRun):
         self._build_policy = policy.build
         saved = self.saved(directory, record, config.env_steps)
         seeding.seed_everything(seed)
-        self.env = self._environment("train", task.distributions[0])
+        self.contract = task.contract(task.distributions[0])
+        if saved:
+            saved.check(self.contract)
         self.policy = self._policy(None if saved else config.start_from)
+        self.env = self._environment("train", task.distributions[0])
         self.report.exportable, self.report.notes = isinstance(self.policy, DeployablePolicy), self._notes()
         with seeding.undisturbed():
             self.evaluation_envs: dict[str, Environment] = {}
             if not isinstance(self.env, SwitchableEnvironment):
                 self.evaluation_envs = {name: self._environment("eval", name) for name in task.distributions}
-            none = torch.zeros(0, *self.env.contract.action.shape)
+            none = torch.zeros(0, *self.contract.action.shape)
             self._try(Episodes.of(TensorDict({}, [0]), none))  # demonstrations may take long to make
         self.demonstrations = self._demonstrate(demonstrations)
         self.stages = self._plan()
         self.stage = self.stages[0]
-        rows = self._restore(saved, self.env.contract) if saved else 0
+        rows = self._restore(saved) if saved else 0
         self.logger = Logger(directory, config=record, wandb_project=wandb_project, rows=rows)
 
     def _plan(self) -> list[Stage]:
@@ -151,9 +154,9 @@ class Experiment(SavedRun):
 
     def _policy(self, start_from: str | None = None) -> TrainablePolicy:
         """A new policy, with the weights of `start_from` where given."""
-        policy = self._build_policy(self.env.contract).to(self.device)
+        policy = self._build_policy(self.contract).to(self.device)
         if start_from:
-            checkpoint.load_weights(start_from, self.env.contract).restore(policy)
+            checkpoint.load_weights(start_from, self.contract).restore(policy)
         return policy
 
     def _environment(self, split: str, distribution: str) -> Environment:
@@ -167,7 +170,7 @@ class Experiment(SavedRun):
         """The demonstrations `given`, else the task's own, if it has any."""
         with self.timer("demonstrations"):
             own = self.task.demonstrations
-            made = given(self.env.contract, self.directory) if given else own(self.directory, self.seed)
+            made = given(self.contract, self.directory) if given else own(self.directory, self.seed)
         if made is None:
             with seeding.undisturbed():
                 self._try(None)
@@ -221,7 +224,7 @@ class Experiment(SavedRun):
 
     def _with_privileged(self, observation: TensorDict) -> TensorDict:
         """`observation` of demonstrations and, from random play, what robots cannot measure: a critic may read it."""
-        missing = [key for key in self.env.contract.observation if key not in observation.keys()]  # noqa: SIM118 - no dict
+        missing = [key for key in self.contract.observation if key not in observation.keys()]  # noqa: SIM118 - no dict
         if not missing:
             return observation
         generator = seeding.generator(self.seed, "random play")

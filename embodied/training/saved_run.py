@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 from embodied import seeding
 from embodied.command_line.config import check_continues
-from embodied.contract import Contract
 from embodied.evaluation.report import Report, resume_command
 from embodied.policy import TrainablePolicy
 from embodied.saving import checkpoint
@@ -126,9 +125,8 @@ class SavedRun:
             saved = checkpoint.load(folder / f"{saved.counters['rl_checkpoint']:06d}")
         return saved
 
-    def _restore(self, saved: Checkpoint, env: Contract) -> int:
+    def _restore(self, saved: Checkpoint) -> int:
         """Take up `saved`; returns the rows of the log that it knew."""
-        saved.check(env)
         saved.restore(self.policy)
         self.stage = Stage(saved.counters["stage"])
         self.counters = {name: saved.counters[name] for name in self.counters}

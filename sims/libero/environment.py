@@ -14,18 +14,15 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.contract import Contract
 from embodied.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
 from sims.libero.language import Wordings
-from sims.libero.observation import Observer, action_spec, observation_specs
+from sims.libero.observation import Observer, contract
 from sims.libero.physics.simulation import Simulation
 from sims.libero.scene.placement import Placement, check_names
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import OFFICIAL_STARTS, WARM_UP, Task, step_limit_of
-
-CONTROL_DT_S = 0.05
 
 
 class LiberoEnvironment(RestorableEngine):
@@ -68,9 +65,8 @@ class LiberoEnvironment(RestorableEngine):
             raise UserError("expected at least one task")
         self.assets = assets if isinstance(assets, Assets) else find_assets(assets)
         self.scenes = [build_scene(task, self.assets) for task in tasks]
-        observed = observation_specs(self.scenes[0], image_size)
         super().__init__(
-            Contract(observed, action_spec(), CONTROL_DT_S, horizon=horizon, executed=executed),
+            contract(horizon, executed, image_size),
             num_envs,
             step_limit_of(tasks) if step_limit is None else step_limit,
             task_names=tuple(task.name for task in tasks),

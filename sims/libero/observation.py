@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from embodied.contract import TensorSpec
+from embodied.contract import Contract, TensorSpec
 from embodied.text import encode, text_spec
 from sims.libero.language import INSTRUCTION_BYTES
 from sims.libero.physics.simulation import Simulation
 from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, Cameras
 from sims.libero.scene.geometry import ArmKinematics, Array, rotation
+from sims.libero.scene.robot import ARM_RANGES_RAD
 from sims.libero.scene.scene import Scene
 
+CONTROL_DT_S = 0.05
 NAME_BYTES = 48
 """The longest name of LIBERO's objects has 30."""
 
@@ -30,12 +32,18 @@ FIXED_TO = {AGENT_VIEW: "world", WRIST: "end_effector"}
 TWO_COLUMNS = ("r11", "r21", "r31", "r12", "r22", "r32")
 
 
-def observation_specs(scene: Scene, image_size: int | None = None) -> dict[str, TensorSpec]:
-    """Specs of the observation; positions are of the world frame, rotations are a matrix's first two columns.
+def contract(horizon: int, executed: int, image_size: int | None = None) -> Contract:
+    """What policies of every LIBERO task read and command: H actions are predicted, K executed.
 
-    Pictures are among them where they have a size, pixels. Names of objects are those of the BDDL file.
+    Positions are of the world frame, rotations are a matrix's first two columns. Pictures are among what is observed
+    where they have a size, pixels. Names of objects are those of the BDDL file.
     """
-    arm = scene.model.jnt_range[scene.model.dof_jntid[scene.arm_dofadr]]
+    observed = _observation_specs(image_size)
+    return Contract(observed, action_spec(), CONTROL_DT_S, horizon=horizon, executed=executed)
+
+
+def _observation_specs(image_size: int | None) -> dict[str, TensorSpec]:
+    low, high = zip(*ARM_RANGES_RAD, strict=True)
     joints = tuple(f"joint{number}" for number in range(1, 8))
     unit = {"low": (-1.0,) * 6, "high": (1.0,) * 6}
     images = {
@@ -44,7 +52,7 @@ def observation_specs(scene: Scene, image_size: int | None = None) -> dict[str, 
         if image_size
     }
     return images | {
-        "joint_position": TensorSpec((7,), unit="rad", names=joints, low=tuple(arm[:, 0]), high=tuple(arm[:, 1])),
+        "joint_position": TensorSpec((7,), unit="rad", names=joints, low=low, high=high),
         "end_effector_position": TensorSpec((3,), unit="m", frame="world", names=XYZ),
         "end_effector_rotation": TensorSpec((6,), frame="world", names=TWO_COLUMNS, **unit),
         "gripper_position": TensorSpec((2,), unit="m", names=("left", "right"), low=(0.0, -0.04), high=(0.04, 0.0)),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from embodied.command_line.extras import needs_extra
+from embodied.contract import Contract
 from embodied.evaluation.video import film, tile, write_video
 from embodied.policy import Policy
 from embodied.rollout.episodes import Episodes, made_once
@@ -60,6 +61,19 @@ class LiberoTask:
         """LIBERO's own initial states, in other words than its evaluation's."""
         return ("official:bddl", "official:held_out")
 
+    def contract(self, distribution: str) -> Contract:
+        """The same in every distribution, of every suite.
+
+        Raises:
+            UserError: for an unknown distribution, and where the simulator is not installed.
+        """
+        with needs_extra("libero"):
+            from sims.libero.observation import contract
+            from sims.libero.scene.placement import check_names
+
+        check_names(distribution.partition(":")[0], "eval")
+        return contract(self.horizon, self.executed)
+
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> LiberoEnvironment:
@@ -93,10 +107,11 @@ class LiberoTask:
         """
         from sims.libero.expert.demonstrations import collect
 
-        tasks, env = self._tasks(), self.environment(1, "wide", "eval")
-        made = {"assets": self._assets(), "seed": seed, "noise": self.noise, "step_limit": env.step_limit}
+        tasks, contract = self._tasks(), self.contract("wide")
+        limit = step_limit_of(tasks) if self.step_limit is None else self.step_limit
+        made = {"assets": self._assets(), "seed": seed, "noise": self.noise, "step_limit": limit}
         origin = {**made, "tasks": [task.name for task in tasks], "assets": self.asset_kind, "episodes": self.episodes}
-        return made_once(directory, env.contract, origin, lambda writer: collect(writer, tasks, self.episodes, **made))
+        return made_once(directory, contract, origin, lambda writer: collect(writer, tasks, self.episodes, **made))
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Film each policy, by caption, in up to five tasks of the wide distribution, from the same starts."""

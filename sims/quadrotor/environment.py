@@ -13,14 +13,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.contract import Contract
 from embodied.engine import Outcome, RestorableEngine
-from embodied.errors import UserError
 from embodied.rollout.rollout import Rollout
 from sims.quadrotor.airframes import CRAZYFLIE, DRAWS, PARAMETERS, Airframe, sample_platforms, scatter
-from sims.quadrotor.dynamics import DT_S, Body, Options
+from sims.quadrotor.dynamics import Body, Options
 from sims.quadrotor.episode import COUNTERS, Episode, Mdp
-from sims.quadrotor.observation import History, action_spec, observation_specs, split_rows
+from sims.quadrotor.observation import History, contract, split_rows
 from sims.quadrotor.starts import draws, keys
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.unroll import unroll, unroll_source
@@ -73,12 +71,9 @@ class QuadrotorEnvironment(RestorableEngine):
         device: torch.device | str = "cpu",
         backend: str | None = None,
     ) -> None:
-        if history < 1:
-            raise UserError(f"expected at least one action of history, got history={history}")
         self.mdp: Mdp = mdp or Hover()
-        specs = observation_specs(self.mdp.OBSERVED, history)
         super().__init__(
-            Contract(specs, action_spec(), DT_S, horizon=executed, executed=executed),
+            contract(self.mdp.OBSERVED, history, executed),
             num_envs,
             step_limit,
             task_names=(type(self.mdp).__name__.lower(),),

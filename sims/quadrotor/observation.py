@@ -7,14 +7,28 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from embodied.contract import TensorSpec
-from sims.quadrotor.dynamics import ROTOR_NAMES
+from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
+from sims.quadrotor.dynamics import DT_S, ROTOR_NAMES
 
 AXES = ("x", "y", "z")
 ROTATION = TensorSpec((9,), unit="1", frame="world", names=tuple(a + b for a in AXES for b in AXES))
 VELOCITY = TensorSpec((3,), unit="m/s", frame="world", names=AXES)
 ANGULAR_VELOCITY = TensorSpec((3,), unit="rad/s", frame="body", names=AXES)
 Specs = Mapping[str, TensorSpec]
+
+
+def contract(observed: Specs, history: int = 1, executed: int = 1) -> Contract:
+    """What policies read, where a task has `observed`, and command: chunks of K actions, all of which are executed.
+
+    The last `history` actions are read, too.
+
+    Raises:
+        UserError: where none of them is.
+    """
+    if history < 1:
+        raise UserError(f"expected at least one action of history, got history={history}")
+    return Contract(observation_specs(observed, history), action_spec(), DT_S, horizon=executed, executed=executed)
 
 
 def action_spec() -> TensorSpec:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from embodied.command_line.config import at_least
+from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Policy
 from sims.quadrotor.airframes import AIRFRAMES, SCATTER_MAX, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
 from sims.quadrotor.episode import Mdp, reweighted, weights
+from sims.quadrotor.observation import contract
 from sims.quadrotor.tasks.any_platform import MEASURED, POSITION_LIMIT_M, AnyHover
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.tasks.race import Race
@@ -62,6 +64,14 @@ class QuadrotorTask:
         """Who flies: the environment's options `airframe` and `scatter_width`."""
         raise NotImplementedError
 
+    def contract(self, distribution: str) -> Contract:
+        """That of the goal's environments, with the actions that the policy observes.
+
+        Raises:
+            UserError: for an unknown distribution.
+        """
+        return contract(self._mdp(distribution).OBSERVED, self.history)
+
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> QuadrotorEnvironment:
@@ -70,11 +80,9 @@ class QuadrotorTask:
         Raises:
             UserError: for an unknown distribution.
         """
-        if distribution not in self.MDPS:
-            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
         return QuadrotorEnvironment(
-            num_envs, mdp=reweighted(self.MDPS[distribution], self.reward), options=self.OPTIONS, split=split,
-            history=self.history, step_limit=self.step_limit, seed=seed, device=device, **self.flown(distribution),
+            num_envs, mdp=self._mdp(distribution), options=self.OPTIONS, split=split, history=self.history,
+            step_limit=self.step_limit, seed=seed, device=device, **self.flown(distribution),
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
@@ -86,6 +94,11 @@ class QuadrotorTask:
         first = self.distributions[0]
         envs = {caption: self.environment(FILMED, first, "eval", device=device) for caption in policies}
         film_policies(path, envs, policies, self.flown(first)["airframe"] or AIRFRAMES["crazyflie"], device)
+
+    def _mdp(self, distribution: str) -> Mdp:
+        if distribution not in self.MDPS:
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+        return reweighted(self.MDPS[distribution], self.reward)
 
 
 @dataclass

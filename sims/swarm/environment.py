@@ -13,11 +13,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.contract import Contract
 from embodied.engine import Outcome, RestorableEngine
 from sims.quadrotor.airframes import CRAZYFLIE, Airframe
-from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Body, Options, sound
-from sims.quadrotor.observation import action_spec, observation_specs
+from sims.quadrotor.dynamics import BODY_ROWS, Body, Options, sound
+from sims.quadrotor.observation import contract
 from sims.quadrotor.starts import draws, keys
 from sims.quadrotor.tasks.hover import ERROR_STEPS
 from sims.swarm.mdp import FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm, collisions, length, reward
@@ -77,9 +76,8 @@ class SwarmEnvironment(RestorableEngine):
         self.mdp, self.airframe, self.options, self.split = mdp or Swarm(), airframe, options or Options(), split
         self.group = self.mdp.drones
         self.num_worlds = -(-num_envs // self.group)
-        specs = observation_specs(self.mdp.specs(), 1)
         super().__init__(
-            Contract(specs, action_spec(), DT_S, horizon=executed, executed=executed),
+            contract(self.mdp.specs(), executed=executed),
             self.num_worlds * self.group,
             step_limit,
             task_names=("swarm",),
@@ -92,7 +90,8 @@ class SwarmEnvironment(RestorableEngine):
         self._replay = Replay(self._worlds) if split == "train" else None
         self._replaying = False
         self._over = torch.ones(self.num_worlds, dtype=torch.bool)
-        self._seen = torch.zeros(self.num_envs, sum(math.prod(spec.shape) for spec in specs.values()))
+        sizes = [math.prod(spec.shape) for spec in self.contract.observation.values()]
+        self._seen = torch.zeros(self.num_envs, sum(sizes))
 
     @property
     def pose(self) -> tuple[Tensor, Tensor]:

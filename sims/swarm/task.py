@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from embodied.command_line.config import at_least
+from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import tile, write_video
 from embodied.policy import Policy
 from sims.quadrotor.episode import reweighted, weights
+from sims.quadrotor.observation import contract
 from sims.quadrotor.task import named_airframe
 from sims.swarm import pictures
 from sims.swarm.environment import STEP_LIMIT, SwarmEnvironment
@@ -54,6 +56,14 @@ class SwarmTask:
         """There is nothing that could be a stand-in."""
         return None
 
+    def contract(self, distribution: str) -> Contract:
+        """That of every drone.
+
+        Raises:
+            UserError: for an unknown distribution.
+        """
+        return contract(self._mdp(distribution).specs())
+
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> SwarmEnvironment:
@@ -62,11 +72,9 @@ class SwarmTask:
         Raises:
             UserError: for an unknown distribution.
         """
-        if distribution not in self.MDPS:
-            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
         return SwarmEnvironment(
-            num_envs, mdp=reweighted(self.MDPS[distribution], self.reward), airframe=named_airframe(self.airframe),
-            split=split, step_limit=self.step_limit, seed=seed,
+            num_envs, mdp=self._mdp(distribution), airframe=named_airframe(self.airframe), split=split,
+            step_limit=self.step_limit, seed=seed,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
@@ -83,3 +91,8 @@ class SwarmTask:
             dt_s = env.contract.control_dt_s * STRIDE
         write_video(path, tile(films), round(1.0 / dt_s))
         pictures.plot(path.with_name("trajectories.png"), flights)
+
+    def _mdp(self, distribution: str) -> Swarm:
+        if distribution not in self.MDPS:
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+        return reweighted(self.MDPS[distribution], self.reward)

@@ -64,13 +64,8 @@ class VehicleEnvironment(RestorableEngine):
         self.simulator = Simulator(
             mdp.MODEL, lidar or mdp.LIDAR, dt_s=mdp.DT_S, substeps=mdp.SUBSTEPS, device=device, backend=backend
         )
-        action = action_spec(mdp, vehicle)
-        specs = {
-            "lidar": TensorSpec((self.simulator.lidar.beams,), unit="m", frame="lidar"), **mdp.OBSERVED,
-            "previous_action": replace(action, low=(), high=()),
-        }  # fmt: skip
         super().__init__(
-            Contract(specs, action, mdp.DT_S, horizon=executed, executed=executed),
+            contract(mdp, vehicle, self.simulator.lidar, executed),
             num_envs,
             mdp.STEP_LIMIT if step_limit is None else step_limit,
             task_names=(type(mdp).__name__.lower(),),
@@ -78,6 +73,7 @@ class VehicleEnvironment(RestorableEngine):
             seed=seed,
             device=device,
         )
+        action = self.contract.action
         self._low, self._high = (torch.tensor(each, device=self.device) for each in (action.low, action.high))
         self._allocate()
 
@@ -165,6 +161,16 @@ class VehicleEnvironment(RestorableEngine):
         now = self.now
         circles, segments = now.world["circles"][ids], now.world["segments"][ids]
         return self.simulator.scan(state, self.parameters[ids], circles, segments, self._key[ids], now.steps[ids])
+
+
+def contract(mdp: Mdp, vehicle: Vehicle, lidar: Lidar, executed: int = 1) -> Contract:
+    """What policies read and command: chunks of K actions, all of which are executed."""
+    action = action_spec(mdp, vehicle)
+    specs = {
+        "lidar": TensorSpec((lidar.beams,), unit="m", frame="lidar"), **mdp.OBSERVED,
+        "previous_action": replace(action, low=(), high=()),
+    }  # fmt: skip
+    return Contract(specs, action, mdp.DT_S, horizon=executed, executed=executed)
 
 
 def action_spec(mdp: Mdp, vehicle: Vehicle) -> TensorSpec:

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from embodied.command_line.config import at_least
+from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
-from sims.vehicle.environment import VehicleEnvironment
+from sims.vehicle.environment import VehicleEnvironment, contract
 from sims.vehicle.episode import Mdp
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.navigate import Navigate
@@ -73,6 +74,15 @@ class VehicleTask:
         """There are no objects."""
         return
 
+    def contract(self, distribution: str) -> Contract:
+        """That of the goal, the vehicle and its lidar.
+
+        Raises:
+            UserError: for an unknown distribution.
+        """
+        self._check(distribution)
+        return contract(self._mdp, self._vehicle, self._lidar)
+
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> VehicleEnvironment:
@@ -81,8 +91,7 @@ class VehicleTask:
         Raises:
             UserError: for an unknown distribution or split.
         """
-        if distribution not in self.distributions:
-            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+        self._check(distribution)
         return VehicleEnvironment(
             num_envs, mdp=self._mdp, vehicle=self._vehicle, lidar=self._lidar, randomisation=self.randomisation,
             split=split, step_limit=self.step_limit, seed=seed, device=device,
@@ -112,6 +121,10 @@ class VehicleTask:
         with complete_or_absent(path.with_name("trajectories.png")) as temporary:
             Image.fromarray(np.concatenate(last)).save(temporary, format="png")
 
+    def _check(self, distribution: str) -> None:
+        if distribution not in self.distributions:
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+
 
 @dataclass
 class NavigateTask(VehicleTask):
@@ -129,7 +142,7 @@ class NavigateTask(VehicleTask):
 
     def baselines(self) -> dict[str, Policy]:
         """The dynamic window, without and with a map."""
-        known = self.environment(1, "rooms", "eval").contract, self._vehicle, self._lidar
+        known = self.contract("rooms"), self._vehicle, self._lidar
         return {"DWA": DynamicWindow(*known), "map and DWA": MappingPlanner(*known)}
 
 
@@ -149,7 +162,7 @@ class RaceTask(VehicleTask):
 
     def baselines(self) -> dict[str, Policy]:
         """Two that know the track, and one that has the lidar alone."""
-        contract = self.environment(1, "tracks", "eval").contract
+        contract = self.contract("tracks")
         return {
             "pure pursuit": PurePursuit(contract, self._vehicle),
             "follow the gap": FollowTheGap(contract, self._vehicle, self._lidar),

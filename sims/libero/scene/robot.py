@@ -10,6 +10,11 @@ from sims.libero.suite import package_folder
 
 INITIAL_ARM = np.array([0.0, -0.161037389, 0.0, -2.44459747, 0.0, 2.22675220, np.pi / 4])
 """Joint positions, rad, that LIBERO resets the arm to and pulls towards in the null space."""
+ARM_RANGES_RAD = (
+    *((-2.8973, 2.8973), (-1.7628, 1.7628), (-2.8973, 2.8973), (-3.0718, -0.0698)),
+    *((-2.8973, 2.8973), (-0.0175, 3.7525), (-2.8973, 2.8973)),
+)
+"""Lowest and highest position of each joint: the model's, known without it."""
 DAMPING = (0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01)
 FRICTION_LOSS = 0.1
 ARMATURE = tuple(5.0 / joint for joint in range(1, 8))

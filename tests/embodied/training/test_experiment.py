@@ -18,6 +18,7 @@ from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
+from embodied.contract import Contract
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
@@ -37,6 +38,9 @@ class ReachTask:
 
     name, distributions, asset_kind = "reach", ("wide",), "official"
 
+    def contract(self, distribution: str) -> Contract:
+        return Reach(1).contract
+
     def environment(self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu") -> Reach:
         return Reach(num_envs, seed=seed)
 
@@ -54,6 +58,9 @@ class ReachTask:
 
 class ScratchTask(ReachTask):
     """Without demonstrations."""
+
+    def contract(self, distribution: str) -> Contract:
+        return SmoothReach(1).contract
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
@@ -227,7 +234,7 @@ def test_success_and_return_are_told_where_an_episode_ended(tmp_path: Path) -> N
 def test_a_task_with_a_baseline_has_it_measured_on_the_same_episodes(tmp_path: Path) -> None:
     class Compared(ScratchTask):
         def baselines(self) -> dict:
-            policy = MLPConfig(hidden=[4]).build(self.environment(1, "wide", "eval").contract)
+            policy = MLPConfig(hidden=[4]).build(self.contract("wide"))
             policy.fit(*first_decisions(self.environment(1, "wide", "eval"), torch.Generator()))
             return {"beginner": policy}
 
@@ -335,12 +342,11 @@ def test_a_policy_of_another_contract_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path, "ppo").run()
 
     class OtherTask(ReachTask):
-        def environment(self, num_envs, distribution, split, seed=0, device="cpu"):
-            env = Reach(num_envs, executed=1, horizon=1)
-            env.contract = type(env.contract)(
-                env.contract.observation, env.contract.action, control_dt_s=0.2, horizon=1, executed=1
-            )
-            return env
+        def contract(self, distribution: str) -> Contract:
+            return replace(SmoothReach(1).contract, control_dt_s=0.2)
+
+        def environment(self, *_: object, **__: object) -> Reach:
+            raise AssertionError("an environment was made first")
 
     with pytest.raises(ValueError, match=r"trained under another contract .*control_dt_s"):
         Experiment(ExperimentConfig(num_envs=8), OtherTask(), POLICY, LEARNERS["ppo"], tmp_path, record={})

@@ -186,6 +186,9 @@ def test_a_kill_before_the_first_checkpoint_of_rl_changes_no_bit(tmp_path: Path)
     class ToldTask(ReachTask):
         """The critic is told the wind, which demonstrations do not hold: random play does."""
 
+        def contract(self, distribution):
+            return WindyReach(1).contract
+
         def environment(self, num_envs, distribution, split, seed=0, device="cpu"):
             return WindyReach(num_envs)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import embodied.training.experiment
+from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig, Stage
@@ -123,17 +124,15 @@ def test_stages_that_cannot_be_are_refused(tmp_path: Path) -> None:
 class Coarse(ReachTask):
     """In chunks of one action."""
 
-    def environment(self, num_envs, distribution, split, seed=0, device="cpu") -> Reach:
-        return Reach(num_envs, executed=1, horizon=1)
+    def contract(self, distribution: str) -> Contract:
+        return Reach(1, executed=1, horizon=1).contract
 
 
 class Other(ReachTask):
     """At another rate."""
 
-    def environment(self, num_envs, distribution, split, seed=0, device="cpu") -> Reach:
-        env = Reach(num_envs)
-        env.contract = replace(env.contract, control_dt_s=0.2)
-        return env
+    def contract(self, distribution: str) -> Contract:
+        return replace(Reach(1).contract, control_dt_s=0.2)
 
 
 def test_what_nothing_can_start_from_is_refused_in_one_line(source: Path, tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_raceline_stays_on_the_track_and_bends_less_at_the_speed_that_grip_all
 
 
 def test_the_gap_is_followed_and_one_that_is_too_narrow_is_not():
-    contract = RACE.environment(1, "tracks", "train").contract
+    contract = RACE.contract("tracks")
     planner = FollowTheGap(contract, F1TENTH, RACE._lidar)
     lidar = torch.full((1, 55), 1.5)
     lidar[0, 30:37] = 6.0  # 15 to 45 degrees to the left

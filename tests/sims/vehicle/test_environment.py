@@ -213,7 +213,7 @@ def test_pictures_and_films_of_policies(tmp_path):
     task = NavigateTask(step_limit=6)
 
     class Straight:
-        contract = task.environment(1, "rooms", "eval").contract
+        contract = task.contract("rooms")
 
         def act(self, observation, *, deterministic=False, generator=None) -> Decision:
             actions = torch.tensor([[[1.0, 0.0]]]).expand(len(observation), 1, 2)
