@@ -1,1 +1,1 @@
-"""Policies on microcontrollers: C source of a network, and its proof on an emulated core."""
+"""Policies on microcontrollers: C source of a network, and its verification on an emulated core."""

@@ -1,4 +1,4 @@
-"""The constants of an exported network: one C struct of 32-bit fields, whose bytes a checksum covers."""
+"""The constants of an exported network as one C struct of 32-bit fields, covered by a checksum."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ PER_LINE = 8
 
 
 class Constants:
-    """Fields in the order in which they are added; each is float32 or 32-bit words, so there is no padding."""
+    """Fields in the order they are added. Each holds float32 or 32-bit words, so there is no padding."""
 
     def __init__(self) -> None:
         self.fields: dict[str, NDArray] = {}
 
     def floats(self, name: str, values: Tensor) -> str:
-        """Add a field of floats; returns how C refers to it."""
+        """Add a field of floats; returns the C expression for it."""
         return self._add(name, values.detach().cpu().numpy().astype("<f4").reshape(-1))
 
     def rows(self, name: str, values: Tensor) -> str:
-        """Add one number per row, filled up with zeros to whole blocks."""
+        """Add one number per row, padded with zeros to whole blocks."""
         return self._add(name, _whole_blocks(values.detach().cpu().numpy().astype("<f4")))
 
     def matrix(self, name: str, weight: Tensor) -> str:
@@ -42,7 +42,7 @@ class Constants:
 
     @property
     def bytes(self) -> bytes:
-        """Content of the struct on a little-endian machine."""
+        """The struct's bytes on a little-endian machine."""
         return b"".join(np.ascontiguousarray(values).tobytes() for values in self.fields.values())
 
     @property
@@ -51,7 +51,7 @@ class Constants:
         return zlib.crc32(self.bytes)
 
     def source(self) -> Iterator[str]:
-        """Lines of C: the struct and its values."""
+        """Lines of C that define the struct and its values."""
         yield "static const struct {"
         for name, values in self.fields.items():
             yield f"  {'float' if values.dtype.kind == 'f' else 'uint32_t'} {name}[{len(values)}];"
@@ -84,6 +84,6 @@ def _wrapped(words: Iterable[str]) -> Iterator[str]:
 
 
 def literal(value: float) -> str:
-    """`value` as a float of C: nine digits name every float32."""
+    """`value` as a C float literal: nine digits identify every float32."""
     text = f"{value:.9g}"
     return text + ("f" if set(text) & set(".e") else ".0f")

@@ -1,4 +1,4 @@
-"""Complete programs around an exported policy: a bare STM32F405, and a Crazyflie app."""
+"""Complete example programs for an exported policy: a bare STM32F405 and a Crazyflie app."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ STATE = {
     "velocity": (TensorSpec((3,), unit="m/s", frame="world"), VELOCITY),
     "angular_velocity": (TensorSpec((3,), unit="rad/s", frame="body"), ANGULAR_VELOCITY),
 }
-"""What the firmware's state estimate gives: shape, unit and frame, and C that fills it in."""
+"""Entries of the firmware's state estimate: shape, unit, frame, and the C code that fills them in."""
 HISTORIES = ("previous_action", "action_history")
-"""The last actions, the oldest first."""
+"""Observations of past actions, oldest first."""
 
 
 def write(contract: Contract, scratch_bytes: int, directory: Path) -> dict[str, str]:
@@ -52,7 +52,7 @@ def write(contract: Contract, scratch_bytes: int, directory: Path) -> dict[str, 
 
 
 def _no_crazyflie(contract: Contract) -> str | None:
-    """Why the firmware can't fill the observation or take the action, or None."""
+    """Why the firmware can't fill the observation or apply the action, or None."""
     action, steps = contract.action, contract.control_dt_s * STABILIZER_HZ
     if action.shape != (ROTORS,) or (action.low, action.high) != ((-1.0,) * ROTORS, (1.0,) * ROTORS):
         return f"expected {ROTORS} rotor set-points between -1 and 1, got {action.shape} {action.low} {action.high}"

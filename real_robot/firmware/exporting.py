@@ -1,4 +1,4 @@
-"""Export of policies: written beside its place, checked against the policy, and renamed into it whole or not at all."""
+"""Export of policies: written to a temporary folder, checked against the policy, then renamed into place atomically."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from real_robot.firmware.toolchain import KERNELS, run_on_host
 
 DEFAULT_OPSET = 17
 CHECK_STEP = (0, 0)
-"""Which input is the pair that the firmware checks at boot."""
+"""Index of the input whose action the firmware checks at boot."""
 
 
 class Target(Enum):
-    """What to export to."""
+    """Export format."""
 
     c = "c"
     onnx = "onnx"
@@ -39,21 +39,21 @@ class Target(Enum):
 
 
 class Weights(Enum):
-    """How weights are stored."""
+    """Weight precision."""
 
     float32 = "float32"
     int8 = "int8"
 
 
 TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 0.05}
-"""Largest difference from the policy with which an export is given out, in half action ranges."""
+"""Largest allowed difference between export and policy, in half action ranges."""
 CHECK_TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 1e-3}
-"""The same between the firmware and the network it was made from, on the pair that it checks at boot."""
+"""Largest allowed difference between firmware and network on the pair checked at boot, in half action ranges."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """What to write, and where it comes from: a checkpoint and the checksum of its weights. `opset` is ONNX's."""
+    """What to export, and the checkpoint and weight checksum it comes from. `opset` is ONNX's."""
 
     target: Target
     weights: Weights = Weights.float32
@@ -62,7 +62,7 @@ class Export:
     weights_sha256: str | None = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for options that the target does not have."""
+        """Raise UserError for options that the target does not support."""
         if self.weights is Weights.int8 and self.target is not Target.c:
             raise UserError(f"weights=int8 is for target=c, got target={self.target.value}")
         if self.opset is not None:
@@ -72,16 +72,16 @@ class Export:
 
     @property
     def name(self) -> str:
-        """Of its folder, where none is given."""
+        """Default name of the export's folder."""
         return self.target.value if self.weights is Weights.float32 else f"{self.target.value}_{self.weights.value}"
 
 
 def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
-    """Write `policy` into `directory`, which takes the place of an earlier export; returns what export.json says.
+    """Write `policy` into `directory`, replacing an earlier export; returns the contents of export.json.
 
     Raises:
-        UserError: on one line, where the policy, its contract or the directory do not allow it, or the check fails;
-            then nothing is left behind.
+        UserError: if the policy, its contract or the directory do not allow it, or the check fails; nothing is left
+            behind.
     """
     if not isinstance(policy, DeployablePolicy):
         raise UserError(f"{type(policy).__name__} cannot be exported; expected policy=mlp, recurrent or attention")
@@ -101,10 +101,10 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
 
 
 def summary(record: dict[str, Any]) -> str:
-    """What to tell of `export`'s record: parameters, memory in bytes, error."""
-    told = {"parameters": record["parameters"]}
+    """Summary line of `export`'s record: parameters, memory in bytes, error."""
+    figures = {"parameters": record["parameters"]}
     if record["target"] == "c":
-        told |= {
+        figures |= {
             "bytes of constants": record["constant_bytes"],
             "bytes of RAM": record["static_bytes"],
             "bytes of arrays on the stack": record["scratch_bytes"],
@@ -114,7 +114,7 @@ def summary(record: dict[str, Any]) -> str:
         for name, said in record.get("examples", {}).items()
     ]
     largest = f"largest difference from the policy {record['max_error']:.2g} half action ranges"
-    return ", ".join([*(f"{value} {name}" for name, value in told.items()), *examples_written, largest])
+    return ", ".join([*(f"{value} {name}" for name, value in figures.items()), *examples_written, largest])
 
 
 def _description(network: Network, options: Export) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _write_c(network: Network, samples: Samples, options: Export, directory: Pat
     with tempfile.TemporaryDirectory() as work:
         outputs, status = run_on_host(directory, samples.inputs, Path(work))
     if status != 0:
-        raise UserError(f"the exported policy_check() says {status} on this machine, expected 0; see policy.h")
+        raise UserError(f"the exported policy_check() returned {status} on this machine, expected 0; see policy.h")
     return {
         "examples": written,
         "constant_bytes": source.constant_bytes,
@@ -168,20 +168,20 @@ def _check_error(error: float, network: Network, options: Export) -> None:
 
 def _check_network(network: Network) -> None:
     if reason := implausible(network.state_dict()):
-        raise UserError(f"these are weights of no policy: {reason}; export an earlier checkpoint, or train anew")
+        raise UserError(f"the weights are not usable: {reason}; export an earlier checkpoint, or train again")
     for name, spec in [*network.contract.observation.items(), ("action", network.contract.action)]:
         if not spec.unit:
             raise UserError(
-                f'{name} has no unit in the contract, and firmware is written from it; set unit (such as "m", or '
-                '"1" for numbers without dimension)'
+                f'{name} has no unit in the contract, which firmware needs; set unit (such as "m", or '
+                '"1" for dimensionless numbers)'
             )
 
 
 @contextmanager
 def _whole_directory(directory: Path) -> Iterator[Path]:
-    """Give the body a temporary folder: it becomes `directory`, and goes where the body fails."""
+    """Yield a temporary folder that becomes `directory` on success and is deleted on failure."""
     if directory.exists() and not (directory / RECORD).exists():
-        raise UserError(f"{directory} exists and holds no export; choose another output")
+        raise UserError(f"{directory} exists and is not an export; choose another output")
     missing = [parent for parent in directory.parents if not parent.exists()]
     temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)

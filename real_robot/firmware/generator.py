@@ -1,4 +1,4 @@
-"""C source of a network: the calls of policy_kernels.h that its layers are, and its constants."""
+"""C source of a network: calls of policy_kernels.h for its layers, and its constants."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EXPRESSIBLE = "Linear, Tanh, ReLU, LayerNorm, GRU, TokenAttention"
 class Generator:
     """Writes the body of `infer`, layer by layer.
 
-    What a layer reads lies in the array `x`; what it writes goes to `y`, and the two change names. `arrays` are all
-    local arrays with their sizes, `middle` the centre of the action's range.
+    Each layer reads the array `x` and writes the array `y`, then the two swap names. `arrays` are all local arrays with
+    their sizes, `middle` is the centre of the action's range.
 
     Raises:
-        UserError: on one line, for a layer that C has no kernel for.
+        UserError: for a layer without a C kernel.
     """
 
     def __init__(self, network: Network) -> None:
@@ -47,7 +47,7 @@ class Generator:
 
     @property
     def scratch_bytes(self) -> int:
-        """Local arrays of one inference."""
+        """Bytes of local arrays of one inference."""
         return 4 * (sum(self.arrays.values()) + self.packed)
 
     def declarations(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""ONNX and TorchScript: the same network for runtimes that read graphs."""
+"""ONNX and TorchScript export of a network."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from embodied.errors import UserError
 from real_robot.firmware.samples import Samples
 
 OPSETS = range(17, 21)
-"""LayerNormalization exists since 17; torch's exporter knows none beyond 20."""
+"""LayerNormalization needs 17; torch's exporter supports at most 20."""
 Act = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 """Observation [N, I] and memory [N, M] to actions [N, A] and the next memory."""
 
 
 def check_opset(opset: int) -> None:
-    """Raise UserError for an opset that is not offered."""
+    """Raise UserError for an unsupported opset."""
     if opset not in OPSETS:
         raise UserError(f"expected opset from {OPSETS[0]} to {OPSETS[-1]}, got {opset}")
 
 
 def write(network: Network, samples: Samples, target: str, opset: int, directory: Path) -> dict[str, Any]:
-    """Write policy.onnx or policy.pt into `directory`, read it back and run it; returns what to record."""
+    """Write policy.onnx or policy.pt into `directory`, read it back and run it; returns the values for the record."""
     example = (samples.inputs[0],)
     if network.initial_memory is not None:
         example = (*example, network.initial_memory.expand(len(samples.inputs[0]), -1).contiguous())
@@ -44,7 +44,7 @@ def write(network: Network, samples: Samples, target: str, opset: int, directory
 
 def _write_torchscript(network: Network, example: tuple[Tensor, ...], path: Path) -> Act:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which is what was asked for
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which the target needs
         torch.jit.trace(network, example).save(str(path))
         loaded = torch.jit.load(str(path))
 

@@ -1,4 +1,4 @@
-"""Weights of 8 bits: the same arithmetic in torch as in policy_kernels.h."""
+"""8-bit weights: the same arithmetic in torch as in policy_kernels.h."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from embodied.deployment.network import Network
 
 LEVELS = 127
-"""Largest magnitude of a weight, in steps of its row."""
+"""Largest magnitude of a quantised weight."""
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with whole-numbered weights [O, I] in [-127, 127] and a scale per row.
+    """A linear layer with integer weights [O, I] in [-127, 127] and a scale per row.
 
-    Inputs are rounded to `limit` steps of their largest magnitude: 16 bits, fewer where a sum could pass 32 bits.
+    Inputs are rounded to `limit` steps of their largest magnitude: 16 bits, or fewer if a sum could overflow 32 bits.
     """
 
     weight: Tensor
@@ -42,7 +42,7 @@ class QuantizedLinear(nn.Module):
 
 
 def quantized(network: Network) -> Network:
-    """`network` with weights of 8 bits in every linear layer; the normaliser and all else stay float32."""
+    """`network` with 8-bit weights in every linear layer; the normaliser and everything else stay float32."""
     network = copy.deepcopy(network)
     _replace(network)
     return network

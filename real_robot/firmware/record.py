@@ -1,4 +1,4 @@
-"""export.json: what an export holds, sealed with the checksums of its files. It is read without torch."""
+"""export.json: the contents of an export, with the checksums of its files. It is read without torch."""
 
 from __future__ import annotations
 
@@ -15,27 +15,32 @@ FORMAT = 2
 
 
 def write_record(directory: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """Seal the files of `directory`, not those of its folders, which are examples; returns what export.json says."""
+    """Write export.json with checksums of the files in `directory`; returns its contents.
+
+    Subfolders, which hold the examples, have no checksums.
+    """
     files = sorted(path.name for path in directory.iterdir() if path.is_file() and path.name != RECORD)
     return sealed.write(directory / RECORD, {"format": FORMAT} | record, files)
 
 
 def read_record(directory: Path, target: str | None = None) -> dict[str, Any]:
-    """What export.json says, where all is as it was written and exported to `target`; None: to whichever.
+    """Contents of export.json, after checking that all files are intact and the target is `target` (any if None).
 
     Raises:
-        UserError: on one line, where `directory` holds no such export, or a file of it is damaged.
+        UserError: if `directory` holds no such export, or one of its files is damaged.
     """
     path = directory / RECORD
     if not path.is_file():
-        raise UserError(f"{directory} holds no {RECORD}; expected what `python export.py target={target}` has written")
+        raise UserError(
+            f"{directory} holds no {RECORD}; expected an export written by `python export.py target={target}`"
+        )
     try:
         record = sealed.read(path, FORMAT)
         sealed.check_files(path, record)
     except UserError as error:
         raise UserError(f"the export {directory} cannot be used ({error}); export the policy again") from error
     if target not in (None, record["target"]):
-        raise UserError(f"{directory} holds an export to {record['target']}; expected target={target}")
+        raise UserError(f"{directory} holds an export with target={record['target']}; expected target={target}")
     return record
 
 

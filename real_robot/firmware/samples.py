@@ -1,4 +1,4 @@
-"""Inputs on which an exported policy is compared with the policy it comes from, and what that one does."""
+"""Inputs on which an export is compared with its policy, and the policy's actions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from embodied.saving.tree import load_tree, save_tree
 
 FILE = "samples.safetensors"
 EPISODES, STEPS = 20, 50
-"""1,000 inputs, in sequences for policies that remember."""
+"""1,000 inputs, in sequences for policies with memory."""
 SPREAD, OUTLIER, OUTLIERS = 1.5, 10.0, 0.02
-"""Standard deviations of inputs, in those of the normaliser; of a share of outliers, which saturate the network."""
+"""Standard deviation of inputs, in units of the normaliser's; size and share of outliers, which saturate the network.
+"""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Samples:
     outputs: Tensor
 
     def save(self, directory: Path) -> None:
-        """Write them into `directory`."""
+        """Write the samples into `directory`."""
         save_tree(directory / FILE, {"inputs": self.inputs, "outputs": self.outputs})
 
     @staticmethod
@@ -35,7 +36,7 @@ class Samples:
         """Read what `save` wrote.
 
         Raises:
-            UserError: where it is missing or damaged.
+            UserError: if the file is missing or damaged.
         """
         return Samples(**load_tree(directory / FILE))
 
@@ -46,7 +47,7 @@ class Samples:
 
 
 def draw(policy: Policy, network: Network, seed: int = 0) -> Samples:
-    """Random inputs around what the normaliser has seen, inside the contract's limits, and what `policy` does."""
+    """Random inputs around the normaliser's statistics, inside the contract's limits, with the actions of `policy`."""
     normaliser = next(layer for layer in network.layers if isinstance(layer, Normalise))
     generator = torch.Generator().manual_seed(seed)
     shape = (EPISODES, STEPS, network.inputs)

@@ -37,9 +37,10 @@ class Source:
 def write_source(
     network: Network, check_input: Tensor, check_tolerance: float, weights_sha256: str | None = None
 ) -> Source:
-    """C of `network`, with `check_input` [I] and what it gives as the pair that is checked at boot.
+    """C of `network`; `check_input` [I] and its action are the pair that is checked at boot.
 
-    They must agree within `check_tolerance` half action ranges. The header tells the `weights_sha256` it comes from.
+    They must agree within `check_tolerance` half action ranges. The header records `weights_sha256`, the weights'
+    checksum.
     """
     generator = Generator(network)
     check_output = first_action(network, check_input)

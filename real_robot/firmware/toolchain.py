@@ -1,4 +1,4 @@
-"""Compilers and the emulator: their names and flags, and how exported C runs on this machine and on a core."""
+"""Compilers and the emulator: names and flags, and running exported C on this machine and on an emulated core."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIME_LIMIT_S = 120
 
 @dataclass(frozen=True)
 class Core:
-    """A Cortex-M core, and the machine that QEMU has it in."""
+    """A Cortex-M core and the QEMU machine that has it."""
 
     flags: tuple[str, ...]
     machine: str
@@ -42,14 +42,14 @@ CORES = {
     "m7": Core(("-mcpu=cortex-m7", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv5-sp-d16"), "mps2-an500"),
 }
 REPORT = np.dtype([(name, "<u4") for name in ("check", "stack_bytes", "ticks", "empty_ticks", "loop_ticks")])
-"""What c/core.c writes; SysTicks of all inferences, of as many empty calls, and of the loop below."""
+"""Record written by c/core.c: SysTicks of all inferences, of as many empty calls, and of the loop below."""
 LOOP_INSTRUCTIONS = 2_000_000
-"""Length of c/core.c's loop of known length, which says how many instructions a SysTick is."""
+"""Instructions of c/core.c's calibration loop, which gives the number of instructions per SysTick."""
 
 
 @dataclass(frozen=True)
 class CoreRun:
-    """One run on an emulated core: actions [S, T, A], policy_check's answer, memory in bytes, instructions."""
+    """One run on an emulated core: actions [S, T, A], policy_check's result, memory in bytes, instructions."""
 
     outputs: Tensor
     check: int
@@ -63,7 +63,7 @@ def find(tool: str) -> str:
     """Path of a tool.
 
     Raises:
-        UserError: on one line, naming the package that has it.
+        UserError: if it is not installed; names the package that has it.
     """
     path = shutil.which(tool)
     if path is None:
@@ -75,19 +75,19 @@ def host_compiler() -> str:
     """Path of this machine's C compiler.
 
     Raises:
-        UserError: on one line, where there is none.
+        UserError: if there is none.
     """
     path = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "cc", "gcc", "clang"))), None)
     if path is None:
-        raise UserError("no C compiler found, and exported C is checked before it is given out: apt-get install gcc")
+        raise UserError("no C compiler found; exported C has to be checked: apt-get install gcc")
     return path
 
 
 def call(command: Sequence[str | Path], directory: Path) -> str:
-    """Run a tool in `directory`; returns what it printed.
+    """Run a tool in `directory`; returns its output.
 
     Raises:
-        UserError: on one line, where it fails or does not end.
+        UserError: if it fails or does not end in time.
     """
     words = [str(word) for word in command]
     try:
@@ -106,7 +106,7 @@ def call(command: Sequence[str | Path], directory: Path) -> str:
 def run_on_host(source: Path, inputs: Tensor, work: Path) -> tuple[Tensor, int]:
     """Compile the export in `source` for this machine and run it on `inputs` [S, T, I] in the folder `work`.
 
-    Returns the actions [S, T, A] and policy_check's answer.
+    Returns the actions [S, T, A] and policy_check's result.
     """
     program = work / "host"
     flags = [*COMMON, f"-DSTEPS={STEPS}", f"-I{source}"]
@@ -117,7 +117,7 @@ def run_on_host(source: Path, inputs: Tensor, work: Path) -> tuple[Tensor, int]:
 
 
 def build_for_core(source: Path, core: Core, work: Path) -> Path:
-    """Cross-compile the export in `source` into an image for `core` that `run_image` runs."""
+    """Cross-compile the export in `source` into an image for `core`; `run_image` runs it."""
     compiler = find("arm-none-eabi-gcc")
     flags = [*COMMON, *core.flags, "-ffreestanding", "-ffunction-sections", "-fdata-sections", f"-I{source}"]
     for file in (source / "policy.c", C / "core.c"):

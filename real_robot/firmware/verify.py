@@ -1,8 +1,8 @@
-"""Prove exported C on an emulated core: python -m real_robot.firmware.verify DIR [--core m4|m7] [--json].
+"""Verify exported C on an emulated core: python -m real_robot.firmware.verify DIR [--core m4|m7] [--json].
 
-Compiles the export for this machine and for a Cortex-M, runs both on 1,000 stored inputs, the core's under QEMU, and
-compares them with the policy and with each other. Instructions are what the core executes, not cycles: QEMU knows no
-pipeline and no wait states.
+Compiles the export for this machine and for a Cortex-M, runs both on 1,000 stored inputs (the core under QEMU) and
+compares them with the policy and with each other. Instructions are counted, not cycles: QEMU models neither pipeline
+nor wait states.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from real_robot.firmware.samples import Samples
 from real_robot.firmware.toolchain import CORES, build_for_core, find, run_image, run_on_host
 
 TOLERANCE = {"float32": 1e-6, "int8": 0.05}
-"""Largest difference from the policy, in half action ranges; rounding comes on top where a range is far from zero."""
+"""Largest allowed difference from the policy, in half action ranges; rounding is added for ranges far from zero."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """One export on one core. Memory in bytes, `instructions` per inference, `max_error` in half action ranges.
+    """Result for one export on one core.
 
-    `check` is what policy_check() says at boot: 0 where all is well. `stack_bytes` is the larger one of policy_act and
-    policy_check.
+    Memory is in bytes, `instructions` per inference, `max_error` in half action ranges. `check` is the result of
+    policy_check() at boot, 0 if all is well. `stack_bytes` is the larger of policy_act's and policy_check's.
     """
 
     core: str
@@ -49,7 +49,7 @@ class Verification:
 
     @property
     def good(self) -> bool:
-        """Whether it does what the policy does."""
+        """Whether the export matches the policy."""
         return self.check == 0 and self.max_error <= self.tolerance and self.host_equals_core
 
 
@@ -57,7 +57,7 @@ def verify(directory: Path, core: str = "m4", tolerance: float | None = None) ->
     """Build and run the export in `directory` on `core`, "m4" or "m7"; `tolerance` in half action ranges.
 
     Raises:
-        UserError: on one line, where a tool is missing, or `directory` holds no C export or a damaged one.
+        UserError: if a tool is missing, or `directory` holds no C export or a damaged one.
     """
     record = read_record(directory, "c")
     contract = exported_contract(directory)
@@ -87,11 +87,11 @@ def verify(directory: Path, core: str = "m4", tolerance: float | None = None) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line; the exit status is 0 only where the core does what the policy does."""
+    """Command line; the exit status is 0 only if the core matches the policy."""
     parser = argparse.ArgumentParser(
         prog="python -m real_robot.firmware.verify", description=str(__doc__).split("\n\n")[1]
     )
-    parser.add_argument("directory", type=Path, help="what export.py target=c has written")
+    parser.add_argument("directory", type=Path, help="folder written by export.py target=c")
     parser.add_argument("--core", choices=CORES, default="m4", help="Cortex-M4 (default) or M7")
     parser.add_argument("--tolerance", type=float, help="largest error, in half action ranges (1e-6; int8: 0.05)")
     parser.add_argument("--json", action="store_true", help="print one object")
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write(text + "\n")
     if not result.good:
         sys.exit(
-            f"error: the core does not do what the policy does: expected check 0, max_error of at most "
+            f"error: the core does not match the policy: expected check 0, max_error of at most "
             f"{result.tolerance:g} and host_equals_core, got the above"
         )
 

@@ -1,1 +1,1 @@
-"""What a robot did: recordings as MCAP, their replay, and LeRobot datasets made of them."""
+"""Recordings of a robot as MCAP, their replay, and LeRobot datasets made from them."""

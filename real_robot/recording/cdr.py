@@ -1,8 +1,8 @@
-"""The few standard ROS 2 messages that recordings are made of, as bytes, without ROS.
+"""The few standard ROS 2 messages used in recordings, encoded and decoded without ROS.
 
-Arrays travel as std_msgs/*MultiArray, camera images as sensor_msgs/Image, everything else as JSON in std_msgs/String:
-any ROS 2 tool reads them without packages of ours. Encoding: little-endian CDR (OMG DDS-XTypes 1.3, XCDR1), whose
-numbers are aligned to their own size, counted from the end of the four-byte header.
+Arrays are std_msgs/*MultiArray, camera images sensor_msgs/Image, everything else JSON in std_msgs/String: any ROS 2
+tool reads them without our packages. Encoding: little-endian CDR (OMG DDS-XTypes 1.3, XCDR1); numbers are aligned to
+their own size, counted from the end of the four-byte header.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARRAYS = {
     "uint8": ("std_msgs/msg/UInt8MultiArray", "uint8"),
     "bool": ("std_msgs/msg/UInt8MultiArray", "uint8"),
 }
-"""By dtype: message type, and the type of its elements."""
+"""Message type and element type by dtype."""
 _ELEMENTS = {np.dtype(dtype): np.dtype(element) for dtype, (_, element) in _ARRAYS.items()}
 _HEADER = b"\x00\x01\x00\x00"
 _ENCODINGS = {1: "mono8", 3: "rgb8"}
@@ -48,10 +48,10 @@ _IMAGE_DEFINITION = (
 
 
 def array_type(dtype: str, shape: tuple[int, ...]) -> str:
-    """Message type for arrays of `dtype` and `shape`: an image where it is one (uint8, [height, width, 1 or 3]).
+    """Message type for arrays of `dtype` and `shape`: Image for images (uint8, [height, width, 1 or 3]).
 
     Raises:
-        UserError: for a dtype that no message carries.
+        UserError: for a dtype that no message can carry.
     """
     if dtype not in _ARRAYS:
         raise UserError(f"cannot record arrays of {dtype}; expected one of {', '.join(_ARRAYS)}")
@@ -59,7 +59,7 @@ def array_type(dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def definition(message_type: str) -> str:
-    """Text of the ros2msg schema of one of the types above."""
+    """The ros2msg schema text of one of the types above."""
     if message_type == STRING:
         return "string data"
     if message_type == IMAGE:
@@ -78,7 +78,7 @@ def decode_string(data: bytes) -> str:
     """The inverse of `encode_string`.
 
     Raises:
-        UserError: where the bytes are no such message.
+        UserError: for bytes of another message.
     """
     return _Reader(data).string()
 
@@ -87,7 +87,7 @@ def encode_array(array: np.ndarray, stamp_ns: int = 0, frame: str = "") -> bytes
     """`array` as the message of `array_type`; an image carries its stamp and `frame`.
 
     Raises:
-        UserError: for a dtype that no message carries.
+        UserError: for a dtype that no message can carry.
     """
     if array.dtype not in _ELEMENTS:
         array_type(str(array.dtype), array.shape)  # says what is wrong
@@ -112,7 +112,7 @@ def _is_picture(shape: tuple[int, ...]) -> bool:
 
 @lru_cache
 def _layout(shape: tuple[int, ...]) -> bytes:
-    """A MultiArray up to its elements."""
+    """The MultiArray's header, before its elements."""
     writer, stride = _Writer(), math.prod(shape)
     writer.numbers("I", len(shape))
     for size in shape:
@@ -127,7 +127,7 @@ def decode_array(data: bytes, message_type: str, dtype: str) -> np.ndarray:
     """The inverse of `encode_array`.
 
     Raises:
-        UserError: where the bytes are no such message.
+        UserError: for bytes of another message.
     """
     reader = _Reader(data)
     if message_type == IMAGE:
@@ -181,7 +181,7 @@ class _Writer:
 
 
 class _Reader:
-    """Takes what `_Writer` appended; cut or other bytes raise UserError."""
+    """Reads what `_Writer` wrote; raises UserError for truncated or other bytes."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.place = data, len(_HEADER)

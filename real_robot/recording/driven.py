@@ -1,4 +1,4 @@
-"""Recordings as episodes: what was driven without a break, as it was measured and as it was written to the robot."""
+"""Recordings as episodes: unbroken sequences of measurements and the actions written to the robot."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
 from real_robot.recording.recording import Episode, Gap, Item, Recording, Tick
 
-NOTHING = "nothing was driven in these recordings: no tick has a measurement and a written action"
+NOTHING = "these recordings have no tick with both a measurement and a written action"
 LATE = 1.5
-"""Control periods between two ticks beyond which time has jumped: what follows is an episode of its own."""
+"""If two ticks are more control periods apart, a new episode begins."""
 
 
 def episodes(recording: Recording) -> Iterator[tuple[str, Episodes]]:
-    """Each episode that was driven, with the name of its task: an observation before every action written to the robot.
+    """Each episode with its task's name: an observation before every action written to the robot.
 
-    An episode ends where the robot held, where the recording has a gap, and where the loop skipped a period: its steps
-    are one control period apart. Whether it succeeded is not recorded.
+    An episode ends where the robot held, where the recording has a gap, and where the loop skipped a period, so that
+    its steps are one control period apart. Recordings do not contain success.
 
     Raises:
-        UserError: where an observation changes its shape within an episode.
+        UserError: if an observation changes its shape within an episode.
     """
     task = ""
     ticks: list[Tick] = []
@@ -49,7 +49,7 @@ def read(paths: Sequence[str | Path], contract: Contract) -> Iterator[Episodes]:
     """The `episodes` of all recordings at `paths`, with the keys and the order of elements of `contract`.
 
     Raises:
-        UserError: as `episodes`, and where a recording does not serve the contract or nothing was driven.
+        UserError: as `episodes`, and if a recording does not serve the contract or has no written actions.
     """
     driven = 0
     for path in paths:
@@ -82,7 +82,7 @@ def _is_driven(item: Item) -> TypeGuard[Tick]:
 
 
 def _breaks(item: Item, ticks: Sequence[Tick], control_dt_s: float) -> bool:
-    """Whether what came before `item` is an episode that has ended."""
+    """Whether the episode before `item` has ended."""
     if _is_driven(item):
         return bool(ticks) and item.now_s - ticks[-1].now_s > LATE * control_dt_s
     return isinstance(item, Episode | Gap | Tick)
@@ -96,7 +96,7 @@ def _episode(ticks: Sequence[Tick], contract: Contract) -> Episodes:
             continue
         shapes = {reading[key].shape for reading in readings}
         if len(shapes) > 1:
-            raise UserError(f"{key} changes its shape ({sorted(shapes)}) within an episode, which no dataset can hold")
+            raise UserError(f"{key} changes its shape ({sorted(shapes)}) within an episode, which no dataset supports")
         observation[key] = torch.from_numpy(np.stack([reading[key] for reading in readings]))
     actions = np.stack([np.asarray(tick.verdict.action) for tick in ticks]).astype(contract.action.dtype)
     return Episodes.of(

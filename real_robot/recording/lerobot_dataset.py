@@ -1,10 +1,10 @@
-"""LeRobot datasets, format v3.0, out of recordings: what was measured, and what was written to the robot.
+"""Converts recordings to LeRobot datasets (format v3.0): what was measured, and what was written to the robot.
 
     python -m real_robot.recording.lerobot_dataset RECORDING... DATASET
 
-Floats become one "observation.state" whose elements are named, cameras become videos (H.264, which is lossy), all else
-keeps a feature of its own. meta/contract.json, which is ours, keeps names, units and frames: `lerobot_reading.py`
-checks them. Source of the format: github.com/huggingface/lerobot, v0.4.
+Floats become one "observation.state" with named elements, cameras become videos (H.264, lossy), everything else keeps
+its own feature. meta/contract.json, an addition of ours, keeps names, units and frames, which `lerobot_reading.py`
+checks. Source of the format: github.com/huggingface/lerobot, v0.4.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ INTERVENTION = "complementary_info.is_intervention"
 
 
 def write(recordings: Sequence[Recording], directory: str | Path, *, robot: str | None = None) -> int:
-    """Write a dataset of all `recordings` into the new folder `directory`; returns the number of its episodes.
+    """Write a dataset of all `recordings` into the new folder `directory`; returns the number of episodes.
 
     Its episodes are those of `driven.episodes`.
 
     Raises:
-        UserError: where `directory` exists, contracts differ, an observation changes its shape, or nothing was driven.
+        UserError: if `directory` exists, contracts differ, an observation changes its shape, or no action was written.
     """
     directory = Path(directory)
     if directory.exists():
@@ -67,7 +67,7 @@ def write(recordings: Sequence[Recording], directory: str | Path, *, robot: str 
 
 
 def parts(contract: Contract) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec], dict[str, TensorSpec]]:
-    """Observations that stand in the state, that are cameras, and that have a feature of their own."""
+    """Observations that belong to the state, that are cameras, and that have their own feature."""
     specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
     cameras = {key: spec for key, spec in specs.items() if spec.is_picture}
     state = {key: spec for key, spec in specs.items() if spec.dtype == "float32"}
@@ -75,7 +75,7 @@ def parts(contract: Contract) -> tuple[dict[str, TensorSpec], dict[str, TensorSp
 
 
 class _Writer:
-    """Collects episodes into files of one dataset; the first episode settles the shapes."""
+    """Writes episodes into the files of one dataset; the first episode determines the shapes."""
 
     def __init__(self, directory: Path, contract: Contract, robot: str | None) -> None:
         with needs_extra("robot"):
@@ -118,7 +118,7 @@ class _Writer:
         self.frames += length
 
     def finish(self) -> None:
-        """Write what describes the whole."""
+        """Write the dataset's metadata."""
         if not self.episodes:
             raise UserError(driven.NOTHING)
         self.file.close()
@@ -193,7 +193,7 @@ class _Writer:
         return {f"videos/{key}/{name}": value for name, value in row.items()}
 
     def _task_table(self) -> Any:  # noqa: ANN401 - pyarrow's
-        """Tasks as pandas writes a frame whose index they are, which is what LeRobot reads."""
+        """The task table as pandas writes an indexed frame, which LeRobot reads."""
         table = self.pa.table({"task_index": list(range(len(self.tasks))), "__index_level_0__": self.tasks})
         column = {"field_name": "task_index", "name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
         index = {"field_name": "__index_level_0__", "name": None, "pandas_type": "unicode", "numpy_type": "object"}
@@ -239,14 +239,14 @@ def _statistics(values: Array) -> dict[str, Array]:
 
 
 def _picture_statistics(frames: Array) -> dict[str, Array]:
-    """Of a few pictures' colours, [3, 1, 1] each, in [0, 1]."""
+    """Colour statistics of a sample of images, [3, 1, 1] each, in [0, 1]."""
     pixels = frames[:: max(1, len(frames) // 50)].reshape(-1, 3) / 255.0
     found = {name: value.reshape(3, 1, 1) for name, value in _statistics(pixels).items() if name != "count"}
     return found | {"count": np.array([len(frames)])}
 
 
 def _merged(found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Statistics of everything, out of those of each episode."""
+    """Statistics of the dataset from those of its episodes."""
     counts = np.array([stats["count"][0] for stats in found], np.float64)
     weights = (counts / counts.sum()).reshape(-1, *([1] * found[0]["mean"].ndim))
     means, stds = (np.stack([stats[name] for stats in found]) for name in ("mean", "std"))

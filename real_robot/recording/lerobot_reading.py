@@ -1,8 +1,8 @@
 """Reads LeRobot datasets (v2.0, v2.1, v3.0) as demonstrations for a contract.
 
-One of ours keeps its contract and is checked in full. One that others wrote tells names at most: its elements are found
-by name, and units and frames, which it cannot tell, are taken to be right, with a warning. Text that it has no feature
-for, such as the instruction, is what it calls the task of the episode.
+Our own datasets contain their contract and are checked in full. Other datasets have names at most: their elements are
+found by name, and their units and frames are assumed to match, with a warning. Text without a feature, such as the
+instruction, is taken from the episode's task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPTIONAL = {
     "reward": ("next.reward", torch.float32),
     "success": ("next.success", torch.bool),
 }
-"""Features that a dataset may have: who acted, what it earned, whether it succeeded (which is assumed otherwise)."""
+"""Optional features: whether a human acted, the reward, and success (assumed if missing)."""
 
 
 def read(directory: str | Path, contract: Contract) -> Iterator[Episodes]:
@@ -45,7 +45,7 @@ def read(directory: str | Path, contract: Contract) -> Iterator[Episodes]:
     `OPTIONAL` features are read where the dataset has them.
 
     Raises:
-        UserError: where the folder is no dataset, or does not serve the contract; says what is missing, what is there.
+        UserError: if the folder is no dataset, or does not serve the contract; names what is missing and what is there.
     """
     source = _Source(Path(directory))
     columns = source.plan(contract)
@@ -61,9 +61,9 @@ def read(directory: str | Path, contract: Contract) -> Iterator[Episodes]:
 
 @dataclass(frozen=True)
 class _Column:
-    """Where an observation or the action stands: elements `index` of a feature's last axis (all of it if None).
+    """Source of an observation or the action: elements `index` of a feature's last axis (all if None).
 
-    Where there are `texts`, the feature is an index into them.
+    With `texts` the feature is an index into them.
     """
 
     feature: str
@@ -100,7 +100,7 @@ class _Source:
         self.contract = Contract.from_dict(json.loads(path.read_text())) if path.exists() else None
 
     def plan(self, wanted: Contract) -> dict[str, _Column]:
-        """A column for each observation that `wanted` reads and for its action."""
+        """A column for each observation of `wanted` and for its action."""
         needed = {key: spec for key, spec in wanted.observation.items() if not spec.privileged}
         if self.contract is not None:
             return self._own_plan(self.contract, wanted, needed)
@@ -116,7 +116,7 @@ class _Source:
                 if key.startswith(("observation", ACTION))
             )
             raise UserError(f"{self.directory} does not serve the contract ({'; '.join(rows)}); it has {has}")
-        log.warning(f"{self.directory} tells no units and frames; they are taken to be those of the contract")
+        log.warning(f"{self.directory} has no units and frames; they are assumed to match the contract")
         return {key: column for key, column in found.items() if isinstance(column, _Column)}
 
     def _own_plan(self, own: Contract, wanted: Contract, needed: dict[str, TensorSpec]) -> dict[str, _Column]:
@@ -141,7 +141,7 @@ class _Source:
         return columns | {ACTION: _Column(ACTION, wanted.action, index)}
 
     def _find(self, key: str, spec: TensorSpec) -> _Column | str:
-        """By the feature's name, else by the names of elements of the state; or what is wrong."""
+        """Column by the feature's name, else by element names in the state; or an error text."""
         candidates = [key, f"observation.{key}", CAMERA + key] if key != ACTION else [ACTION]
         for feature in (name for name in candidates if name in self.features):
             shape, names = tuple(self.features[feature]["shape"]), _names(self.features[feature])
@@ -161,7 +161,7 @@ class _Source:
         return f"expected a feature {' or '.join(candidates)}, or its elements in {STATE}"
 
     def _tasks(self) -> dict[int, str]:
-        """What there is to do, by number."""
+        """Task texts by index."""
         lines = self.directory / "meta/tasks.jsonl"  # before v3
         if lines.exists():
             rows = map(json.loads, lines.read_text().splitlines())
@@ -205,7 +205,7 @@ class _Source:
         return np.array(column.to_pylist(), feature["dtype"]).reshape(len(column), *feature["shape"])
 
     def _frames(self, key: str, episode: int, length: int) -> Array:
-        """Pictures [L, height, width, 3] of an episode."""
+        """Images [L, height, width, 3] of an episode."""
         import imageio_ffmpeg
 
         path, first = self._video(key, episode)
@@ -225,7 +225,7 @@ class _Source:
         raise UserError(f"expected {length} frames from {first} on in {path}, got {len(frames)}; it is cut short")
 
     def _video(self, key: str, episode: int) -> tuple[Path, int]:
-        """The file that holds an episode's pictures, and the number of the first."""
+        """The video file of an episode, and the number of its first frame."""
         template = self.info["video_path"]
         if "episode_index" in template:  # v2: a file for each episode
             chunk = episode // self.info["chunks_size"]
@@ -239,7 +239,7 @@ class _Source:
                     chunk, number, start_s = (row[name] for name in names)
                     path = template.format(video_key=key, chunk_index=chunk, file_index=number)
                     return self.directory / path, round(start_s * self.info["fps"])
-        raise UserError(f"meta/episodes of {self.directory} does not tell where {key} of episode {episode} is")
+        raise UserError(f"meta/episodes of {self.directory} does not locate {key} of episode {episode}")
 
 
 def _names(feature: dict[str, Any]) -> list[str]:

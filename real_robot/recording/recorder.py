@@ -1,4 +1,4 @@
-"""Writes recordings while a robot runs, in a thread of its own; see `recording.py` for what is in them."""
+"""Writes recordings in a background thread while a robot runs; see `recording.py` for the format."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 P = TypeVar("P", bound="Policy")
 CHUNK_BYTES = 4096, 8 << 20
-"""Least and largest chunk; between them a chunk holds about a second, which is what a killed process loses."""
+"""Smallest and largest chunk; in between a chunk holds about a second, which is lost if the process is killed."""
 
 
 class Recorder:
-    """Writes a recording in a thread of its own, so that the loop never waits for a disk.
+    """Writes a recording in a background thread, so that the control loop never waits for a disk.
 
-    The file is at `path` from the start: of a process that was killed, everything up to the last second is readable.
-    At most `capacity` items wait to be written; what comes while they do is dropped, counted and told.
+    The file exists at `path` from the start: if the process is killed, everything up to the last second is readable. At
+    most `capacity` items wait to be written; further items are dropped, counted and reported.
 
     Args:
         path: a new file.
-        contract: of the robot that is recorded.
-        origin: what else to keep, JSON-ready: the checkpoint, the robot, who recorded.
-        clock: the loop's.
+        contract: of the recorded robot.
+        origin: further JSON-ready metadata: the checkpoint, the robot, who recorded.
+        clock: the control loop's.
         capacity: items.
 
     Raises:
-        UserError: where `path` exists, or the contract holds what cannot be recorded.
+        UserError: if `path` exists, or the contract has something that cannot be recorded.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class Recorder:
         self._thread.start()
 
     def begin_episode(self, task: str = "") -> None:
-        """Say that an episode of `task` begins: memories restart here."""
+        """Begin an episode of `task`: policy memories restart here."""
         self._generator_due = True
         self._put(Episode(self.clock(), task))
 
     def write(
         self, now_s: float, reading: Reading | None, asked: Array | None, verdict: Verdict, intervention: bool = False
     ) -> None:
-        """Record one period: the action asked for at `now_s`, and the verdict of safety on it.
+        """Record one period: the action requested at `now_s`, and safety's verdict on it.
 
-        `intervention` says that a human chose the action.
+        `intervention` marks an action chosen by a human.
         """
         if reading is not None:
             observation = {key: np.array(value) for key, value in reading.observation.items()}
@@ -98,7 +98,7 @@ class Recorder:
         self._put(Message(stamp_s, topic, message_type, definition, data))
 
     def watch(self, policy: P) -> P:
-        """`policy` itself, save that its decisions are recorded (N = 1) and deterministic unless asked otherwise."""
+        """`policy` with its decisions recorded (N = 1); deterministic unless asked otherwise."""
         watched = copy.copy(policy)
         for name in ("act", "inpaint"):
             if ask := getattr(policy, name, None):
@@ -106,16 +106,16 @@ class Recorder:
         return watched
 
     def close(self) -> None:
-        """Write what waits and the index.
+        """Write the waiting items and the index.
 
         Raises:
-            Exception: what went wrong with writing, such as OSError of a full disk.
+            Exception: the error that stopped writing, such as OSError of a full disk.
         """
         if self._thread.is_alive():
             self._waiting.put(None)
             self._thread.join()
         if self.dropped:
-            log.warning(f"{self.path}: {self.dropped} items were dropped, the disk could not follow")
+            log.warning(f"{self.path}: {self.dropped} items were dropped because the disk was too slow")
         if self._failure:
             raise self._failure
 
@@ -155,7 +155,7 @@ class Recorder:
                 self._waiting.put_nowait(item)
             except queue.Full:
                 if not self.dropped:
-                    log.warning(f"{self.path}: recording drops items, {self._failure or 'the disk cannot follow'}")
+                    log.warning(f"{self.path}: recording drops items: {self._failure or 'the disk is too slow'}")
                 self.dropped += 1
                 self._unwritten_gap += 1
                 self._generator_due = True
@@ -168,7 +168,7 @@ class Recorder:
             self._file.stream.close()
 
     def _try(self, item: Item | None) -> None:
-        """Write `item`, or the end if None; after a failure nothing more, while those who wait are let go."""
+        """Write `item`, or the end if None; after a failure drop all items and release waiting callers."""
         if self._failure:
             return
         try:
@@ -178,12 +178,12 @@ class Recorder:
             self._file.write(item)
             if self._waiting.empty():
                 self._file.stream.flush()
-        except Exception as error:  # whatever it is: a thread that dies loses what follows without a word
+        except Exception as error:  # any error: a thread that dies would silently lose all that follows
             self._failure = self._failure or error
 
 
 class _File:
-    """The MCAP side of a recorder."""
+    """The MCAP file of a recorder."""
 
     def __init__(self, path: Path, contract: Contract, origin: dict[str, Any]) -> None:
         with needs_extra("robot"):
@@ -200,8 +200,8 @@ class _File:
         self._schemas: dict[str, int] = {}
         self._writer = Writer(self.stream, chunk_size=_chunk_bytes(contract))
         self._writer.start(profile="ros2", library="embodied-rl")
-        told = {"format": FORMAT, "contract": contract.to_json(), "origin": json.dumps(origin)}
-        self._writer.add_metadata(METADATA, told)
+        fields = {"format": FORMAT, "contract": contract.to_json(), "origin": json.dumps(origin)}
+        self._writer.add_metadata(METADATA, fields)
         self.stream.flush()
 
     def write(self, item: Item) -> None:
@@ -223,16 +223,16 @@ class _File:
 
     def _tick(self, tick: Tick) -> None:
         verdict, reading = tick.verdict, tick.reading
-        told: dict[str, Any] = {"now_s": tick.now_s, "intervention": tick.intervention, "state": verdict.state.value}
-        told |= {"reason": verdict.reason, "limited": verdict.limited}
+        fields: dict[str, Any] = {"now_s": tick.now_s, "intervention": tick.intervention, "state": verdict.state.value}
+        fields |= {"reason": verdict.reason, "limited": verdict.limited}
         if reading is not None:
-            told |= {"stamp_s": reading.stamp_s, "sequence": reading.sequence, "frames": dict(reading.frames)}
+            fields |= {"stamp_s": reading.stamp_s, "sequence": reading.sequence, "frames": dict(reading.frames)}
             for key, value in reading.observation.items():
                 self._array(f"observation/{key}", value, reading.stamp_s, self._contract.observation.get(key))
         for name, action in (("asked", tick.asked), ("written", verdict.action)):
             if action is not None:
                 self._array(f"action/{name}", np.asarray(action), tick.now_s, self._contract.action)
-        self._json("tick", tick.now_s, told)
+        self._json("tick", tick.now_s, fields)
 
     def _decided(self, item: Decided) -> None:
         for key, value in item.observation.items():
@@ -256,10 +256,10 @@ class _File:
             self._channels[key] = self._channel(f"{ROOT}/{name}", message_type, cdr.definition(message_type), about)
         self._add(self._channels[key], stamp_s, cdr.encode_array(array, _nanoseconds(stamp_s), frame))
 
-    def _json(self, name: str, stamp_s: float, told: dict[str, Any]) -> None:
+    def _json(self, name: str, stamp_s: float, fields: dict[str, Any]) -> None:
         if name not in self._channels:
             self._channels[name] = self._channel(f"{ROOT}/{name}", cdr.STRING, cdr.definition(cdr.STRING), {})
-        self._add(self._channels[name], stamp_s, cdr.encode_string(json.dumps(told)))
+        self._add(self._channels[name], stamp_s, cdr.encode_string(json.dumps(fields)))
 
     def _message(self, item: Message) -> None:
         key = item.topic, item.type
@@ -278,7 +278,7 @@ class _File:
 
 
 def _row(batch: Any) -> Array:  # noqa: ANN401 - a Tensor, which TensorDict does not promise
-    """The only one of a batch, as an array of its own."""
+    """The only row of a batch as an array."""
     return batch[0].detach().cpu().numpy().copy()
 
 
@@ -290,7 +290,7 @@ def _check_recordable(key: str, spec: TensorSpec) -> None:
 
 
 def _chunk_bytes(contract: Contract) -> int:
-    """About a second of recording."""
+    """Bytes of about a second of recording."""
     specs = [spec for spec in contract.observation.values() if not spec.privileged]
     tick = sum(math.prod(abs(size) for size in spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs)
     least, most = CHUNK_BYTES

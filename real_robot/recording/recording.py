@@ -1,8 +1,8 @@
 """Recordings of a robot: MCAP files that ROS 2 tools and Foxglove open, with the contract inside.
 
-A recording is a sequence of items: an episode begins, the policy decided, the loop ran one tick, a ROS topic said
-something. Arrays are standard messages (`cdr.py`) on topics under /embodied; units, frames and names stand in the
-metadata of their channels. What is recorded is enough to ask a policy again: see `replay.py`.
+A recording is a sequence of items: an episode begins, the policy decides, the loop runs one tick, a ROS topic
+publishes. Arrays are standard messages (`cdr.py`) on topics under /embodied; their channels' metadata holds units,
+frames and names. Recordings contain enough to run a policy again: see `replay.py`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Episode:
 
 @dataclass(frozen=True)
 class Decided:
-    """One call of the policy, without the batch axis: what it read and the chunk [H, A] it answered with.
+    """One call of the policy, without the batch axis: its observation and the chunk [H, A] it returned.
 
-    `running` are the fields of the `chunking.Running` that it continued; empty where it was free. `generator` is the
-    state of its generator before the call, where it begins to matter: at the first sampled decision of an episode.
+    `running` has the fields of the `chunking.Running` that it continued; empty if there was none. `generator` is the
+    generator's state before the call, recorded at the first sampled decision of an episode.
     """
 
     stamp_s: float
@@ -54,7 +54,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Tick:
-    """One period of control: the action [A] asked for at `now_s`, and what safety made of it."""
+    """One control period: the action [A] requested at `now_s`, and safety's verdict."""
 
     now_s: float
     reading: Reading | None
@@ -76,7 +76,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Gap:
-    """Here `dropped` items are missing: the disk could not follow."""
+    """`dropped` items are missing here: the disk was too slow."""
 
     dropped: int
 
@@ -85,20 +85,22 @@ Item = Episode | Decided | Tick | Message | Gap
 
 
 class Recording:
-    """Reads what a `Recorder` wrote, also where the process was killed: `complete` says after reading whether it was.
+    """Reads what a `Recorder` wrote, even if the process was killed.
+
+    After reading, `complete` says whether the recording ended normally.
 
     Raises:
-        UserError: where the file is missing or no recording.
+        UserError: if the file is missing or is not a recording.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.complete = False
-        told = next((record for record in _records(self.path) if _kind(record) == METADATA), None)
-        if told is None or told.metadata.get("format") != FORMAT:
+        header = next((record for record in _records(self.path) if _kind(record) == METADATA), None)
+        if header is None or header.metadata.get("format") != FORMAT:
             raise UserError(f"{path}: expected a recording of format {FORMAT}; other MCAP files hold no contract")
-        self.contract = Contract.from_dict(json.loads(told.metadata["contract"]))
-        self.origin: dict[str, Any] = json.loads(told.metadata["origin"])
+        self.contract = Contract.from_dict(json.loads(header.metadata["contract"]))
+        self.origin: dict[str, Any] = json.loads(header.metadata["origin"])
 
     def __iter__(self) -> Iterator[Item]:
         """The items in the order in which they were recorded."""
@@ -120,33 +122,33 @@ class Recording:
                     stamp_s = record.log_time / 1e9
                     yield Message(stamp_s, channel.topic, schema.name, schema.data.decode(), record.data)
                 elif schema.name == cdr.STRING:
-                    told = json.loads(cdr.decode_string(record.data))
-                    yield _item(channel.topic.removeprefix(ROOT + "/"), told, collected)
+                    fields = json.loads(cdr.decode_string(record.data))
+                    yield _item(channel.topic.removeprefix(ROOT + "/"), fields, collected)
                     collected = {}
                 else:
                     name = channel.topic.removeprefix(ROOT + "/")
                     collected[name] = cdr.decode_array(record.data, schema.name, channel.metadata["dtype"])
 
 
-def _item(name: str, told: dict[str, Any], arrays: dict[str, Array]) -> Item:
+def _item(name: str, fields: dict[str, Any], arrays: dict[str, Array]) -> Item:
     if name == "episode":
-        return Episode(**told)
+        return Episode(**fields)
     if name == "gap":
-        return Gap(**told)
+        return Gap(**fields)
     if name == "decision":
         read = _below(arrays, "decision/observation/")
         return Decided(
-            **told,
+            **fields,
             observation=read,
             actions=arrays["decision/actions"],
             running=_below(arrays, "decision/running/"),
             generator=arrays.get("decision/generator"),
         )
     reading = None
-    if "sequence" in told:
-        reading = Reading(_below(arrays, "observation/"), told["stamp_s"], told["sequence"], told["frames"])
-    verdict = Verdict(State(told["state"]), arrays.get("action/written"), told["reason"], told["limited"])
-    return Tick(told["now_s"], reading, arrays.get("action/asked"), verdict, told["intervention"])
+    if "sequence" in fields:
+        reading = Reading(_below(arrays, "observation/"), fields["stamp_s"], fields["sequence"], fields["frames"])
+    verdict = Verdict(State(fields["state"]), arrays.get("action/written"), fields["reason"], fields["limited"])
+    return Tick(fields["now_s"], reading, arrays.get("action/asked"), verdict, fields["intervention"])
 
 
 def _below(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:
@@ -154,7 +156,7 @@ def _below(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:
 
 
 def _records(path: Path) -> Iterator[Any]:
-    """Records of an MCAP file; a file that was cut ends with its last whole chunk."""
+    """Records of an MCAP file; a truncated file ends with its last complete chunk."""
     with needs_extra("robot"):
         from mcap.exceptions import EndOfFile, McapError
         from mcap.stream_reader import StreamReader
@@ -169,7 +171,7 @@ def _records(path: Path) -> Iterator[Any]:
 
 
 class _Whole(io.BufferedReader):
-    """A file whose last bytes are as good as absent where fewer are left than asked for."""
+    """A file that hides its last bytes if fewer are left than requested."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)

@@ -1,7 +1,7 @@
-"""A recording asked again: does this policy, or this executor, still do what was done?
+"""Replays a recording: checks that a policy or executor still gives the recorded answers.
 
-On the machine that recorded, bit for bit. On another one matrix products may round differently; the largest difference
-says how much.
+On the recording machine they match bit for bit. On another machine matrix products may round differently; the largest
+difference is reported.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from real_robot.robots.robot import Array, Clock
 
 @dataclass(frozen=True)
 class Replay:
-    """How many of `compared` answers were `identical`, bit for bit; `skipped` follow a gap, where memory was lost.
+    """Of `compared` answers, `identical` match bit for bit; `skipped` follow a gap, where memory was lost.
 
-    `episodes` hold what was answered now and what was recorded, one pair for each answer that was compared.
+    `episodes` holds new and recorded answers, one pair for each compared answer.
     """
 
     compared: int
@@ -38,18 +38,18 @@ class Replay:
 
     @property
     def exact(self) -> bool:
-        """Everything was compared and nothing differed."""
+        """Whether everything was compared and nothing differed."""
         return self.compared == self.identical > 0 and not self.skipped
 
 
 def replay(recording: Recording, policy: Policy, device: torch.device | str = "cpu") -> Replay:
-    """Ask `policy`, on `device`, for every decision of `recording` again, from the recorded measurements.
+    """Run `policy`, on `device`, again on the recorded measurements of every decision of `recording`.
 
-    Its memory is carried from decision to decision and restarts with episodes, as on the robot; its generator continues
-    from the recorded state. What the memory was on the robot is compared, too.
+    Its memory is carried between decisions and restarts with episodes, as on the robot; its generator continues from
+    the recorded state. Recorded memory is compared too.
 
     Raises:
-        UserError: where the recording holds no decisions, or other observations than the policy reads.
+        UserError: if the recording holds no decisions, or observations other than the policy's.
     """
     memory, tally = Memory(policy, 1, device), _Tally()
     generator = torch.Generator(device)
@@ -72,12 +72,12 @@ def replay(recording: Recording, policy: Policy, device: torch.device | str = "c
 
 
 def replay_executor(recording: Recording, make: Callable[[Clock], Executor]) -> Replay:
-    """Run an executor through every tick of `recording` again: chunk phases and blending are compared, too.
+    """Run an executor through every tick of `recording` again: chunk phases and blending are compared too.
 
-    `make` gets the recorded clock. The executor has to be synchronous: how long inference took is not recorded.
+    `make` gets the recorded clock. The executor has to be synchronous, because inference times are not recorded.
 
     Raises:
-        UserError: where the recording holds no ticks.
+        UserError: if the recording holds no ticks.
     """
     now, tally = 0.0, _Tally()
     executor = make(lambda: now)
@@ -136,7 +136,7 @@ class _Tally:
             self.episodes.append([])
 
     def add(self, pairs: Sequence[tuple[Array | None, Array | None]]) -> None:
-        """One answer: what was found now and what was recorded of it, in all its parts, the action first."""
+        """Add one answer: all pairs of new and recorded parts, the action first."""
         if self.lost:
             self.skipped += 1
             return
@@ -154,7 +154,7 @@ class _Tally:
 
 
 def _difference(found: Array | None, recorded: Array | None) -> float:
-    """0 where every bit agrees, else the largest difference, infinity where one is absent or not a number."""
+    """0 if every bit agrees, else the largest difference; infinity if one is absent or not a number."""
     if found is None or recorded is None:
         return 0.0 if found is recorded else np.inf
     if (found.dtype, found.shape) != (recorded.dtype, recorded.shape):

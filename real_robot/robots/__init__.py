@@ -1,1 +1,1 @@
-"""What a robot is, the loop that controls it, a person beside it, and all that as an Environment."""
+"""The robot interface, its control loop, human intervention, and a robot as an Environment."""

@@ -1,4 +1,4 @@
-"""A fixed rate with absolute deadlines, and one period of control: read, decide, check, command."""
+"""A fixed-rate loop with absolute deadlines, and one period of control: read, decide, check, command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from real_robot.safety.safety import Safety, Verdict
 
 
 class Executor(Protocol):
-    """Turns measurements into one action for now; see `chunk_executor.ChunkExecutor`."""
+    """Turns measurements into the current action; see `chunk_executor.ChunkExecutor`."""
 
     def reset(self) -> None:
         """Begin an episode."""
@@ -29,18 +29,18 @@ class Executor(Protocol):
         ...
 
     def action(self, now_s: float) -> Array | None:
-        """The action [A] for now; None: nothing valid."""
+        """The action [A] for now, or None if there is no valid one."""
         ...
 
 
 Record = Callable[[float, Reading | None, Array | None, Verdict], None]
-"""Called with the time of a period, what was measured, the action asked for, and what became of it."""
+"""Called with the time of a period, the measurement, the requested action and safety's verdict."""
 
 
 class Controller:
     """One period of control of `robot`: every program that moves a robot calls `tick` once per period.
 
-    `record`, such as `recorder.Recorder.write`, is told of each.
+    `record`, such as `recorder.Recorder.write`, is called for each period.
     """
 
     def __init__(
@@ -50,24 +50,24 @@ class Controller:
         self._record = record
 
     def tick(self) -> Verdict:
-        """Read, offer the measurement to the executor, and let safety write its action or hold."""
+        """Read, pass the measurement to the executor, and let safety write the action or hold."""
         reading = self._robot.read()
         if reading is not None:
             self._executor.observe(reading)
         now_s = self._clock()
-        asked = self._executor.action(now_s)
-        verdict = self._safety.command(asked, reading)
+        requested = self._executor.action(now_s)
+        verdict = self._safety.command(requested, reading)
         if self._record:
-            self._record(now_s, reading, asked, verdict)
+            self._record(now_s, reading, requested, verdict)
         return verdict
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How well a loop kept its rate, of its last periods: p50, p99 and max in s.
+    """Timing of a loop's last periods: p50, p99 and max in s.
 
-    `late_s` is how long after its deadline a period began, `work_s` how long it ran. `overruns` periods took longer
-    than the period, and `missed` deadlines were skipped, over all of the run.
+    `late_s` is how long after its deadline a period began, `work_s` how long it ran. Over the whole run, `overruns`
+    counts periods that took too long and `missed` counts skipped deadlines.
     """
 
     periods: int
@@ -78,10 +78,10 @@ class Timing:
 
 
 class ControlLoop:
-    """Runs a step at `period_s`, at deadlines counted from the first: lateness never adds up.
+    """Runs a step every `period_s`, at deadlines counted from the first, so that lateness never accumulates.
 
-    A deadline that has passed is skipped, never made up for by a burst. The last `spin_s` before a deadline are spent
-    spinning, which wakes up sooner than sleeping. `kept` is the number of periods that `timing` looks back on.
+    Missed deadlines are skipped, not made up for. The last `spin_s` before a deadline are spent spinning, which wakes
+    up sooner than sleeping. `timing` covers the last `kept` periods.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class ControlLoop:
         self._stopped = False
 
     def stop(self) -> None:
-        """End `run` after the present period; from any thread, or from the step."""
+        """End `run` after the current period; may be called from any thread, or from the step."""
         self._stopped = True
 
     def run(self, step: Callable[[], object], periods: int | None = None) -> Timing:
-        """Call `step` for `periods` deadlines, skipped ones included, or until `stop`; then `timing`."""
+        """Call `step` for `periods` deadlines, including skipped ones, or until `stop`; returns `timing`."""
         self._stopped, self._periods, self._missed, self._overruns = False, 0, 0, 0
         last = math.inf if periods is None else periods
         first, index = self._clock(), 0
@@ -115,14 +115,14 @@ class ControlLoop:
             step()
             ended = self._clock()
             self._count(began - deadline, ended - began)
-            # a step that ends on a deadline, but for rounding, has not missed it
+            # up to rounding, a step that ends on a deadline has not missed it
             following = max(index + 1, math.ceil((ended - first) / self.period_s - 1e-6))
             self._missed += int(min(following, last)) - index - 1
             index = following
         return self.timing()
 
     def timing(self) -> Timing:
-        """Statistics so far, also while it runs."""
+        """Statistics so far; may be called while the loop runs."""
         kept = min(self._periods, len(self._late))
         late, work = (_quantiles(values[:kept]) for values in (self._late, self._work))
         return Timing(self._periods, self._missed, self._overruns, late, work)
@@ -138,7 +138,7 @@ class ControlLoop:
         if remaining > 0:
             self._sleep(remaining)
         while (remaining := deadline - self._clock()) > 0:
-            if remaining > self._spin_s:  # woken too early: a clock that can be slowed down, as a simulator's
+            if remaining > self._spin_s:  # woken too early: a simulator's clock can be slowed down
                 self._sleep(remaining)
 
 
@@ -150,7 +150,7 @@ def _quantiles(values: Array) -> dict[str, float]:
 
 
 class Watchdog:
-    """Calls `Safety.watch` from a thread of its own: the robot holds while the control loop's program hangs."""
+    """Calls `Safety.watch` from its own thread, so that the robot holds if the control loop's program hangs."""
 
     def __init__(self, safety: Safety, every_s: float) -> None:
         self._safety, self._every_s, self._closed = safety, every_s, threading.Event()
@@ -168,10 +168,10 @@ class Watchdog:
 
 
 def prefer_real_time(priority: int = 50) -> list[str]:
-    """Ask for what a steady rate profits from; returns what was refused, one line each with what would allow it.
+    """Request real-time scheduling; returns what was refused, one line each with how to allow it.
 
-    The calling thread runs before ordinary ones (SCHED_FIFO), memory is not paged out, and what exists now is left out
-    of garbage collection.
+    The calling thread runs before ordinary ones (SCHED_FIFO), memory is not paged out, and existing objects are left
+    out of garbage collection.
     """
     import ctypes
 
@@ -183,7 +183,7 @@ def prefer_real_time(priority: int = 50) -> list[str]:
     current_and_future = 3
     if ctypes.CDLL(None, use_errno=True).mlockall(current_and_future) != 0:
         message = os.strerror(ctypes.get_errno())
-        refused.append(f"memory that is not paged out: {message}; give memlock unlimited in /etc/security/limits.conf")
+        refused.append(f"locking memory: {message}; give memlock unlimited in /etc/security/limits.conf")
     gc.collect()
     gc.freeze()
     return refused

@@ -1,4 +1,4 @@
-"""A robot as an Environment with N = 1, so that what learns in simulation learns on it too, with a person beside it.
+"""A robot as an Environment with N = 1, so that simulation's learners also work on it, with human intervention.
 
 Letters in shape comments: K executed actions of a chunk, A action dimension.
 """
@@ -75,14 +75,14 @@ class RobotEnvironment(EpisodeEngine):
         self._human_steps = self._periods = 0  # of the episode
 
     def next_starts(self, ids: Tensor) -> Tensor:
-        """One after the other."""
+        """Starts in order."""
         return self.start[ids] + 1
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Hold, and wait until `ready` returns.
 
         Raises:
-            UserError: where the robot does not measure anything.
+            UserError: if the robot gives no measurement.
         """
         self._robot.hold()
         self._ready(self.task_names[0], int(starts[0]))
@@ -92,7 +92,7 @@ class RobotEnvironment(EpisodeEngine):
         self._reading = self._first_reading()
 
     def step(self, actions: Tensor) -> Transition:
-        """As of every engine, at the control rate; the robot holds where `actions` are refused."""
+        """Step as every engine does, at the control rate; the robot holds if `actions` are refused."""
         try:
             return super().step(actions)
         except ValueError:
@@ -100,7 +100,7 @@ class RobotEnvironment(EpisodeEngine):
             raise
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """Command the actions that are left, until the episode ends."""
+        """Command the remaining actions until the episode ends."""
         taken = actions.detach().float().clone()
         executed, human, reward = (torch.zeros(taken.shape[:2], dtype=kind) for kind in (bool, bool, torch.float32))
         ended: bool | None = None  # as what the episode has: True with an outcome, False as stopped
@@ -121,7 +121,7 @@ class RobotEnvironment(EpisodeEngine):
         )  # fmt: skip
 
     def observe(self) -> TensorDict:
-        """The newest measurement that can be used.
+        """The newest valid measurement.
 
         Raises:
             ValueError: before the first reset.
@@ -133,9 +133,9 @@ class RobotEnvironment(EpisodeEngine):
         return TensorDict(tensors, batch_size=[1])
 
     def _period(self, action: Tensor) -> tuple[bool, bool | None, bool]:
-        """Command `action` [A], which becomes a person's where they take over.
+        """Command `action` [A], replaced by a person's action when they take over.
 
-        Returns whether they did, the outcome, and whether the safety has stopped the robot.
+        Returns whether they did, the outcome, and whether safety has stopped the robot.
         """
         began_s, human, pressed = self._clock(), None, frozenset[str]()
         try:
@@ -158,7 +158,7 @@ class RobotEnvironment(EpisodeEngine):
         return human is not None, self._outcome(self._reading, pressed), verdict.state is State.STOPPED
 
     def _wait(self, began_s: float) -> None:
-        """Until the period is over; what comes late begins a new rhythm in place of a burst."""
+        """Wait until the period is over; after a late period timing restarts instead of catching up."""
         if began_s > self._deadline + 0.5 * self._period_s:
             self._deadline = began_s
         self._deadline += self._period_s
@@ -171,11 +171,11 @@ class RobotEnvironment(EpisodeEngine):
         while (reading := self._robot.read()) is None or reading.fault:
             if self._clock() > deadline:
                 fault = reading.fault if reading else "is its driver running?"
-                raise UserError(f"the robot measured nothing that can be used in {FIRST_READING_S:g} s: {fault}")
+                raise UserError(f"the robot gave no valid measurement in {FIRST_READING_S:g} s: {fault}")
             self._sleep(self._period_s)
         return reading
 
 
 def buttons(reading: Reading, pressed: frozenset[str]) -> bool | None:
-    """The outcome as a person's buttons tell it: "success", "failure", or neither."""
+    """The outcome by a person's buttons: "success" (True), "failure" (False), or neither."""
     return True if "success" in pressed else False if "failure" in pressed else None

@@ -1,7 +1,7 @@
-"""A person at the controls: keyboard, gamepad or SpaceMouse, and what they mean for a robot's action.
+"""Human intervention with keyboard, gamepad or SpaceMouse, mapped to a robot's action.
 
-The kernel's input events are read as they are (linux/input.h), so no package is needed; the user must be allowed to
-read /dev/input/event*, which the group "input" is.
+Input events are read directly from the kernel (linux/input.h), so no package is needed. The user needs read access to
+/dev/input/event*, which the group "input" has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AXES = ("x", "y", "z", "roll", "pitch", "yaw")
 
 @dataclass(frozen=True)
 class Controls:
-    """What a person does now: deflections in [-1, 1] by axis, buttons held, and buttons pressed since the last look."""
+    """Current input: deflections in [-1, 1] by axis, buttons held, and buttons pressed since the last read."""
 
     axes: dict[str, float] = field(default_factory=dict)
     held: frozenset[str] = frozenset()
@@ -37,18 +37,18 @@ class Controls:
 
 
 class Channel(Protocol):
-    """Something that a person moves."""
+    """An input device."""
 
     def read(self) -> Controls:
-        """What is done now, at once.
+        """The current input, without waiting.
 
         Raises:
-            OSError: where the device is gone.
+            OSError: if the device is gone.
         """
         ...
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         ...
 
 
@@ -63,10 +63,11 @@ KEY_BUTTONS = {" ": "gripper", "\n": "success", "\x7f": "failure", "\x1b": "stop
 class Keyboard:
     """Keys of a terminal; `KEYS` move, space is the gripper, enter success, backspace failure, escape the e-stop.
 
-    A terminal tells that a key was pressed but not that it was let go: each press counts for `lasting_s`, longer than
-    the pause before a key repeats.
+    A terminal reports key presses but not releases: each press counts for `lasting_s`, longer than the pause before a
+    key repeats.
 
-    Raises UserError where `descriptor` is no terminal.
+    Raises:
+        UserError: if `descriptor` is not a terminal.
     """
 
     def __init__(self, descriptor: int = 0, *, lasting_s: float = 0.6, clock: Clock = time.monotonic) -> None:
@@ -80,7 +81,7 @@ class Keyboard:
         self._until: dict[str, tuple[float, float]] = {}  # axis -> deflection, end
 
     def read(self) -> Controls:
-        """Keys pressed of late."""
+        """The keys pressed recently."""
         now, pressed = self._clock(), set()
         try:
             text = os.read(self._descriptor, 1024).decode(errors="ignore")
@@ -96,7 +97,7 @@ class Keyboard:
         return Controls(axes, frozenset(), frozenset(pressed))
 
     def close(self) -> None:
-        """Put the terminal back as it was."""
+        """Restore the terminal's settings."""
         termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
         os.set_blocking(self._descriptor, self._blocking)
 
@@ -111,8 +112,8 @@ ABSINFO = struct.Struct("@6i")  # struct input_absinfo: value, minimum, maximum,
 class Layout:
     """Which codes of linux/input-event-codes.h are which axis, with its sign, and which button.
 
-    `full` is the deflection of devices that do not tell their ranges, as a SpaceMouse that reports relative motion;
-    after `rest_s` without events such a one is at rest, for the kernel drops zeros.
+    `full` is the full deflection of devices that do not report their range, such as a SpaceMouse with relative motion.
+    Such a device counts as released after `rest_s` without events, because the kernel drops zeros.
     """
 
     axes: Mapping[int, tuple[str, float]]
@@ -137,7 +138,10 @@ SPACEMOUSE = Layout(
 class InputDevice:
     """A gamepad or SpaceMouse by its event device, /dev/input/by-id/*-event-joystick or *-event-mouse.
 
-    Deflections below `dead` are none. Raises UserError where the device can't be opened.
+    Deflections below `dead` count as zero.
+
+    Raises:
+        UserError: if the device can't be opened.
     """
 
     def __init__(self, path: Path, layout: Layout, *, dead: float = 0.1, clock: Clock = time.monotonic) -> None:
@@ -154,10 +158,10 @@ class InputDevice:
         self._partial, self._dropping = b"", False
 
     def read(self) -> Controls:
-        """Take in all events that have come."""
+        """Process all pending events."""
         pressed: set[str] = set()
         for kind, code, value in self._events():
-            if self._dropping:  # the kernel's queue was full: what it held is unknown until the next report
+            if self._dropping:  # the kernel's queue overflowed: its events are invalid until the next report
                 self._dropping = (kind, code) != (SYN, 0)
             elif kind == SYN and code == SYN_DROPPED:
                 self._rest()
@@ -209,7 +213,7 @@ class InputDevice:
         self._held: set[str] = set()
 
     def _range(self, code: int) -> tuple[int, int]:
-        """The kernel's range of an absolute axis (EVIOCGABS); that of the layout where the device has none."""
+        """The kernel's range of an absolute axis (EVIOCGABS), or the layout's if the device has none."""
         try:
             info = fcntl.ioctl(self._descriptor, 0x80184540 + code, bytes(ABSINFO.size))
         except OSError:
@@ -219,15 +223,16 @@ class InputDevice:
 
 
 class Operator:
-    """Turns a person's controls into actions that replace the policy's, for as long as they move something.
+    """Turns a person's input into actions that replace the policy's while they move something.
 
     Args:
-        channel: what they move.
+        channel: the input device.
         contract: the robot's.
         axes: action element -> (axis, action at full deflection).
-        gripper: the action element that the gripper button turns over, between its limits; "" for none.
+        gripper: the action element that the gripper button toggles between its limits; "" for none.
 
-    Raises UserError for elements that the action does not have.
+    Raises:
+        UserError: for elements that the action does not have.
     """
 
     def __init__(
@@ -240,15 +245,15 @@ class Operator:
         self._index = action_indices(contract, list(axes))
         self._gripper = int(action_indices(contract, [gripper])[0]) if gripper else None
         if self._gripper is not None and not spec.low:
-            raise UserError(f"expected limits of {gripper!r} in the contract, between which the button turns it over")
+            raise UserError(f"expected limits of {gripper!r} in the contract, between which the button toggles it")
         self._ends = (spec.low[self._gripper], spec.high[self._gripper]) if self._gripper is not None else (0.0, 0.0)
-        self._closed: bool | None = None  # as the person wants it; None: as the policy does
+        self._closed: bool | None = None  # the person's choice; None: the policy's
         self.pressed: frozenset[str] = frozenset()
 
     def action(self, proposed: Array) -> Array | None:
-        """The person's action [A] in place of the policy's `proposed` one, or None where they leave it alone.
+        """The person's action [A] in place of the policy's `proposed` one, or None if they do not intervene.
 
-        Elements that they have no axis for stay the policy's.
+        Elements without an axis keep the policy's value.
         """
         controls = self._channel.read()
         self.pressed = controls.pressed
@@ -272,7 +277,7 @@ class Operator:
             sleep(0.02)
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         self._channel.close()
 
     def _turn(self, proposed: float, pressed: bool) -> float:

@@ -1,4 +1,4 @@
-"""What a robot is to everything above it, and a simulator that is one."""
+"""The robot interface, and a simulator that implements it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 Clock = Callable[[], float]
-"""Seconds: time.monotonic, a robot's own clock, ROS time, or a simulator's."""
+"""Time in s: time.monotonic, a robot's own clock, ROS time, or a simulator's."""
 
 
 @dataclass(frozen=True)
 class Reading:
     """The newest complete measurement of a robot.
 
-    `observation` holds arrays without a batch axis by the keys of the contract, never privileged ones. `sequence`
-    counts up with every measurement. `frames` are the frames that messages declared, by key, where they did.
+    `observation` holds arrays without a batch axis by the contract's keys, never privileged ones. `sequence` increases
+    with every measurement. `frames` are the frames declared by messages, by key.
     """
 
     observation: dict[str, Array]
@@ -34,7 +34,7 @@ class Reading:
 
     @property
     def fault(self) -> str:
-        """Which part of the observation is infinite or not a number; "" where none is."""
+        """Description of an observation that is infinite or NaN; "" if all are finite."""
         for key, values in self.observation.items():
             array = np.asarray(values)
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -44,12 +44,12 @@ class Reading:
 
 @runtime_checkable
 class Robot(Protocol):
-    """Something that measures and takes commands; nothing but `safety.Safety` calls `write`."""
+    """A robot that measures and takes commands; only `safety.Safety` calls `write`."""
 
     contract: Contract
 
     def read(self) -> Reading | None:
-        """The newest complete measurement, at once; None before there is one."""
+        """The newest complete measurement, without waiting; None before the first one."""
         ...
 
     def write(self, action: Array) -> None:
@@ -66,11 +66,11 @@ class Robot(Protocol):
 
 
 class SimulatedRobot:
-    """An Environment with N = 1 as a Robot, in simulated time: `write` and `hold` each last one control period.
+    """An Environment with N = 1 as a Robot, in simulated time: `write` and `hold` each take one control period.
 
     Args:
         environment: executes single actions (K = 1).
-        holding: the action [A] that holds still, given an observation; what the robot's own controller would do.
+        holding: the action [A] that holds still, given an observation, as the robot's own controller would.
     """
 
     def __init__(self, environment: Environment, holding: Callable[[dict[str, Array]], Array]) -> None:
@@ -84,7 +84,7 @@ class SimulatedRobot:
         self._periods = 0
 
     def clock(self) -> float:
-        """Simulated time, s: since the robot was made, also across resets."""
+        """Simulated time in s since the robot was created, also across resets."""
         return self._periods * self.contract.control_dt_s
 
     def reset(self, **how: Any) -> Reading:  # noqa: ANN401 - the environment's own
@@ -106,7 +106,7 @@ class SimulatedRobot:
             raise ValueError("expected reset() before the first command to a simulated robot")
         if np.shape(action) != self.contract.action.shape:
             raise ValueError(f"expected an action {self.contract.action.shape}, got {np.shape(action)}")
-        import torch  # here alone: what watches over a robot starts sooner without it
+        import torch  # imported here only, so that safety programs start faster
 
         chunk = torch.from_numpy(np.array(action, np.float32)).view(1, 1, -1).to(self.environment.device)
         self.transition = self.environment.step(chunk)
@@ -114,12 +114,12 @@ class SimulatedRobot:
         self._measure(self.transition.observation)
 
     def hold(self) -> None:
-        """One period of the robot's own safe behaviour; nothing before the first reset."""
+        """One period of the robot's own safe behaviour; does nothing before the first reset."""
         if self._reading is not None:
             self.write(self._holding(self._reading.observation))
 
     def close(self) -> None:
-        """Nothing to release: a simulator stands still between calls."""
+        """Does nothing: a simulator stands still between calls."""
 
     def _measure(self, observation: Any) -> Reading:  # noqa: ANN401 - a TensorDict
         arrays = {key: observation[key][0].detach().cpu().numpy() for key in self._keys}

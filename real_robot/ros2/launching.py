@@ -1,4 +1,4 @@
-"""A launch description from the table of nodes; only ROS's `launch` and `launch_ros` run it."""
+"""Builds a launch description from the table of nodes; needs ROS's `launch` and `launch_ros`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from real_robot.ros2.nodes.table import ACTIVATE, CONFIGURE, LAUNCHES, PACKAGE, 
 
 
 def description(name: str, directory: Path) -> LaunchDescription:
-    """What launch file `name` in `directory` describes: its arguments, and its nodes on their way to active."""
+    """The launch description of launch file `name` in `directory`: its arguments, and its nodes up to active."""
     launch = LAUNCHES[name]
     arguments = [
         DeclareLaunchArgument(argument.name, default_value=argument.default, description=argument.description)
@@ -33,7 +33,7 @@ def description(name: str, directory: Path) -> LaunchDescription:
 
 
 def _start(context: LaunchContext, launch: Launch, files: dict[str, str]) -> list[Any]:
-    """All nodes; `files` are those that arguments of their names may replace."""
+    """All nodes; arguments of the same names may replace `files`."""
     names = [argument.name for argument in launch.arguments]
     given = {name: context.launch_configurations[name] or files.get(name, "") for name in names}
     return [action for node in launch.nodes for action in _managed(node, given)]

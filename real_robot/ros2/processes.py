@@ -1,4 +1,4 @@
-"""Nodes as processes of one ROS domain, and a client that configures, calls and listens to them."""
+"""Runs nodes as processes of one ROS domain, with a client that configures, calls and listens to them."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ TRANSITIONS = {
 PATIENCE_S = 90.0
 STOP_S = 5.0
 DOMAINS = range(20, 100)
-"""Of ROS's 101 that have ports of their own on Linux; people use the first ones."""
+"""Of the 101 ROS domains with their own ports on Linux; people use the first ones."""
 PROGRAMS = "real_robot.ros2.embodied_ros2"
 
 
 class Processes:
-    """Starts nodes in a ROS domain of their own on this machine, and ends them when it is left.
+    """A context manager that starts nodes in their own ROS domain on this machine, and ends them on exit.
 
-    `shared`: in the domain of this process, where a robot may be, in place of one of their own.
-    `directory` keeps their parameters and what they write; None: a temporary one, without what is ROS's own log.
-    Everything that waits raises UserError after `PATIENCE_S`, with the last lines that the node has written.
+    With `shared` they use this process's domain, where a robot may be. `directory` keeps their parameters and output;
+    None is a temporary one, without ROS's own log. All waits raise UserError after `PATIENCE_S`, with the node's last
+    lines of output.
     """
 
     def __init__(self, directory: Path | None = None, shared: bool = False) -> None:
@@ -66,7 +66,7 @@ class Processes:
         self._clients: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
-        """Itself."""
+        """The context manager itself."""
         return self
 
     def __exit__(
@@ -78,7 +78,7 @@ class Processes:
     def start(
         self, name: str, parameters: Mapping[str, Any], program: str | None = None, files: Sequence[str | Path] = ()
     ) -> subprocess.Popen[bytes]:
-        """Run `program` (of the same name if None) as node `name` with those of `files` and `parameters`."""
+        """Run `program` (`name` if None) as node `name` with the parameters of `files` and `parameters`."""
         file = self.directory / f"{name}.yaml"
         file.write_text(yaml.safe_dump({f"/{name}": {"ros__parameters": dict(parameters)}}))
         command = [sys.executable, "-m", f"{PROGRAMS}.{program or name}", "--ros-args", "-r", f"__node:={name}"]
@@ -94,14 +94,14 @@ class Processes:
         """Take node `name` through `transitions`: configure, activate, deactivate, cleanup.
 
         Raises:
-            UserError: where one fails.
+            UserError: if one fails.
         """
-        self.state(name)  # which is answered once its process is up; one of the same name may have just been killed
+        self.state(name)  # answered once its process is up; one of the same name may have just been killed
         for transition in transitions:
             request = ChangeState.Request()
             request.transition.id = TRANSITIONS[transition]
             if not self.call(ChangeState, f"/{name}/change_state", request).success:
-                raise UserError(f"{name} does not {transition}; it says: {self.said(name)}")
+                raise UserError(f"{name} failed to {transition}; its output: {self.said(name)}")
 
     def state(self, name: str) -> str:
         """The lifecycle state of node `name`: "unconfigured", "inactive", "active", "finalized"."""
@@ -116,10 +116,10 @@ class Processes:
             raise UserError(f"{name} refuses parameters: {'; '.join(refused)}")
 
     def trigger(self, service: str, patience_s: float = 0.0) -> str:
-        """Call a std_srvs/Trigger, again for `patience_s` where it fails; returns its message.
+        """Call a std_srvs/Trigger, repeating for `patience_s` if it fails; returns its message.
 
         Raises:
-            UserError: where it fails.
+            UserError: if it fails.
         """
         deadline = time.monotonic() + patience_s
         while not (answer := self.call(Trigger, service, Trigger.Request())).success:
@@ -129,26 +129,26 @@ class Processes:
         return answer.message
 
     def call(self, kind: Any, service: str, request: Any, again_s: float = math.inf) -> Any:  # noqa: ANN401 - of ROS
-        """The answer of a service, which is waited for; asks again after `again_s`."""
+        """Call a service and wait for the response; repeats the call after `again_s`."""
         if service not in self._clients:
             self._clients[service] = self.node.create_client(kind, service)
         client = self._clients[service]
         self.wait(client.service_is_ready, f"service {service}")
-        asked: list[tuple[float, Any]] = []
+        calls: list[tuple[float, Any]] = []
 
         def answered() -> bool:
-            if not asked or time.monotonic() - asked[-1][0] > again_s:
-                asked.append((time.monotonic(), client.call_async(request)))
-            return any(future.done() for _, future in asked)
+            if not calls or time.monotonic() - calls[-1][0] > again_s:
+                calls.append((time.monotonic(), client.call_async(request)))
+            return any(future.done() for _, future in calls)
 
-        self.wait(answered, f"an answer of {service}")
-        return next(future.result() for _, future in asked if future.done())
+        self.wait(answered, f"a response of {service}")
+        return next(future.result() for _, future in calls if future.done())
 
     def wait(self, condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-        """Handle messages until `condition`.
+        """Handle messages until `condition` is true.
 
         Raises:
-            UserError: where it does not come, or a process has ended.
+            UserError: if it does not become true, or a process has ended.
         """
         deadline = time.monotonic() + patience_s
         while not condition():
@@ -163,7 +163,7 @@ class Processes:
         self._executor.spin_once(timeout_sec=seconds)
 
     def said(self, name: str) -> str:
-        """The last lines that node `name` has written."""
+        """The last lines of output of node `name`."""
         return " | ".join(self._log(name).read_text(errors="replace").splitlines()[-5:])
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
@@ -197,7 +197,7 @@ class Processes:
 
 
 def claim_domain() -> tuple[int, int]:
-    """A ROS domain that no other process has claimed this way, and the open file that claims it until it is closed."""
+    """Claim a ROS domain for this process; returns it with the open file that holds the claim until closed."""
     for domain in DOMAINS:
         claim = os.open(Path(tempfile.gettempdir()) / f"ros_domain_{domain}.lock", os.O_CREAT | os.O_RDWR, 0o666)
         try:

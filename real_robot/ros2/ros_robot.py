@@ -1,4 +1,4 @@
-"""A robot behind ROS 2 topics: its table says what travels on which, here they are subscribed and published."""
+"""A robot behind ROS 2 topics, subscribed and published as its table says."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from real_robot.ros2.robots.tables import ACTION, Behaviour, Call, Fixed, Qos, T
 from real_robot.safety.limits import Limits, load_limits
 
 HEARTBEAT = "heartbeat"
-"""Topic under the command's prefix on which an active policy node says that it lives."""
+"""Topic under the command's prefix with the heartbeat of an active policy node."""
 types = cache(installed)
 
 
 class RosRobot:
-    """The robot of `table` as a `real_robot.robots.robot.Robot`, through the topics of `node`.
+    """The robot of `table` as a `real_robot.robots.robot.Robot`, over the topics of `node`.
 
-    A measurement is the newest of every topic; its stamp is the oldest of theirs. `measured` is called when all topics
-    have spoken since the last time. Neither minds the topics that are lasting. A message that cannot be read takes the
-    measurement away until a good one comes.
+    A measurement is the newest message of every topic, stamped with the oldest of their stamps; `measured` is called
+    when all topics have published since the last call. Lasting topics do not count for either. A message that cannot be
+    read invalidates the measurement until a good one arrives.
 
     Args:
         node: whose namespace, remappings, clock and QoS parameters apply.
-        table: what the robot speaks.
-        prefix: of the command's topic. A robot with a prefix is behind a safety node: that one engages the robot.
-        measured: called with nothing.
+        table: the robot's interface.
+        prefix: of the command topic. A robot with a prefix is behind a safety node, which engages the robot.
+        measured: callback without arguments.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RosRobot:
     ) -> None:
         self.contract: Contract = table.contract
         self.stopped = False
-        """Whether `hold` is for good: the table's emergency takes its place."""
+        """Whether holding is permanent: the table's emergency takes its place."""
         self._node, self._table, self._measured = node, table, measured
         self.simulated = bool(node.get_parameter("use_sim_time").value)
         """Whether time is a simulator's."""
@@ -57,7 +57,7 @@ class RosRobot:
         self._sequence = 0
         self._newest_s = -np.inf
         self._refused = ""
-        self._fault: str | None = f"nothing heard on {table.status.name}" if table.status else None
+        self._fault: str | None = f"no message on {table.status.name}" if table.status else None
         self._heard_status = not table.status
         self._behaviour: Behaviour | None = None
         self._holding: Array | None = None
@@ -70,18 +70,18 @@ class RosRobot:
         node.reports["robot"] = self.report
 
     def clock(self) -> float:
-        """ROS time, s. A simulator's /clock may arrive after what was measured at that time: it is not behind that."""
+        """ROS time, s; never earlier than a measurement that arrived before its /clock message."""
         now_s = self._node.get_clock().now().nanoseconds / 1e9
         return max(now_s, self._newest_s) if self.simulated else now_s
 
     def start(self) -> None:
-        """Begin the stream without which some robots take no commands; the first command engages the robot."""
+        """Start the heartbeat that some robots require; the first command engages the robot."""
         self._started_s = self.clock()
 
     def read(self) -> Reading | None:
-        """The newest of every topic; None before each has spoken, and while one of them cannot be read.
+        """The newest message of every topic; None before each has arrived, and while one of them cannot be read.
 
-        A robot that has a status is not measured before it has told it: who commands would not see it taken over.
+        A robot with a status gives no measurement before its first status, so that a takeover is never missed.
         """
         if self._reading is None and self._heard_status and all(self._latest.values()):
             parts = {name: part for name, part in self._latest.items() if part is not None}
@@ -99,12 +99,12 @@ class RosRobot:
         self._command(action)
 
     def hold(self) -> None:
-        """The table's `hold`, or its `emergency` once `stopped`; call it every period, as `write`.
+        """The table's `hold`, or its `emergency` once `stopped`; call it every period, like `write`.
 
-        Messages may be lost: they are repeated for as long as the robot follows us. Calls are made once.
+        Messages may be lost, so they are repeated while the robot follows us. Calls are made once.
         """
         behaviour = self._table.emergency if self.stopped else self._table.hold
-        obliged = self.stopped or not self._fault  # a robot that somebody else has taken over is left to them
+        obliged = self.stopped or not self._fault  # a robot that somebody else has taken over is left alone
         if behaviour is not self._behaviour:
             self._behaviour, self._holding = behaviour, None
             self._uncalled = list(behaviour.calls) if obliged else []
@@ -118,16 +118,16 @@ class RosRobot:
             self._command(self._holding)
 
     def reset(self) -> None:
-        """An episode begins: the last actions are forgotten."""
+        """Begin an episode: past actions are forgotten."""
         for key, values in self._written.items():
             self._written[key] = np.resize(self._table.initial, values.shape)
 
     def close(self) -> None:
-        """The robot holds; what is on the node is the node's."""
+        """Hold the robot; everything on the node belongs to the node."""
         self.hold()
 
     def report(self) -> Report:
-        """For /diagnostics: which topics are missing, what could not be read, whether the robot obeys."""
+        """Report for /diagnostics: missing topics, unreadable messages, whether the robot obeys."""
         missing = [name for name, part in self._latest.items() if part is None]
         values = {"measurements": self._sequence, "missing": ", ".join(missing), "unreadable": self._refused}
         if self._fault or missing:
@@ -202,7 +202,7 @@ class RosRobot:
             self._send(entry)
 
     def _call(self) -> None:
-        """Make the calls that are due; one whose service is not there is made when it is."""
+        """Make pending calls; a missing service is called once it appears."""
         calls, self._uncalled = self._uncalled, []
         for call in calls:
             client = self._clients[call.name]
@@ -213,7 +213,7 @@ class RosRobot:
                 self._node.get_logger().error(f"no service {call.name}: it waits", throttle_duration_sec=1.0)
 
     def _beat(self) -> None:
-        """The sign of life; a robot that holds gets none, so that its own failsafe stands behind ours."""
+        """Send the heartbeat; a holding robot gets none, so that its own failsafe backs ours."""
         holds = self._engaged and self._behaviour is not None
         if np.isfinite(self._started_s) and self._table.heartbeat and not holds:
             self._send(self._table.heartbeat.message)
@@ -226,7 +226,7 @@ def read_contract(path: str) -> Contract:
     """The contract of a run, a checkpoint, an export, or a contract.json.
 
     Raises:
-        UserError: on one line, where there is none or it is damaged.
+        UserError: if there is none or it is damaged.
     """
     given = Path(path)
     file = given if given.suffix == ".json" else given / CONTRACT
@@ -241,14 +241,14 @@ def read_contract(path: str) -> Contract:
 
 
 def read_limits(path: str) -> Limits:
-    """The YAML file at `path`; "": no more than the contract's."""
+    """The limits of the YAML file at `path`; "": only the contract's."""
     return load_limits(Path(path)) if path else Limits()
 
 
 def subscribe(
     node: ManagedNode[Any], name: str, message: str, qos: Qos, callback: Callable[[Any], None], raw: bool = False
 ) -> None:
-    """Subscribe to `name`; parameters `qos_overrides.*` may change the QoS, partners it cannot have are reported.
+    """Subscribe to `name`; parameters `qos_overrides.*` may change the QoS, incompatible partners are reported.
 
     `raw` messages are bytes, as they were sent.
     """

@@ -1,7 +1,6 @@
-"""The ament_python package `embodied_ros2`: what `colcon build` installs, beside `pip install embodied-rl`.
+"""The ament_python package `embodied_ros2`: what `colcon build` installs, besides `pip install embodied-rl`.
 
-It holds the programs and the launch files and nothing else; what they do is in `real_robot.ros2`, which comes with
-embodied-rl.
+It has only the programs and the launch files; their code is in `real_robot.ros2`, part of embodied-rl.
 """
 
 from glob import glob

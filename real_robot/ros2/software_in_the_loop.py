@@ -1,7 +1,7 @@
-"""A trained policy in its simulator, through real ROS 2 messages: sim_node, safety_node, policy_node as processes.
+"""A trained policy in its simulator over real ROS 2 messages: sim_node, safety_node, policy_node as processes.
 
-`python -m real_robot.ros2.software_in_the_loop checkpoint=RUN` measures it on the numbered initial states of
-evaluate.py. In lock-step, which is the default, the policy sees what it would see in the simulator called directly.
+`python -m real_robot.ros2.software_in_the_loop checkpoint=RUN` measures it on evaluate.py's numbered initial states. In
+lock-step, the default, the policy sees what it would see in the simulator called directly.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from embodied.saving.files import complete_or_absent
 
 log = logging.getLogger("embodied")
 HEARTBEAT_TIMEOUT_S = 30.0
-"""Long: on a machine that is busy a process may wait for its turn, and a hold would no longer be the policy's doing."""
+"""Long, because a process on a busy machine may have to wait, and a hold would then not be the policy's fault."""
 EPISODE_S = 600.0
 PATIENCE_S = 30.0
-"""For nodes to connect."""
+"""Time for nodes to connect."""
 
 
 @dataclass
@@ -40,10 +40,10 @@ class Episodes:
 
     Attributes:
         checkpoint: a run of train.py, or one of its checkpoints.
-        episodes: of each task.
+        episodes: per task.
         first_start: the first initial state.
         tasks: names of tasks, or their numbers in the suite, for tasks that have one; a simulator runs one at a time.
-        distribution: of initial states; "" is the first of the task.
+        distribution: of initial states; "" is the task's first.
         lock_step: whether the simulator waits for every command, or runs in real time.
         output: a JSON file for the summary; "": none.
     """
@@ -58,15 +58,15 @@ class Episodes:
 
 
 def run_episodes(wanted: Episodes, directory: Path | None = None) -> BackEndRun:
-    """Launch the nodes, run the episodes, end the nodes; their logs go into `directory`.
+    """Launch the nodes, run the episodes, end the nodes; logs go to `directory`.
 
     Raises:
-        UserError: where rclpy is not installed, or a node fails.
+        UserError: if rclpy is not installed, or a node fails.
     """
     try:
         from real_robot.ros2.processes import Processes
     except ImportError as error:
-        raise UserError(f"{error.name} is not installed; run this in .venv-ros, which `make ros` makes") from error
+        raise UserError(f"{error.name} is not installed; run this in .venv-ros (`make ros`)") from error
     outcomes = []
     episodes = wanted.episodes * max(1, len(wanted.tasks))
     with Processes(directory) as nodes, Progress("ros2", episodes, "episode") as bar:
@@ -98,7 +98,7 @@ def _start_controller(nodes: Any, wanted: Episodes) -> None:  # noqa: ANN401 - P
 
 
 class _Listener:
-    """Begins episodes and hears how they end."""
+    """Begins episodes and receives their outcomes."""
 
     def __init__(self, nodes: Any) -> None:  # noqa: ANN401 - Processes
         from diagnostic_msgs.msg import DiagnosticStatus
@@ -112,7 +112,7 @@ class _Listener:
         node.create_subscription(Float64MultiArray, "/sim_node/trace", self._trace, 10)
 
     def run(self, start: int) -> tuple[str, dict[str, float], torch.Tensor]:
-        """Name of the task, outcome by name, trace [T, 1 + A] of the episode from initial state `start`."""
+        """Name of the task, outcome by name, and recorded rows [T, 1 + A] of the episode from initial state `start`."""
         self.outcomes.clear()
         self.traces.clear()
         self.nodes.set("sim_node", start=start)
@@ -152,7 +152,7 @@ def _collected(outcomes: Sequence[tuple[str, dict[str, float], torch.Tensor]], t
 
 
 def run(arguments: list[str]) -> None:
-    """Measure, tell, and write what was asked for."""
+    """Measure, print the summary, and write the output."""
     wanted, _ = compose(Episodes, "software_in_the_loop", arguments, {})
     found = run_episodes(wanted)
     assert found.result is not None

@@ -1,6 +1,6 @@
-"""A policy on a real robot over ROS 2, trial after trial: a person sets up each situation and says how it ended.
+"""Trials of a policy on a real robot over ROS 2: a person sets up each one and judges its outcome.
 
-safety_node and policy_node run as they do in a launch file, with its parameters; every trial is recorded.
+safety_node and policy_node run as in a launch file, with its parameters; every trial is recorded.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("embodied")
 RECORDING = "trials.mcap"
 Ask = Callable[[str, float | None], str | None]
-"""Shows a person a line and returns the answer; None where none came within the seconds given (None: wait)."""
+"""Shows a person a line and returns the answer; None if none came within the given seconds (None: wait)."""
 
 
 @dataclass(frozen=True)
 class Trials:
-    """What to run: initial states `first_start` to `first_start + episodes - 1` of `task`, for `limit_s` at most each.
+    """What to run: initial states `first_start` to `first_start + episodes - 1` of `task`, for at most `limit_s` each.
 
-    `parameters` is a parameter file as launch/config/arm.yaml, which names the robot; `step_limit` is the simulator's.
+    `parameters` is a parameter file such as launch/config/arm.yaml, which names the robot; `step_limit` is the
+    simulator's.
     """
 
     checkpoint: str
@@ -56,17 +57,17 @@ def run_trials(trials: Trials, directory: Path, ask: Ask) -> BackEndRun:
     """Run the trials in this process's ROS domain; `directory` gets the recording and the nodes' logs.
 
     Raises:
-        UserError: where rclpy is not installed, a file is missing or there already, or a node fails.
+        UserError: if rclpy is not installed, a file is missing or exists already, or a node fails.
     """
     try:
         from real_robot.ros2.processes import Processes
     except ImportError as error:
-        raise UserError(f"{error.name} is not installed; run this in .venv-ros, which `make ros` makes") from error
+        raise UserError(f"{error.name} is not installed; run this in .venv-ros (`make ros`)") from error
     if not Path(trials.parameters).is_file():
-        raise UserError(f"no parameter file {trials.parameters!r}; expected one as launch/config/arm.yaml")
+        raise UserError(f"no parameter file {trials.parameters!r}; expected one such as launch/config/arm.yaml")
     recording = directory / RECORDING
     if recording.exists():
-        raise UserError(f"{recording} is there from earlier trials; move it away")
+        raise UserError(f"{recording} exists from earlier trials; move it away")
     with Processes(directory, shared=True) as nodes:
         common = {"checkpoint": trials.checkpoint}
         nodes.start("safety_node", common, files=[trials.parameters])
@@ -79,7 +80,7 @@ def run_trials(trials: Trials, directory: Path, ask: Ask) -> BackEndRun:
     success = torch.tensor([[won for won, _ in outcomes]])
     steps = torch.tensor([[round(duration_s / trials.control_dt_s) for _, duration_s in outcomes]])
     result = EvaluationResult((trials.task,), success, steps, trials.step_limit)
-    if len(actions) != trials.episodes:  # a disk that was too slow; how the trials ended is worth keeping all the same
+    if len(actions) != trials.episodes:  # the disk was too slow; the outcomes are still worth keeping
         log.warning(f"{recording} has {len(actions)} of {trials.episodes} trials: commands are not compared")
         actions = []
     numbered = {(0, start): episode for start, episode in zip(_starts(trials), actions, strict=False)}
@@ -91,12 +92,12 @@ def _starts(trials: Trials) -> range:
 
 
 def _trial(nodes: Processes, trials: Trials, start: int, ask: Ask) -> tuple[bool, float]:
-    """Whether one trial succeeded, and how many seconds it ran."""
+    """Whether one trial succeeded, and its duration in s."""
     ask(f"{trials.task}, initial state {start}: set it up, keep clear of the robot, press Enter to begin", None)
     nodes.change("policy_node", "activate")
     began = time.monotonic()
     ask(
-        f"running; press Enter when it is over, at the latest in {trials.limit_s:.0f} s it ends by itself",
+        f"running; press Enter when it is over; it ends by itself after {trials.limit_s:.0f} s",
         trials.limit_s,
     )
     nodes.change("policy_node", "deactivate")  # the robot holds
@@ -110,7 +111,7 @@ def console(question: str, timeout_s: float | None) -> str | None:
     """Ask on the terminal.
 
     Raises:
-        UserError: where nobody can answer.
+        UserError: if nobody can answer.
     """
     log.info(question)
     if not select.select([sys.stdin], [], [], timeout_s)[0]:

@@ -1,1 +1,1 @@
-"""What stands between commands and a robot: limits, distance, energy, and the only caller of `write`."""
+"""Checks between commands and a robot: limits, distance, energy, and the only caller of `write`."""

@@ -1,11 +1,10 @@
-"""Limits of position, velocity, acceleration and jerk that can always be kept together.
+"""Limits of position, velocity, acceleration and jerk that can always be met together.
 
-Clipping each derivative alone fails: at full speed one step before a position limit no acceleration is enough. Here a
-step is taken only together with a way to stop from it that is inside all limits. That way is kept: whatever is asked
-for next, its first step is there to be taken, so no state is ever reached from which the next step can't keep every
-limit. (A stored stop is a backup controller that certifies viability: Gurriet et al., arXiv:1903.05697 in spirit; the
-stop itself is the time-optimal one of jerk-limited motion, rounded to whole periods.) Motion inside all limits passes
-unchanged.
+Clipping each derivative separately fails: at full speed one step before a position limit no acceleration is enough.
+Here a step is taken only if a stop from there stays inside all limits. That stop is stored: whatever is requested next,
+its first step remains available, so no state is ever reached from which the next step can't meet every limit. (The
+stored stop is a backup controller that certifies viability, in the spirit of Gurriet et al., arXiv:1903.05697; it is
+the time-optimal stop of jerk-limited motion, rounded to whole periods.) Motion inside all limits is not changed.
 
 Time is counted in control periods: w = velocity dt, b = acceleration dt^2 and c = jerk dt^3 are the first three
 backward differences of the position p, as a robot's driver would compute them from its commands:
@@ -22,16 +21,16 @@ INF = math.inf
 Box = tuple[float, float, float, float]
 """low, high of p; slowest, fastest w."""
 Stop = list[tuple[float, int]]
-"""Constant c for a number of periods, one after the other."""
+"""Pairs of a constant c and a number of periods, in order."""
 HALVINGS = 6
 ROUNDING = 5e-16
 
 
 class Axis:
-    """One limited element, in periods: p, w, b and the stop that is kept.
+    """One limited element, in units of periods: p, w, b and the stored stop.
 
     Args:
-        low: of p; infinite where it has no limits.
+        low: of p; infinite if unlimited.
         high: of p.
         slowest: w, at most 0.
         fastest: w, at least 0.
@@ -45,14 +44,14 @@ class Axis:
         self, low: float, high: float, slowest: float, fastest: float, most_b: float = INF, most_c: float = INF
     ) -> None:
         self.low, self.high = low, high
-        # what is not limited becomes a number that never binds: nothing inside the limits above it can exceed it
+        # missing limits become numbers that never bind, given the limits on the lower derivatives
         self.slowest, self.fastest = max(slowest, low - high), min(fastest, high - low)
         self.most_b = min(most_b, self.fastest - self.slowest)
         self.most_c = min(most_c, 2.0 * self.most_b)
         self.start(0.0)
 
     def start(self, position: float) -> None:
-        """At rest at `position`."""
+        """Start at rest at `position`."""
         self.p = self._target = position
         self.w = self.b = 0.0
         self._stop: Stop = []
@@ -60,7 +59,7 @@ class Axis:
     def toward(self, target: float) -> float:
         """Move one period toward the position `target`; returns p.
 
-        A target that is out of reach is approached so that, if it moves on as it did, it is met and not passed.
+        A target out of reach is approached so that it is met and not passed if it keeps moving as it did.
         """
         if self.most_c == INF:
             self.p = target
@@ -74,7 +73,7 @@ class Axis:
         return self.p
 
     def at_velocity(self, w: float) -> float:
-        """Move one period with the velocity `w` as nearly as limits allow; returns w."""
+        """Move one period with the velocity closest to `w` that the limits allow; returns w."""
         if self.most_c == INF:
             self.w = w
         elif not self._take(w - self.w):
@@ -82,7 +81,7 @@ class Axis:
         return self.w
 
     def _meet(self, target: float, speed: float) -> float:
-        """The greatest b from which there is a way to meet `target`, which moves on by `speed`, and not to pass it."""
+        """The largest b from which `target`, moving at `speed`, can be met without passing it."""
         error = target - self.p
         wanted = self._gain(speed + math.copysign(min(abs(error), self._speed_to_stop_in(abs(error))), error))
         box = (-INF, target, -INF, INF) if error > 0.0 else (target, INF, -INF, INF)
@@ -100,14 +99,14 @@ class Axis:
         return best
 
     def _gain(self, w: float) -> float:
-        """The b that leads to the velocity `w`, from where it falls to zero: b + (b - c) + ... = change."""
+        """The b that leads to the velocity `w` while decreasing to zero: b + (b - c) + ... = change."""
         change = min(max(w, self.slowest), self.fastest) - self.w
         size = abs(change)
         b = min(size, 0.5 * (math.sqrt(self.most_c * (self.most_c + 8.0 * size)) - self.most_c))
         return self._reach(math.copysign(b, change))
 
     def _reach(self, b: float) -> float:
-        """`b` as far as the next period can have it."""
+        """`b` clipped to what the next period can reach."""
         return min(max(b, self.b - self.most_c, -self.most_b), self.b + self.most_c, self.most_b)
 
     def _speed_to_stop_in(self, distance: float) -> float:
@@ -118,7 +117,7 @@ class Axis:
         return self.most_b * (math.sqrt(lag * lag + 2.0 * distance / self.most_b) - lag)
 
     def _approach(self, b: float) -> None:
-        """Take the step nearest to `b`, from the stop that is kept, that leaves a way to stop."""
+        """Take the step closest to `b`, starting from the stored stop, that still allows a stop."""
         kept = self.b + self._stop[0][0] if self._stop else 0.0
         share = 1.0
         for _ in range(HALVINGS):
@@ -128,7 +127,7 @@ class Axis:
         self._keep_stopping()
 
     def _keep_stopping(self) -> None:
-        """Take the first step of the stop that is kept."""
+        """Take the first step of the stored stop."""
         if not self._stop:
             self.w = self.b = 0.0
             return
@@ -142,11 +141,11 @@ class Axis:
             del self._stop[0]
 
     def _take(self, b: float) -> bool:
-        """Take the step with acceleration `b` where it is inside the limits and leaves a way to stop."""
-        asked = self.w + b
-        w = min(max(asked, self.slowest), self.fastest)
-        # what is at a limit may be past it by rounding, and is not to be turned down for that
-        if abs(asked - w) > ROUNDING * (abs(w) + abs(b)) or abs(b) > self.most_b:
+        """Take the step with acceleration `b` if it is inside the limits and allows a stop."""
+        requested = self.w + b
+        w = min(max(requested, self.slowest), self.fastest)
+        # a value at a limit may exceed it by rounding, which is accepted
+        if abs(requested - w) > ROUNDING * (abs(w) + abs(b)) or abs(b) > self.most_b:
             return False
         if abs(b - self.b) > self.most_c + ROUNDING * self.most_b:
             return False
@@ -160,9 +159,9 @@ class Axis:
         return True
 
     def _stop_from(self, p: float, w: float, b: float, box: Box) -> Stop | None:
-        """A stop from p, w, b that stays in `box`, or None where none is found.
+        """A stop from p, w, b that stays in `box`, or None if none is found.
 
-        Time-optimal but for whole periods: b goes to -peak, stays, and returns to zero with w. Mirrored so that w would
+        Time-optimal up to whole periods: b goes to -peak, stays, and returns to zero with w. Mirrored so that w would
         be positive if b ceased.
         """
         C, (low, high, slowest, fastest) = self.most_c, box
@@ -194,7 +193,7 @@ class Axis:
         return [(side * c, rise), (side * peak / fall, fall)]
 
     def _durations(self, w: float, b: float) -> tuple[int, int, int]:
-        """Whole periods of the fastest stop: falling to the peak, staying there, returning."""
+        """Whole periods of the fastest stop: ramping to the peak, staying there, returning."""
         B, C = self.most_b, self.most_c
         peak = math.sqrt(max(C * w + 0.5 * b * b, 0.0))
         if peak <= B:

@@ -1,8 +1,8 @@
-"""Keeping distance: the commanded velocity changed as little as possible so that the robot can still stop.
+"""Distance keeping: changes the commanded velocity as little as possible so that the robot can still stop.
 
-A control barrier function h, the distance less a margin, with h' >= -alpha(h) (Ames et al., arXiv:1903.11199). alpha is
-the speed from which braking stops within h, so the filter asks for no more braking than there is. Each obstacle gives
-one half-space of velocities, and standing still is in all of them: there is always a solution, and it is found exactly.
+A control barrier function h, the distance minus a margin, with h' >= -alpha(h) (Ames et al., arXiv:1903.11199). alpha
+is the speed from which braking stops within h, so the filter never needs more braking than available. Each obstacle
+gives one half-space of velocities that contains standing still, so a solution always exists, and it is found exactly.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TOLERANCE = 1e-12
 
 
 class Motion(Enum):
-    """What the action elements of a `Distance` are, besides scale.
+    """Meaning of the action elements of a `Distance`, apart from scale.
 
     POINT: the velocity of a point, along the elements of its observed position. TURNING: a vehicle's speed and turn
-    rate. STEERED: a vehicle's speed and steering angle; the speed alone is changed.
+    rate. STEERED: a vehicle's speed and steering angle; only the speed is changed.
     """
 
     POINT = "point"
@@ -33,16 +33,16 @@ class Motion(Enum):
 
 @dataclass
 class Distance:
-    """Which obstacles to stay away from, and how hard the robot can brake.
+    """Obstacles to keep away from, and how hard the robot can brake.
 
     A POINT keeps `margin_m` from `planes` [normal..., offset], the half-spaces normal x >= offset, and from `spheres`
-    [centre..., radius], in the frame of the observation `position`. A vehicle keeps it from the obstacles that the
-    observation `ranges` shows, m, seen from the origin of its body frame at `first_angle_rad` and every
-    `angle_step_rad` further; it is watched at the point `ahead_m` in front of the origin.
+    [centre..., radius], in the frame of the observation `position`. A vehicle keeps it from the obstacles in the
+    observation `ranges`, m, measured from the origin of its body frame at `first_angle_rad` and then every
+    `angle_step_rad`; the point `ahead_m` in front of the origin keeps the distance.
 
-    `acceleration` and `jerk` are the least with which the robot can brake in any direction; `delay_s` passes until a
-    command takes effect. Limits of each element come after: elements that brake each by itself turn the velocity a
-    little, which the margin has to cover.
+    `acceleration` and `jerk` are the smallest with which the robot can brake in any direction; `delay_s` is the time
+    until a command takes effect. Limits of single elements are applied afterwards: elements that brake independently
+    rotate the velocity slightly, which the margin has to cover.
     """
 
     elements: list[str] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Distance:
     delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise UserError where the parts do not belong together."""
+        """Raise UserError if the parts do not fit together."""
         point = self.motion is Motion.POINT
         if point != bool(self.position) or point == bool(self.ranges):
             raise UserError("expected `position` for motion=point, and `ranges` for a vehicle")
@@ -70,7 +70,7 @@ class Distance:
         if self.motion is Motion.STEERED and self.wheelbase_m <= 0:
             raise UserError("expected wheelbase_m > 0 of a steered vehicle")
         if point and not self.planes and not self.spheres:
-            raise UserError("expected `planes` or `spheres` for motion=point: what to keep distance from")
+            raise UserError("expected `planes` or `spheres` for motion=point, the obstacles to keep away from")
         if not point and self.angle_step_rad == 0:
             raise UserError("expected angle_step_rad, the angle from one of `ranges` to the next")
         wrong = [row for row in self.planes + self.spheres if len(row) != len(self.elements) + 1]
@@ -83,9 +83,10 @@ class Distance:
 
 
 class Barrier:
-    """`Distance` made ready for one control period `dt_s`.
+    """`Distance` prepared for one control period `dt_s`.
 
-    Raises UserError for a plane without a normal.
+    Raises:
+        UserError: for a plane without a normal.
     """
 
     def __init__(self, distance: Distance, dt_s: float) -> None:
@@ -101,9 +102,9 @@ class Barrier:
         self._lag = dt_s + distance.delay_s + 0.5 * ramp_s
 
     def filter(self, velocity: Array, observation: dict[str, Array], reach: tuple[Array, Array] | None = None) -> Array:
-        """The nearest command to `velocity`, the elements in m/s, rad/s and rad, that keeps distance.
+        """The command closest to `velocity` (elements in m/s, rad/s and rad) that keeps distance.
 
-        `reach` bounds what the elements can be in the next period: where it can be, the command is within it.
+        `reach` bounds the elements in the next period: if possible, the command is within it.
         """
         distance = self._distance
         if distance.motion is Motion.POINT:
@@ -127,7 +128,7 @@ class Barrier:
         return a * (np.sqrt(self._lag * self._lag + 2.0 * room / a) - self._lag)
 
     def _from_shapes(self, position: Array) -> tuple[Array, Array]:
-        """Directions away from obstacles [M, D] and the room left [M]."""
+        """Directions away from obstacles [M, D] and the remaining room [M]."""
         away = position - self._spheres[:, :-1]
         lengths = np.linalg.norm(away, axis=1)
         spheres = away / np.maximum(lengths, TOLERANCE)[:, None]
@@ -150,11 +151,10 @@ def share(velocity: Array, normals: Array, speed: Array) -> float:
 
 
 def nearest(velocity: Array, normals: Array, speed: Array) -> Array | None:
-    """The nearest point to `velocity` [D] with normals [M, D] x >= -speed [M]; exact, None where there is none.
+    """The point closest to `velocity` [D] with normals [M, D] x >= -speed [M]; exact, None if there is none.
 
     Non-negative least squares for the multipliers (Lawson and Hanson 1974, chapter 23): the most violated half-space
-    joins the active ones, and those whose multiplier falls to zero on the way leave. With one half-space that is the
-    closed form.
+    joins the active ones, and those whose multiplier reaches zero leave. With one half-space this is the closed form.
     """
     found, active, multipliers = velocity, [], np.zeros(0)
     for _ in range(8 * len(velocity)):
@@ -170,7 +170,7 @@ def nearest(velocity: Array, normals: Array, speed: Array) -> Array | None:
 
 
 def _inside(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, Array] | None) -> Array:
-    """The nearest of all half-spaces and of `reach`; of the half-spaces alone where they have nothing in common."""
+    """The closest point inside all half-spaces and `reach`; if they are disjoint, inside the half-spaces only."""
     found = None
     if reach is not None:
         low, high = reach
@@ -180,20 +180,20 @@ def _inside(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, A
             found = nearest(found, np.concatenate([normals, one, -one]), np.concatenate([speed, -low, high]))
     if found is None:
         found = nearest(velocity, normals, speed)
-    # should no nearest one be found, a share of the velocity is inside: standing still is
+    # if none is found, scale the velocity down: standing still is always inside
     return velocity * share(velocity, normals, speed) if found is None else found
 
 
 def _join(
     velocity: Array, normals: Array, speed: Array, active: list[int], multipliers: Array
 ) -> tuple[list[int], Array]:
-    """Multipliers >= 0 that make the `active` half-spaces tight, without those that need none; () if they can't be."""
+    """Multipliers >= 0 that make the `active` half-spaces tight, without those that need none; () if impossible."""
     while active:
         rows = normals[active]
         gram, missing = rows @ rows.T, -(rows @ velocity + speed[active])
         tight = np.linalg.lstsq(gram, missing, rcond=None)[0]
         direction, loose = tight - multipliers, missing - gram @ tight
-        if np.abs(loose).max() > 1e-9:  # dependent ones that can't all be tight: one of them has to go
+        if np.abs(loose).max() > 1e-9:  # dependent half-spaces that can't all be tight: one of them has to go
             direction = loose
         elif (tight >= 0).all():
             return active, tight

@@ -1,4 +1,4 @@
-"""What changes a sound command: distance, energy, and the limits of every element, in this order."""
+"""The filters of a valid command: distance, energy, and the limits of every element, in this order."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Element = tuple[str, int]
 
 
 def observed_element(contract: Contract, name: str) -> Element:
-    """Where "key.element" is in an observation; elements without names have numbers.
+    """The observation key and index of "key.element"; elements without names have numbers.
 
     Raises:
-        UserError: where the contract's observation has no such element.
+        UserError: if the contract's observation has no such element.
     """
     key, _, element = name.partition(".")
     spec = contract.observation.get(key)
@@ -36,21 +36,24 @@ def observed_element(contract: Contract, name: str) -> Element:
 
 
 class Filters:
-    """Turns a sound action [A] into one inside all limits.
+    """Turns a valid action [A] into one inside all limits.
 
-    Raises UserError for limits of elements that the contract does not have, and for elements without any.
+    Raises:
+        UserError: for limits of elements that the contract does not have, and for elements without any.
     """
 
     def __init__(self, contract: Contract, limits: Limits) -> None:
         self._dt_s = contract.control_dt_s
-        self._oldest = math.ceil(limits.observation_timeout_s / self._dt_s)  # of a measurement, in periods
+        self._oldest = math.ceil(limits.observation_timeout_s / self._dt_s)  # age of a measurement, in periods
         self._names = action_names(contract)
         size = len(self._names)
         self._low = np.array(contract.action.low or (-INF,) * size)
         self._high = np.array(contract.action.high or (INF,) * size)
         self._limits = [limits.commands.get(name) for name in self._names]
         if unknown := set(limits.commands) - set(self._names):
-            raise UserError(f"limits of {sorted(unknown)}, expected elements of the action: {self._names}")
+            raise UserError(
+                f"unknown elements {sorted(unknown)} in limits; expected elements of the action: {self._names}"
+            )
         for name, given, low, high in zip(self._names, self._limits, self._low, self._high, strict=True):
             if math.isinf(high - low) and not (given and given.limited):
                 raise UserError(f"no limits for action element {name!r}: give low and high, or name it in `commands`")
@@ -65,7 +68,7 @@ class Filters:
 
     @property
     def energy_j(self) -> float:
-        """What is left in the energy tank; infinite without one."""
+        """Energy left in the tank; infinite without one."""
         return self._tank.tank.energy_j if self._tank else INF
 
     def reset(self) -> None:
@@ -74,14 +77,14 @@ class Filters:
             self._tank.tank.reset()
 
     def start(self, observation: dict[str, Array]) -> str:
-        """Begin at rest from what is measured; what is wrong where the robot is outside its limits, else ""."""
+        """Start at rest from the measurement; returns an error text if the robot is outside its limits, else ""."""
         for axis in self._axes:
             if not axis.start(observation):
                 return f"{self._names[axis.index]} is outside its limits: move it inside by hand"
         return ""
 
     def apply(self, action: Array, observation: dict[str, Array], age_s: float) -> Array:
-        """The action [A] to write, by an observation `age_s` old."""
+        """The action [A] to write, given an observation of age `age_s`."""
         wanted = np.minimum(np.maximum(action, self._low), self._high)
         if self._distance:
             wanted = self._distance.apply(wanted, observation, self._axes)
@@ -104,14 +107,14 @@ class Filters:
 
 
 class _LimitedElement:
-    """An action element with its axis: the contract's numbers on the outside, periods inside."""
+    """An action element and its axis: the contract's units outside, periods inside."""
 
     def __init__(
         self, index: int, limits: ElementLimits, measured: Element | None, command: tuple[float, float], dt_s: float,
         oldest: int,
     ) -> None:  # fmt: skip
         self.index, self._measured, self._rest = index, measured, limits.rest
-        self._steps = deque[float](maxlen=oldest)  # of the last periods, newest first
+        self._steps = deque[float](maxlen=oldest)  # last periods, newest first
         self._position = limits.kind is Kind.POSITION
         self._scale = limits.scale * (dt_s if limits.kind is Kind.VELOCITY else 1.0)
         low, high = (float(bound) * self._scale for bound in command)
@@ -128,7 +131,10 @@ class _LimitedElement:
             self._axis = Axis(limits.low, limits.high, max(low, -fastest), min(high, fastest), b, c)
 
     def start(self, observation: dict[str, Array]) -> bool:
-        """At rest where the element is measured; False where a position is further outside than one period reaches."""
+        """Start at rest where the element is measured.
+
+        False if a position is further outside than one period can move.
+        """
         axis = self._axis
         self._steps.clear()
         if not self._position:
@@ -140,7 +146,7 @@ class _LimitedElement:
         return abs(position - inside) <= axis.fastest
 
     def apply(self, value: float, observation: dict[str, Array], age: float) -> float:
-        """The number to command for `value`; what is measured is `age` periods old, and moved on since."""
+        """The value to command for `value`; the measurement is `age` periods old, and has moved since."""
         axis = self._axis
         if self._position:
             return axis.toward(value * self._scale) / self._scale
@@ -150,7 +156,7 @@ class _LimitedElement:
         return axis.w / self._scale
 
     def reach(self) -> tuple[float, float]:
-        """The numbers that can be commanded next, as far as derivatives are limited."""
+        """The values that can be commanded next, as far as derivatives are limited."""
         axis = self._axis
         now = axis.p if self._position else axis.w
         b_low, b_high = max(axis.b - axis.most_c, -axis.most_b), min(axis.b + axis.most_c, axis.most_b)
@@ -161,7 +167,7 @@ class _LimitedElement:
         return low / self._scale, high / self._scale
 
     def _moved(self, age: float) -> float:
-        """How far the last `age` periods led, the oldest of them in part."""
+        """Motion over the last `age` periods, the oldest of them in part."""
         return sum(step * min(age - number, 1.0) for number, step in enumerate(self._steps) if number < age)
 
     def _read(self, observation: dict[str, Array]) -> float:
@@ -170,7 +176,7 @@ class _LimitedElement:
 
 
 class _DistanceFilter:
-    """The barrier between the action's numbers and velocities."""
+    """Converts between the action's values and velocities for the barrier."""
 
     def __init__(self, contract: Contract, limits: Limits, distance: Distance, box: tuple[Array, Array]) -> None:
         self._index = action_indices(contract, distance.elements)
@@ -189,14 +195,14 @@ class _DistanceFilter:
                 if axis.index == index:
                     low[place], high[place] = axis.reach()
         kept = self._barrier.filter(velocity, observation, (low * self._scale, high * self._scale)) / self._scale
-        # clipping one element would turn the velocity toward an obstacle; a share of it is no nearer
+        # clipping one element could turn the velocity toward an obstacle; scaling it cannot
         over = np.maximum(kept / self._high, kept / self._low).max()
         wanted[self._index] = kept / over if over > 1.0 else kept
         return wanted
 
 
 class _TankFilter:
-    """The energy tank between the action's numbers and power."""
+    """Converts between the action's values and power for the energy tank."""
 
     def __init__(self, contract: Contract, limits: Limits, tank: Tank) -> None:
         self._index = action_indices(contract, tank.elements)
@@ -221,15 +227,15 @@ class _TankFilter:
 
 
 def action_names(contract: Contract) -> tuple[str, ...]:
-    """Names of the action's elements, numbers where it has none."""
+    """Names of the action's elements, or their numbers if it has none."""
     return contract.action.names or tuple(map(str, range(contract.action.shape[-1])))
 
 
 def action_indices(contract: Contract, elements: list[str]) -> Array:
-    """Where `elements` are in the action.
+    """Indices of `elements` in the action.
 
     Raises:
-        UserError: where one is not.
+        UserError: if one is missing.
     """
     names = action_names(contract)
     if unknown := [element for element in elements if element not in names]:
@@ -238,6 +244,6 @@ def action_indices(contract: Contract, elements: list[str]) -> Array:
 
 
 def _rate_scale(limits: Limits, name: str, dt_s: float) -> float:
-    """What turns the contract's number of an element into its velocity, or into the value that it is."""
+    """Factor from the contract's value of an element to its velocity, or to the commanded value itself."""
     given = limits.commands.get(name, ElementLimits())
     return given.scale / dt_s if given.kind is Kind.DELTA else given.scale

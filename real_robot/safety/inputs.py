@@ -1,4 +1,4 @@
-"""What may be wrong with a measurement or a command before any limit is looked at."""
+"""Checks of measurements and commands before any limit is applied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from real_robot.safety.limits import Limits
 
 @dataclass(frozen=True)
 class Command:
-    """An action [A] with what a message declares of it: when it was decided, its frame, and its elements' names."""
+    """An action [A] with what its message declares: decision time, frame, and element names."""
 
     action: Array
     stamp_s: float | None = None
@@ -24,7 +24,7 @@ class Command:
 
 
 class Inputs:
-    """Checks what comes in against the contract, the clock, and what came before."""
+    """Checks inputs against the contract, the clock, and earlier inputs."""
 
     def __init__(self, contract: Contract, limits: Limits) -> None:
         self._contract, self._limits = contract, limits
@@ -32,13 +32,13 @@ class Inputs:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what came before."""
+        """Forget earlier inputs."""
         self._reading: Reading | None = None
         self._fault = ""
         self._command_s = -math.inf
 
     def reading_fault(self, reading: Reading | None, now_s: float) -> str:
-        """What is wrong with the newest measurement; "" where nothing is."""
+        """The fault of the newest measurement; "" if there is none."""
         if reading is None:
             return "no measurement"
         if fault := self._stamp_fault("measurement", reading.stamp_s, now_s, self._limits.observation_timeout_s):
@@ -50,7 +50,7 @@ class Inputs:
         return self._fault
 
     def command_fault(self, command: Command, now_s: float) -> str:
-        """What is wrong with a command; "" where nothing is."""
+        """The fault of a command; "" if there is none."""
         spec = self._contract.action
         if command.frame is not None and command.frame != spec.frame:
             return f"command in frame {command.frame!r}, expected {spec.frame!r}"

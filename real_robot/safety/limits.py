@@ -1,4 +1,4 @@
-"""What a robot may be commanded and may measure, as one YAML file."""
+"""Limits on a robot's commands and measurements, as one YAML file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ INF = math.inf
 
 
 class Kind(Enum):
-    """What an element of the action commands.
+    """Meaning of an action element.
 
     POSITION: a joint's position, or any value that is commanded itself: torque, thrust, body rate, steering angle.
-    VELOCITY: the derivative of a position. DELTA: what is added to a position in one control period.
+    VELOCITY: the derivative of a position. DELTA: an increment of a position per control period.
     """
 
     POSITION = "position"
@@ -30,11 +30,11 @@ class Kind(Enum):
 class ElementLimits:
     """Limits of one element of the action.
 
-    `scale` turns the contract's number into the unit of the limits: m of a DELTA, rad/s of a VELOCITY. `low` and `high`
-    bound the position; of a VELOCITY or DELTA only where `measured` names it. `velocity`, `acceleration` and `jerk`
-    bound its first three derivatives, per s, s^2 and s^3; of a torque or thrust they are the derivatives of that.
-    `measured` is the observed element of the position, "joint_position.joint1": a POSITION command starts from it, and
-    from `rest` where none is named.
+    `scale` converts the contract's value to the unit of the limits: m of a DELTA, rad/s of a VELOCITY. `low` and `high`
+    bound the position; for a VELOCITY or DELTA only if `measured` names it. `velocity`, `acceleration` and `jerk` bound
+    its first three derivatives, per s, s^2 and s^3; for a torque or thrust they are its own derivatives. `measured` is
+    the observed element of the position, "joint_position.joint1": a POSITION command starts from it, or from `rest` if
+    none is given.
     """
 
     kind: Kind = Kind.POSITION
@@ -49,12 +49,12 @@ class ElementLimits:
 
     @property
     def limited(self) -> bool:
-        """Whether something is limited."""
+        """Whether there is any limit."""
         bounds = (self.low, self.high, self.velocity, self.acceleration, self.jerk)
         return any(math.isfinite(bound) for bound in bounds)
 
     def __post_init__(self) -> None:
-        """Raise UserError for limits that nothing can keep."""
+        """Raise UserError for limits that cannot be met."""
         rates = (self.velocity, self.acceleration, self.jerk)
         if not (self.low < self.high and all(rate > 0 for rate in rates) and self.scale > 0):
             raise UserError(f"expected low < high, positive limits and a positive scale, got {self}")
@@ -66,9 +66,9 @@ class ElementLimits:
 class Range:
     """Bounds of an observed element: outside them the robot is stopped until `Safety.reset`.
 
-    Where `rate` names the observed derivative, the robot holds as soon as one more command could take it to where it
-    can't stop inside: commands achieve `acceleration` at most, the robot's own hold `deceleration` at least, per s^2.
-    It is a geofence that is kept whatever the action means.
+    If `rate` names the observed derivative, the robot holds as soon as one more command could lead to a state from
+    which it can't stop inside: commands reach at most `acceleration`, the robot's own hold at least `deceleration`, per
+    s^2. This geofence works for any action.
     """
 
     low: float = -INF
@@ -82,18 +82,18 @@ class Range:
         if not (self.low < self.high and self.deceleration > 0 and self.acceleration >= 0):
             raise UserError(f"expected low < high, acceleration >= 0 and deceleration > 0, got {self}")
         if not self.rate and (self.acceleration, self.deceleration) != (0.0, INF):
-            raise UserError(f"expected `rate`, the observed derivative that accelerations are of, got {self}")
+            raise UserError(f"expected `rate`, the observed derivative that `acceleration` changes, got {self}")
 
 
 @dataclass
 class Limits:
     """Everything that `safety.Safety` enforces.
 
-    `commands` are limits of action elements by name (by number where the contract has no names); an element without
-    them needs low and high in the contract. `observed` bounds observed elements, "joint_torque.joint1" or "position.z".
-    The body's z axis may lean at most `tilt_rad` from the world's, by the observation `attitude`: a rotation matrix
-    with elements named "zz" or a quaternion x, y, z, w. A measurement is stale after `observation_timeout_s`, a command
-    after `command_timeout_s`; stamps may lie `clock_error_s` in the future.
+    `commands` are limits of action elements by name (by number if the contract has no names); elements without limits
+    need low and high in the contract. `observed` bounds observed elements, "joint_torque.joint1" or "position.z". The
+    body's z axis may tilt at most `tilt_rad` from the world's, according to the observation `attitude`: a rotation
+    matrix with elements named "zz" or a quaternion x, y, z, w. A measurement is stale after `observation_timeout_s`, a
+    command after `command_timeout_s`; stamps may be up to `clock_error_s` in the future.
     """
 
     commands: dict[str, ElementLimits] = field(default_factory=dict)
@@ -113,14 +113,14 @@ class Limits:
         if not 0 < self.tilt_rad <= math.pi:
             raise UserError(f"expected 0 < tilt_rad <= pi, got {self.tilt_rad}")
         if bool(self.attitude) != (self.tilt_rad < math.pi):
-            raise UserError("expected `attitude` and `tilt_rad` together: which observation may lean how far")
+            raise UserError("expected `attitude` and `tilt_rad` together: an observation and its largest tilt")
 
 
 def load_limits(path: Path) -> Limits:
     """Read a YAML file of the fields of `Limits`.
 
     Raises:
-        UserError: on one line, for unknown fields, wrong types and impossible limits.
+        UserError: for unknown fields, wrong types and impossible limits.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

@@ -1,4 +1,4 @@
-"""The only caller of a robot's `write`: every command is checked, filtered, and written, or the robot holds."""
+"""The only caller of a robot's `write`: every command is checked, filtered and written, or the robot holds."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Command", "Limits", "Safety", "State", "Verdict", "load_limits"]
 
 
 SAME = 1e-9
-"""Commands this close are the same."""
+"""Commands that differ by less count as equal."""
 
 
 class State(Enum):
-    """READY: nothing written yet. ACTIVE: commanding. HOLDING: until input is good again. STOPPED: until `reset`."""
+    """READY: nothing written yet. ACTIVE: commanding. HOLDING: until input is valid again. STOPPED: until `reset`."""
 
     READY = "ready"
     ACTIVE = "active"
@@ -34,9 +34,9 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one command: the action [A] that was written (None: nothing was), and why or how it was changed.
+    """Result of one command: the action [A] that was written (None if nothing was), and why or how it was changed.
 
-    `limited` says that what was written is not what was asked for.
+    `limited` says whether the written action differs from the requested one.
     """
 
     state: State
@@ -46,13 +46,14 @@ class Verdict:
 
 
 class Safety:
-    """Checks every command and measurement of `robot`; writes what is inside all limits, else holds.
+    """Checks every command and measurement of `robot`; writes an action inside all limits, or holds.
 
-    Input that is missing, stale, reordered, from the future, not finite, of another shape or frame holds the robot at
-    once, until input is good again. A bound on what is observed, a robot that fails, and `trip` stop it until `reset`.
+    Input that is missing, stale, reordered, from the future, not finite, or of another shape or frame holds the robot
+    at once, until input is valid again. Exceeded observation bounds, a failing robot, and `trip` stop it until `reset`.
     All methods may be called from any thread: once `trip` has returned, nothing is written.
 
-    Raises UserError for limits that do not fit the robot's contract.
+    Raises:
+        UserError: for limits that do not fit the robot's contract.
     """
 
     def __init__(self, robot: Robot, limits: Limits, clock: Clock) -> None:
@@ -67,14 +68,14 @@ class Safety:
 
     @property
     def energy_j(self) -> float:
-        """What is left in the energy tank; infinite without one."""
+        """Energy left in the tank; infinite without one."""
         return self._filters.energy_j
 
     def command(self, action: Array | Command | None, reading: Reading | None) -> Verdict:
-        """Write `action` as far as it is inside the limits, or hold; call it once per period.
+        """Write `action`, limited where necessary, or hold; call it once per period.
 
-        A command that comes sooner than the control period allows is not written: limits of velocity, acceleration and
-        jerk hold in real time. One period of jitter is forgiven.
+        A command that comes before the control period is over is not written: limits of velocity, acceleration and jerk
+        hold in real time. One period of jitter is tolerated.
         """
         with self._lock:
             if self.state is State.STOPPED:
@@ -99,14 +100,14 @@ class Safety:
             self._hold(State.STOPPED, reason)
 
     def reset(self) -> None:
-        """Leave the emergency stop; the next command is checked as the first one was."""
+        """Leave the emergency stop; the next command is checked like the first one."""
         with self._lock:
             self.state, self.reason = State.READY, ""
             self._inputs.reset()
             self._filters.reset()
 
     def watch(self) -> None:
-        """Hold where the last command is older than `command_timeout_s`; for a timer other than the control loop's."""
+        """Hold if the last command is older than `command_timeout_s`; call it from a timer outside the control loop."""
         with self._lock:
             if self.state is State.ACTIVE and self._clock() - self._written_s > self._limits.command_timeout_s:
                 self._hold(State.HOLDING, "no command in time")
@@ -128,10 +129,10 @@ class Safety:
         return Verdict(State.ACTIVE, written, limited=bool((np.abs(written - action) > SAME).any()))
 
     def _due(self, now_s: float) -> bool:
-        """Whether a period has passed since the last command; counts it as used then."""
+        """Whether a period has passed since the last command; if so, counts it as used."""
         since_s = now_s - self._written_s
         if self.state is State.ACTIVE and since_s > self._limits.command_timeout_s:
-            self.state = State.HOLDING  # the robot has stopped by itself: begin again from what is measured
+            self.state = State.HOLDING  # the robot has stopped by itself: start again from the measurement
         credit = min(self._credit + since_s / self._period_s, 2.0)
         if credit < 1.0 - 1e-6:
             return False
@@ -145,7 +146,7 @@ class Safety:
 
 
 class Bounds:
-    """What is observed, against `Limits.observed` and the tilt."""
+    """Checks observations against `Limits.observed` and the tilt."""
 
     def __init__(self, contract: Contract, limits: Limits) -> None:
         self._rows = [(name, observed_element(contract, name), bounds) for name, bounds in limits.observed.items()]
@@ -158,7 +159,7 @@ class Bounds:
         self._attitude = _attitude(contract, limits.attitude) if limits.attitude else []
 
     def broken(self, observation: dict[str, Array]) -> str:
-        """Which bound what is observed is outside of; "" for none."""
+        """Description of the first violated bound; "" if there is none."""
         for name, (key, index), bounds in self._rows:
             value = float(observation[key][index])
             if not bounds.low <= value <= bounds.high:
@@ -171,7 +172,7 @@ class Bounds:
         return ""
 
     def ahead(self, observation: dict[str, Array], delay_s: float) -> str:
-        """Which bound could not be kept by holding after `delay_s`; "" for none."""
+        """Description of a bound that holding after `delay_s` could not meet; "" if there is none."""
         for name, place, rate_place, bounds in self._rates:
             value, rate = (float(observation[key][index]) for key, index in (place, rate_place))
             for side, bound in ((1.0, bounds.high), (-1.0, bounds.low)):
@@ -181,13 +182,13 @@ class Bounds:
 
 
 def _travel(rate: float, delay_s: float, bounds: Range) -> float:
-    """How far an element goes that speeds up for `delay_s` and is then brought to rest."""
+    """Distance that an element travels if it accelerates for `delay_s` and is then brought to rest."""
     faster = max(rate + bounds.acceleration * delay_s, 0.0)
     return (rate + 0.5 * bounds.acceleration * delay_s) * delay_s + 0.5 * faster * faster / bounds.deceleration
 
 
 def _attitude(contract: Contract, key: str) -> list[Element]:
-    """Elements that tell how upright the body is: zz of a rotation matrix, or x and y of a quaternion."""
+    """Elements that measure how upright the body is: zz of a rotation matrix, or x and y of a quaternion."""
     names = contract.observation[key].names if key in contract.observation else ()
     for needed, read in ((("zz",), ("zz",)), (("x", "y", "z", "w"), ("x", "y"))):
         if set(needed) <= set(names):

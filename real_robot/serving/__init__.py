@@ -1,1 +1,1 @@
-"""Policies that think elsewhere or slowly: server and client, ONNX Runtime, chunks on a clock."""
+"""Remote and slow policies: server and client, ONNX Runtime, timed execution of chunks."""

@@ -1,7 +1,7 @@
-"""Action chunks on a clock: the command for now while the next chunk is being computed.
+"""Timed execution of action chunks: returns the current command while the next chunk is being computed.
 
 Every action has a time: that of its observation plus its index in control steps. Inference runs in a thread, or inline
-where it is fast; its measured latency says how much of the running chunk will be past when the next one arrives
+if it is fast; its measured latency determines how much of the running chunk will be past when the next one arrives
 (`embodied.deployment.chunking`). Letters: H actions of a chunk, K of them between observations, A action dimension.
 """
 
@@ -26,22 +26,22 @@ from embodied.rollout.memory import Memory
 from real_robot.robots.robot import Array, Clock, Reading
 
 LATENCIES, QUANTILE = 50, 0.95
-"""The latency that is planned with is this quantile of so many recent ones."""
+"""The planned latency is this quantile of this many recent ones."""
 
 
 @dataclass(frozen=True)
 class _Chunk:
     actions: Tensor  # [1, H, A] in the policy's order
     commands: Array  # [H, A] in the robot's
-    start_s: float  # when action 0 is for
+    start_s: float  # time of action 0
 
     def step(self, now_s: float, control_dt_s: float) -> int:
-        """Index of the action for `now_s`; H or more: it has ended."""
+        """Index of the action for `now_s`; H or more after the end."""
         return max(0, steps_within(now_s - self.start_s, control_dt_s))
 
 
 class _Inference:
-    """One call of the policy, wherever it runs."""
+    """One call of the policy, in a thread or inline."""
 
     def __init__(self, call: Callable[[], Decision], stamp_s: float, overlap: int, clock: Clock) -> None:
         self.stamp_s, self.overlap = stamp_s, overlap
@@ -51,10 +51,10 @@ class _Inference:
         self._call, self._clock = call, clock
 
     def run(self) -> None:
-        """Call the policy; what it raises is kept as `error`."""
+        """Call the policy; an exception is stored as `error`."""
         try:
             self.decision = self._call()
-        except Exception as error:  # whatever a policy raises is a reason to stop, not to crash the control loop
+        except Exception as error:  # any error of a policy is a reason to stop, not to crash the control loop
             self.error = f"inference failed: {type(error).__name__}: {error}"
         self.finished_s = self._clock()
 
@@ -62,25 +62,25 @@ class _Inference:
 class ChunkExecutor:
     """Runs `policy` on a robot of `contract`; call `observe`, then `action`, in every control period.
 
-    An inference starts with the newest reading once K control steps have passed since the one before, earlier where the
-    chunk would not last. Inferences come one after the other: commands never pause where H actions last for two. The
-    first chunk, and one that comes after a gap, goes on where the robot held: it has not moved. A policy that remembers
-    is given its memory, one with H = 1 may miss one reading. Deterministic where `clock` is and inference runs inline.
-    A reading that is not finite is not shown to the policy; actions that are not end the episode.
+    An inference starts with the newest reading once K control steps have passed since the last one, or earlier if the
+    chunk would run out. Inferences run one after the other: commands never pause if H actions cover two of them. The
+    first chunk, and one after a gap, starts when it arrives, because the robot was holding. Recurrent policies get
+    their memory, policies with H = 1 may miss one reading. Deterministic if `clock` is and inference runs inline. The
+    policy never sees a reading that is not finite; actions that are not finite end the episode.
 
     Args:
-        policy: whose contract `contract` is to serve.
+        policy: its contract has to fit `contract`.
         contract: the robot's.
         execution: what to do while inference runs.
         clock: the robot's, s.
-        asynchronous: infer in a thread; else within `observe`.
-        latency_s: chunks arrive no earlier than this after their observation, as if inference took so long: for
-            simulated clocks.
+        asynchronous: infer in a thread; otherwise within `observe`.
+        latency_s: chunks arrive no earlier than this after their observation, to simulate inference time with simulated
+            clocks.
         executed: K, the policy's own if None.
         device: the policy's.
 
     Raises:
-        UserError: where the contracts differ or `policy` cannot do what `execution` asks for.
+        UserError: if the contracts differ or `policy` does not support `execution`.
     """
 
     def __init__(
@@ -108,17 +108,17 @@ class ChunkExecutor:
 
     @property
     def latency_s(self) -> float:
-        """From an observation to its chunk, as planned with."""
+        """Planned time from an observation to its chunk."""
         recent = sorted(self._latencies)
         return recent[math.ceil(QUANTILE * len(recent)) - 1] if recent else self._latency_s
 
     @property
     def reason(self) -> str:
-        """Why the last `action` was None; empty where it was not."""
+        """Why the last `action` was None; otherwise empty."""
         return self._reason
 
     def reset(self) -> None:
-        """Begin an episode: the running chunk, what is being computed, the memory and errors are forgotten."""
+        """Begin an episode: forget the running chunk, pending inference, memory and errors."""
         self._memory = Memory(self._policy, 1, self._device)
         self._chunk: _Chunk | None = None
         self._pending: _Inference | None = None
@@ -126,7 +126,7 @@ class ChunkExecutor:
         self._error, self._fault, self._reason = "", "", ""
 
     def observe(self, reading: Reading) -> None:
-        """Offer the newest reading: starts an inference where one is due. Old or reordered ones are not used."""
+        """Pass in the newest reading, which may start an inference; old or reordered readings are ignored."""
         self._take_up(self._clock())
         stale = reading.sequence <= self._sequence or reading.stamp_s <= self._stamp_s
         if stale or self._error or self._pending or not self._due(reading.stamp_s):
@@ -145,16 +145,16 @@ class ChunkExecutor:
             self._pending.run()
 
     def action(self, now_s: float) -> Array | None:
-        """The command [A] for `now_s`, in the robot's order; None, and a `reason`, where no chunk covers it."""
+        """The command [A] for `now_s`, in the robot's order; None, with a `reason`, if no chunk covers it."""
         self._take_up(now_s)
         step = self._chunk.step(now_s, self._dt_s) if self._chunk else 0
         if self._horizon == step == 1:
-            step = 0  # a sensor no faster than the loop misses a period now and then
+            step = 0  # a sensor as slow as the loop misses a period now and then
         self._reason = self._missing(step, now_s)
         return None if self._reason or self._chunk is None else self._chunk.commands[step]
 
     def close(self) -> None:
-        """End the thread once it has finished what it does."""
+        """End the thread after its current inference."""
         if self._worker:
             self._worker.close()
 
@@ -166,7 +166,7 @@ class ChunkExecutor:
         return steps_within(stamp_s - self._stamp_s, self._dt_s) >= every
 
     def _running(self, stamp_s: float) -> Running:
-        """What runs from `stamp_s` on."""
+        """The actions that run from `stamp_s` on."""
         if self._chunk is None:
             nothing = torch.zeros(1, self._horizon, *self._policy.contract.action.shape, device=self._device)
             return Running(nothing, torch.tensor([0]), torch.tensor([0]))
@@ -193,7 +193,7 @@ class ChunkExecutor:
         return decision
 
     def _take_up(self, now_s: float) -> None:
-        """Run on with the chunk that has arrived, if any."""
+        """Switch to the chunk that has arrived, if any."""
         found = self._pending
         if found is None:
             return
@@ -212,7 +212,7 @@ class ChunkExecutor:
             self._chunk = _Chunk(actions, commands, self._start_s(found, now_s))
 
     def _start_s(self, found: _Inference, now_s: float) -> float:
-        """When the first action of the chunk that has arrived is for."""
+        """Time of the first action of a chunk that has arrived."""
         if not self._execution.aligned or found.overlap == 0:
             return now_s
         ran = min(found.overlap, steps_within(now_s - found.stamp_s, self._dt_s))
@@ -235,7 +235,7 @@ class ChunkExecutor:
 
 
 class _Worker:
-    """A thread that runs inferences, one after the other."""
+    """A thread that runs inferences in order."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[_Inference | None] = SimpleQueue()
@@ -244,7 +244,7 @@ class _Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it still works."""
+        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     def submit(self, inference: _Inference) -> None:
@@ -252,7 +252,7 @@ class _Worker:
         self._queue.put(inference)
 
     def close(self) -> None:
-        """End, after what it does now."""
+        """End the thread after its current inference."""
         self._queue.put(None)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""A policy exported with target=onnx, run by ONNX Runtime: a robot needs neither its code nor its checkpoint."""
+"""A policy exported with target=onnx, run by ONNX Runtime without its code or checkpoint."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from real_robot.firmware.record import exported_contract, read_record
 class OnnxPolicy:
     """Reads policy.onnx, contract.json and export.json of `directory`; acts deterministically, on the CPU.
 
-    It has `initial_memory` where the exported policy remembers.
+    It has `initial_memory` if the exported policy is recurrent.
 
     Raises:
-        UserError: where the folder holds no such export, or a file of it is damaged.
+        UserError: if the folder holds no such export, or one of its files is damaged.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -39,7 +39,7 @@ class OnnxPolicy:
             self._session = onnxruntime.InferenceSession(
                 str(directory / "policy.onnx"), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # ONNX Runtime's have no class of their own in common
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             reason = " ".join(str(error).split())
             raise UserError(
                 f"ONNX Runtime cannot run {directory / 'policy.onnx'} ({reason}); use another version of it"
@@ -51,10 +51,10 @@ class OnnxPolicy:
     def act(
         self, observation: TensorDict, *, deterministic: bool = True, generator: torch.Generator | None = None
     ) -> Decision:
-        """Chunks [N, K, A] of the executed actions; `sample["memory"]` [N, M] is to be read with the next observation.
+        """Chunks [N, K, A] of the executed actions; pass `sample["memory"]` [N, M] with the next observation.
 
         Raises:
-            ValueError: where asked to explore: what is exported does not sample.
+            ValueError: if asked to explore: exports do not sample.
         """
         if not deterministic:
             raise ValueError("an exported policy acts deterministically; expected deterministic=True")

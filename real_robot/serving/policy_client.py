@@ -1,4 +1,4 @@
-"""A policy that runs on a policy server, ours or openpi's: what an executor asks as if it were here."""
+"""A policy on a policy server, ours or openpi's, with the interface of a local policy."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ CLOSE_S = 1.0
 
 
 class PolicyClient:
-    """Asks the server at `uri`, such as "ws://127.0.0.1:8000", within `deadline_s` per decision; N = 1.
+    """Queries the server at `uri`, such as "ws://127.0.0.1:8000", within `deadline_s` per decision; N = 1.
 
-    A lost connection is made again within the deadline of the next decision. An answer that comes too late is never
-    mistaken for that to the next question: its connection is closed. What a policy remembers stays with the caller, as
-    everywhere (`embodied.rollout.memory`). It has `initial_memory` and `inpaint` where the server's policy has.
+    A lost connection is restored within the deadline of the next decision. A late response is never taken for the
+    answer to the next request: its connection is closed. The caller keeps recurrent memory, as everywhere
+    (`embodied.rollout.memory`). The client has `initial_memory` and `inpaint` if the server's policy has them.
 
     Args:
         uri: of the server.
         token: its token.
-        deadline_s: seconds that a decision may take, connecting included.
-        contract: of the policy, where the server does not tell it: openpi's do not. Its observation keys are theirs.
-        constants: what else to send with every observation: {"instruction": "pick up the milk"} where observations
-            have none, openpi's {"prompt": "..."}.
+        deadline_s: time limit of a decision in s, including connecting.
+        contract: of the policy, if the server does not send it: openpi's do not. Its observation keys are theirs.
+        constants: further entries of every observation: {"instruction": "pick up the milk"} if observations have none,
+            openpi's {"prompt": "..."}.
 
     Raises:
-        UserError: where the contract is missing, or is not the server's.
-        OSError: where the server cannot be reached, or refuses.
+        UserError: if the contract is missing, or differs from the server's.
+        OSError: if the server cannot be reached, or refuses.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class PolicyClient:
         self._constants = dict(constants or {})
         self._connection: Any = None
         metadata = self._connect(time.monotonic() + deadline_s)
-        told = Contract.from_dict(metadata["contract"]) if "contract" in metadata else contract
-        if told is None:
-            raise UserError(f"{uri} does not tell the contract of its policy; give it: contract=...")
-        if contract is not None and (rows := told.differences(contract)):
+        served = Contract.from_dict(metadata["contract"]) if "contract" in metadata else contract
+        if served is None:
+            raise UserError(f"{uri} does not send the contract of its policy; pass it as contract=...")
+        if contract is not None and (rows := served.differences(contract)):
             raise UserError(f"the policy at {uri} has another contract ({'; '.join(rows)})")
-        self.contract, self._ours = told, "contract" in metadata
+        self.contract, self._ours = served, "contract" in metadata
         self._initial = metadata.get("initial_memory")
         if self._initial is not None:
             self.initial_memory = self._initial_memory
@@ -75,22 +75,22 @@ class PolicyClient:
     def act(
         self, observation: TensorDict, *, deterministic: bool = True, generator: torch.Generator | None = None
     ) -> Decision:
-        """As the policy does without exploring; with `deterministic=False`, `generator` draws the seed of its noise.
+        """Deterministic actions by default; with `deterministic=False`, `generator` draws the noise's seed.
 
         Raises:
-            ValueError: where the server refuses the observation, or answers with something else than actions.
-            OSError: where it cannot be reached; TimeoutError, which is one, where it takes too long.
+            ValueError: if the server refuses the observation, or does not answer with actions.
+            OSError: if it cannot be reached; TimeoutError, a subclass, if it takes too long.
         """
         return self._decide(observation, deterministic, generator, None)
 
     def close(self) -> None:
-        """Leave the server."""
+        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
     def _drop(self) -> None:
-        """Leave at once, without the farewell that a stalled server would not answer."""
+        """Close at once, without a close handshake that a stalled server would not answer."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.socket.shutdown(socket.SHUT_RDWR)
@@ -136,7 +136,7 @@ class PolicyClient:
         return Decision(batch, TensorDict(sample, batch_size=[1]), torch.full((1, 1), torch.nan))
 
     def _ask(self, data: bytes) -> dict[str, Any]:
-        """Send a request; once more where an older connection turns out to be lost, for a server keeps nothing."""
+        """Send a request; repeat it once if the connection was lost, because a server keeps no state."""
         from websockets.exceptions import ConnectionClosed
 
         until = time.monotonic() + self.deadline_s
@@ -154,12 +154,12 @@ class PolicyClient:
     def _check_same(self, metadata: dict[str, Any]) -> None:
         if self._ours and metadata.get("contract") != _plain(self.contract):
             self._drop()
-            raise UserError(f"{self.uri} now serves a policy of another contract; connect anew")
+            raise UserError(f"{self.uri} now serves a policy of another contract; connect again")
 
     def _exchange(self, data: bytes, until: float) -> dict[str, Any]:
         connection = self._connection
         try:
-            with contextlib.suppress(OSError):  # a closed socket is told by what follows
+            with contextlib.suppress(OSError):  # a closed socket is detected below
                 _limit_sending(connection.socket, until - time.monotonic())
             connection.send(data)
             reply = connection.recv(timeout=max(0.0, until - time.monotonic()))
@@ -197,7 +197,7 @@ class PolicyClient:
 
 
 def _plain(contract: Contract) -> dict[str, Any]:
-    """As a server tells it."""
+    """The contract as a server sends it."""
     return unpack(pack(contract.to_dict()))
 
 
@@ -215,6 +215,6 @@ def _row(batch: Any) -> np.ndarray:  # noqa: ANN401 - a Tensor, which TensorDict
 
 
 def _limit_sending(sock: socket.socket, seconds: float) -> None:
-    """A send that a server does not read fails after `seconds`; the receiving thread is not affected."""
+    """Make a send that the server does not read fail after `seconds`; the receiving thread is not affected."""
     whole, fraction = divmod(max(1e-3, seconds), 1.0)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(whole), int(fraction * 1e6)))

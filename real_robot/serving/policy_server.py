@@ -1,7 +1,7 @@
-"""Serves a policy over a websocket, to our client and to openpi's; see `wire.py` for what travels.
+"""Serves a policy over a websocket, to our client and to openpi's; see `wire.py` for the protocol.
 
-The server keeps nothing of a client between requests: the memory of a recurrent policy travels with the observation, so
-no session can reach into another one. Whatever a client sends, it is refused alone, and the others are served on.
+The server keeps no client state between requests: the memory of a recurrent policy travels with the observation, so
+sessions cannot affect each other. Invalid requests are refused individually while other clients are served.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1", "::1", "localhost"
 ROWS = 1024
-"""Rows that an axis of variable length is taken to have at most."""
+"""Largest assumed number of rows along an axis of variable length."""
 OVERHEAD_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """How much a client may ask for: connections at once, and seconds to shake hands, to read, and between requests."""
+    """Limits per server: simultaneous connections, and seconds to shake hands, to read, and between requests."""
 
     clients: int = 8
     handshake_s: float = 5.0
@@ -53,21 +53,21 @@ class ServerLimits:
 
 
 class PolicyServer:
-    """Serves `policy`, on `device`, to who knows `token`; a context manager that serves in a thread of its own.
+    """Serves `policy`, on `device`, to clients with `token`; a context manager that serves in a background thread.
 
-    Without encryption: across machines, use it through a tunnel.
+    Without encryption: use a tunnel across machines.
 
     Args:
         policy: answers requests one at a time.
-        token: what clients send as `Authorization: Bearer TOKEN` or `Api-Key TOKEN`.
+        token: sent by clients as `Authorization: Bearer TOKEN` or `Api-Key TOKEN`.
         host: address to listen on.
-        port: 0 takes a free one; `port` tells which.
+        port: 0 chooses a free one, given by `port`.
         device: of the policy.
         limits: see there.
 
     Raises:
-        UserError: for a token or a port that is none, or without the packages of the extra "robot".
-        OSError: where the address cannot be listened on.
+        UserError: for an invalid token or port, or without the packages of the extra "robot".
+        OSError: if it cannot listen on the address.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class PolicyServer:
         self._worker.shutdown()
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answer who may not talk to the policy; openpi's health check needs no token."""
+        """Refuse clients without the token; openpi's health check needs none."""
         if request.path == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -139,12 +139,12 @@ class PolicyServer:
         return None
 
     async def _session(self, connection: ServerConnection) -> None:
-        """Serve one client until it leaves, stalls, or sends what is no request."""
+        """Serve one client until it leaves, stalls, or sends an invalid request."""
         from websockets.exceptions import ConnectionClosed
 
         self._connected += 1
         try:
-            if self._connected > self._limits.clients:  # admitted in the same moment as others
+            if self._connected > self._limits.clients:  # admitted at the same moment as others
                 await connection.close(CLOSE_LATER, "too many clients")
                 return
             await self._send(connection, self._answerer.greeting)
@@ -169,7 +169,7 @@ class PolicyServer:
 
 
 class _Answerer:
-    """From a frame to a frame, without a network."""
+    """Turns a request frame into a response frame, without a network."""
 
     def __init__(self, policy: Policy, device: torch.device | str) -> None:
         self.policy, self.device = policy, device
@@ -186,7 +186,7 @@ class _Answerer:
         self.frame_bytes = OVERHEAD_BYTES + 2 * sum(_bytes(spec) for spec in [*self.specs.values(), action])
 
     def answer(self, request: bytes | str) -> bytes | str:
-        """Actions for a request, or one line that says why not."""
+        """Actions for a request, or a one-line error."""
         started = time.perf_counter()
         try:
             if isinstance(request, str):
@@ -245,7 +245,7 @@ class _Answerer:
 
 @dataclass(frozen=True)
 class _Options:
-    """How to decide."""
+    """Options of a request."""
 
     deterministic: bool = True
     seed: int = 0

@@ -1,12 +1,13 @@
-"""What travels between policy client and server: msgpack with arrays, in openpi's encoding.
+"""Protocol between policy client and server: msgpack with arrays, in openpi's encoding.
 
 Source: github.com/Physical-Intelligence/openpi, packages/openpi-client. An array is a map {b"__ndarray__": true,
 b"data", b"dtype", b"shape"}, a NumPy scalar {b"__npgeneric__": true, b"data", b"dtype"}. A server greets with a map of
-metadata; then every observation, a flat map, is answered by a map with "actions" [H, A], or by text that says what is
-wrong. Where the contract has text (`embodied.text`), it may be sent as such, or a list of texts.
+metadata; then every observation, a flat map, is answered by a map with "actions" [H, A], or by an error text. Text of
+the contract (`embodied.text`) may be sent as a string or a list of strings.
 
-Ours adds to the metadata "contract", and where they apply "initial_memory" and "inpaints"; to an observation the key
-OPTIONS, a map of "deterministic", "seed" and "running". Others ignore the first and leave out the second.
+Our server adds "contract", and if they apply "initial_memory" and "inpaints", to the metadata. Our client adds the key
+OPTIONS to an observation, a map of "deterministic", "seed" and "running". Other clients and servers ignore or omit
+these.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from embodied.errors import UserError
 
 OPTIONS = "__options__"
 KINDS = "biuf"
-"""Of dtypes that travel: bool, integers, floats. Never objects, which could be made to run code."""
+"""Supported dtype kinds: bool, integers, floats. Never objects, which could execute code."""
 CLOSE_REFUSED, CLOSE_LATER = 1003, 1013
-"""Close codes (RFC 6455): after an answer that is an error; where there are too many clients."""
+"""Close codes (RFC 6455): after an error response; if there are too many clients."""
 
 
 def pack(message: dict[str, Any]) -> bytes:
     """`message`, of arrays, numbers, text, lists and maps, as bytes.
 
     Raises:
-        UserError: where it holds anything else.
+        UserError: if it contains anything else.
     """
     with needs_extra("robot"):
         import msgpack
@@ -41,10 +42,10 @@ def pack(message: dict[str, Any]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """The inverse of `pack`; arrays are copies, writable.
+    """The inverse of `pack`; arrays are writable copies.
 
     Raises:
-        UserError: on one line, for bytes that are no such message. Nothing in them is ever executed.
+        UserError: for other bytes. Their content is never executed.
     """
     with needs_extra("robot"):
         import msgpack

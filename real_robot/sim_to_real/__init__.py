@@ -1,1 +1,1 @@
-"""A simulator held to the robot: one policy on several back ends, and parameters identified."""
+"""Comparison of a simulator with the robot: one policy on several back ends, and system identification."""

@@ -1,4 +1,4 @@
-"""Recordings as back ends of the comparison between simulation and robot; see `embodied.evaluation.sim_to_real`."""
+"""Recordings as back ends of the sim-to-real comparison; see `embodied.evaluation.sim_to_real`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from real_robot.recording.replay import replay
 
 
 def replayed(path: str | Path, policy: Policy, device: str = "cpu") -> BackEndRun:
-    """What `policy` decides on the measurements of a recording, beside what was decided then.
+    """Decisions of `policy` on the measurements of a recording, with the recorded decisions.
 
-    Episodes are numbered as they were recorded. The latency is that of the recorded periods.
+    Episodes are numbered as recorded. The latency is that of the recorded periods.
 
     Raises:
-        UserError: where it is no recording, or one of other observations.
+        UserError: if it is not a recording, or has other observations.
     """
     recording = Recording(path)
     actions: dict[Numbered, Tensor] = {}
@@ -35,9 +35,9 @@ def replayed(path: str | Path, policy: Policy, device: str = "cpu") -> BackEndRu
 def written(recording: Recording) -> tuple[list[Tensor], Tensor]:
     """What safety wrote in each episode of `recording`, [T, A], and seconds from measurement to command [M].
 
-    Where the robot held by itself, nothing was written: such periods are left out.
+    Periods in which the robot held by itself are left out, as nothing was written.
     """
-    episodes: list[list[np.ndarray]] = []  # what comes before the first begins is none
+    episodes: list[list[np.ndarray]] = []  # items before the first episode belong to none
     latency_s = []
     for item in recording:
         if isinstance(item, Episode):

@@ -1,4 +1,4 @@
-"""One policy on the back ends that lie between its simulator and a robot; `evaluation.sim_to_real` compares them."""
+"""Runs one policy on back ends from its simulator to a robot; `evaluation.sim_to_real` compares them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from embodied.task import Task
 
 @dataclass
 class ComparisonConfig:
-    """`episodes` initial states of each task, or all where there are fewer; `seed` picks which of the endless ones.
+    """Uses `episodes` initial states of each task (all if there are fewer); `seed` selects among unlimited ones.
 
-    `first_start` says instead from which one on. With `baselines` the task's planners are measured beside the policy.
+    `first_start` selects the first one instead. With `baselines` the task's planners are measured too.
 
-    `sim_to_real` lists back ends, the first of which the others are compared with. simulator: called directly.
-    randomised: the same with the options of train.py that `randomised` has for the task. ros2: the simulator behind
-    real ROS 2 messages. bag: the recording `bag`, decided upon again. robot: the robot that the ROS 2 parameter file
-    `robot` names, and a person who sets up every trial and says how it ended.
+    `sim_to_real` lists back ends; the others are compared with the first. simulator: called directly. randomised: the
+    same with the options of train.py in `randomised` for the task. ros2: the simulator behind real ROS 2 messages. bag:
+    the policy's decisions on the recording `bag`. robot: the robot of the ROS 2 parameter file `robot`; a person sets
+    up every trial and judges its outcome.
     """
 
     episodes: int = 50
@@ -43,7 +43,7 @@ class ComparisonConfig:
         return self.seed * self.episodes if self.first_start is None else self.first_start
 
     def check(self) -> None:
-        """Raise UserError for back ends that there are not or that lack what they need, and a first start below 0."""
+        """Raise UserError for unknown back ends, back ends without their options, or a first start below 0."""
         if self.first < 0:
             raise UserError(f"expected a first initial state of at least 0, got {self.first}")
         for name in self.sim_to_real:
@@ -61,7 +61,7 @@ class ComparisonConfig:
 class Comparison:
     """What all back ends run: initial states of `distribution` of a task, with one policy.
 
-    `checkpoint` is where `policy` came from; `environment` makes N simulators after changes of options of train.py.
+    `checkpoint` is the policy's; `environment` makes N simulators, given changed options of train.py.
     """
 
     config: ComparisonConfig
@@ -72,7 +72,7 @@ class Comparison:
     environment: Callable[[int, Sequence[str]], NumberedStarts]
 
     def run(self) -> list[BackEndRun]:
-        """Run the back ends that are asked for."""
+        """Run the requested back ends."""
         return [BACK_ENDS[name](self) for name in self.config.sim_to_real]
 
     def simulator(self) -> BackEndRun:
@@ -80,10 +80,10 @@ class Comparison:
         return self._simulated("simulator", [])
 
     def randomised(self) -> BackEndRun:
-        """The same with dynamics and latencies that differ from episode to episode."""
+        """The simulator with dynamics and latencies that vary per episode."""
         name = self.task.name
         if not (changes := self.config.randomised.get(name)):
-            raise UserError(f"nothing says how to randomise {name}; expected randomised.{name}=['option=value']")
+            raise UserError(f"no options to randomise {name}; expected randomised.{name}=['option=value']")
         return self._simulated("randomised", changes)
 
     def ros2(self) -> BackEndRun:
@@ -96,14 +96,14 @@ class Comparison:
         )
 
     def bag(self) -> BackEndRun:
-        """A recording, decided upon again."""
+        """The policy's decisions on a recording."""
         from real_robot.sim_to_real.back_ends import replayed
 
         assert self.config.bag is not None
         return replayed(self.config.bag, self.policy, self.config.device)
 
     def robot(self) -> BackEndRun:
-        """A real robot, with a person beside it."""
+        """A real robot, with a person who judges the trials."""
         from real_robot.ros2.trials import Trials, console, run_trials
 
         assert self.config.robot is not None

@@ -1,11 +1,11 @@
-"""System identification: parameters of a simulator, with intervals, from what a robot measured.
+"""System identification: simulator parameters, with intervals, from a robot's measurements.
 
-Flights and drives are cut into short segments, each simulated from an initial state of its own, which is estimated
-along (multiple shooting): measured starts are noisy, and rotor or wheel speeds are not measured at all. Nonlinear least
-squares by Gauss-Newton steps, halved until they lead downhill; initial states are eliminated from each (variable
-projection, Golub and Pereyra 1973, SIAM J. Numer. Anal. 10(2)). Intervals are 95% and hold where a segment's errors are
-correlated, as those of a model that is not quite right are: the covariance is clustered by segment (Liang and Zeger
-1986, Biometrika 73(1)).
+Flights and drives are cut into short segments, each simulated from its own initial state, which is estimated too
+(multiple shooting), because measured starts are noisy and rotor or wheel speeds are not measured at all. Nonlinear
+least squares by Gauss-Newton steps, halved until they decrease the cost; initial states are eliminated from each
+(variable projection, Golub and Pereyra 1973, SIAM J. Numer. Anal. 10(2)). Intervals are 95% and valid for correlated
+errors within a segment, which an inexact model has: the covariance is clustered by segment (Liang and Zeger 1986,
+Biometrika 73(1)).
 
 Letters: S segments of T steps, D past actions, P parameters, X elements of the state, Y measured numbers, B rows.
 """
@@ -24,21 +24,22 @@ from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
 
 Simulate = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Parameters [B, P], initial states [B, X] and actions [B, D+T, A], the first D past: what is measured, [B, T+1, Y]."""
+"""From parameters [B, P], initial states [B, X] and actions [B, D+T, A], the first D past, to measurements [B, T+1, Y].
+"""
 Z95 = 1.959964
 ITERATIONS = 40
 DAMPING, HALVINGS = 1e-6, 12
 CONVERGED = 1e-6
-"""Share by which the last step lessens the weighted squares."""
+"""Converged if a step decreases the weighted squares by a smaller share."""
 RIDGE = 1e-6
-"""Keeps directions of the initial state that nothing depends on (the length of a quaternion) where they are."""
+"""Keeps directions of the initial state without effect (the length of a quaternion) in place."""
 STEP = 1e-5
-"""Of central differences, relative to a parameter's scale; absolute for states, which are of order one in SI units."""
+"""Step of central differences, relative to a parameter's scale; absolute for states, of order one in SI units."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What is looked for: a first guess, of the right order of magnitude, and where it can lie."""
+    """A parameter to estimate: an initial guess of the right order of magnitude, and its bounds."""
 
     name: str
     initial: float
@@ -46,16 +47,14 @@ class Parameter:
     high: float
 
     def __post_init__(self) -> None:
-        """Raise UserError where the guess is outside."""
+        """Raise UserError if the guess is out of bounds."""
         if not self.low <= self.initial <= self.high or self.initial == 0.0:
-            raise UserError(
-                f"expected {self.name} between {self.low} and {self.high}, and not 0 to begin with, got {self.initial}"
-            )
+            raise UserError(f"expected {self.name} between {self.low} and {self.high}, but not 0, got {self.initial}")
 
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """`measured` [S, T+1, Y], `actions` [S, D+T, A] of which the first D came before."""
+    """`measured` [S, T+1, Y] and `actions` [S, D+T, A], of which the first D came before."""
 
     measured: Tensor
     actions: Tensor
@@ -72,14 +71,14 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Identification:
-    """Estimates by name; standard deviation of what is left of each measured number [Y]; steps it took."""
+    """Estimates by name, standard deviation of the residuals of each measured number [Y], and number of steps."""
 
     estimates: dict[str, Estimate]
     noise: Tensor
     iterations: int
 
     def values(self) -> list[float]:
-        """The estimates alone, in order."""
+        """The estimated values, in order."""
         return [estimate.value for estimate in self.estimates.values()]
 
     def summary(self) -> dict[str, Any]:
@@ -89,10 +88,10 @@ class Identification:
 
 
 def cut(episodes: Iterable[Episodes], keys: Sequence[str], steps: int, past: int) -> Segments:
-    """Cut what was driven into segments of `steps`, each after `past` actions; `keys` are what is compared.
+    """Cut episodes into segments of `steps`, each after `past` actions; `keys` are the compared observations.
 
     Raises:
-        UserError: where no episode is long enough.
+        UserError: if no episode is long enough.
     """
     measured, actions = [], []
     for episode in episodes:
@@ -111,11 +110,10 @@ def identify(
     segments: Segments,
     start: Tensor,
 ) -> Identification:
-    """Estimate `parameters` from `segments`; `start` [S, X] are first guesses of their initial states.
+    """Estimate `parameters` from `segments`; `start` [S, X] are initial guesses of their initial states.
 
     Raises:
-        UserError: where there are too few segments, the simulation gives no finite numbers, or nothing depends on one
-            of the parameters.
+        UserError: if there are too few segments, the simulation is not finite, or a parameter has no effect.
     """
     if len(start) <= len(parameters):
         raise UserError(f"expected more segments than the {len(parameters)} parameters, got {len(start)}; record more")
@@ -131,7 +129,7 @@ def identify(
 
 
 def prediction_error(simulate: Simulate, values: Sequence[float], segments: Segments, start: Tensor) -> Tensor:
-    """Root mean square [Y] over segments of how far the simulation with parameters `values` is off at their ends.
+    """Root mean square [Y] over segments of the simulation's error at their ends, with parameters `values`.
 
     Initial states, `start` [S, X] at first, are estimated from the first half of each segment.
     """
@@ -149,7 +147,7 @@ def prediction_error(simulate: Simulate, values: Sequence[float], segments: Segm
 
 
 class _Fit:
-    """Where the search is: `theta` [P], initial states `start` [S, X], what is left `residual` [S, R]."""
+    """State of the search: `theta` [P], initial states `start` [S, X], `residual` [S, R]."""
 
     def __init__(self, simulate: Simulate, parameters: Sequence[Parameter], segments: Segments, start: Tensor) -> None:
         self.simulate, self.segments, self.start = simulate, segments, start.double()
@@ -162,14 +160,14 @@ class _Fit:
         self._weigh()
 
     def run(self) -> int:
-        """Step until nothing is gained any more; returns the number of steps."""
+        """Step until converged; returns the number of steps."""
         iterations = 0
         while iterations < ITERATIONS and self.step() > CONVERGED:
             iterations += 1
         return iterations
 
     def step(self) -> float:
-        """One step downhill; returns by which share it lessened the weighted squares, 0 where there is no way down."""
+        """One descent step; returns the relative decrease of the weighted squares, 0 if there is none."""
         slopes, offsets, rest = self._projected()
         curvature = torch.einsum("srp,srq->pq", slopes, slopes)
         self._check(curvature)
@@ -188,7 +186,7 @@ class _Fit:
         return 0.0
 
     def covariance(self) -> Tensor:
-        """Of theta in units of its scale, [P, P]."""
+        """Covariance of theta in units of its scale, [P, P]."""
         slopes, _, rest = self._projected()
         inverse = torch.linalg.inv(torch.einsum("srp,srq->pq", slopes, slopes))
         scores = torch.einsum("srp,sr->sp", slopes, rest)
@@ -196,7 +194,7 @@ class _Fit:
         return inverse @ (scores.T @ scores) @ inverse * count / (count - len(self.theta))
 
     def _projected(self) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor]:
-        """Weighted slopes [S, R, P] and rest [S, R] without what initial states explain; how these follow theta."""
+        """Weighted Jacobian [S, R, P] and residual [S, R] without initial states, and how those follow theta."""
         slopes, state_slopes = self._slopes()
         ridge = RIDGE**0.5 * torch.eye(self.start.shape[1], dtype=torch.float64).expand(len(self.start), -1, -1)
         q, r = torch.linalg.qr(torch.cat((state_slopes, ridge), 1))
@@ -213,7 +211,7 @@ class _Fit:
         return left[..., :-1], offsets, left[..., -1]
 
     def _slopes(self) -> tuple[Tensor, Tensor]:
-        """Weighted derivatives of what is measured by theta / scale [S, R, P] and by initial states [S, R, X]."""
+        """Weighted derivatives of the measurements by theta / scale [S, R, P] and by initial states [S, R, X]."""
         P, (S, X) = len(self.theta), self.start.shape
         moves = torch.cat((torch.eye(P + X, dtype=torch.float64), -torch.eye(P + X, dtype=torch.float64))) * STEP
         theta = (self.theta + moves[:, :P] * self.scale).repeat_interleave(S, 0)
@@ -228,9 +226,9 @@ class _Fit:
         return (self.segments.measured - predicted).flatten(1)
 
     def _weigh(self) -> None:
-        """Weigh every measured number by what is left of it."""
+        """Weight every measured number by its residual."""
         if not self.residual.isfinite().all():
-            raise UserError("the simulation gives no finite numbers; begin nearer, or cut shorter segments")
+            raise UserError("the simulation is not finite; start from a better guess, or use shorter segments")
         Y = self.segments.measured.shape[-1]
         left = self.residual.reshape(-1, Y)
         free = left.numel() - self.start.numel() - len(self.theta)
@@ -246,4 +244,4 @@ class _Fit:
         flat = curvature.diagonal() <= 1e-9
         if flat.any():
             names = ", ".join(name for name, is_flat in zip(self.names, flat.tolist(), strict=True) if is_flat)
-            raise UserError(f"nothing that was recorded depends on {names}; leave it out, or move more")
+            raise UserError(f"{names} has no effect on the recorded data; leave it out, or record more motion")

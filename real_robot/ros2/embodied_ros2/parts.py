@@ -1,4 +1,4 @@
-"""What the programs put into the nodes: policies by checkpoint, export or address, simulators by checkpoint."""
+"""Loads the policies (by checkpoint, export or address) and simulators (by checkpoint) of the nodes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from real_robot.serving.policy_client import PolicyClient
 
 
 def load_policy(settings: PolicySettings) -> Policy:
-    """The policy that `settings` name: of a checkpoint, an export to ONNX, or a policy server.
+    """The policy of `settings`: from a checkpoint, an ONNX export, or a policy server.
 
     Raises:
-        UserError: on one line, where there is none, or not one alone is named.
-        OSError: where the server cannot be reached.
+        UserError: if there is none, or more than one is given.
+        OSError: if the server cannot be reached.
     """
     if bool(settings.checkpoint) == bool(settings.server):
-        raise UserError("expected one of checkpoint and server")
+        raise UserError("expected either checkpoint or server")
     if settings.server:
         if not settings.token_file:
-            raise UserError("expected token_file, which holds the token of the policy server")
+            raise UserError("expected token_file, the file with the policy server's token")
         return PolicyClient(settings.server, Path(settings.token_file).read_text().strip())
     if (Path(settings.checkpoint) / "policy.onnx").exists():
         return OnnxPolicy(settings.checkpoint)
@@ -34,10 +34,10 @@ def load_policy(settings: PolicySettings) -> Policy:
 
 
 def load_environment(settings: SimSettings) -> NumberedStarts:
-    """One environment of the task of a run, that executes single actions.
+    """One environment of a run's task that executes single actions.
 
     Raises:
-        UserError: on one line, where the run or an override is not valid.
+        UserError: if the run or an override is not valid.
     """
     # train.py and configs/ stay in the clone: simulators run from there
     from embodied.command_line.config import compose

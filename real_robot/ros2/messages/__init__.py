@@ -1,1 +1,1 @@
-"""ROS messages <-> arrays: codecs, and the one place that converts frames and units."""
+"""ROS messages <-> arrays: codecs, and the only place that converts frames and units."""

@@ -1,4 +1,4 @@
-"""Codecs for what moves and looks: odometry, poses, inertial units, laser scanners, cameras, velocity commands."""
+"""Codecs for bodies and sensors: odometry, poses, inertial units, laser scanners, cameras, velocity commands."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ QUANTITIES: dict[str, Quantity] = {
     "angular_velocity": (_spec(3, "rad/s", "body", XYZ), lambda m: m.angular_velocity),
     "yaw_rate": (_spec(1, "rad/s", "base", ()), lambda m: m.angular_velocity[2:]),
 }
-"""What can be observed of a motion: its spec, and how to compute it. What follows a dot tells variants apart."""
+"""Observable quantities of a motion: spec and function. A suffix after a dot distinguishes variants."""
 
 
 def _forward(motion: Motion) -> np.ndarray:
@@ -55,7 +55,7 @@ def _forward(motion: Motion) -> np.ndarray:
 
 
 def quantities_of(wanted: Mapping[str, TensorSpec]) -> dict[str, str]:
-    """Which quantity each of the observations `wanted` is, for those that are one by key: the variant that fits."""
+    """Quantity of each observation in `wanted` whose key names one, in the variant that fits."""
     chosen = {}
     for key, spec in wanted.items():
         variants = [name for name in QUANTITIES if name.split(".")[0] == key]
@@ -66,7 +66,7 @@ def quantities_of(wanted: Mapping[str, TensorSpec]) -> dict[str, str]:
 
 
 def motion_specs(quantities: Mapping[str, str]) -> dict[str, TensorSpec]:
-    """Specs of observations by key, where `quantities` says which quantity each is.
+    """Specs of observations by key, given the quantity of each.
 
     Raises:
         UserError: for an unknown quantity.
@@ -83,7 +83,7 @@ def observed(motion: Motion, quantities: Mapping[str, str]) -> dict[str, np.ndar
 
 
 def motion_of(arrays: Arrays, quantities: Mapping[str, str]) -> Motion:
-    """The motion that was observed as `arrays`: `observed`'s inverse; what is not among them is zero, and level."""
+    """The motion observed as `arrays`, the inverse of `observed`; missing quantities are zero, and level."""
     seen = {name: np.asarray(arrays[key], np.float64) for key, name in quantities.items()}
     rotation, rate = np.eye(3), seen.get("angular_velocity", np.zeros(3))
     if "rotation" in seen:
@@ -117,7 +117,7 @@ def write_pose(pose: Message, position: np.ndarray, rotation: np.ndarray) -> Non
 
 
 def check_frame(message: Message, expected: str) -> None:
-    """Raise UserError where the message is in another frame than `expected`."""
+    """Raise UserError if the message is not in frame `expected`."""
     if message.header.frame_id != expected:
         raise UserError(f"expected a message in frame {expected!r}, got {message.header.frame_id!r}")
 
@@ -126,7 +126,7 @@ def check_frame(message: Message, expected: str) -> None:
 class Odometry:
     """nav_msgs/Odometry: pose in `frame_id`, the contract's world; the twist is in the body's axes on the wire.
 
-    `world_velocity`: of a sender whose linear velocity is in the world's axes.
+    `world_velocity` is for senders whose linear velocity is in the world's axes.
     """
 
     quantities: Mapping[str, str]
@@ -148,7 +148,7 @@ class Odometry:
         return observed(Motion(position, rotation, velocity, vector(twist.angular)), self.quantities)
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The robot's side of it."""
+        """The message that a robot would send."""
         motion = motion_of(arrays, self.quantities)
         message = types(self.message)()
         set_stamp(message, stamp_s, self.frame_id)
@@ -182,7 +182,7 @@ class Pose:
         return observed(Motion(position, rotation, np.zeros(3), np.zeros(3)), self.quantities)
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The robot's side of it."""
+        """The message that a robot would send."""
         motion = motion_of(arrays, self.quantities)
         message = types(self.message)()
         set_stamp(message, stamp_s, self.frame_id)
@@ -208,7 +208,7 @@ class Imu:
         return {key: as_spec(key, spec, vector(getattr(message, key))) for key, spec in self.specs.items()}
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The robot's side of it; the orientation is marked as not known (REP 145)."""
+        """The message that a robot would send; the orientation is marked as unknown (REP 145)."""
         message = types(self.message)()
         set_stamp(message, stamp_s, "base_link")
         message.orientation_covariance[0] = -1.0
@@ -219,9 +219,9 @@ class Imu:
 
 @dataclass
 class LaserScan:
-    """sensor_msgs/LaserScan: ranges at `angles_rad` (anticlockwise from the lidar's front), each the nearest ray's.
+    """sensor_msgs/LaserScan: ranges at `angles_rad` (anticlockwise from the lidar's front), each from the nearest ray.
 
-    No return (infinite) and more than `range_m` read as that, too near (minus infinity) as 0 (REP 117).
+    No return (infinite) and ranges beyond `range_m` read as `range_m`; too close (minus infinity) reads as 0 (REP 117).
     """
 
     specs: Mapping[str, TensorSpec]
@@ -233,7 +233,7 @@ class LaserScan:
         """Ranges [beams], m.
 
         Raises:
-            UserError: where the scan does not see an angle, or holds NaN.
+            UserError: if the scan does not cover an angle, or contains NaN.
         """
         ((key, spec),) = self.specs.items()
         ranges = np.asarray(message.ranges, np.float64)
@@ -254,7 +254,7 @@ class LaserScan:
         return {key: as_spec(key, spec, ranges[index].clip(0.0, self.range_m))}
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The robot's side of it: evenly spaced angles alone."""
+        """The message that a robot would send: evenly spaced angles only."""
         ((key, spec),) = self.specs.items()
         message = types(self.message)()
         set_stamp(message, stamp_s, "laser")
@@ -267,13 +267,13 @@ class LaserScan:
 
 @dataclass
 class Image:
-    """sensor_msgs/Image of 8-bit colours: [height, width, 3], red first; the first row is the top."""
+    """sensor_msgs/Image with 8-bit colours: [height, width, 3], red first; the first row is the top."""
 
     specs: Mapping[str, TensorSpec]
     message: str = "sensor_msgs/msg/Image"
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
-        """The picture.
+        """The image.
 
         Raises:
             UserError: for another size or encoding.
@@ -286,7 +286,7 @@ class Image:
         return {key: as_spec(key, spec, picture[..., ::-1] if message.encoding == "bgr8" else picture)}
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The robot's side of it."""
+        """The message that a robot would send."""
         ((key, spec),) = self.specs.items()
         picture = as_spec(key, spec, arrays[key])
         message = types(self.message)()
@@ -301,7 +301,7 @@ class Image:
 class Fields:
     """An action whose elements are fields of one message, in SI units: Twist, TwistStamped, AckermannDriveStamped.
 
-    `paths` are the fields by element name ("linear.x"); all others stay zero.
+    `paths` maps element names to fields ("linear.x"); all others stay zero.
     """
 
     specs: Mapping[str, TensorSpec]

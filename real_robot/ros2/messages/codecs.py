@@ -1,9 +1,9 @@
 """ROS messages <-> arrays with names, order, units and frames; one codec for each meaning of a message type.
 
-A codec says in `specs` which arrays a message carries. `decode` reads them out of a message and `encode` makes the
-message of them, so that every codec also speaks for the other side: a simulator's. Nothing of ROS is imported here:
-messages are read by their attributes, and made of the classes that `Types` gives for names such as
-"sensor_msgs/msg/JointState". All raise UserError on one line for a message that is not what was agreed on.
+A codec lists the arrays of a message in `specs`. `decode` reads them from a message and `encode` builds the message, so
+every codec works in both directions, also for a simulator. This module does not import ROS: messages are read by
+attribute, and built from the classes that `Types` returns for names such as "sensor_msgs/msg/JointState". All codecs
+raise a one-line UserError for a message that does not match.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Message = Any
 """A ROS message of any type: read and written by attribute."""
 Arrays = Mapping[str, np.ndarray]
 Types = Callable[[str], Callable[[], Message]]
-"""The class of a message by the name of its type."""
+"""Returns the class of a message by the name of its type."""
 XYZ = ("x", "y", "z")
 MATRIX = tuple(a + b for a in XYZ for b in XYZ)
-"""Names of a rotation matrix, row by row."""
+"""Element names of a rotation matrix, row by row."""
 
 
 class Codec(Protocol):
@@ -40,15 +40,15 @@ class Codec(Protocol):
         ...
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The message that carries `arrays`, measured or due at `stamp_s`."""
+        """The message with `arrays`, measured or due at `stamp_s`."""
         ...
 
 
 def installed(name: str) -> Callable[[], Message]:
-    """The class of messages (or services) `name`, such as "sensor_msgs/msg/JointState", of the ROS that is sourced.
+    """The class of messages (or services) `name`, such as "sensor_msgs/msg/JointState", from the sourced ROS.
 
     Raises:
-        UserError: where its package is not installed.
+        UserError: if its package is not installed.
     """
     package, kind, message = name.split("/")
     try:
@@ -60,13 +60,15 @@ def installed(name: str) -> Callable[[], Message]:
 
 
 def stamp_s(message: Message) -> float | None:
-    """When the message was measured, s: its header's stamp, PX4's timestamp, or None where it carries none.
+    """Time of measurement in s: the header's stamp, PX4's timestamp, or None if there is none.
 
-    A header's stamp of zero is ROS's word for none.
+    A header stamp of zero means none in ROS.
     """
     if hasattr(message, "header"):
         stamp = message.header.stamp
-        return (10**9 * stamp.sec + stamp.nanosec) / 1e9 or None  # as a node's clock: the same time, bit for bit
+        return (
+            10**9 * stamp.sec + stamp.nanosec
+        ) / 1e9 or None  # computed like a node's clock: the same time, bit for bit
     if hasattr(message, "timestamp"):
         return 1e-6 * (getattr(message, "timestamp_sample", 0) or message.timestamp)
     if hasattr(message, "layout") and message.layout.dim and message.layout.dim[0].label == STAMP:
@@ -75,7 +77,7 @@ def stamp_s(message: Message) -> float | None:
 
 
 def set_stamp(message: Message, seconds: float, frame: str = "") -> None:
-    """Fill in the header's stamp and frame, or PX4's timestamp, of a message that has one."""
+    """Set the header's stamp and frame, or PX4's timestamp, if the message has one."""
     if hasattr(message, "header"):
         fill_time(message.header.stamp, seconds)
         message.header.frame_id = frame
@@ -90,7 +92,7 @@ def fill_time(time: Message, seconds: float) -> None:
 
 
 def fill(message: Message, fields: Mapping[str, Any]) -> Message:
-    """Set the named fields of a message; dots lead into nested ones ("twist.linear.x")."""
+    """Set the named fields of a message; dots access nested ones ("twist.linear.x")."""
     for path, value in fields.items():
         *parents, name = path.split(".")
         owner = message
@@ -112,7 +114,7 @@ def set_vector(point: Message, values: Sequence[float] | np.ndarray) -> None:
 
 
 def as_spec(key: str, spec: TensorSpec, values: Any) -> np.ndarray:  # noqa: ANN401 - whatever numpy takes
-    """`values` as an array of the spec's type, where they have its shape.
+    """`values` as an array of the spec's type and shape.
 
     Raises:
         UserError: for another number of elements.
@@ -130,12 +132,12 @@ STAMP = "stamp s"
 
 @dataclass
 class LabelledArrays:
-    """Any arrays of a contract on one std_msgs/Float64MultiArray: what no ROS type carries, and whole simulations.
+    """Arrays of a contract on one std_msgs/Float64MultiArray, for data without a ROS type and for simulations.
 
-    Arrays lie in `data` one after the other; each has one entry of `layout.dim`: its label says key, element names,
-    unit and frame, `size` the length of its first axis, `stride` its number of elements. The first entry is the stamp,
-    in seconds. Doubles hold float32, bool, uint8 (text, too) and int64 up to 2^53 exactly. A label that differs is
-    refused, so a sender with another order, unit or frame is never misread.
+    Arrays follow each other in `data`; each has an entry of `layout.dim` whose label gives key, element names, unit and
+    frame, `size` the length of the first axis and `stride` the number of elements. The first entry is the stamp, in s.
+    Doubles represent float32, bool, uint8 (also text) and int64 up to 2^53 exactly. A label that differs is refused, so
+    another order, unit or frame is never misread.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -188,7 +190,7 @@ class LabelledArrays:
 
 
 def label(key: str, spec: TensorSpec) -> str:
-    """What an array means, as text to compare: key, names, unit, frame and type."""
+    """The meaning of an array as comparable text: key, names, unit, frame and type."""
     return " | ".join((key, ",".join(spec.names), spec.unit, spec.frame, spec.dtype))
 
 
@@ -231,7 +233,7 @@ class JointState:
         """Arrays by key, in the contract's order.
 
         Raises:
-            UserError: where a joint or a field of it is missing.
+            UserError: if a joint or one of its fields is missing.
         """
         index = {name: place for place, name in enumerate(message.name)}
         if missing := [name for name in self.ros_joints if name not in index]:
@@ -246,7 +248,7 @@ class JointState:
         return arrays
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The robot's side of it."""
+        """The message that a robot would send."""
         message = types(self.message)()
         set_stamp(message, stamp_s)
         message.name = list(self.ros_joints)
@@ -258,10 +260,10 @@ class JointState:
 
 @dataclass
 class JointTrajectory:
-    """trajectory_msgs/JointTrajectory of one point: joint positions to be reached `time_from_start_s` after receipt.
+    """trajectory_msgs/JointTrajectory of one point: joint positions to reach `time_from_start_s` after receipt.
 
-    The stamp is left zero, which joint_trajectory_controller reads as now: a stamp of another machine's clock in the
-    past would drop the point.
+    The stamp stays zero, which joint_trajectory_controller reads as now: a stamp from another machine's clock could lie
+    in the past, and the point would be dropped.
     """
 
     specs: Mapping[str, TensorSpec]

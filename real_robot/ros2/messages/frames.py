@@ -1,9 +1,9 @@
-"""Frames and units, converted here and nowhere else: the conventions of ROS, of PX4 and of this package's contracts.
+"""The only place that converts frames and units: conventions of ROS, of PX4 and of this package's contracts.
 
 World: ENU (x east, y north, z up) here and in ROS, NED (x north, y east, z down) in PX4. Body: FLU (x forward, y left,
-z up) here and in ROS, FRD (x forward, y right, z down) in PX4 (REP 103). Quaternions turn body vectors into the world;
-here they are (w, x, y, z) as in PX4, in ROS messages (x, y, z, w). All functions take arrays [..., 3], [..., 4] or
-[..., 3, 3] and compute in double precision.
+z up) here and in ROS, FRD (x forward, y right, z down) in PX4 (REP 103). Quaternions rotate body vectors into the
+world; here they are (w, x, y, z) as in PX4, in ROS messages (x, y, z, w). All functions take arrays [..., 3], [..., 4]
+or [..., 3, 3] and compute in double precision.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ HALF = np.sqrt(0.5)
 
 
 def world_ned_enu(vector: ArrayLike) -> Array:
-    """A world vector [..., 3] from NED to ENU; from ENU to NED it is the same exchange."""
+    """Convert a world vector [..., 3] from NED to ENU, or from ENU to NED."""
     x, y, z = _parts(vector, 3)
     return np.stack((y, x, -z), -1)
 
 
 def body_frd_flu(vector: ArrayLike) -> Array:
-    """A body vector or body rate [..., 3] from FRD to FLU; from FLU to FRD it is the same half turn about x."""
+    """Convert a body vector or body rate [..., 3] from FRD to FLU, or from FLU to FRD."""
     x, y, z = _parts(vector, 3)
     return np.stack((x, -y, -z), -1)
 
 
 def attitude_ned_enu(quaternion: ArrayLike) -> Array:
-    """Attitude (w, x, y, z) [..., 4] of FRD in NED to that of FLU in ENU; the way back is the same."""
+    """Convert an attitude (w, x, y, z) [..., 4] of FRD in NED to FLU in ENU, or back."""
     w, x, y, z = _parts(quaternion, 4)
     return HALF * np.stack((w + z, x + y, x - y, w - z), -1)
 
 
 def wxyz(xyzw: ArrayLike) -> Array:
-    """ROS's order of a quaternion [..., 4] to ours."""
+    """Convert ROS's quaternion order [..., 4] to ours."""
     x, y, z, w = _parts(xyzw, 4)
     return np.stack((w, x, y, z), -1)
 
 
 def xyzw(wxyz: ArrayLike) -> Array:
-    """Our order of a quaternion [..., 4] to ROS's."""
+    """Convert our quaternion order [..., 4] to ROS's."""
     w, x, y, z = _parts(wxyz, 4)
     return np.stack((x, y, z, w), -1)
 
@@ -53,7 +53,7 @@ def matrix(quaternion: ArrayLike) -> Array:
     """Rotation matrix [..., 3, 3] of a quaternion (w, x, y, z) [..., 4] of any length but zero.
 
     Raises:
-        UserError: for a quaternion that is not finite or far from unit length, as in a message nobody filled in.
+        UserError: for a quaternion that is not finite or far from unit length, as in a message that was not filled in.
     """
     given = np.asarray(quaternion, np.float64)
     length = np.linalg.norm(given, axis=-1, keepdims=True)
@@ -91,7 +91,7 @@ def quaternion(rotation: ArrayLike) -> Array:
 
 
 def two_columns(rotation: ArrayLike) -> Array:
-    """The first two columns [..., 6] of a rotation matrix [..., 3, 3], one after the other."""
+    """The first two columns of a rotation matrix [..., 3, 3], concatenated to [..., 6]."""
     m = np.asarray(rotation, np.float64)
     return np.concatenate((m[..., 0], m[..., 1]), -1)
 
@@ -113,7 +113,7 @@ def to_body(rotation: ArrayLike, world: ArrayLike) -> Array:
 
 
 def thrust_of_rotor(action: ArrayLike) -> Array:
-    """Normalised thrust in [0, 1] of a rotor set-point in [-1, 1], linear in speed: thrust goes with its square."""
+    """Normalised thrust in [0, 1] of a rotor set-point in [-1, 1], linear in speed: thrust grows with its square."""
     return np.square(0.5 * (np.asarray(action, np.float64) + 1.0))
 
 

@@ -1,7 +1,7 @@
 """Codecs for quadrotors: PX4 over uXRCE-DDS (px4_msgs) and Crazyswarm2 (crazyflie_interfaces).
 
-Actions and observations are ENU and FLU, as everywhere here; PX4's NED and FRD, the Crazyflie's degrees and inverted
-yaw rate exist on the wire alone.
+Actions and observations are ENU and FLU, as everywhere here. PX4's NED and FRD and the Crazyflie's degrees and inverted
+yaw rate are used on the wire only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOTORS = 12
 OFFBOARD = 14
 """nav_state of px4_msgs/VehicleStatus while PX4 follows set-points from outside."""
 CRAZYFLIE_FULL_THRUST = 60000.0
-"""Of cmd_vel_legacy, which starts no motor before it has seen a thrust of 0."""
+"""Full thrust of cmd_vel_legacy, which starts no motor before it has received a thrust of 0."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class VehicleOdometry:
         """Observations by key.
 
         Raises:
-            UserError: for frames that are not known, or an attitude that PX4 does not have.
+            UserError: for unknown frames, or if PX4 has no attitude.
         """
         if message.pose_frame not in POSE_FRAMES or message.velocity_frame not in (message.pose_frame, BODY_FRD):
             got = f"pose_frame={message.pose_frame}, velocity_frame={message.velocity_frame}"
@@ -61,7 +61,7 @@ class VehicleOdometry:
         return observed(Motion(frames.world_ned_enu(message.position), rotation, velocity, rate), self.quantities)
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """PX4's side of it."""
+        """The message that PX4 would send."""
         motion = motion_of(arrays, self.quantities)
         message = types(self.message)()
         set_stamp(message, stamp_s)
@@ -76,7 +76,7 @@ class VehicleOdometry:
 
 @dataclass
 class VehicleRatesSetpoint:
-    """px4_msgs/VehicleRatesSetpoint: body rates, and collective thrust upwards as a fraction of the most there is."""
+    """px4_msgs/VehicleRatesSetpoint: body rates, and collective thrust upwards as a fraction of full thrust."""
 
     specs: Mapping[str, TensorSpec]
     message: str = "px4_msgs/msg/VehicleRatesSetpoint"
@@ -100,10 +100,10 @@ class VehicleRatesSetpoint:
 
 @dataclass
 class ActuatorMotors:
-    """px4_msgs/ActuatorMotors: normalised thrust of each rotor, in PX4's order; motors that are not there are NaN.
+    """px4_msgs/ActuatorMotors: normalised thrust of each rotor, in PX4's order; motors that do not exist are NaN.
 
-    An action is linear in speed, from -1 (standstill) to 1: its thrust goes with the square. PX4 turns thrust into a
-    motor signal by its THR_MDL_FAC.
+    An action is linear in speed, from -1 (standstill) to 1; its thrust grows with the square. PX4 turns thrust into a
+    motor signal with its THR_MDL_FAC.
     """
 
     specs: Mapping[str, TensorSpec]
@@ -129,7 +129,7 @@ class ActuatorMotors:
 
 
 def px4_fault(message: Message) -> str | None:
-    """Why PX4 does not follow us, from its px4_msgs/VehicleStatus; None while it does."""
+    """Why PX4 does not follow our commands, from its px4_msgs/VehicleStatus; None if it does."""
     if message.failsafe:
         return "PX4 is in failsafe"
     if message.nav_state != OFFBOARD:

@@ -1,1 +1,1 @@
-"""The nodes, what they share, and the table of what is launched together."""
+"""The ROS 2 nodes, their common base, and the table of nodes that are launched together."""

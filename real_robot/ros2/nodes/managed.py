@@ -1,4 +1,4 @@
-"""What every node of ours shares: settings from ROS parameters, logged lifecycle errors, diagnostics, QoS reports."""
+"""Base of all nodes: settings from ROS parameters, logged lifecycle errors, diagnostics, QoS reports."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ S, E = TypeVar("S"), TypeVar("E")
 OK, WARN, ERROR = (cast(bytes, getattr(DiagnosticStatus, level)) for level in ("OK", "WARN", "ERROR"))
 DIAGNOSTICS_PERIOD_S = 0.5
 ROS_OWN = ("use_sim_time", "qos_overrides", "start_type_description_service")
-"""Parameters of ROS itself, the first parts of their names."""
+"""First parts of the names of ROS's own parameters."""
 
 
 @dataclass
 class Report:
-    """One line of /diagnostics: `level` is OK, WARN or ERROR."""
+    """One entry of /diagnostics: `level` is OK, WARN or ERROR."""
 
     message: str = ""
     level: bytes = OK
@@ -41,10 +41,10 @@ class Report:
 class ManagedNode(LifecycleNode, Generic[S]):
     """A lifecycle node with `settings`, read from its parameters when it is configured.
 
-    A subclass says what `configure`, `activate`, `deactivate` and `cleanup` do; a UserError of theirs is logged on one
-    line, any other error with its traceback. A failed configure leaves the node unconfigured; any other failure is an
-    error, after which the node has deactivated and freed all it had, which is all that it has declared its `own`.
-    `reports` are published on /diagnostics twice a second, also while a simulator's clock stands still.
+    Subclasses implement `configure`, `activate`, `deactivate` and `cleanup`. A UserError in them is logged on one line,
+    any other error with its traceback. After a failed configure the node is unconfigured. After any other failure it
+    has deactivated and freed everything declared as its `own`. `reports` are published on /diagnostics twice a second,
+    even while a simulator's clock stands still.
     """
 
     def __init__(self, name: str, settings: type[S]) -> None:
@@ -59,24 +59,24 @@ class ManagedNode(LifecycleNode, Generic[S]):
         self.create_timer(DIAGNOSTICS_PERIOD_S, self._publish_diagnostics, clock=self.steady)
 
     def configure(self) -> None:
-        """Make everything that `settings` ask for."""
+        """Create everything that `settings` require."""
 
     def activate(self) -> None:
         """Start."""
 
     def deactivate(self) -> None:
-        """Stop, safely; also called after an error, when not all may have been made."""
+        """Stop, safely; also called after an error, when not everything may exist."""
 
     def cleanup(self) -> None:
-        """Free what `configure` made and is not the node's `own`, as far as it came."""
+        """Free what `configure` created apart from the node's `own`, as far as it got."""
 
     def own(self, entity: E) -> E:
-        """A publisher, subscription, client, service or timer that cleaning up destroys; returned as it is."""
+        """Register a publisher, subscription, client, service or timer to be destroyed on cleanup; returns it."""
         self._owned.append(entity)
         return entity
 
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """ROS's transition."""
+        """ROS's configure transition."""
 
         def start() -> None:
             self.settings = read_settings(self, self._settings_type)
@@ -89,29 +89,29 @@ class ManagedNode(LifecycleNode, Generic[S]):
         return done
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """ROS's transition."""
+        """ROS's activate transition."""
         return self._try("activate", self.activate)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """ROS's transition."""
+        """ROS's deactivate transition."""
         return self._try("deactivate", self.deactivate)
 
     def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """ROS's transition."""
+        """ROS's cleanup transition."""
         return self._free()
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """ROS's transition: stops and frees all, from any state."""
+        """ROS's shutdown transition: stops and frees everything, from any state."""
         self._try("deactivate", self.deactivate)
         return self._free()
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
-        """ROS's transition after an error: stops and frees all, so that the node can be configured again."""
+        """ROS's transition after an error: stops and frees everything, so that the node can be configured again."""
         self._try("deactivate", self.deactivate)
         return self._free()
 
     def qos_events(self, topic: str) -> dict[str, Any]:
-        """Callbacks that report partners of incompatible QoS, for "subscription" and "publisher" of `topic`."""
+        """Callbacks that report partners with incompatible QoS, for "subscription" and "publisher" of `topic`."""
 
         def mismatch(event: Any) -> None:  # noqa: ANN401 - rclpy's
             policy = qos_policy_name_from_kind(event.last_policy_kind)
@@ -163,10 +163,10 @@ class ManagedNode(LifecycleNode, Generic[S]):
 
 
 def read_settings(node: LifecycleNode, cls: type[S]) -> S:
-    """The dataclass `cls` from the node's parameters, "a.b" being field b of field a; declares those left out.
+    """The dataclass `cls` from the node's parameters ("a.b" is field b of field a); declares missing ones.
 
     Raises:
-        UserError: on one line, for an unknown parameter or a wrong type.
+        UserError: for an unknown parameter or a wrong type.
     """
     nested: dict[str, Any] = {}
     for name, parameter in node.get_parameters_by_prefix("").items():
@@ -189,8 +189,10 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
 
 
 def spin(make: Callable[[], ManagedNode]) -> None:
-    """Run a node until Ctrl-C, SIGTERM or an error, upon which it stops safely before it goes."""
-    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)  # rclpy's would close the node before it can hold
+    """Run a node until Ctrl-C, SIGTERM or an error, then stop it safely."""
+    rclpy.init(
+        signal_handler_options=SignalHandlerOptions.NO
+    )  # rclpy's handler would close the node before it can hold
     node = make()
     executor = SingleThreadedExecutor()
     executor.add_node(node)
@@ -199,7 +201,7 @@ def spin(make: Callable[[], ManagedNode]) -> None:
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             node.get_logger().info("waits to be configured")
             executor.spin()
-    finally:  # an error in a callback ends the process, but not before the robot holds
+    finally:  # an error in a callback ends the process, but only after the robot holds
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         node.trigger_shutdown()
@@ -208,7 +210,7 @@ def spin(make: Callable[[], ManagedNode]) -> None:
 
 
 def _leaves(tree: Any, prefix: str) -> list[tuple[str, Any]]:  # noqa: ANN401 - nested containers
-    """Names and values that ROS can declare: it knows neither None nor an empty list's type."""
+    """Names and values in the form that ROS can declare: it has no None and no type for an empty list."""
     if isinstance(tree, dict):
         return [leaf for key, value in tree.items() for leaf in _leaves(value, f"{prefix}.{key}" if prefix else key)]
     unknown = tree is None or (isinstance(tree, list) and (not tree or isinstance(tree[0], dict)))

@@ -1,7 +1,7 @@
 """policy_node: observation topics -> contract -> policy -> safety -> command topic, as a lifecycle node.
 
 Configuring loads the policy and binds it to the robot, activating starts the loop, deactivating holds, cleaning up
-frees all. An error in the loop holds and deactivates.
+frees everything. An error in the loop holds and deactivates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from real_robot.serving.policy_client import PolicyClient
 
 HEARTBEAT_HZ = 20.0
 KEPT = 1000
-"""Periods that /diagnostics tells of."""
+"""Number of periods covered by /diagnostics."""
 
 
 class Pace(Enum):
@@ -48,14 +48,14 @@ class PolicySettings:
     """Parameters of policy_node.
 
     Attributes:
-        checkpoint: a run, one of its checkpoints, or an export to ONNX; or
+        checkpoint: a run, one of its checkpoints, or an ONNX export; or
         server: a policy server's address, ws://host:port; its token is read from the file `token_file`.
-        robot, options: a row of the robot tables, and the options it takes.
+        robot, options: an entry of the robot tables, and its options.
         pace: when periods begin.
-        prefix: of the command topic; "policy/" is what safety_node listens to, "" the robot itself.
+        prefix: of the command topic; "policy/" is for safety_node, "" for the robot itself.
         execution, asynchronous: of action chunks; see `chunk_executor.ChunkExecutor`.
         limits: YAML file of `limits.Limits` for commands and measurements; "": those of the contract.
-        recording: a new MCAP file of what the policy reads and decides and of every period, to be replayed; "": none.
+        recording: a new MCAP file of what the policy reads and decides and of every period, for replay; "": none.
         device: of the policy.
     """
 
@@ -77,7 +77,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
     """Runs a policy on a robot; service `~/reset` begins an episode (memories and chunks start anew).
 
     Args:
-        load: makes the policy that the settings name.
+        load: makes the policy of the settings.
     """
 
     def __init__(self, load: Callable[[PolicySettings], Policy]) -> None:
@@ -157,7 +157,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
         began = time.perf_counter()
         try:
             verdict = self._controller.tick()
-        except Exception as error:  # whatever it is: a robot must not be left with its last command
+        except Exception as error:  # any error: a robot must not be left with its last command
             self.get_logger().error(f"the loop failed and the robot holds: {type(error).__name__}: {error}")
             self.trigger_deactivate()
             return
@@ -181,7 +181,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
 
 
 class _Timing:
-    """What /diagnostics says of the last `KEPT` periods."""
+    """Timing of the last `KEPT` periods for /diagnostics."""
 
     def __init__(self, period_s: float) -> None:
         self.period_s = period_s

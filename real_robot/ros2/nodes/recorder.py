@@ -1,7 +1,7 @@
-"""recorder_node: what goes over the topics of a robot, as it was sent, into MCAP files that rosbag2 and Foxglove read.
+"""recorder_node: records a robot's topics as they were sent into MCAP files that rosbag2 and Foxglove read.
 
-A process of its own, so that the others never wait for a disk. What the policy itself read and decided, which a replay
-needs, is recorded by policy_node (its parameter `recording`).
+It is a separate process, so that the other nodes never wait for a disk. The policy's observations and decisions, which
+a replay needs, are recorded by policy_node (parameter `recording`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from real_robot.ros2.robots.tables import Qos
 from real_robot.ros2.ros_robot import read_contract, subscribe, types
 
 LISTENED = Qos(depth=50, reliability="best_effort")
-"""Hears publishers of any QoS."""
+"""Receives from publishers of any QoS."""
 BREAK = "\n" + "=" * 80 + "\n"
 PRIMITIVES = {"double": "float64", "float": "float32", "boolean": "bool", "octet": "byte"}
-"""Names of types in Python's message classes that .msg files call otherwise."""
+"""Types whose names in Python's message classes differ from those in .msg files."""
 
 
 @dataclass
@@ -32,8 +32,8 @@ class RecorderSettings:
 
     Attributes:
         checkpoint, robot, options, prefix: as in safety_node.
-        directory: of the files, one for each activation, named by the time.
-        topics: what to record besides the robot's observations and commands, "/tf tf2_msgs/msg/TFMessage" each.
+        directory: of the files, one per activation, named by time.
+        topics: further topics to record, each as "/tf tf2_msgs/msg/TFMessage".
     """
 
     checkpoint: str = ""
@@ -52,7 +52,7 @@ class RecorderNode(ManagedNode[RecorderSettings]):
         self._recorder: Recorder | None = None
 
     def configure(self) -> None:
-        """Subscribe to the robot's topics, to the policy's commands, and to what else is asked for."""
+        """Subscribe to the robot's topics, the policy's commands, and the requested topics."""
         settings = self.settings
         table = robot_table(settings.robot, read_contract(settings.checkpoint), settings.options)
         self._contract = table.contract
@@ -102,7 +102,7 @@ class RecorderNode(ManagedNode[RecorderSettings]):
 
 
 def definition(kind: str) -> str:
-    """The ros2msg text of message `kind`, "sensor_msgs/msg/Imu", and of all types in it, from its Python class."""
+    """The ros2msg text of message `kind` ("sensor_msgs/msg/Imu") and all its types, from its Python class."""
     parts, waiting, seen = [], [kind], {kind}
     while waiting:
         current = waiting.pop(0)
@@ -120,7 +120,7 @@ def definition(kind: str) -> str:
 
 
 def _element(given: str) -> tuple[str, str]:
-    """Type of the elements, and what follows it in a .msg file: "sequence<double, 3>" is float64 and "[<=3]"."""
+    """Element type and its suffix in a .msg file: "sequence<double, 3>" gives float64 and "[<=3]"."""
     if given.startswith("sequence<"):
         element, _, bound = given[len("sequence<") : -1].rpartition(", ")
         return (element, f"[<={bound}]") if element else (bound, "[]")

@@ -1,7 +1,7 @@
 """safety_node: an independent process between a policy's commands and the robot, with the emergency stop.
 
-It checks every command once more with limits of its own, and holds the robot itself when the policy's process no longer
-says that it lives, or commands stop. Its watch runs in steady time: no lack of a simulator's clock can stop it.
+It checks every command again with its own limits, and holds the robot if the policy's heartbeat or its commands stop.
+It runs in steady time, so a simulator's clock cannot stop it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_contract, read_l
 from real_robot.safety.safety import Command, Safety, State
 
 CHECKS = 4
-"""Looks at the watches per shortest timeout."""
+"""Number of checks per shortest timeout."""
 LIFELESS = "the policy's process gives no sign of life"
 
 
@@ -32,11 +32,11 @@ class SafetySettings:
     """Parameters of safety_node.
 
     Attributes:
-        checkpoint: of the policy that commands, for its contract: a run, a checkpoint, an export, a contract.json.
+        checkpoint: the commanding policy's, for its contract: a run, a checkpoint, an export, a contract.json.
         robot, options: as in policy_node.
         prefix: of the topics on which policy_node commands.
-        heartbeat_timeout_s: steady time without a sign of life after which the robot holds.
-        limits: as in policy_node; their `command_timeout_s`, in ROS time, is also how long commands may be absent.
+        heartbeat_timeout_s: steady time without a heartbeat after which the robot holds.
+        limits: as in policy_node; their `command_timeout_s`, in ROS time, is also the longest gap between commands.
     """
 
     checkpoint: str = ""
@@ -48,9 +48,9 @@ class SafetySettings:
 
 
 class SafetyNode(ManagedNode[SafetySettings]):
-    """Passes commands on, checked; `~/state` says how it stands.
+    """Checks commands and passes them on; `~/state` publishes its state.
 
-    Services `~/emergency_stop`, which latches until `~/reset` or until the node is configured anew.
+    Service `~/emergency_stop` latches until `~/reset` or until the node is configured again.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._safety = Safety(self._robot, self._limits, self._robot.clock)
         self._passed = self._held = 0
         command = self._table.command
-        # before the commands, so that of both the sign of life is handled first
+        # before the commands, so that the heartbeat is handled first
         self.own(self.create_subscription(Header, settings.prefix + HEARTBEAT, self._beat, QoSProfile(depth=1)))
         subscribe(self, settings.prefix + command.name, command.codec.message, command.qos, self._pass_on)
         latched = QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
@@ -83,14 +83,14 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._say()
 
     def activate(self) -> None:
-        """Pass commands on from now on."""
+        """Start passing commands on."""
         self._robot.start()
         self._began, self._early = False, None
         self._active = True
         self._say()
 
     def deactivate(self) -> None:
-        """Pass nothing on; the robot holds."""
+        """Stop passing commands on; the robot holds."""
         was, self._active = self._active, False
         if was and self._began:
             self._safety.command(None, None)
@@ -128,7 +128,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._beat_s = time.monotonic()
 
     def _catch_up(self) -> None:
-        """A command of a simulated time that had not come to this process yet waits until it has."""
+        """Process commands with a simulated time that this process had not reached yet."""
         if self._active and self._early and (self._early.stamp_s or 0.0) <= self._robot.clock():
             self._check(self._early)
 
@@ -172,7 +172,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         return response
 
     def _say(self) -> None:
-        """Publish the state where it has changed."""
+        """Publish the state if it has changed."""
         state = self._safety.state.value if self._active or self._safety.state is State.STOPPED else "inactive"
         if state != self._said:
             self._said = state

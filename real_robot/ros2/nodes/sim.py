@@ -1,8 +1,8 @@
-"""sim_node: any simulator of ours as a robot on ROS topics, with /clock.
+"""sim_node: any of our simulators as a robot on ROS topics, with /clock.
 
-In lock-step every command is one control period: a measurement goes out, the simulator waits for the command, steps,
-and measures again, so nothing depends on how fast anything runs. In real time it steps at the control rate whatever
-comes, with the last command while it is fresh; without one the robot holds.
+In lock-step every command is one control period: the simulator publishes a measurement, waits for the command, steps
+and measures again, so nothing depends on speed. In real time it steps at the control rate, with the last command while
+it is fresh; otherwise the robot holds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from real_robot.ros2.robots.tables import ACTION
 from real_robot.ros2.ros_robot import publisher, subscribe, types
 
 CLOCK_AGAIN_S = 0.2
-"""Wall time after which the clock is said again."""
+"""Wall time after which the clock is published again."""
 
 
 @dataclass
@@ -41,15 +41,15 @@ class SimSettings:
 
     Attributes:
         checkpoint: a run; its task is simulated.
-        overrides: of its configuration, with spaces between them: "task.suite=libero_goal task.tasks=[3]".
-        distribution: of initial states; "" is the one trained on.
-        robot, options: a row of the robot tables that fits the simulator, whose side of the topics this is.
-        lock_step: see the module; else in real time, `real_time_factor` times as fast.
+        overrides: of its configuration, separated by spaces: "task.suite=libero_goal task.tasks=[3]".
+        distribution: of initial states; "" is the training distribution.
+        robot, options: an entry of the robot tables that fits the simulator; the node takes the robot's side.
+        lock_step: see the module; otherwise real time, `real_time_factor` times as fast.
         hold_action: [A] what the robot's own controller does when it holds; zeros if empty.
-        command_timeout_s: simulated time for which a command counts in real time.
-        listeners: nodes that have to hear the measurements before an episode begins in lock-step: a first one that is
-            lost would be waited for without end.
-        start: number of the initial state that `~/reset` begins from; -1: the next one. May be set at any time.
+        command_timeout_s: simulated time for which a command is valid in real time.
+        listeners: nodes that have to be connected before an episode begins in lock-step: if the first measurement were
+            lost, the simulator would wait for ever.
+        start: initial state that `~/reset` begins from; -1: the next one. May be set at any time.
     """
 
     checkpoint: str = ""
@@ -66,15 +66,14 @@ class SimSettings:
 
 
 class SimNode(ManagedNode[SimSettings]):
-    """One simulated robot; service `~/reset` begins an episode, `~/episode` tells the outcome of each that has ended.
+    """One simulated robot; service `~/reset` begins an episode, `~/episode` publishes the outcome of each episode.
 
-    Before it `~/trace` gives, of every control step, the wall time in seconds from the measurement to the command made
-    of it (NaN where the robot held by itself) and the action, one row [1 + A] after the other.
-    In lock-step nothing runs before the first `~/reset`; in real time an episode begins at once, and after each the
-    next one.
+    Before the outcome, `~/trace` publishes one row [1 + A] per control step: the wall time in seconds from measurement
+    to command (NaN if the robot held by itself) and the action. In lock-step nothing runs before the first `~/reset`;
+    in real time an episode begins at once, and each is followed by the next.
 
     Args:
-        load: makes the environment that the settings name: N = 1, single actions.
+        load: makes the environment of the settings: N = 1, single actions.
     """
 
     def __init__(self, load: Callable[[SimSettings], NumberedStarts]) -> None:
@@ -117,11 +116,14 @@ class SimNode(ManagedNode[SimSettings]):
             self._begin()
 
     def deactivate(self) -> None:
-        """Stand still."""
+        """Stop stepping."""
         self._active = self._running = False
 
     def cleanup(self) -> None:
-        """Simulated time goes on where it was when the node is configured anew: no other node sees it go back."""
+        """Free the simulator.
+
+        Simulated time continues when the node is configured again, so no node sees it jump back.
+        """
         self._earlier_s = self._stamp_s + self._period_s
 
     def _begin(self) -> None:
@@ -135,20 +137,20 @@ class SimNode(ManagedNode[SimSettings]):
     def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         response.success, response.message = False, "activate the simulator first"
         if self._active and self.settings.lock_step and not self._heard():
-            response.message = f"fewer than {self.settings.listeners} nodes hear the simulator as yet"
+            response.message = f"fewer than {self.settings.listeners} nodes are connected to the simulator"
         elif self._active:
             self._begin()
             response.success, response.message = True, f"start {int(self._environment.start[0])}"
         return response
 
     def _heard(self) -> bool:
-        """Whether those that an episode needs are connected: what is published earlier is lost."""
+        """Whether the required listeners are connected: anything published earlier is lost."""
         outs = [self._time, *(out for _, out in self._states)]
         heard = all(out.get_subscription_count() >= self.settings.listeners for out in outs)
         return heard and self.count_publishers(self._table.command.name) > 0
 
     def _hold(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - of the table's own type
-        """Somebody asks the robot for its own safe behaviour: it goes on, by itself, until a command comes."""
+        """Hold on request: the robot follows its own safe behaviour until a command arrives."""
         self._holding, self._command = True, None
         self._holds += 1
         if hasattr(response, "success"):
@@ -164,7 +166,7 @@ class SimNode(ManagedNode[SimSettings]):
             self.get_logger().error(f"a command cannot be read: {error}", throttle_duration_sec=1.0)
             return
         if self.settings.lock_step and stamp is not None and stamp < self._stamp_s:
-            return  # an answer to an earlier measurement, upon which the robot has held
+            return  # an answer to an earlier measurement, after which the robot has held
         self._holding = False
         if self.settings.lock_step:
             self._write(action, time.perf_counter() - self._measured)
@@ -207,19 +209,19 @@ class SimNode(ManagedNode[SimSettings]):
             self._begin()
 
     def _measure(self) -> None:
-        """Publish what is measured now, and the clock."""
+        """Publish the current measurement and the clock."""
         reading = self._robot.read()
         assert reading is not None
         self._nanoseconds = round(1e9 * (self._earlier_s + reading.stamp_s))
-        self._stamp_s = self._nanoseconds / 1e9  # as a node's clock: the same time, bit for bit
+        self._stamp_s = self._nanoseconds / 1e9  # computed like a node's clock: the same time, bit for bit
         for topic, out in self._states:
             out.publish(topic.codec.encode(reading.observation, types, self._stamp_s))
-        # last, so that nobody knows the time without what was measured at it
+        # last, so that no node has the time without its measurement
         self._tell_time()
         self._measured = time.perf_counter()
 
     def _tell_time(self) -> None:
-        """Publish the clock; nodes listen to it by best effort, so it is said again where nothing comes of it."""
+        """Publish the clock; it is sent with best effort, so it is repeated if nothing happens."""
         time_now = Time(sec=self._nanoseconds // 10**9, nanosec=self._nanoseconds % 10**9)
         self._time.publish(Clock(clock=time_now))
 

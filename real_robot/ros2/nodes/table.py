@@ -1,4 +1,4 @@
-"""The one table of nodes, and of what is launched together: it feeds the launch files and their tests."""
+"""The table of nodes and of what is launched together, used by the launch files and their tests."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ CONFIGURE, ACTIVATE = 1, 3
 
 @dataclass(frozen=True)
 class Argument:
-    """A launch argument, given as name:=value; one that is empty leaves the matter to the parameter file."""
+    """A launch argument, given as name:=value; an empty one leaves the choice to the parameter file."""
 
     name: str
     default: str
     description: str
 
 
-NAMESPACE = Argument("namespace", "", "before all relative topics and services, such as cf1")
-PARAMETERS = Argument("parameters", "", "parameter file in place of the one in config/")
+NAMESPACE = Argument("namespace", "", "prefix of all relative topics and services, such as cf1")
+PARAMETERS = Argument("parameters", "", "parameter file instead of the one in config/")
 ACTIVATED = Argument("activate", "false", "activate policy_node at once, instead of by ros2 lifecycle set")
-USE_SIM_TIME = Argument("use_sim_time", "false", "take the time from /clock")
-LIMITS = Argument("limits", "", "file of safety limits in place of the one in config/")
+USE_SIM_TIME = Argument("use_sim_time", "false", "use the time of /clock")
+LIMITS = Argument("limits", "", "safety limits file instead of the one in config/")
 CHECKPOINT = Argument("checkpoint", "", "a run of train.py, or one of its checkpoints")
-ROBOT = Argument("robot", "", "what the robot speaks: a row of the README's table")
+ROBOT = Argument("robot", "", "the robot's interface: a row of the README's table")
 RATE = Argument("rate_hz", "", "rate of commands, which must be the policy's")
 
 
 @dataclass(frozen=True)
 class Node:
-    """A lifecycle node: its program, which is its name, too.
+    """A lifecycle node, named like its program.
 
-    `parameters` are those that launch arguments set, by argument. A node that `waits` is activated by the operator,
-    unless activate:=true. Topics are remapped by the namespace alone: what robots call them is in the robot tables.
+    `parameters` are set by launch arguments, by argument. A node that `waits` is activated by the operator, unless
+    activate:=true. Topics are remapped by the namespace only: the robot tables have the robots' topic names.
     """
 
     executable: str
@@ -56,7 +56,7 @@ NODES = {
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launch file starts, in order, and its arguments."""
+    """The nodes and arguments of a launch file, in order."""
 
     nodes: tuple[Node, ...]
     arguments: tuple[Argument, ...]
@@ -76,4 +76,4 @@ LAUNCHES = {
     "sim": _launch(("sim_node", *CONTROLLER), *SIMULATED),
     "sim_to_real_eval": _launch(("sim_node", *CONTROLLER), *SIMULATED),
 }
-"""By name: launch/<name>.launch.py, whose parameters are in launch/config/<name>.yaml."""
+"""Launches by name: launch/<name>.launch.py, with parameters in launch/config/<name>.yaml."""

@@ -1,1 +1,1 @@
-"""Robots by name: which arrays of a contract travel on which topic."""
+"""Robots by name: which arrays of a contract use which topic."""

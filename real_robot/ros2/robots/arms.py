@@ -1,7 +1,7 @@
 """Arms under ros2_control: trajectories, forwarded positions and velocities; Universal Robots, Franka FR3.
 
-All take `pose`: topic and frame_id of a PoseStamped of the end effector, where a policy observes one. That frame must
-be the policy's world.
+All accept `pose`: topic and frame_id of a PoseStamped of the end effector, for policies that observe one. That frame
+must be the policy's world.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from real_robot.ros2.messages.codecs import Arrays, JointState, JointTrajectory,
 from real_robot.ros2.robots.tables import ACTION, COMMAND, STATE, Behaviour, Call, Table, Topic, action_spec, make_table
 
 LOOK_AHEAD = 2.0
-"""Periods in which a trajectory's point is to be reached: one could pass before the next point arrives."""
+"""Periods until a trajectory's point is to be reached: one could pass before the next point arrives."""
 
 
 Hold = Callable[[Arrays], np.ndarray] | tuple[float, ...]
@@ -34,7 +34,7 @@ def forward_position(
 ) -> Table:
     """ros2_control's forward_command_controller of joint positions, rad.
 
-    `joints` are the contract's names in the controller's order, `ros_joints` those of /joint_states where they differ.
+    `joints` are the contract's names in the controller's order, `ros_joints` those of /joint_states if they differ.
     """
     action = action_spec(wanted, joints, "rad")
     command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
@@ -67,7 +67,7 @@ def joint_trajectory(
     pose: Sequence[str] = (),
     arrays: Sequence[str] = (),
 ) -> Table:
-    """ros2_control's joint_trajectory_controller, one point at a time; holds where it is when holding begins."""
+    """ros2_control's joint_trajectory_controller, one point at a time; holds the current position."""
     action, names = action_spec(wanted, joints, "rad"), tuple(ros_joints or joints)
     codec = JointTrajectory({ACTION: action}, names, LOOK_AHEAD / rate_hz)
     command = Topic(f"{controller}/joint_trajectory", codec, COMMAND)

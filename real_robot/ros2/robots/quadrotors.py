@@ -35,7 +35,7 @@ from real_robot.ros2.robots.tables import (
 )
 
 PX4_STATUS = {"1.15": "", "1.16": "_v1", "1.17": "_v1", "1.18": "_v4"}
-"""What the name of vehicle_status ends with, by PX4's version: from 1.16 on the version of its message."""
+"""Suffix of the topic vehicle_status by PX4's version: from 1.16 on its message's version."""
 DO_SET_MODE, ARM_DISARM = 176, 400
 CUSTOM_MODE, AUTO, LOITER, OFFBOARD = 1.0, 4.0, 3.0, 6.0
 FORCE = 21196.0
@@ -43,7 +43,7 @@ FORCE = 21196.0
 
 
 def px4_actuators(wanted: Contract, rate_hz: float, version: str = "1.16", arrays: Sequence[str] = ()) -> Table:
-    """PX4 by rotor set-points, -1 to 1, linear in speed: what our quadrotor policies command."""
+    """PX4 with rotor set-points, -1 to 1, linear in speed, as our quadrotor policies command."""
     order = wanted.action.names if set(wanted.action.names) == set(PX4_ROTORS) else PX4_ROTORS
     codec = ActuatorMotors({ACTION: TensorSpec((4,), unit="1", names=order, low=(-1.0,) * 4, high=(1.0,) * 4)})
     return _px4("px4_actuators", wanted, rate_hz, "actuator_motors", codec, "direct_actuator", version, arrays)
@@ -52,7 +52,7 @@ def px4_actuators(wanted: Contract, rate_hz: float, version: str = "1.16", array
 def px4_rates(
     wanted: Contract, rate_hz: float, rate_max_rad_s: float = 3.0, version: str = "1.16", arrays: Sequence[str] = ()
 ) -> Table:
-    """PX4 by body rates (rad/s, FLU) and collective thrust (fraction of the most there is)."""
+    """PX4 with body rates (rad/s, FLU) and collective thrust (fraction of full thrust)."""
     high = (rate_max_rad_s,) * 3
     low = tuple(-rate for rate in high)
     names = ("roll_rate", "pitch_rate", "yaw_rate", "thrust")
@@ -68,19 +68,19 @@ def crazyswarm2(
     wanted: Contract, rate_hz: float, tilt_max_rad: float = 0.5, yaw_rate_max_rad_s: float = 3.5,
     frame_id: str = "cf1", arrays: Sequence[str] = (),
 ) -> Table:  # fmt: skip
-    """Crazyswarm2 by attitude, yaw rate and thrust (`cmd_vel_legacy`); use namespace:=/cf1.
+    """Crazyswarm2 with attitude, yaw rate and thrust (`cmd_vel_legacy`); use namespace:=/cf1.
 
-    Observed is `odom` of its default backend, cpp: in a frame of the Crazyflie's name, the velocity in the world's
-    axes, without the angular velocity. Its cflib backend speaks differently and is refused by the frame.
+    Observes `odom` of the default backend, cpp: in a frame named after the Crazyflie, with velocity in the world's axes
+    and without angular velocity. The cflib backend uses other conventions and is refused because of its frame.
 
-    Holding hands over to the Crazyflie's high-level commander, which lands where it is.
+    Holding hands over to the Crazyflie's high-level commander, which lands on the spot.
     """
     high = (tilt_max_rad, tilt_max_rad, yaw_rate_max_rad_s, 1.0)
     low = (*(-limit for limit in high[:3]), 0.0)
     unit = "rad (roll, pitch), rad/s (yaw rate), 1 (thrust)"
     spec = TensorSpec((4,), unit=unit, frame="body", names=("roll", "pitch", "yaw_rate", "thrust"), low=low, high=high)
     command = Topic("cmd_vel_legacy", CmdVelLegacy({ACTION: spec}), COMMAND)
-    # the firmware starts no motor before it has seen a thrust of zero
+    # the firmware starts no motor before it has received a thrust of zero
     unlock = Fixed("cmd_vel_legacy", "geometry_msgs/msg/Twist", {})
     return _crazyswarm2("crazyswarm2", wanted, rate_hz, command, (unlock,), frame_id, arrays)
 
@@ -89,9 +89,9 @@ def crazyswarm2_full_state(
     wanted: Contract, rate_hz: float, position_max_m: float = 2.0, speed_max_m_s: float = 2.0,
     acceleration_max_m_s2: float = 5.0, frame_id: str = "cf1", arrays: Sequence[str] = (),
 ) -> Table:  # fmt: skip
-    """Crazyswarm2 by full states to follow (`cmd_full_state`): position, velocity, acceleration, yaw, yaw rate.
+    """Crazyswarm2 with full-state set-points (`cmd_full_state`): position, velocity, acceleration, yaw, yaw rate.
 
-    Observed is what `crazyswarm2` observes.
+    Observes the same as `crazyswarm2`.
     """
     bounds = (position_max_m, speed_max_m_s, acceleration_max_m_s2)
     high = (*(bound for bound in bounds for _ in range(3)), np.pi, np.pi)

@@ -1,8 +1,8 @@
-"""Robots by the name that the parameter `robot` builds on: one function for each, options in, `tables.Table` out.
+"""Robots by the name given as parameter `robot`: one function each, from options to `tables.Table`.
 
-All take the contract that a policy wants, to observe no more than that, and these options: `rate_hz` of commands;
-`arrays`, keys of observations that no topic of this robot carries and a node of yours publishes as labelled arrays on
-`observation` (object poses, an instruction). Limits default to the policy's own where the robot's are not known here.
+All take the policy's contract, so as to observe only what it needs, and these options: `rate_hz` of commands; `arrays`,
+keys of observations that no topic of the robot carries and that your own node publishes as labelled arrays on
+`observation` (object poses, an instruction). Limits default to the policy's where the robot's are unknown.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from real_robot.ros2.robots.vehicles import ackermann, diff_drive
 
 
 def simulation(wanted: Contract) -> Table:
-    """A simulator (`sim_node`) or any robot behind labelled arrays: carries every contract.
+    """A simulator (`sim_node`) or any robot behind labelled arrays: supports every contract.
 
-    All but pictures on `observation`, pictures as sensor_msgs/Image on `observation/<key>`, the action on `action`;
-    hold and emergency are the services `hold` and `emergency`.
+    Images are sensor_msgs/Image on `observation/<key>`, all other observations are on `observation`, the action is on
+    `action`; hold and emergency are the services `hold` and `emergency`.
     """
     seen = {key: spec for key, spec in wanted.observation.items() if not spec.privileged}
     pictures = {key: spec for key, spec in seen.items() if spec.is_picture}
@@ -56,7 +56,7 @@ def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Tab
     """The table of `robot` with its `options`, for a policy of contract `wanted`.
 
     Raises:
-        UserError: for an unknown robot or option, and where the robot cannot serve the policy: with a table of the
+        UserError: for an unknown robot or option; or if the robot cannot serve the policy, with a table of the
             differences.
     """
     if robot not in ROBOTS:

@@ -1,6 +1,6 @@
-"""What a robot speaks: which arrays of a contract travel on which topic, as which message, with which QoS.
+"""The interface of a robot: which arrays of a contract use which topic, message and QoS.
 
-`registry.py` has one function for each robot, which makes its table, and binds it to a policy's contract. Names of
+`registry.py` has one function for each robot, which makes its table and binds it to a policy's contract. Names of
 topics and services are relative, so that a node's namespace and remappings apply.
 """
 
@@ -17,9 +17,9 @@ from embodied.errors import UserError
 from real_robot.ros2.messages.codecs import Arrays, Codec, LabelledArrays, Message, Types, fill, set_stamp
 
 ACTION = "action"
-"""The key under which a command's codec carries the action."""
+"""The action's key in a command's codec."""
 REMEMBERED = ("previous_action", "action_history")
-"""Observations that no topic carries: the last actions, oldest first, which whoever writes them remembers."""
+"""Observations without a topic: past actions, oldest first, remembered by whoever writes them."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Qos:
 
 
 STATE = Qos(depth=1, reliability="best_effort")
-"""Newest value alone; matches publishers that are reliable and such that are not."""
+"""Newest value only; matches reliable and best-effort publishers."""
 COMMAND = Qos(depth=1)
 IMAGES = Qos(depth=2)
-"""Reliable: a picture is many packets, and with best effort one lost packet loses the picture."""
+"""Reliable: an image is many packets, and with best effort one lost packet loses the image."""
 PX4 = Qos(depth=1, reliability="best_effort", durability="transient_local")
 """What the uXRCE-DDS agent offers and asks for."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic and how its messages are read and written; one that is `lasting` counts however old its message is."""
+    """A topic and its codec; messages of a `lasting` topic never become stale."""
 
     name: str
     codec: Codec
@@ -52,7 +52,7 @@ class Topic:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A message that is always the same but for its stamp: `fields` by path, all others zero."""
+    """A constant message except for its stamp: `fields` by path, all others zero."""
 
     name: str
     type: str
@@ -68,7 +68,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Call:
-    """A service to call, and the fields of its request."""
+    """A service call with the fields of its request."""
 
     name: str
     type: str
@@ -77,10 +77,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What to do when the robot starts, holds or stops, beside the policy's commands.
+    """What the robot does when it starts, holds or stops, besides the policy's commands.
 
-    `messages` are published and `calls` made once, when it begins. `action` is the action [A] that is then written
-    every period, or gives it from the observations at that moment: None where no action makes this robot safe.
+    At the beginning, `messages` are published and `calls` made once. `action` is the action [A] written every period
+    from then on, or a function of the observations at that moment; None if no action makes this robot safe.
     """
 
     action: Callable[[Arrays], np.ndarray] | tuple[float, ...] | None = None
@@ -88,7 +88,7 @@ class Behaviour:
     calls: tuple[Call, ...] = ()
 
     def chosen(self, observed: Arrays | None) -> np.ndarray | None:
-        """The action to write, from what is observed; one that is always the same needs no observation."""
+        """The action to write, given the observation; constant actions need none."""
         if self.action is None or isinstance(self.action, tuple):
             return None if self.action is None else np.array(self.action)
         return None if observed is None else self.action(observed)
@@ -96,7 +96,7 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A message without which the robot takes no commands: streamed at `rate_hz`, from `before_s` before the first."""
+    """A message that the robot requires before it takes commands: sent at `rate_hz`, beginning `before_s` earlier."""
 
     message: Fixed
     rate_hz: float
@@ -105,7 +105,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Status:
-    """A topic on which the robot says whether it obeys: `fault` gives the reason why not, or None."""
+    """A topic on which the robot reports whether it obeys: `fault` returns the reason why not, or None."""
 
     name: str
     type: str
@@ -115,7 +115,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Derived:
-    """Observations `specs` that are computed from those of several topics, of which `used` serve nothing else."""
+    """Observations `specs` computed from several topics' arrays, of which `used` serve no other purpose."""
 
     specs: Mapping[str, TensorSpec]
     used: tuple[str, ...]
@@ -127,15 +127,15 @@ class Table:
     """One robot: its topics, and what it does when it starts, holds and stops.
 
     Attributes:
-        name: of the row.
+        name: of the table's entry.
         states: topics that together make an observation.
-        command: the topic that carries the action, under the key `ACTION`.
+        command: the topic of the action, under the key `ACTION`.
         control_dt_s: time between actions.
         hold: the robot's own safe behaviour, from which it recovers.
-        emergency: stops the robot for good.
-        engage: makes the robot listen.
+        emergency: stops the robot permanently.
+        engage: makes the robot accept commands.
         heartbeat, status, derived: see there.
-        remembered: observations that are the last actions; see `REMEMBERED`.
+        remembered: observations of past actions; see `REMEMBERED`.
         initial: action [A] that those begin with.
     """
 
@@ -154,7 +154,7 @@ class Table:
 
     @property
     def contract(self) -> Contract:
-        """What the robot observes and takes, for `Contract.bind`."""
+        """The robot's observations and action, for `Contract.bind`."""
         observation = {key: spec for topic in self.states for key, spec in topic.codec.specs.items()}
         if self.derived:
             kept = {key: spec for key, spec in observation.items() if key not in self.derived.used}
@@ -163,7 +163,7 @@ class Table:
         return Contract(observation | dict(self.remembered), action, self.control_dt_s)
 
     def observe(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        """The contract's observations, but for `remembered`, from the arrays of all `states`."""
+        """The contract's observations except `remembered`, from the arrays of all `states`."""
         if self.derived is None:
             return dict(arrays)
         kept = {key: value for key, value in arrays.items() if key not in self.derived.used}
@@ -171,7 +171,7 @@ class Table:
 
 
 def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
-    """Observations of `wanted` that are the last actions of a robot that takes `action`."""
+    """Observations of `wanted` that are past actions of a robot with action spec `action`."""
     size, specs = action.shape[0], {}
     for key in (key for key in REMEMBERED if key in wanted.observation):
         steps = max(1, wanted.observation[key].shape[0] // size) if key == "action_history" else 1
@@ -182,7 +182,7 @@ def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:
 
 
 def action_spec(wanted: Contract, names: Sequence[str], unit: str, frame: str = "") -> TensorSpec:
-    """An action of the elements `names` in this order, with the policy's limits where it commands the same ones."""
+    """An action of the elements `names` in this order, with the policy's limits for elements that it commands too."""
     spec = TensorSpec((len(names),), unit=unit, frame=frame, names=tuple(names))
     if not wanted.action.low or set(names) != set(wanted.action.names):
         return spec
@@ -195,7 +195,7 @@ def make_table(
     name: str, wanted: Contract, rate_hz: float, states: Sequence[Topic], command: Topic, arrays: Sequence[str],
     hold: Behaviour, emergency: Behaviour, **others: Any,  # noqa: ANN401 - the fields of Table
 ) -> Table:  # fmt: skip
-    """The table of a robot, with labelled arrays and remembered actions as `wanted` asks for them.
+    """The table of a robot, with the labelled arrays and past actions that `wanted` reads.
 
     Raises:
         UserError: for `arrays` that the policy does not observe.

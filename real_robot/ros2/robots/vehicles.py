@@ -26,9 +26,9 @@ def diff_drive(
     wanted: Contract, rate_hz: float, stamped: bool = True, topic: str = "cmd_vel", lidar_field_deg: float = 360.0,
     lidar_range_m: float = 6.0, frame_id: str = "odom", arrays: Sequence[str] = (),
 ) -> Table:  # fmt: skip
-    """Differential drives and Nav2 bases: `cmd_vel` as TwistStamped (Jazzy and newer), Twist with stamped: false.
+    """Differential drives and Nav2 bases: `cmd_vel` as TwistStamped (Jazzy and newer), or Twist with stamped: false.
 
-    `odom`, `scan` and, for policies that drive to one, `goal_pose` are observed; odometry and goal in `frame_id`.
+    Observes `odom`, `scan` and, for policies with a goal, `goal_pose`; odometry and goal in `frame_id`.
     """
     message = "geometry_msgs/msg/TwistStamped" if stamped else "geometry_msgs/msg/Twist"
     start = "twist." if stamped else ""
@@ -44,7 +44,7 @@ def ackermann(
 ) -> Table:  # fmt: skip
     """F1TENTH and other Ackermann vehicles: `drive` as AckermannDriveStamped.
 
-    `steering_joint` is the name in `joint_states` of what a policy observes as `steering`.
+    `steering_joint` is the joint in `joint_states` that a policy observes as `steering`.
     """
     paths = {name: f"drive.{name}" for name in ("steering_angle", "speed")}
     spec = action_spec(wanted, tuple(paths), "rad, m/s", "base")
@@ -62,7 +62,7 @@ def _seen_by_vehicle(wanted: Contract, field_deg: float, range_m: float, frame_i
         states.append(Topic("imu", Imu(imu), STATE))
     if "lidar" in wanted.observation:
         beams = wanted.observation["lidar"].shape[0]
-        # over a full turn the last beam is one spacing before the first, else both ends of the field have one
+        # over a full turn the last beam is one spacing before the first, otherwise both ends of the field have a beam
         spacing = np.deg2rad(field_deg) / (beams if field_deg >= 360.0 else beams - 1)
         angles = spacing * np.arange(beams) - 0.5 * np.deg2rad(field_deg)
         spec = TensorSpec((beams,), unit="m", frame="lidar")
@@ -77,7 +77,7 @@ GOAL = {
 
 
 def _of_vehicle(wanted: Contract) -> dict[str, str]:
-    """What is read of odometry: what is wanted, and the pose, where the goal is told from there."""
+    """Quantities to read from odometry: the requested ones, and the pose if the goal is computed from it."""
     pose = {"position": "position", "rotation": "rotation"} if set(GOAL) & set(wanted.observation) else {}
     return pose | quantities_of({key: spec for key, spec in wanted.observation.items() if key not in IMU})
 
@@ -87,10 +87,10 @@ def _vehicle(
     arrays: Sequence[str],
 ) -> Table:  # fmt: skip
     derived = None
-    if told := {key: spec for key, spec in GOAL.items() if key in wanted.observation and key not in arrays}:
+    if goal := {key: spec for key, spec in GOAL.items() if key in wanted.observation and key not in arrays}:
         states.append(Topic("goal_pose", Pose({"goal": "position"}, frame_id), COMMAND, lasting=True))
         used = ("goal", *(key for key in ("position", "rotation") if key not in wanted.observation))
-        derived = Derived(told, used, lambda seen: {key: _to_goal(seen)[key] for key in told})
+        derived = Derived(goal, used, lambda seen: {key: _to_goal(seen)[key] for key in goal})
     stop = Behaviour((0.0, 0.0))
     return make_table(name, wanted, rate_hz, states, command, arrays, stop, stop, derived=derived)
 

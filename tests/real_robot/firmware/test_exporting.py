@@ -277,7 +277,7 @@ def test_an_export_replaces_an_earlier_one_and_nothing_else(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
     assert recorded(tmp_path / "export") == second
     (tmp_path / "mine").mkdir()
-    with pytest.raises(ValueError, match="exists and holds no export"):
+    with pytest.raises(ValueError, match="exists and is not an export"):
         export(make("mlp"), C, tmp_path / "mine")
     assert list((tmp_path / "mine").iterdir()) == []
 

@@ -169,7 +169,7 @@ def test_what_makes_no_dataset_is_told(recording: Recording, tmp_path: Path):
         recorder.write(0.0, Reading(seen(0), 0.0, 0), None, Verdict(State.HOLDING, None, "no command"))
     with pytest.raises(ValueError, match="have different contracts"):
         lerobot_dataset.write([recording, Recording(tmp_path / "b.mcap")], tmp_path / "new")
-    with pytest.raises(ValueError, match="nothing was driven"):
+    with pytest.raises(ValueError, match="no tick with both"):
         lerobot_dataset.write([Recording(tmp_path / "b.mcap")], tmp_path / "new")
     with Recorder(tmp_path / "c.mcap", CONTRACT) as recorder:
         for count in (1, 2):
@@ -289,7 +289,7 @@ def test_videos_of_others_are_read_with_a_warning(tmp_path: Path, version: str, 
             path.parent.mkdir(parents=True, exist_ok=True)
             write_video(path, rows, 10)
     _check(directory, tolerance=3)
-    assert "tells no units and frames" in caplog.text
+    assert "has no units and frames" in caplog.text
 
 
 def test_pictures_of_others_are_read(tmp_path: Path):

@@ -58,5 +58,5 @@ def test_trials_are_recorded_and_judged(hover: Path, tmp_path: Path, monkeypatch
     assert all(50 < len(actions) <= 250 for actions in run.actions.values())
     assert "initial state 6" in asked[3]
     assert torch.isfinite(run.latency_s).all()
-    with pytest.raises(ValueError, match="is there from earlier trials"):
+    with pytest.raises(ValueError, match="exists from earlier trials"):
         run_trials(trials(hover, tmp_path), tmp_path, ask)

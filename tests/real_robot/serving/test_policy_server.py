@@ -344,7 +344,7 @@ def test_a_client_outlives_its_server():
     with PolicyServer(mlp(), TOKEN, port=port):
         assert torch.equal(client.act(observation(), deterministic=True).actions, before)
     other = MLPConfig().build(Contract({"position": TensorSpec((3,))}, TensorSpec((1,), low=(-1.0,), high=(1.0,)), 0.1))
-    with PolicyServer(other, TOKEN, port=port), pytest.raises(ValueError, match="another contract; connect anew"):
+    with PolicyServer(other, TOKEN, port=port), pytest.raises(ValueError, match="another contract; connect again"):
         client.act(observation(), deterministic=True)
 
 
@@ -398,7 +398,7 @@ def test_servers_that_do_not_tell_their_contract_are_given_one():
 
     with _openpi_like(session) as port:
         where = f"ws://127.0.0.1:{port}"
-        with pytest.raises(ValueError, match="does not tell the contract"):
+        with pytest.raises(ValueError, match="does not send the contract"):
             PolicyClient(where, TOKEN)
         client = PolicyClient(where, TOKEN, contract=CONTRACT, constants={"prompt": "fold the towel"}, deadline_s=5.0)
         decision = client.act(observation(), deterministic=True)

@@ -135,7 +135,7 @@ def test_what_cannot_be_identified_is_told():
     few = Segments(segments.measured[:3], segments.actions[:3])
     with pytest.raises(ValueError, match="expected more segments than the 3 parameters, got 3"):
         identify(vehicle, VEHICLE, few, start[:3])
-    with pytest.raises(ValueError, match="no finite numbers"):
+    with pytest.raises(ValueError, match="not finite"):
         identify(lambda *given: vehicle(*given) * torch.nan, VEHICLE, segments, start)
     with pytest.raises(ValueError, match=r"expected lag_s between 0\.1 and 0\.2"):
         Parameter("lag_s", 0.3, 0.1, 0.2)
