@@ -1,11 +1,11 @@
-"""What an inference delay costs, by the way chunks are executed: `python benchmarks/chunk_execution.py RUN`.
+"""Cost of an inference delay under each execution of chunks: `python benchmarks/chunk_execution.py RUN`.
 
     [--delay-s 0.1] [--episodes 50] [--seed 1] [--rows inpaint:2,naive:4,...] [--output FILE]
 
 RUN is a run of `task=libero_pick`, or one of its checkpoints. Every row runs the same `episodes` initial states of each
 task of the wide distribution: first without delay, then each execution with K control steps between observations
-(EXECUTION:K). Jumps are changes of the commanded displacement from one control step to the next, mm: at the borders
-where another chunk takes over, and inside chunks. Pauses are the share of control steps without a command.
+(EXECUTION:K). Jumps are changes of the commanded displacement between control steps, in mm, at borders between chunks
+and inside chunks. Pauses are the share of control steps without a command.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from train import GROUPS, TrainConfig  # noqa: E402
 
 ROWS = "inpaint:2,naive:4,blend:2,synchronous:4,inpaint:4,blend:4"
 DISPLACEMENT, MM = slice(3), 50.0
-"""Elements of LIBERO's action that move the hand, and mm of an action of 1."""
+"""Elements of LIBERO's action that move the hand, and the displacement in mm of an action of 1."""
 
 
 class Jumps:
-    """Collects what was commanded, as `evaluate` watches it; borders are before the window indices `borders`."""
+    """Collects commands, called by `evaluate`; borders are before the window indices `borders`."""
 
     def __init__(self, num_envs: int, borders: Sequence[int]) -> None:
         self.last, self.borders = torch.full((num_envs, 3), torch.nan), borders
@@ -50,8 +50,8 @@ class Jumps:
         self.pauses = self.commands = 0
 
     def watch(self, env: NumberedStarts, chunk: Tensor, transition: Transition) -> None:
-        """Take in a chunk [N, K, A] and how much of it ran."""
-        ran = transition.executed & (chunk != 0).any(2).any(1, keepdim=True)  # no chunk: nothing left for it to run
+        """Add a chunk [N, K, A] and how much of it ran."""
+        ran = transition.executed & (chunk != 0).any(2).any(1, keepdim=True)  # no chunk: all of it is over
         began = env.steps == transition.executed.sum(1)
         self.last[began] = torch.nan
         for index in range(chunk.shape[1]):
@@ -75,7 +75,7 @@ class Jumps:
 def measure(
     saved: checkpoint.Checkpoint, row: tuple[Execution, int] | None, options: argparse.Namespace
 ) -> tuple[dict[str, Any], EvaluationResult]:
-    """One row: without delay (None), or an execution and its K."""
+    """One row: without delay (None), or an execution with its K."""
     executed = saved.contract.executed if row is None else row[1]
     trained, _ = compose(TrainConfig, "train", [f"task.executed={executed}"], GROUPS, saved.config)
     policy = trained.policy.build(saved.contract)
@@ -131,10 +131,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
     for row in rows:
         gain = row.get("over_no_delay")
-        told = f"{100 * gain['difference']:+.1f} [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]" if gain else ""
+        over = f"{100 * gain['difference']:+.1f} [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]" if gain else ""
         cells = [
             row["execution"], f"{row['delay_s']:g}", str(row["executed"]),
-            f"{row['success']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]", told, f"{row['mean_steps']:.0f}",
+            f"{row['success']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]", over, f"{row['mean_steps']:.0f}",
             ", ".join(f"{row[f'border_jump_{name}_mm']:.1f}" for name in ("mean", "p95", "max")),
             f"{row['inside_jump_mean_mm']:.1f}", f"{row['pauses']:.0%}",
         ]  # fmt: skip

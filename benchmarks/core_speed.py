@@ -1,11 +1,11 @@
-"""What the loop costs beside simulator and network, and what a rollout holds: `python benchmarks/core_speed.py`.
+"""Cost of the training loop without simulator and network, and memory of a rollout: `python benchmarks/core_speed.py`.
 
     [--runs 5] [--decisions 40] [--output FILE]
 
 Every row is a vectorised step of `Collector.collect` with a small MLP (two layers of 64) in the tests' Reach, whose
-episodes take 7 steps at most, so that some restart at every decision: wall time of a rollout over its decisions, of
-`runs` rollouts the median. Rows at 256 and 4,096 environments take turns. "retry" restarts by RetryStarts and puts
-episodes together by EpisodeAssembler. An evaluation runs as many episodes as there are environments.
+episodes take at most 7 steps, so that some restart at every decision: the wall time of a rollout divided by its
+decisions, median over `runs` rollouts. Rows with 256 and 4,096 environments alternate. "retry" restarts with
+RetryStarts and assembles episodes with EpisodeAssembler. An evaluation runs as many episodes as environments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Measured = Callable[[], dict[str, float]]
 
 
 def policy_of(env: Reach) -> MLPPolicy:
-    """A new one, with statistics."""
+    """A new policy with statistics."""
     torch.manual_seed(0)
     policy = MLPConfig(hidden=[64, 64]).build(env.contract)
     policy.fit(Reach(FEW).reset(), torch.zeros(1, 1))
@@ -54,7 +54,7 @@ def policy_of(env: Reach) -> MLPPolicy:
 
 
 def collecting(envs: int, decisions: int, retry: bool) -> Measured:
-    """One rollout of `decisions` a run."""
+    """Time one rollout of `decisions`."""
     env = Reach(envs)
     generator = torch.Generator().manual_seed(0)
     starts = RetryStarts(env.task_index, retry=0.5, attempts=4, generator=generator) if retry else None
@@ -79,7 +79,7 @@ def collecting(envs: int, decisions: int, retry: bool) -> Measured:
 
 
 def evaluating(envs: int) -> Measured:
-    """As many episodes as environments a run; its steps are the control decisions that the longest one took."""
+    """Time one evaluation of as many episodes as environments; steps are the control decisions of the longest one."""
     env = Reach(envs)
     policy = policy_of(env)
 
@@ -93,7 +93,7 @@ def evaluating(envs: int) -> Measured:
 
 
 class Cameras(EpisodeEngine):
-    """Two pictures of zeros for each decision."""
+    """An engine with two all-zero images per decision."""
 
     def __init__(self, num_envs: int) -> None:
         picture = TensorSpec((SIDE, SIDE, 3), dtype="uint8")
@@ -101,22 +101,22 @@ class Cameras(EpisodeEngine):
         super().__init__(contract, num_envs, 50, task_names=("look",))
 
     def begin(self, ids: torch.Tensor, starts: torch.Tensor) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def advance(self, actions: torch.Tensor, left: torch.Tensor) -> Outcome:
-        """Nothing happens."""
+        """Does nothing."""
         never = torch.zeros(self.num_envs, dtype=torch.bool)
         return Outcome((left > 0).float().unsqueeze(1), (left > 0).unsqueeze(1), never, never)
 
     def observe(self) -> TensorDict:
-        """New pictures."""
+        """New images."""
         shape = (self.num_envs, SIDE, SIDE, 3)
         pictures = {name: torch.zeros(shape, dtype=torch.uint8) for name in ("front", "wrist")}
         return TensorDict(pictures, [self.num_envs])
 
 
 class Still:
-    """Commands nothing."""
+    """A policy of zero actions."""
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
@@ -124,13 +124,13 @@ class Still:
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """Zeros."""
+        """Zero actions."""
         n = len(observation)
         return Decision(torch.zeros(n, 1, 1), TensorDict({}, [n]), torch.zeros(n, 1))
 
 
 def pictures(envs: int = 8, decisions: int = 35) -> dict[str, Any]:
-    """MB of a rollout as it is, and with what followed every decision kept beside it, as it once was."""
+    """MB of a rollout as it is, and with every next observation stored too, as it once was."""
     env = Cameras(envs)
     rollout = Collector(env, Still(env.contract), torch.Generator()).collect(decisions)
     held, following = _bytes(rollout), rollout.next_observation().bytes()
@@ -148,7 +148,7 @@ def _bytes(rollout: Rollout) -> int:
 
 
 def median(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of every part."""
+    """Median of every part."""
     return {name: round(statistics.median(run[name] for run in found), 3) for name in found[0]}
 
 
@@ -188,10 +188,10 @@ def table(report: dict[str, Any]) -> str:
         parts = ", ".join(f"{name} {each:.2f}" for name, each in row["ms_per_step"].items() if name != "all")
         over = f"{row['over_few']:.2f}x" if "over_few" in row else ""
         lines.append(f"| {row['what']} | {row['envs']:,} | {row['ms_per_step']['all']:.2f} | {parts} | {over} |")
-    shown = report["pictures"]
+    rollout = report["pictures"]
     lines.append(
-        f"\nA rollout of {shown['decisions']} decisions of {shown['envs']} environments with two cameras of {SIDE} x "
-        f"{SIDE}: {shown['MB']} MB; with next_observation beside it {shown['MB with next_observation']} MB."
+        f"\nA rollout of {rollout['decisions']} decisions of {rollout['envs']} environments, two cameras of {SIDE} x "
+        f"{SIDE}: {rollout['MB']} MB; with next_observation stored too {rollout['MB with next_observation']} MB."
     )
     return "\n".join(lines) + f"\nLoad {report['load'][0]} to {report['load'][1]} on {report['cores']} cores.\n"
 

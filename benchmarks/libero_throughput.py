@@ -1,11 +1,11 @@
-"""Control steps per second, ours beside stock LIBERO's in the same run: `python benchmarks/libero_throughput.py`.
+"""Control steps per second of our LIBERO and of stock LIBERO in one run: `python benchmarks/libero_throughput.py`.
 
-Two workloads, the same actions in both from the official initial states: `motion` are random small motions above the
-objects, `pick` is what our scripted expert does, most of it with an object between the fingers. Each without pictures,
-with those of two 128x128 cameras after every control step, and with them after every chunk of K steps, which is all
-that the policy reads; stock draws after every step, as it ships, beside either. What pictures alone take is what steps
-with them take longer. Per CPU-second counts the time of all threads; per wall-second uses all cores: threads in ours,
-processes of stock. Load averages stand beside, from before the run and each of its rows: what else went on.
+Two workloads, with the same actions in both simulators from the official initial states: `motion` has random small
+motions above the objects, `pick` our scripted expert, mostly with an object between the fingers. Each runs without
+images, with images of two 128x128 cameras after every control step, and with images after every chunk of K steps, which
+is all that the policy reads; stock always draws after every step, as it ships. The cost of images alone is the extra
+time of steps with images. Rates per CPU-second count the time of all threads; rates per wall-second use all cores:
+threads in ours, processes in stock. Load averages are recorded before the run and before each row.
 
 Stock needs LIBERO's official assets (LIBERO_ASSETS or --assets) and, for cameras, OpenGL. Its virtual environment is
 made with pip in build/stock_libero on the first run.
@@ -43,14 +43,14 @@ from sims.libero.suite import Task, initial_states, load_tasks  # noqa: E402
 from sims.libero.task import LiberoTask  # noqa: E402
 
 STOCK_VENV = ROOT / "build" / "stock_libero"
-STOCK_PACKAGES = ("robosuite==1.4.0", "hf-libero==0.1.4", "bddl==1.0.1")  # without dependencies: they pin old ones
+STOCK_PACKAGES = ("robosuite==1.4.0", "hf-libero==0.1.4", "bddl==1.0.1")  # without dependencies, which pin old versions
 STOCK_DEPENDENCIES = (
     *("numpy<2", "scipy", "numba", "opencv-python-headless", "pillow", "termcolor", "pyyaml", "easydict"),
     *("cloudpickle", "gym", "gymnasium", "future", "matplotlib", "h5py", "jupytext", "networkx", "pytest"),
 )
 K = LiberoTask().executed  # control steps of a chunk
 EPISODES = 8  # initial states
-SIMULATIONS = 32  # that repeat them; with pictures, which are most of the time, each runs once
+SIMULATIONS = 32  # that repeat them; with images, which take most of the time, each runs once
 MOTION_STEPS = 100
 PICK_LIMIT = 150
 STILL = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0]
@@ -67,10 +67,10 @@ class Episode:
 
 @dataclass
 class Rate:
-    """What was stepped, and how long it took."""
+    """Number of control steps, and the time they took."""
 
     steps: int = 0
-    pictures: int = 0  # of both cameras, each time
+    pictures: int = 0  # of both cameras
     cpu_s: float = 0.0
     wall_s: float = 0.0
     episodes: int = 0
@@ -103,8 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             load, ways = os.getloadavg()[0], ((K, False), (1, True), (K, True))
             ours = [measure_ours(scene, episodes, *way, options.seconds) for way in ways]
             stock = [measure_stock(python, scene, episodes, cameras, options.seconds) for cameras in (False, True)]
-            told = {"task": f"{suite} {index}", "workload": workload, "load": load}
-            rows.append(told | compared(*ours, *stock))
+            row = {"task": f"{suite} {index}", "workload": workload, "load": load}
+            rows.append(row | compared(*ours, *stock))
             sys.stdout.write(table(rows[-1]) if len(rows) > 1 else HEAD + table(rows[-1]))
             sys.stdout.flush()
     report = before | {"executed": K, "simulations": SIMULATIONS, "rows": rows}
@@ -119,7 +119,7 @@ def motion(task: Task) -> list[Episode]:
 
 
 def pick(scene: Scene) -> list[Episode]:
-    """What the scripted expert does from each initial state, to the end of its task, and half a second of rest."""
+    """What the scripted expert does from each initial state to the end of its task, and half a second of rest."""
     episodes = [Episode(state, np.empty((0, 7))) for state in initial_states(scene.task)[:EPISODES]]
     simulation = Simulation([scene] * EPISODES)
     _start(simulation, episodes)
@@ -137,7 +137,7 @@ def pick(scene: Scene) -> list[Episode]:
 
 
 def measure_ours(scene: Scene, episodes: list[Episode], chunk: int, cameras: bool, seconds: float) -> Rate:
-    """Replay the episodes side by side for `seconds` at least, in chunks, after each of which `cameras` draw."""
+    """Replay the episodes in parallel for at least `seconds`, in chunks, after each of which `cameras` draw."""
     rows = episodes if cameras else [episodes[i % len(episodes)] for i in range(SIMULATIONS)]
     simulation = Simulation([scene] * len(rows))
     eyes = Cameras(simulation, width=128, height=128) if cameras else None
@@ -158,7 +158,7 @@ def measure_ours(scene: Scene, episodes: list[Episode], chunk: int, cameras: boo
 
 
 def measure_stock(python: Path, scene: Scene, episodes: list[Episode], cameras: bool, seconds: float) -> Rate | None:
-    """The same in one stock process per core; None where stock can't draw here (no OpenGL)."""
+    """The same in one stock process per core; None if stock can't draw here (no OpenGL)."""
     bodies = [scene.model.body(fixture.body) for fixture in scene.fixtures]
     request = {
         "bddl": str(scene.task.bddl),
@@ -182,7 +182,7 @@ def measure_stock(python: Path, scene: Scene, episodes: list[Episode], cameras: 
 
 
 def stock_python(assets: Assets) -> Path:
-    """The interpreter of stock's virtual environment, made on the first call, with LIBERO told where its files are."""
+    """The interpreter of stock's virtual environment, made on the first call, with LIBERO's paths configured."""
     python = STOCK_VENV / "bin" / "python"
     if not (STOCK_VENV / "ready").exists():
         sys.stderr.write(f"installing stock LIBERO into {STOCK_VENV.relative_to(ROOT)}\n")
@@ -197,7 +197,7 @@ def stock_python(assets: Assets) -> Path:
     link = root / "assets"
     link.unlink(missing_ok=True)
     link.symlink_to(assets.root)
-    # Stock asks with input() for this file where it is missing.
+    # Stock asks with input() for this file if it is missing.
     folders = {"benchmark_root": root, "bddl_files": root / "bddl_files", "init_states": root / "init_files"}
     folders |= {"datasets": root / "datasets", "assets": link}
     (STOCK_VENV / "config.yaml").write_text("".join(f"{key}: {path}\n" for key, path in folders.items()))
@@ -205,7 +205,7 @@ def stock_python(assets: Assets) -> Path:
 
 
 def ask_stock(python: Path, request: dict, backend: str) -> dict | str:
-    """Stock's answer, or what it printed when it failed. One thread each: BLAS gains nothing on 7x7 matrices."""
+    """Stock's answer, or its output if it failed; one thread each, because BLAS gains nothing on 7x7 matrices."""
     single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
     environment = os.environ | single | {"MUJOCO_GL": backend, "LIBERO_CONFIG_PATH": str(STOCK_VENV)}
     command = [str(python), str(Path(__file__).with_name("stock_libero.py"))]
@@ -216,7 +216,7 @@ def ask_stock(python: Path, request: dict, backend: str) -> dict | str:
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures depend on."""
+    """Properties of the machine that the figures depend on."""
     names = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.split(":")[1].strip() for line in names if line.startswith("model name")), platform.machine())
     return {"cpu": model, "cores": CORES, "mujoco": version("mujoco"), "python": platform.python_version()}
@@ -232,7 +232,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _start(simulation: Simulation, episodes: Sequence[Episode]) -> None:
-    """Initial states, then LIBERO's five no-op steps."""
+    """Set the initial states and run LIBERO's five no-op steps."""
     nq = simulation.scenes[0].model.nq
     for i, episode in enumerate(episodes):
         simulation.write(i, episode.state[1 : 1 + nq], episode.state[1 + nq :])
@@ -241,7 +241,7 @@ def _start(simulation: Simulation, episodes: Sequence[Episode]) -> None:
 
 
 def _chunks(rows: Sequence[Episode], chunk: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Chunks of `chunk` steps (fewer at an episode's end) for simulations that have that many left."""
+    """Chunks of `chunk` steps (fewer at an episode's end) for the simulations with that many steps left."""
     for first in range(0, max(len(row.actions) for row in rows), chunk):
         parts = [row.actions[first : first + chunk] for row in rows]
         for length in sorted({len(part) for part in parts} - {0}):
@@ -256,9 +256,9 @@ HEAD += f"{'ours/s':>14}{'stock/s':>14}{'ratio':>14}\n"
 
 
 def compared(plain: Rate, every_step: Rate, every_chunk: Rate, stock: Rate, stock_every_step: Rate | None) -> dict:
-    """Ours beside stock's: control steps without pictures, with them after every step or chunk, and pictures alone.
+    """Our rates next to stock's: control steps without images, with images after every step or chunk, and images alone.
 
-    Stock's are after every step also where ours are after every chunk.
+    Stock draws after every step even where ours draws after every chunk.
     """
     rows = {"none": _compared(plain, stock)}
     if stock_every_step is not None:
@@ -269,7 +269,7 @@ def compared(plain: Rate, every_step: Rate, every_chunk: Rate, stock: Rate, stoc
 
 
 def _pictures(plain: Rate, drawn: Rate) -> Rate:
-    """Pictures as steps: the time that steps with pictures took longer than as many without."""
+    """Rate of images alone: the extra time of steps with images."""
     share = drawn.steps / plain.steps
     return Rate(drawn.pictures, drawn.pictures, drawn.cpu_s - share * plain.cpu_s, drawn.wall_s - share * plain.wall_s)
 
@@ -284,7 +284,7 @@ def _figures(rate: Rate) -> dict:
 
 
 def table(row: dict) -> str:
-    """Lines for the console; pictures alone are per second, as steps are."""
+    """Lines for the console; images alone are per second, like steps."""
     lines = []
     for pictures in ("none", "every step", "every chunk", "alone"):
         if pictures not in row:

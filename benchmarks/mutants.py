@@ -1,11 +1,11 @@
-"""Which of the faults in tests/mutants/*.yaml the tests catch: each is put into a copy of the tree by itself.
+"""Mutation tests: which faults of tests/mutants/*.yaml the tests catch, one at a time in a copy of the tree.
 
     python benchmarks/mutants.py [core vehicle] [--json benchmarks/results/mutants.json]
 
-A fault is a realistic mistake: a snippet that occurs once in its file, and what takes its place. The tests that stand
-beside it have to pass without it, and one of them to fail with it. Prints what survived and the score of each package,
-and fails where a package is under 90%. Both go into a JSON file as soon as a package is through, with the commit that
-was measured; of packages that were not asked for, or not in full, the file keeps what it says.
+A fault is a realistic mistake: a snippet that occurs once in its file, and its replacement. The tests listed with it
+have to pass without it, and one of them has to fail with it. Prints the survivors and the score of each package, and
+fails if a package is under 90%. The JSON file is updated after each complete package, with the measured commit;
+packages that were not requested, or only in part, keep their entries.
 """
 
 import argparse
@@ -32,18 +32,20 @@ import torch
 import yaml
 
 READY = (hypothesis, numpy, pytest, tensordict, torch)
-"""Every run of the tests is a fork of this process, which has what takes seconds to import; nothing of the tree."""
+"""Every test run is a fork of this process, with slow imports preloaded but nothing of the tree."""
 ROOT = Path(__file__).resolve().parent.parent
 APART = shutil.ignore_patterns(".git", ".venv*", "__pycache__", "outputs", "build", "dist", ".*_cache", ".hypothesis")
 LEAST = 0.9
-"""Share of a package's faults that has to be caught."""
+"""Share of a package's faults that must be caught."""
 PATIENCE, SLACK_S = 10.0, 60.0
-"""Tests that run so many times as long as without the fault, and so much longer, hang: that is caught, too."""
+"""Tests that take this many times as long as without the fault, plus this much, count as hanging, and so as catching
+it.
+"""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One mistake: `find` in `file` becomes `put`, which `tests`, separated by spaces, ought to tell."""
+    """One mistake: `find` in `file` becomes `put`, which one of `tests`, separated by spaces, has to catch."""
 
     package: str
     file: str
@@ -53,18 +55,18 @@ class Fault:
     tests: str
 
     def __str__(self) -> str:
-        """Package, file, and what is wrong."""
+        """Package, file, and description."""
         return f"{self.package} | {self.file}: {self.what}"
 
     def apply(self, text: str) -> str:
-        """`text` of the file with the fault; raises ValueError where the snippet is not there exactly once."""
+        """`text` of the file with the fault; raises ValueError unless the snippet occurs exactly once."""
         if (count := text.count(self.find)) != 1:
             raise ValueError(f"{self}: expected {self.find!r} once in the file, found {count}")
         return text.replace(self.find, self.put)
 
 
 def faults() -> list[Fault]:
-    """All of the list: a YAML file for each package, in it the source files, their tests and what is done to them."""
+    """All faults: one YAML file per package, with source files, their tests and the replacements."""
     return [
         Fault(path.stem, file, what, find, put, entry["tests"])
         for path in sorted((ROOT / "tests/mutants").glob("*.yaml"))
@@ -74,18 +76,18 @@ def faults() -> list[Fault]:
 
 
 def passes(tree: Path, tests: str, limit_s: float | None = None) -> bool:
-    """Whether `tests` pass in `tree` within `limit_s`; without that ValueError where they don't, or are not there."""
+    """Whether `tests` pass in `tree` within `limit_s`; without a limit ValueError if they fail or are missing."""
     log = tree / "pytest.log"
     run = multiprocessing.get_context("fork").Process(target=_pytest, args=(tree, tests, log))
     run.start()
     run.join(limit_s)
     if run.exitcode is None:
         assert run.pid is not None
-        os.killpg(run.pid, signal.SIGKILL)  # with the programs that tests start
+        os.killpg(run.pid, signal.SIGKILL)  # including programs started by tests
         run.join()
     nothing = run.exitcode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
     if nothing or (run.exitcode and limit_s is None):
-        raise ValueError(f"expected {tests} to pass without a fault; mend that first:\n{log.read_text()[-4000:]}")
+        raise ValueError(f"expected {tests} to pass without a fault; fix that first:\n{log.read_text()[-4000:]}")
     return run.exitcode == 0
 
 
@@ -96,14 +98,14 @@ def _pytest(tree: Path, tests: str, log: Path) -> None:
         os.dup2(file.fileno(), 2)
     os.chdir(tree)
     sys.path.insert(0, str(tree))
-    # A cached module is told by its time and size, which a fault may keep.
+    # A cached module is identified by its time and size, which a fault may keep.
     sys.dont_write_bytecode = True
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests.split()]))
 
 
 def measure(tree: Path, listed: list[Fault]) -> Iterator[tuple[Fault, bool]]:
-    """Put each fault into `tree` by itself; yields it and whether its tests, which pass without one, catch it."""
+    """Put each fault into `tree` in turn; yields it and whether its tests, which pass without it, catch it."""
     usual_s: dict[str, float] = {}
     for fault in listed:
         if fault.tests not in usual_s:
@@ -120,16 +122,19 @@ def measure(tree: Path, listed: list[Fault]) -> Iterator[tuple[Fault, bool]]:
 
 
 def chosen(listed: list[Fault], names: list[str]) -> dict[str, list[Fault]]:
-    """Of `listed` what `names` ask for, by package: a package's name, or part of what is printed; all without names."""
+    """The faults of `listed` selected by `names` (a package's name or part of the printed line.
+
+    All if empty), by package.
+    """
     packages: dict[str, list[Fault]] = {fault.package: [] for fault in listed}
     for fault in listed:
-        told = (name == fault.package if name in packages else name in str(fault) for name in names)
-        packages[fault.package] += [fault] if not names or any(told) else []
-    return {package: asked for package, asked in packages.items() if asked}
+        matches = (name == fault.package if name in packages else name in str(fault) for name in names)
+        packages[fault.package] += [fault] if not names or any(matches) else []
+    return {package: requested for package, requested in packages.items() if requested}
 
 
 def merge(table: Path, package: str, row: dict) -> None:
-    """Write `row` as that of `package` into `table`, a JSON file that may not exist yet; other rows stay."""
+    """Write `row` as the entry of `package` into `table`, a JSON file that may not exist yet; others stay."""
     rows = json.loads(table.read_text())["packages"] if table.exists() else {}
     table.write_text(json.dumps({"packages": dict(sorted((rows | {package: row}).items()))}, indent=2) + "\n")
 
@@ -140,28 +145,28 @@ def _cpu_s() -> float:
 
 
 def main() -> int:
-    """Measure; returns 1 where a package is under `LEAST`."""
+    """Measure; returns 1 if a package is under `LEAST`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", help="packages, or parts of what is printed of a fault; all if left out")
-    parser.add_argument("--json", type=Path, help="write the table here")
+    parser.add_argument("only", nargs="*", help="packages, or parts of a fault's printed line; default all")
+    parser.add_argument("--json", type=Path, help="JSON file for the table")
     arguments = parser.parse_args()
     listed = faults()
-    whole = Counter(fault.package for fault in listed)
+    totals = Counter(fault.package for fault in listed)
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     rows: dict[str, dict] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         tree = Path(shutil.copytree(ROOT, directory, ignore=APART, dirs_exist_ok=True))
-        for package, asked in chosen(listed, arguments.only).items():
+        for package, requested in chosen(listed, arguments.only).items():
             began_s, survived = _cpu_s(), []
-            for fault, caught in measure(tree, asked):
+            for fault, caught in measure(tree, requested):
                 survived += [] if caught else [str(fault)]
                 print(f"{'caught' if caught else 'SURVIVED':8} {fault}", flush=True)
-            count = len(asked) - len(survived)
-            rows[package] = {"faults": len(asked), "caught": count, "score": round(count / len(asked), 3)}
-            if arguments.json and len(asked) == whole[package]:
-                told = {"survived": survived, "git_commit": commit, "cpu_s": round(_cpu_s() - began_s)}
-                merge(arguments.json, package, rows[package] | told)
+            count = len(requested) - len(survived)
+            rows[package] = {"faults": len(requested), "caught": count, "score": round(count / len(requested), 3)}
+            if arguments.json and len(requested) == totals[package]:
+                measured = {"survived": survived, "git_commit": commit, "cpu_s": round(_cpu_s() - began_s)}
+                merge(arguments.json, package, rows[package] | measured)
     for package, row in rows.items():
         print(f"{package:10} {row['caught']:3} of {row['faults']:3} caught, {row['score']:.0%}")
     return int(any(row["score"] < LEAST for row in rows.values()))

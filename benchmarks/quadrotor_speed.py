@@ -1,14 +1,16 @@
-"""How fast quadrotors fly: control steps a second, per core and on all; NumPy, torch, torch.compile on the same source.
+"""Speed of quadrotors in control steps per second, per core and on all cores.
+
+NumPy, torch, torch.compile on one source.
 
     python benchmarks/quadrotor_speed.py [--seconds 0.3] [--runs 5] [--output FILE]
 
-Everything is measured in one call, the kinds in turn, again in every run. "per core" counts CPU-seconds of one thread,
-"all cores" wall seconds. The dynamics are those of a crazyflie without options: RK4 with rotor lag, yaw reaction, a
-disturbing force and torque. K steps are fused into one call. A product is the vector-Jacobian product of one step. The
-task adds reward, termination, noisy observation and bookkeeping; the policy is a multilayer perceptron
-22-64-64-4, flown 48 steps at a time, and with gradient also backwards. torch.compile gets the same functions: the
-dynamics, and one decision of policy and task (without noise, whose integers it does not vectorise: ours of these kinds
-have none either), called 48 times. Last, the CPU seconds that each takes to compile, into an empty cache.
+All kinds are measured in one call, alternating in every run. "per core" counts CPU-seconds of one thread, "all cores"
+wall seconds. The dynamics are those of a crazyflie without options: RK4 with rotor lag, yaw reaction, a disturbing
+force and torque. K steps are fused into one call. A product is the vector-Jacobian product of one step. The task adds
+reward, termination, noisy observation and bookkeeping; the policy is a multilayer perceptron 22-64-64-4, run for 48
+steps at a time, with and without the backward pass. torch.compile gets the same functions: the dynamics, and one
+decision of policy and task (without noise, whose integers it does not vectorise: our rows of these kinds have none
+either), called 48 times. Finally the CPU seconds that each takes to compile, with an empty cache.
 """
 
 from __future__ import annotations
@@ -45,18 +47,18 @@ FUSED = 16
 POLICY = (22, 64, 64, 4)
 DECISIONS = 48
 FLOWN = 512
-"""Quadrotors that fly with a policy."""
+"""Number of quadrotors in rollouts with a policy."""
 CORES = len(os.sched_getaffinity(0))
 PUBLISHED = {
     "Learning to Fly in Seconds, laptop GPU, dynamics (arXiv 2311.13081)": 1.3e9,
 }
-"""Steps per second as their authors give them, on their machines: not measured here."""
+"""Published steps per second, on the authors' machines: not measured here."""
 Call = Callable[[], object]
 
 
 @dataclass
 class Kind:
-    """Something to measure: `call` makes `steps` control steps."""
+    """One measured case: `call` makes `steps` control steps."""
 
     name: str
     steps: int
@@ -89,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(options: argparse.Namespace) -> dict:
-    """Every kind, in turn, and what compiling took."""
-    torch.set_num_threads(1)  # torch.compile fixes it
+    """All kinds, alternating, and compile times."""
+    torch.set_num_threads(1)  # fixed by torch.compile
     began, seconds = cpu_s(), {}
     quiet = flights(noise=False)
     seconds["ours"] = cpu_s() - began
     kinds, others = [*bare(), *baselines(), *task(), *flights(noise=True), *quiet], peers()
-    for kind in others[::-1]:  # the last one is policy and task, forward and back
+    for kind in others[::-1]:  # the last one is policy and task, forward and backward
         began = cpu_s()
         kind.call()
         seconds.setdefault("torch.compile", cpu_s() - began)
@@ -108,12 +110,12 @@ def measured(options: argparse.Namespace) -> dict:
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and of the compilers that it has run."""
+    """CPU seconds of this process and of the compilers it has run."""
     return sum(os.times()[:4])
 
 
 def bare() -> list[Kind]:
-    """The dynamics, and their products."""
+    """The dynamics and their vector-Jacobian products."""
     simulator = Simulator(CRAZYFLIE)
     if simulator.kernels.backend != "c":
         sys.exit("a C compiler is needed to measure the compiled dynamics")
@@ -130,14 +132,14 @@ def bare() -> list[Kind]:
 
 
 def gradient(step: Callable[..., torch.Tensor]) -> Call:
-    """One step of the dynamics, and back."""
+    """One step of the dynamics, forward and backward."""
     state, actions, disturbance = flight(LANES)
     inputs, seeds = (state.requires_grad_(), actions[0].contiguous().requires_grad_()), torch.randn_like(state)
     return lambda: torch.autograd.grad(step(*inputs, disturbance), inputs, seeds)
 
 
 def baselines() -> list[Kind]:
-    """The same source, one NumPy or torch operation at a time, in the same precision."""
+    """The same source, one NumPy or torch operation at a time, in single precision."""
     tensors = [list(tensor) for tensor in flight(LANES)]
     tensors[1] = list(tensors[1][0])
     arrays = [[row.numpy() for row in part] for part in tensors]
@@ -151,7 +153,7 @@ def baselines() -> list[Kind]:
 
 
 def task() -> list[Kind]:
-    """Hover: one step with everything that happens in it, its product, and the same as users call it."""
+    """Hover: one full step, its vector-Jacobian product, and the step as users call it."""
     env = QuadrotorEnvironment(LANES)
     env.reset()
     action = torch.full((4, LANES), CRAZYFLIE.hover_action)
@@ -169,7 +171,7 @@ def task() -> list[Kind]:
 
 
 def policy() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Layers that nearly hover."""
+    """Layers of a policy that nearly hovers."""
     g = torch.Generator().manual_seed(0)
     layers = [
         (torch.randn(b, a, generator=g).div_(10.0 * a**0.5).requires_grad_(), torch.zeros(b).requires_grad_())
@@ -180,7 +182,7 @@ def policy() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def flights(noise: bool) -> list[Kind]:
-    """Flights with a policy, and with the gradient of their reward by its weights."""
+    """Rollouts with a policy, with and without the gradient of their reward by its weights."""
     env = QuadrotorEnvironment(FLOWN, noise=noise)
     layers = policy()
     flat = [tensor for layer in layers for tensor in layer]
@@ -197,12 +199,12 @@ def flights(noise: bool) -> list[Kind]:
 
 
 def named(noise: bool) -> str:
-    """The policy's kind."""
+    """Name of the policy's kind."""
     return f"policy {'-'.join(map(str, POLICY))}{'' if noise else ', no noise'}"
 
 
 def peers() -> list[Kind]:
-    """The same by torch.compile: the dynamics, and decisions of policy and task, forward and back."""
+    """The same with torch.compile: the dynamics, and decisions of policy and task, forward and backward."""
     options = dynamics.Options()
 
     def bare_step(state: torch.Tensor, action: torch.Tensor, disturbance: torch.Tensor) -> torch.Tensor:
@@ -273,7 +275,7 @@ def rate(kind: Kind, seconds: float, clock: Callable[[], float]) -> float:
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures depend on."""
+    """Properties of the machine that the figures depend on."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
@@ -285,7 +287,7 @@ def machine() -> dict[str, str | int]:
 
 
 def table(report: dict) -> str:
-    """Millions of steps per second, and how many times NumPy's."""
+    """Millions of steps per second, and the ratio to NumPy."""
     rows = report["rows"]
     numpy = next(row["per_core"] for row in rows if row["kind"].startswith("NumPy"))
     text = f"{'M steps/s':36}{'per core':>10}{'all cores':>11}{'x NumPy':>10}\n"

@@ -2,13 +2,13 @@
 
     [--seeds 0,1,...] [--output FILE] [--options "key=value ..."]
 
-Writes benchmarks/results/quadrotor_<result>.json, from a clean commit alone; a try with other sizes goes elsewhere:
+Writes benchmarks/results/quadrotor_<result>.json, only from a clean commit; trials with other sizes go elsewhere:
 `hover --seeds 0 --options "env_steps=20000 evaluation_starts=32" --output /tmp/try.json`.
 
-Every run is `python train.py task=... seed=SEED` as a user types it, in a process of its own, one after the other. The
-CPU seconds of training are report.json's: collection and updates, of all threads. Beside them stand those of the whole
-command (imports, evaluation and video too), its wall time, and `saved_s`, from the start of the process to the
-checkpoint at the end of training. BPTT and distillation are given the simulator's gradients, PPO and TD3 are not.
+Every run is `python train.py task=... seed=SEED` as a user types it, in its own process, one after the other. The CPU
+seconds of training are report.json's: collection and updates, of all threads. In addition there are those of the whole
+command (including imports, evaluation and video), its wall time, and `saved_s`, from the start of the process to the
+checkpoint at the end of training. BPTT and distillation use the simulator's gradients, PPO and TD3 do not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STEP_LATE = "[0.01,0.01]"
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train, `options` of train.py, and what is measured besides: options of evaluate.py by name."""
+    """A training setup: `options` of train.py, and further evaluations as options of evaluate.py by name."""
 
     options: tuple[str, ...]
     analytic_gradients: bool = True
@@ -72,11 +72,11 @@ MEASURED = {
         ),
     },
 }
-"""What the READMEs tell, by result and variant."""
+"""Everything reported in the READMEs, by result and variant."""
 SHARES = {"survive": 1, "collision_free": 1, "world_collision_free": Swarm.drones}
-"""Metrics that are shares, by how many episodes share one outcome."""
+"""Metrics that are shares, with the number of episodes that share one outcome."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Half widths of 95% intervals of a mean, in standard errors, of 2 to 10 seeds."""
+"""Half widths of 95% intervals of a mean of 2 to 10 seeds, in standard errors."""
 ELSEWHERE = {
     "hover": [
         {
@@ -100,30 +100,30 @@ ELSEWHERE = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the JSON."""
-    asked = _asked(arguments)
+    args = _parse(arguments)
     commit, runs = git_commit(), []
-    for name, variant in MEASURED[asked.result].items():
-        for seed in variant.seeds if asked.seeds is None else asked.seeds:
+    for name, variant in MEASURED[args.result].items():
+        for seed in variant.seeds if args.seeds is None else args.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                runs.append({"variant": name, **measure(variant, seed, asked.options, Path(folder) / "run")})
+                runs.append({"variant": name, **measure(variant, seed, args.options, Path(folder) / "run")})
             if runs[-1]["git_commit"] != commit:
-                raise SystemExit(f"error: the files are no longer those of {commit}; measure in a worktree of its own")
+                raise SystemExit(f"error: the files are no longer those of {commit}; measure in a separate worktree")
             sys.stderr.write(json.dumps({key: runs[-1][key] for key in ("variant", "seed", *TIMES)}) + "\n")
-    told = {
-        "result": asked.result, "command": f"python benchmarks/quadrotor_training.py {asked.result}",
-        "options": asked.options, "git_commit": commit, "machine": machine(), "versions": versions(),
-        "rows": rows(runs), "runs": runs, "elsewhere": ELSEWHERE.get(asked.result, []),
+    report = {
+        "result": args.result, "command": f"python benchmarks/quadrotor_training.py {args.result}",
+        "options": args.options, "git_commit": commit, "machine": machine(), "versions": versions(),
+        "rows": rows(runs), "runs": runs, "elsewhere": ELSEWHERE.get(args.result, []),
     }  # fmt: skip
-    sys.stdout.write(shown(told["rows"]) + "\n")
-    with complete_or_absent(asked.output) as temporary:
-        temporary.write_text(json.dumps(told, indent=2) + "\n")
+    sys.stdout.write(shown(report["rows"]) + "\n")
+    with complete_or_absent(args.output) as temporary:
+        temporary.write_text(json.dumps(report, indent=2) + "\n")
 
 
 TIMES = ("cpu_s", "command_cpu_s", "command_wall_s", "saved_s")
 
 
 def measure(variant: Variant, seed: int, options: Sequence[str], run: Path) -> dict[str, Any]:
-    """Train into the folder `run`, evaluate what else is asked for; what is told of it."""
+    """Train into the folder `run` and run the further evaluations; returns the JSON entry."""
     began = time.time()
     cpu_s, wall_s = _spent(["train.py", *variant.options, *options, f"seed={seed}", f"output={run}"])
     report = json.loads((run / "report.json").read_text())
@@ -143,7 +143,7 @@ def measure(variant: Variant, seed: int, options: Sequence[str], run: Path) -> d
 
 
 def with_intervals(row: dict[str, Any]) -> dict[str, Any]:
-    """An evaluation without its tasks; Wilson's 95% interval beside each of its metrics that is a share."""
+    """An evaluation without its tasks, with Wilson's 95% interval of each metric that is a share."""
     kept = {key: value for key, value in row.items() if key not in ("per_task", "stage", "distribution")}
     for name, sharing in SHARES.items():
         if name in row:
@@ -168,7 +168,7 @@ def rows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def mean(values: Iterable[float | None]) -> dict[str, Any]:
-    """Mean of the values that are there, of how many seeds, and the half width of its interval from two on."""
+    """Mean of the values that are not None, their number, and from two on the half width of the interval."""
     there = [value for value in values if value is not None]
     found: dict[str, Any] = {"mean": statistics.mean(there) if there else None, "seeds": len(there)}
     if 2 <= len(there) <= len(STUDENT) + 1:
@@ -190,7 +190,7 @@ def _cell(found: dict[str, Any] | None) -> str:
 
 
 def _spent(command: Sequence[str]) -> tuple[float, float]:
-    """Run a program of ours; its CPU seconds and wall seconds, those of its threads and children included."""
+    """Run one of our programs; its CPU seconds and wall seconds, including threads and children."""
     began = time.monotonic()
     process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -207,20 +207,20 @@ def machine() -> dict[str, Any]:
     return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "platform": platform.platform()}
 
 
-def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", choices=MEASURED)
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], help="those of all runs")
-    parser.add_argument("--options", type=str.split, default=[], help="more options of train.py, for tries")
+    parser.add_argument("--options", type=str.split, default=[], help="more options of train.py, for trials")
     parser.add_argument("--output", type=Path, help="benchmarks/results/quadrotor_<result>.json")
-    asked = parser.parse_args(arguments)
-    if asked.output is None:
-        if asked.options:
-            parser.error("a try with --options needs --output FILE")
+    args = parser.parse_args(arguments)
+    if args.output is None:
+        if args.options:
+            parser.error("--options needs --output FILE")
         if (commit := git_commit()).endswith("-dirty") or commit == "unknown":
             parser.error(f"results are measured on a clean commit, this is {commit}; commit, or name --output FILE")
-        asked.output = RESULTS / f"quadrotor_{asked.result}.json"
-    return asked
+        args.output = RESULTS / f"quadrotor_{args.result}.json"
+    return args
 
 
 if __name__ == "__main__":

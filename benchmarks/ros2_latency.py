@@ -2,16 +2,17 @@
 
     [--rate 500] [--seconds 60] [--slice 5] [--output FILE]
 
-A robot (this process) sends an observation every period and waits for the command that answers it:
+A robot (this process) sends an observation every period and waits for the resulting command:
 
-    echo            a bare rclpy node that sends a message of a command's size back: what ROS itself takes
+    echo            a bare rclpy node that returns a message of a command's size: the cost of ROS itself
     policy          policy_node alone: decode, policy, safety, encode
-    policy, safety  policy_node and safety_node, each a process, as on a robot
+    policy, safety  policy_node and safety_node as separate processes, as on a robot
 
-They take turns of `slice` seconds in one call, for `seconds` each, so that they meet the same machine. A period whose
-command came later than its end, or not at all, missed its deadline; periods that the robot itself began late are told
-beside. The policy is quadrotor_hover's, trained here unless a run is given, and asked `rate` times a second in place of
-its own hundred. Times are of the receiving process, in one clock; the ratio is the policy's over the echo's.
+They alternate in turns of `slice` seconds in one call, for `seconds` each, under the same conditions. A period whose
+command came after its end, or not at all, missed its deadline; periods that the robot itself began late are reported
+separately. The policy is quadrotor_hover's, trained here unless a run is given, and called `rate` times a second
+instead of its own hundred. Times are measured in the receiving process, with one clock; the ratio is the policy's over
+the echo's.
 """
 
 from __future__ import annotations
@@ -54,26 +55,26 @@ from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402
 ECHO, POLICY, BOTH = "echo", "policy", "policy, safety"
 NAMESPACES = {ECHO: "echo", POLICY: "alone", BOTH: "watched"}
 SAMPLES = 512
-"""Different observations that are sent in turn."""
+"""Number of different observations, sent in turn."""
 
 
 @dataclass
 class Partner:
-    """Who answers: the publisher that reaches it, and what has come of each period."""
+    """A tested node: the publisher that reaches it, and the result of each period."""
 
     publisher: Any
     clock: Any
     sent_s: dict[int, float] = field(default_factory=dict)
     took_s: dict[int, float] = field(default_factory=dict)
     late: int = 0
-    following: int = 0  # number of the next observation: stamps never go back
+    following: int = 0  # number of the next observation: stamps never decrease
 
     def answered(self, message: Float64MultiArray, period_s: float) -> None:
-        """A command: its stamp is that of the observation it answers."""
+        """Handle a command: its stamp is that of its observation."""
         now_s, stamp = time.perf_counter(), stamp_s(message)
         assert stamp is not None, "expected a stamped command"
         number = round(stamp / period_s)
-        if number in self.sent_s:  # an answer of the first turn may come after it
+        if number in self.sent_s:  # an answer to the first turn may come after it
             self.took_s[number] = now_s - self.sent_s[number]
 
 
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         partners = _start(nodes, run, period_s)
         messages = _observations(run)
         turns = max(1, round(options.seconds / options.slice))
-        _turn(nodes, partners[ECHO], messages, 1.0, period_s)  # discovery and first calls are no one's latency
+        _turn(nodes, partners[ECHO], messages, 1.0, period_s)  # discovery and first calls do not count
         for name in (POLICY, BOTH):
             _turn(nodes, partners[name], messages, 1.0, period_s)
         for partner in partners.values():
@@ -111,7 +112,7 @@ def _trained(directory: Path) -> Path:
 
 
 def _at_rate(trained: Path, run: Path, period_s: float) -> Path:
-    """The same weights under a contract of another rate: what they do matters less here than how long they take."""
+    """The same weights under a contract of another rate: timing matters here, not behaviour."""
     saved = checkpoint.load(trained)
     changed = replace(saved.contract, control_dt_s=period_s)
     checkpoint.save(run, checkpoint.Checkpoint(saved.policy, changed, saved.config))
@@ -119,9 +120,9 @@ def _at_rate(trained: Path, run: Path, period_s: float) -> Path:
 
 
 def _start(nodes: Processes, run: Path, period_s: float) -> dict[str, Partner]:
-    """All partners, running and listening."""
+    """All partners, running and connected."""
     nodes.spawn(ECHO, [sys.executable, __file__, "--echo"])
-    # The clock is that of the observations, so that a command is stamped with the one it answers.
+    # The clock follows the observations, so that a command has its observation's stamp.
     limits = nodes.directory / "limits.yaml"
     limits.write_text("observation_timeout_s: 1000.0\ncommand_timeout_s: 1000.0\n")
     settings = {"checkpoint": str(run), "use_sim_time": True, "limits": str(limits)}
@@ -136,13 +137,13 @@ def _start(nodes: Processes, run: Path, period_s: float) -> dict[str, Partner]:
         partners[name] = partner = Partner(publisher, clock)
         hear = lambda message, partner=partner: partner.answered(message, period_s)  # noqa: E731 - one of each
         nodes.node.create_subscription(Float64MultiArray, f"/{namespace}/action", hear, QoSProfile(depth=10))
-        wanted = 2 if name == BOTH else 1  # safety_node measures, too
+        wanted = 2 if name == BOTH else 1  # safety_node measures too
         nodes.wait(lambda p=publisher, w=wanted: p.get_subscription_count() >= w, f"{name} to listen")
     return partners
 
 
 def _node(nodes: Processes, partner: str, program: str, parameters: dict[str, Any]) -> None:
-    """One of our nodes, active."""
+    """Start and activate one of our nodes."""
     namespace = NAMESPACES[partner]
     file = nodes.directory / f"{namespace}_{program}.yaml"
     file.write_text(yaml.safe_dump({"/**": {"ros__parameters": parameters}}))
@@ -154,7 +155,7 @@ def _node(nodes: Processes, partner: str, program: str, parameters: dict[str, An
 
 
 def _observations(run: Path) -> list[Float64MultiArray]:
-    """Messages as sim_node would send them, of the beginnings of episodes."""
+    """Messages as sim_node would send them, from the beginnings of episodes."""
     contract = checkpoint.load(run).contract
     (topic,) = robot_table("simulation", contract, {}).states
     env = QuadrotorEnvironment(SAMPLES)
@@ -169,7 +170,7 @@ def _observations(run: Path) -> list[Float64MultiArray]:
 def _turn(
     nodes: Processes, partner: Partner, messages: list[Float64MultiArray], seconds: float, period_s: float
 ) -> None:
-    """Send an observation every period and hear the answers; the last one has a period more than the others."""
+    """Send an observation every period and collect the answers; the last one has one more period."""
     begin_s = time.perf_counter() + period_s
     for index in range(round(seconds / period_s)):
         deadline_s = begin_s + index * period_s
@@ -193,7 +194,7 @@ def _time(seconds: float) -> Time:
 
 
 def echo() -> None:
-    """A node that answers an observation with a command's message, and does nothing else."""
+    """A node that answers each observation with a message of a command's size."""
     rclpy.init()
     node = rclpy.create_node("echo", namespace=NAMESPACES[ECHO])
     publisher = node.create_publisher(Float64MultiArray, "action", QoSProfile(depth=1))

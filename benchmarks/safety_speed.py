@@ -1,9 +1,9 @@
-"""Time of `Safety.command` for an arm, a quadrotor and a vehicle, by commands that limits touch and ones they do not.
+"""Time of `Safety.command` for an arm, a quadrotor and a vehicle, with and without active limits.
 
     python benchmarks/safety_speed.py
 
-Prints a table and writes JSON: microseconds of this thread's processor time. The same commands are given in several
-runs, and of each the least time counts: what other programs do to the caches is no part of it.
+Prints a table and writes JSON: microseconds of this thread's processor time. The same commands run several times, and
+the smallest time of each counts, to exclude other programs' effects on the caches.
 """
 
 import argparse
@@ -30,31 +30,31 @@ DT_S = 0.001
 
 
 class Still:
-    """A robot that measures the same thing each period and takes every command."""
+    """A robot that measures the same every period and accepts every command."""
 
     def __init__(self, contract: Contract, observation: dict[str, Array]) -> None:
         self.contract, self._observation, self.periods = contract, observation, 0
 
     def clock(self) -> float:
-        """Seconds."""
+        """Time in s."""
         return self.periods * self.contract.control_dt_s
 
     def read(self) -> Reading:
-        """The same, with a new stamp."""
+        """The same measurement with a new stamp."""
         return Reading(self._observation, self.clock(), self.periods)
 
     def write(self, action: Array) -> None:
-        """Nothing moves."""
+        """Does nothing."""
 
     def hold(self) -> None:
-        """It always does."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing."""
 
 
 def arm() -> tuple[Still, Limits]:
-    """Joint positions at 1 kHz, a Franka's orders of magnitude."""
+    """Joint positions at 1 kHz, with a Franka's orders of magnitude."""
     spec = TensorSpec((7,), unit="rad", names=JOINTS)
     contract = Contract(
         {"joint_position": spec, "joint_torque": TensorSpec((7,), unit="N m", names=JOINTS)}, spec, DT_S
@@ -87,7 +87,7 @@ def quadrotor() -> tuple[Still, Limits]:
 
 
 def vehicle() -> tuple[Still, Limits]:
-    """Speed and turn rate at 50 Hz, distance by 360 ranges, of which some are close."""
+    """Speed and turn rate at 50 Hz, distance from 360 ranges, some of which are close."""
     action = TensorSpec((2,), names=("speed", "turn_rate"), low=(-0.5, -1.0), high=(1.0, 1.0))
     ranges = TensorSpec((360,), unit="m")
     commands = {
@@ -103,7 +103,7 @@ def vehicle() -> tuple[Still, Limits]:
 
 
 def measure(make: Callable[[], tuple[Still, Limits]], wanted: list[Array], runs: int) -> tuple[Array, float]:
-    """Microseconds of each command, the least of all runs, and the share of commands that were changed."""
+    """Microseconds of each command, the smallest over all runs, and the share of changed commands."""
     times, limited = np.full((runs, len(wanted)), np.inf), 0
     gc.disable()
     for run in range(runs):

@@ -1,8 +1,8 @@
-"""Steps stock LIBERO (robosuite 1.4.0), as a separate process in a virtual environment of its own.
+"""Steps stock LIBERO (robosuite 1.4.0) as a separate process in its own virtual environment.
 
-libero_throughput.py and stock_recordings.py run it: a JSON request on standard input, a JSON answer on standard output.
-Nothing of this repository is imported. Stock was written for older MuJoCo: `adapt` mends what changed since, and
-nothing else.
+Used by libero_throughput.py and stock_recordings.py: a JSON request on standard input, a JSON answer on standard
+output. Nothing of this repository is imported. Stock was written for older MuJoCo versions: `adapt` makes only the
+necessary changes.
 """
 
 import json
@@ -15,7 +15,7 @@ STILL = [0.0] * 6 + [-1.0]
 
 
 def adapt() -> None:
-    """Let robosuite 1.4.0 run on MuJoCo 4, and leave out visual files that are missing."""
+    """Make robosuite 1.4.0 run on MuJoCo 4, and leave out missing visual files."""
     import mujoco
 
     mujoco.MjData.qM = property(lambda data: data)  # the inertia matrix is called M now, and mj_fullM takes the data
@@ -33,14 +33,16 @@ def adapt() -> None:
 
         return find
 
-    binding_utils.MjModel.get_joint_qpos_addr = address("jnt_qposadr", 7, 4)  # numpy integers are no mjtJoint now
+    binding_utils.MjModel.get_joint_qpos_addr = address(
+        "jnt_qposadr", 7, 4
+    )  # numpy integers are not accepted as mjtJoint any more
     binding_utils.MjModel.get_joint_qvel_addr = address("jnt_dofadr", 6, 3)
     load = binding_utils.MjSim.from_xml_string.__func__
     binding_utils.MjSim.from_xml_string = classmethod(lambda cls, xml: load(cls, without_missing_files(xml)))
 
 
 def without_missing_files(xml: str) -> str:
-    """The model with meshes that are not there replaced by points, and textures that are not there left out."""
+    """The model with missing meshes replaced by points, and missing textures left out."""
     root = ET.fromstring(xml)
     asset, gone = root.find("asset"), set()
     for element in [*asset.findall("mesh"), *asset.findall("texture")]:
@@ -93,9 +95,9 @@ def run(request: dict) -> dict:
 
 
 def record(request: dict) -> dict:
-    """Run `episodes` (initial state and actions) once and tell all that parity.py asks of a recording.
+    """Run `episodes` (initial state and actions) once and return everything that parity.py reads of a recording.
 
-    Fixtures are where stock's own reset puts them; the same `seed` puts them in the same places.
+    Fixtures are where stock's own reset puts them; the same `seed` gives the same places.
     """
     import numpy as np
 
@@ -120,7 +122,7 @@ def record(request: dict) -> dict:
 
 
 def moment(environment) -> dict:  # noqa: ANN001
-    """The state, and what the controllers remember."""
+    """The state, and the controllers' internal values."""
     robot, data = environment.robots[0], environment.sim.data
     return {
         "qpos": data.qpos.tolist(),
@@ -132,7 +134,7 @@ def moment(environment) -> dict:  # noqa: ANN001
 
 if __name__ == "__main__":
     answer_to = sys.stdout
-    sys.stdout = sys.stderr  # robosuite prints
+    sys.stdout = sys.stderr  # because robosuite prints
     adapt()
-    asked = json.load(sys.stdin)
-    json.dump(run(asked) if "seconds" in asked else record(asked), answer_to)
+    request = json.load(sys.stdin)
+    json.dump(run(request) if "seconds" in request else record(request), answer_to)

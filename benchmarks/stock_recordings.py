@@ -1,8 +1,8 @@
-"""Record episodes in stock LIBERO, to hold our simulator to: `python benchmarks/stock_recordings.py SUITE:INDEX ...`.
+"""Record episodes in stock LIBERO to compare with ours: `python benchmarks/stock_recordings.py SUITE:INDEX ...`.
 
-For each task one file that `python -m sims.libero.parity` reads. The actions are those of our scripted expert with
-noise, worked out in our simulator from the same initial states among the same fixtures; random ones where the task has
-no expert. Stock's virtual environment is that of libero_throughput.py; LIBERO's official assets are needed.
+Writes one file per task for `python -m sims.libero.parity`. The actions are those of our scripted expert with noise,
+planned in our simulator from the same initial states and fixtures, or random if the task has no expert. Uses the
+virtual environment of libero_throughput.py, and needs LIBERO's official assets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Array = NDArray[np.float64]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Record every task and say how often it succeeded."""
+    """Record every task and print its success count."""
     options = _options(arguments)
     assets = find_assets(options.assets)
     if assets.root is None:
@@ -80,7 +80,7 @@ EPISODE = ("success", "body_pos", "body_quat")
 
 
 def planned(scene: Scene, states: Array, fixed: dict[str, NDArray], seed: int) -> Array:
-    """Actions [E, T, 7] of our expert among the fixtures `fixed`, to the last success or the suite's step limit."""
+    """Actions [E, T, 7] of our expert with fixtures `fixed`, up to the last success or the suite's step limit."""
     count, rng = len(states), np.random.default_rng(seed)
     if any(goal.kind not in PLACES for goal in scene.goal):
         return rng.uniform(-0.5, 0.5, (count, RANDOM_STEPS, 7))
@@ -101,7 +101,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("tasks", nargs="+", metavar="SUITE:INDEX")
     parser.add_argument("--episodes", type=int, default=6, help="of each task")
     parser.add_argument("--first", type=int, default=20, help="the first initial state")
-    parser.add_argument("--seed", type=int, default=0, help="of fixtures and of the expert's noise")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the fixtures and of the expert's noise")
     parser.add_argument("--assets", type=Path, help="folder of LIBERO's official assets")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "stock_recordings")
     return parser.parse_args(arguments)

@@ -1,11 +1,11 @@
-"""How fast vehicles drive and see: control steps and scans a CPU-second of one thread, beside NumPy and torch.
+"""Speed of vehicles and their lidar: control steps and scans per CPU-second of one thread, next to NumPy and torch.
 
     python benchmarks/vehicle_speed.py [--seconds 0.5] [--runs 5] [--output FILE]
 
-Everything is measured in one call, the kinds in turn, again in every run. A scan is noisy and tests every beam against
-every shape in NumPy and torch (float32, batched over environments), which is how a ray caster is written without
-culling; the compiled one finds the same ranges (a test). A step is all that `env.step` does: dynamics in substeps with
-a test for contact each, scan, observation, reward, with making the worlds of new episodes; what decides does not count.
+All kinds are measured in one call, alternating in every run. Scans are noisy. In NumPy and torch (float32, batched over
+environments) a scan tests every beam against every shape, like a ray caster without culling; a test checks that the
+compiled one finds the same ranges. A step is all of `env.step`: dynamics in substeps with a contact test each, scan,
+observation, reward, and worlds of new episodes; decisions do not count.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TASKS = {"navigate": (Navigate(), JACKAL), "race": (Race(), F1TENTH)}
 
 @dataclass
 class Kind:
-    """Something to measure: `call` makes `steps` steps or scans; `against` is what it is divided by."""
+    """One measured case: `call` makes `steps` steps or scans; `against` is the baseline it is divided by."""
 
     name: str
     steps: int
@@ -99,7 +99,7 @@ def scans(name: str, lidar: Lidar | None) -> list[Kind]:
     arrays = [part.numpy() for part in (now.state, now.world["circles"], now.world["segments"])]
     angles = lidar.angles().numpy().astype(np.float32)
     title = f"{name}, scan of {lidar.beams} beams, {now.world['segments'].shape[1]} segments"
-    small = [part[:32] for part in given]  # all pairs of more do not fit into the cache
+    small = [part[:32] for part in given]  # more pairs do not fit into the cache
     return [
         Kind(f"{title}: C", COUNT, lambda: env.simulator.scan(*given), f"{title}: NumPy"),
         Kind(f"{title}: torch", 32, lambda: plain.scan(*small)),
@@ -130,7 +130,7 @@ def numpy_scan(
 
 
 def steps(name: str) -> list[Kind]:
-    """Dynamics with contact alone, and whole steps of the task with restarts."""
+    """Dynamics with contact only, and full steps of the task with restarts."""
     env = driven(name, None)
     now, command = env.now, commands(env, 9)[:, 0]
     given = now.state, command, env.parameters, now.world["circles"], now.world["segments"]
@@ -153,7 +153,7 @@ def steps(name: str) -> list[Kind]:
 
 
 def pursue(env: VehicleEnvironment, observation: TensorDict) -> torch.Tensor:
-    """Actions [N, 1, 2] with which episodes last: towards the goal, or along the track."""
+    """Actions [N, 1, 2] that make episodes last: towards the goal, or along the track."""
     if isinstance(env.mdp, Race):
         return PurePursuit(env.contract, env.vehicle).act(observation).actions
     turn = 1.5 * observation["goal_direction"][:, 1]
@@ -161,7 +161,7 @@ def pursue(env: VehicleEnvironment, observation: TensorDict) -> torch.Tensor:
 
 
 def rate(kind: Kind, seconds: float) -> float:
-    """Steps per CPU-second; what a call returns is time that does not count."""
+    """Steps per CPU-second, excluding the time that a call returns."""
     kind.call()
     spent, calls = 0.0, 0
     while spent < seconds:
@@ -173,7 +173,7 @@ def rate(kind: Kind, seconds: float) -> float:
 
 
 def machine() -> dict[str, str | int | float]:
-    """What the figures depend on."""
+    """Properties of the machine that the figures depend on."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
@@ -183,7 +183,7 @@ def machine() -> dict[str, str | int | float]:
 
 
 def table(rows: list[dict]) -> str:
-    """Thousands of steps per second, and how many times what it beats."""
+    """Thousands of steps per second, and the ratio to the baseline."""
     text = f"{'thousands per CPU-second':52}{'':>10}{'x NumPy':>10}\n"
     for row in rows:
         text += f"{row['kind']:52}{row['per_core'] / 1e3:10.1f}{row.get('times', math.nan):10.1f}\n".replace(

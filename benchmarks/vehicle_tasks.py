@@ -1,8 +1,8 @@
-"""Vehicles' policies and planners on the same unseen worlds: python benchmarks/vehicle_tasks.py RESULT RUN [RUN ...].
+"""Vehicle policies and planners on the same unseen worlds: python benchmarks/vehicle_tasks.py RESULT RUN [RUN ...].
 
-RESULT is navigate or race, each RUN a finished run of it by train.py, one a seed. Every policy and every planner drives
-the worlds of the evaluation split that neither training nor its report has seen; as `evaluate.py checkpoint=RUN
-baselines=true first_start=200 episodes=500` does for one run, with the planners once for all. Prints a table and writes
+RESULT is navigate or race, each RUN a finished run of train.py, one per seed. All policies and planners drive worlds of
+the evaluation split that were used neither in training nor in its report, as in `evaluate.py checkpoint=RUN
+baselines=true first_start=200 episodes=500` for one run; the planners run only once. Prints a table and writes
 benchmarks/results/vehicle_RESULT.json.
 """
 
@@ -27,7 +27,7 @@ from embodied.task import Task, planners
 from train import GROUPS, TrainConfig
 
 FIRST, EPISODES, NUM_ENVS = 200, 500, 96
-"""Worlds 0 to 199 are in the reports of runs, by which numbers may have been chosen."""
+"""Worlds 0 to 199 are in the reports of runs and may have influenced settings."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,31 +35,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("result", choices=("navigate", "race"))
     parser.add_argument("runs", nargs="+", type=Path)
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    loaded = [load(run) for run in asked.runs]
+    loaded = [load(run) for run in args.runs]
     task = loaded[0][0]
     policies = {f"policy, seed {trained['seed']}": policy for _, policy, trained in loaded}
-    if {task.name for task, _, _ in loaded} != {f"vehicle_{asked.result}"} or len(policies) < len(loaded):
-        raise SystemExit(f"error: expected runs of vehicle_{asked.result}, each with another seed")
+    if {task.name for task, _, _ in loaded} != {f"vehicle_{args.result}"} or len(policies) < len(loaded):
+        raise SystemExit(f"error: expected runs of vehicle_{args.result}, each with a different seed")
     results = compare(
         lambda name: task.environment(NUM_ENVS, name, "eval"), task.distributions, policies | planners(task),
         starts_per_task=EPISODES, first_start=FIRST,
     )  # fmt: skip
     found = {who: result for (who, _), result in results.items()}
-    told = {
-        "command": f"python benchmarks/vehicle_tasks.py {asked.result} RUN ...", "git_commit": git_commit(),
+    report = {
+        "command": f"python benchmarks/vehicle_tasks.py {args.result} RUN ...", "git_commit": git_commit(),
         "versions": versions(), "first_start": FIRST, "episodes": EPISODES,
         "training": [trained for _, _, trained in loaded],
         "evaluations": rows(found, policies),
     }  # fmt: skip
     sys.stdout.write(evaluation_table(found) + "\n")
-    with complete_or_absent(Path(__file__).parent / "results" / f"vehicle_{asked.result}.json") as temporary:
-        temporary.write_text(json.dumps(told, indent=2) + "\n")
+    with complete_or_absent(Path(__file__).parent / "results" / f"vehicle_{args.result}.json") as temporary:
+        temporary.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def load(run: Path) -> tuple[Task, Policy, dict[str, Any]]:
-    """The task of `run`, its last policy, and how that was trained."""
+    """The task of `run`, its final policy, and its training record."""
     saved = checkpoint.load(run)
     trained = compose(TrainConfig, "train", [], GROUPS, saved.config)[0]
     policy = trained.policy.build(saved.contract)
@@ -69,15 +69,15 @@ def load(run: Path) -> tuple[Task, Policy, dict[str, Any]]:
 
 
 def rows(found: dict[str, EvaluationResult], policies: dict[str, Policy]) -> list[dict[str, Any]]:
-    """What is told of everyone; of policies also the paired difference from each planner."""
-    told = []
+    """One row per policy and planner; policies' rows include the paired difference from each planner."""
+    table = []
     for who, result in found.items():
         row = {key: value for key, value in result.summary().items() if key != "per_task"}
-        told.append({"who": who, **row})
+        table.append({"who": who, **row})
         if who in policies:
             over = {name: result.gain_over(other) for name, other in found.items() if name not in policies}
-            told[-1]["over"] = {name: vars(gain) for name, gain in over.items()}
-    return told
+            table[-1]["over"] = {name: vars(gain) for name, gain in over.items()}
+    return table
 
 
 if __name__ == "__main__":

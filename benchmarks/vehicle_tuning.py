@@ -1,9 +1,9 @@
-"""Tune a vehicles' planner on training worlds: vehicle_tuning.py PLANNER [--settings 16] [--worlds 32 64].
+"""Tune a vehicle planner on training worlds: vehicle_tuning.py PLANNER [--settings 16] [--worlds 32 64].
 
-A random search with a fixed seed: PLANNER's present numbers and settings drawn from RANGES drive some training worlds,
-the KEPT best of them others, and more of them. What counts is the mean time of an episode (race: of a lap), in
-which one that failed counts as FAILED_S, and as COLLIDED_S if it hit something. Prints every setting and writes
-nothing: the winner goes into the planner's defaults by hand.
+A random search with a fixed seed: PLANNER's current settings and random ones from RANGES drive some training worlds,
+then the KEPT best of them drive other, more numerous worlds. The cost is the mean time of an episode (race: of a lap);
+failures count as FAILED_S, or as COLLIDED_S after a collision. Prints every setting and writes nothing: copy the best
+one into the planner's defaults by hand.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from sims.vehicle.planners.raceline import Raceline, RacelineNumbers
 from sims.vehicle.task import NavigateTask, RaceTask, VehicleTask
 
 KEPT = 4
-"""So many settings go on to the second round, with the present one."""
+"""Number of settings that go on to the second round, besides the current one."""
 FAILED_S = 60.0
-"""A point of success is worth as much as half a second, where laps take ten."""
+"""A point of success is worth half a second, where laps take ten."""
 COLLIDED_S = {"time_s": 180.0, "lap_time_s": 60.0}
-"""By what is timed: a crash is worse than to be late; of a race it is as much, over three laps."""
+"""By timed metric: a collision is worse than being late; in a race it costs the same, over three laps."""
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "DWA": {
         "horizon_s": (0.8, 3.0), "clearance_m": (0.2, 0.6), "free_m": (0.4, 2.0), "goal": (0.3, 2.0),
@@ -49,7 +49,7 @@ RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "join": (1.0, 4.0), "early_s": (0.05, 0.2), "pursuit.ahead_m": (0.25, 0.8), "pursuit.ahead_s": (0.1, 0.25),
     },
 }  # fmt: skip
-"""Where numbers are drawn from, evenly in their logarithm."""
+"""Ranges for random settings, uniform in the logarithm."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,23 +57,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("planner", choices=RANGES)
     parser.add_argument("--settings", type=int, default=16)
-    parser.add_argument("--worlds", nargs=2, type=int, default=(32, 64), help="of the two rounds")
+    parser.add_argument("--worlds", nargs=2, type=int, default=(32, 64), help="worlds in each of the two rounds")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    task = NavigateTask() if asked.planner == "DWA" else RaceTask()
-    default, build = planner(asked.planner, task)
-    rng = np.random.default_rng(asked.seed)
-    drawn_ones = [drawn(RANGES[asked.planner], rng) for _ in range(asked.settings)]
+    task = NavigateTask() if args.planner == "DWA" else RaceTask()
+    default, build = planner(args.planner, task)
+    rng = np.random.default_rng(args.seed)
+    drawn_ones = [drawn(RANGES[args.planner], rng) for _ in range(args.settings)]
     first = 0
-    for worlds in asked.worlds:
+    for worlds in args.worlds:
         costs = [drive(task, build(changed(default, each)), each, first, worlds) for each in [{}, *drawn_ones]][1:]
         drawn_ones = [drawn_ones[place] for place in np.argsort(costs)[:KEPT]]
         first += worlds
 
 
 def planner(name: str, task: VehicleTask) -> tuple[Any, Callable[[Any], Policy]]:
-    """Present numbers of the planner `name`, and what builds it from others."""
+    """Current settings of the planner `name`, and a function that builds it from other settings."""
     contract = task.contract(task.distributions[0])
     vehicle, lidar, mdp = task.driven
     kinds: dict[str, tuple[Any, Callable[[Any], Policy]]] = {
@@ -86,12 +86,12 @@ def planner(name: str, task: VehicleTask) -> tuple[Any, Callable[[Any], Policy]]
 
 
 def drawn(ranges: Mapping[str, tuple[float, float]], rng: np.random.Generator) -> dict[str, float]:
-    """A setting, to three digits."""
+    """A random setting, rounded to three digits."""
     return {name: float(f"{np.exp(rng.uniform(*np.log(pair))):.3g}") for name, pair in ranges.items()}
 
 
 def changed(numbers: Any, setting: Mapping[str, float]) -> Any:  # noqa: ANN401 - any planner's dataclass
-    """`numbers` with those of `setting`; "a.b" is b of its dataclass a."""
+    """`numbers` with the values of `setting`; "a.b" is b of its dataclass a."""
     for name, value in setting.items():
         inner, _, last = name.rpartition(".")
         change = replace(getattr(numbers, inner), **{last: value}) if inner else value
@@ -100,19 +100,19 @@ def changed(numbers: Any, setting: Mapping[str, float]) -> Any:  # noqa: ANN401 
 
 
 def drive(task: VehicleTask, policy: Policy, setting: Mapping[str, float], first: int, worlds: int) -> float:
-    """What the setting costs in `worlds` training worlds from `first` on, s; printed."""
+    """Cost of the setting in `worlds` training worlds from `first` on, s; also printed."""
     env = task.environment(min(worlds, 100), task.distributions[0], "train")
     found = evaluate(env, policy, starts_per_task=worlds, first_start=first)
     spent, row = cost(found), found.summary()
     time = "time_s" if "time_s" in row else "lap_time_s"
-    told = f"{spent:6.2f}  {row['success']:.1%} {row['collision']:.1%} {row[time] or 0.0:6.2f} s  {worlds}"
-    sys.stdout.write(f"{told}  {dict(setting)}\n")
+    line = f"{spent:6.2f}  {row['success']:.1%} {row['collision']:.1%} {row[time] or 0.0:6.2f} s  {worlds}"
+    sys.stdout.write(f"{line}  {dict(setting)}\n")
     sys.stdout.flush()
     return spent
 
 
 def cost(found: EvaluationResult) -> float:
-    """Mean time of an episode or a lap, where one that failed counts as FAILED_S or COLLIDED_S."""
+    """Mean time of an episode or a lap, with failures counted as FAILED_S or COLLIDED_S."""
     timed = "time_s" if "time_s" in found.metrics else "lap_time_s"
     failed = torch.where(found.metrics["collision"] > 0.0, COLLIDED_S[timed], FAILED_S)
     return float(torch.where(found.success, found.metrics[timed], failed).mean())

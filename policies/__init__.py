@@ -1,1 +1,1 @@
-"""Policies: networks that turn observations into action chunks and score what they sampled."""
+"""Policies: networks that turn observations into action chunks and compute the log-probability of their samples."""

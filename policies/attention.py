@@ -1,7 +1,7 @@
-"""Gaussian policy that attends from the own state to neighbours and obstacles, for swarms on small processors.
+"""Gaussian policy with attention from the own state to neighbours and obstacles, for swarms on small processors.
 
-After the attention policies of arXiv 2309.13285; differs from it: one attention over neighbours and obstacles together,
-with the own state among the tokens, so that nobody around is no special case.
+Based on the attention policies of arXiv 2309.13285. Difference: one attention over neighbours and obstacles together,
+with the own state among the tokens, so that an empty neighbourhood is no special case.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class AttentionConfig(MLPConfig):
         at_least(self, 1, "width")
 
     def build(self, contract: Contract) -> AttentionPolicy:
-        """Make the policy for `contract`; observations of shape [K, size] are tokens, the others the own state."""
+        """Make the policy for `contract`; observations of shape [K, size] are tokens, the others form the own state."""
         return AttentionPolicy(contract, self)
 
 
 class AttentionPolicy(MLPPolicy):
-    """An MLPPolicy whose actor sees the tokens of an observation [K, size] as a set.
+    """An MLPPolicy whose actor treats the tokens of an observation [K, size] as a set.
 
     All tokens of one observation share their statistics. Rows whose element "present" is 0 are empty. The critic reads
-    everything in a row.
+    everything as one vector.
 
     Raises:
-        UserError: where the contract has no tokens or no own state, where reciprocals of tokens are to be read, and
-            for what MLPPolicy cannot serve.
+        UserError: if the contract has no tokens or no own state, if `reciprocal` names tokens, and for contracts that
+            MLPPolicy does not support.
     """
 
-    layers = None  # no chain of dense layers, which is what a DensePolicy describes
+    layers = None  # not a chain of dense layers, so not a DensePolicy
     actor: nn.Sequential
 
     def __init__(self, contract: Contract, config: AttentionConfig) -> None:
@@ -75,7 +75,7 @@ class AttentionPolicy(MLPPolicy):
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Take normalisation statistics from observations [N]; those of tokens from all rows that are there."""
+        """Compute normalisation statistics from observations [N]; those of tokens from all rows that are present."""
         super().fit(observation, actions)
         inputs = self.concatenated(observation, self.actor_keys)
         for group in self.tokens:
@@ -86,7 +86,7 @@ class AttentionPolicy(MLPPolicy):
 
 
 def _statistics(rows: Tensor, present: int | None) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each element over the rows that are there; `present` itself stays 0 or 1."""
+    """Mean and deviation of each element over the rows that are present; `present` itself stays 0 or 1."""
     there = rows if present is None else rows[rows[:, present] >= 0.5]
     mean, std = torch.zeros_like(rows[0]), torch.ones_like(rows[0])
     if len(there) > 1:
@@ -98,7 +98,7 @@ def _statistics(rows: Tensor, present: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _places(contract: Contract, keys: list[str]) -> list[Tokens | tuple[int, int]]:
-    """Where each observation lies in the flat vector: tokens, or first and last column of a part of the own state."""
+    """Position of each observation in the flat vector: tokens, or first and last column of a part of the own state."""
     places: list[Tokens | tuple[int, int]] = []
     start = 0
     for key in keys:

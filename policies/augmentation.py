@@ -1,9 +1,8 @@
-"""What may be done to observations and actions for a supervised loss, and what is done to scenes on a table.
+"""Augmentations of observations and actions for a supervised loss; those of tabletop scenes.
 
-What does not change the action: scenes turned about the vertical axis or mirrored, and things that do not matter.
-
-Gravity is the only direction that physics prefers, so one demonstration tells what to do in all its images. (Reach and
-joint limits break the symmetry far from the nominal pose, hence the limited turns.)
+They keep the action's meaning: scenes are rotated about the vertical axis or mirrored, and irrelevant parts are hidden.
+Gravity is the only preferred direction in physics, so one demonstration is valid in all its mirror images. (Reach and
+joint limits break the symmetry far from the nominal pose, hence the limited rotations.)
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from torch import Tensor
 from policies.libero_encoder import mention
 
 CARTESIAN = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
-"""The first elements of actions that can be turned."""
+"""First elements of actions that can be rotated."""
 
 
 class AugmentationKind(Enum):
-    """`augmentation=` of a policy; AUTO is CARTESIAN_SCENE where objects are moved by Cartesian actions, else NONE."""
+    """`augmentation=` of a policy; AUTO is CARTESIAN_SCENE if objects are moved by Cartesian actions, else NONE."""
 
     AUTO = "auto"
     NONE = "none"
@@ -31,16 +30,16 @@ class AugmentationKind(Enum):
 
 
 class Augmentation(Protocol):
-    """What a supervised loss may see in place of what was recorded."""
+    """A random change of the samples of a supervised loss."""
 
     def __call__(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
-        """Other observations [N], read by an encoder, and actions [N, H, A], as likely; the given ones stay."""
+        """Changed observations [N], as read by an encoder, and actions [N, H, A]; the arguments are not modified."""
         ...
 
 
 @dataclass(frozen=True)
 class CartesianScene:
-    """Scenes mirrored and turned by up to `turn_rad` (0: as they are), without some of what is not mentioned.
+    """Mirrors scenes, rotates them by up to `turn_rad` (0: unchanged), and hides parts that are not mentioned.
 
     `hidden_distractors` is the share of objects, `hidden_words` of words that are hidden.
     """
@@ -50,7 +49,7 @@ class CartesianScene:
     hidden_words: float
 
     def __call__(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
-        """One random scene for each row."""
+        """One random change for each row."""
         if self.turn_rad:
             observation, actions = random_image(observation, actions, self.turn_rad)
         observation = hide_words(observation, self.hidden_words)
@@ -58,12 +57,12 @@ class CartesianScene:
 
 
 def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> tuple[TensorDict, Tensor]:
-    """Each row under a random turn of up to `turn_rad` about the vertical axis and, half of them, mirrored left-right.
+    """Each row under a random rotation of up to `turn_rad` about the vertical axis and, for half of them, mirrored.
 
     Args:
         observation: [N], with poses in a frame whose z axis is vertical.
         actions: [N, H, 7], displacement, rotation (axis-angle) and gripper in the same frame.
-        turn_rad: the largest turn.
+        turn_rad: the largest rotation.
     """
     n, device = len(actions), actions.device
     angle = (2.0 * torch.rand(n, device=device) - 1.0) * turn_rad
@@ -72,9 +71,9 @@ def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> t
 
 
 def hide_distractors(observation: TensorDict, probability: float) -> TensorDict:
-    """Without objects that the instruction does not mention, each hidden with `probability`: they seldom matter.
+    """Hide each object that the instruction does not mention with `probability`: such objects seldom matter.
 
-    Where it mentions none of those in sight, none is known not to matter, and all stay.
+    If it mentions none of the visible objects, any of them may matter, and all stay.
     """
     mask = observation["object_mask"]
     mentioned = mask & (mention(observation["object_names"], observation["instruction"])[..., 0] > 0)
@@ -85,9 +84,9 @@ def hide_distractors(observation: TensorDict, probability: float) -> TensorDict:
 
 
 def hide_words(observation: TensorDict, probability: float) -> TensorDict:
-    """Without words of the instruction that name nothing that is there, each hidden with `probability`.
+    """Hide each word of the instruction that names no object with `probability`.
 
-    Whoever says "grab" for "pick up" asks for the same; what is said about which thing stays.
+    "grab" for "pick up" means the same; words that name objects stay.
     """
     instruction = observation["instruction"]
     naming = (instruction[:, :, None, None] == observation["object_names"].unsqueeze(1)).any(-1).any(-1)  # [N, L]
@@ -97,7 +96,7 @@ def hide_words(observation: TensorDict, probability: float) -> TensorDict:
 
 
 def image(observation: TensorDict, actions: Tensor, angle: Tensor, side: Tensor) -> tuple[TensorDict, Tensor]:
-    """Mirror y where `side` [N] is -1 (1: not), then turn by `angle` [N] rad about the vertical axis."""
+    """Mirror y where `side` [N] is -1 (1: unchanged), then rotate by `angle` [N] rad about the vertical axis."""
     cosine, sine, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
     rows = ((cosine, -sine * side, zero), (sine, cosine * side, zero), (zero, zero, one))
     matrix = torch.stack([torch.stack(row, -1) for row in rows], -2)  # [N, 3, 3]
@@ -106,7 +105,7 @@ def image(observation: TensorDict, actions: Tensor, angle: Tensor, side: Tensor)
         return torch.einsum("nij,n...j->n...i", matrix, v)
 
     def rotations(columns: Tensor, axis: int) -> Tensor:
-        """A mirrored body is its own mirror image about one of its `axis`, which makes its frame right-handed again."""
+        """Reflect each body about one of its `axis` as well, which makes its mirrored frame right-handed again."""
         halves = [vectors(columns[..., :3]), vectors(columns[..., 3:])]
         halves[axis] = halves[axis] * side.view(-1, *[1] * (columns.dim() - 1))
         return torch.cat(halves, -1)

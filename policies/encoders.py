@@ -1,4 +1,4 @@
-"""What turns observations into features: one class for each kind of observation, chosen by what the contract has."""
+"""Encoders from observations to features: one class for each kind of observation, chosen by the contract."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class EncoderKind(Enum):
-    """`encoder=` of a policy; AUTO is OBJECTS where the contract has object tokens, and FLAT otherwise."""
+    """`encoder=` of a policy; AUTO is OBJECTS if the contract has object tokens, and FLAT otherwise."""
 
     AUTO = "auto"
     OBJECTS = "objects"
@@ -24,12 +24,12 @@ class Encoder(nn.Module, ABC):
     out_features: int
 
     def read(self, observation: TensorDict) -> TensorDict:
-        """`observation` as `forward` and augmentations work on it; what was read before stays as it is."""
+        """`observation` in the form that `forward` and augmentations use; reading twice changes nothing."""
         return observation
 
     @abstractmethod
     def fit(self, observation: TensorDict) -> None:
-        """Take normalisation statistics from observations [N]."""
+        """Compute normalisation statistics from observations [N]."""
 
     @abstractmethod
     def forward(self, observation: TensorDict) -> Tensor:
@@ -37,8 +37,8 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def begin_like(self, other: Self) -> None:
-        """Take over the weights of `other`, which reads the same or less; where it reads less, the rest stays new."""
+        """Copy the weights of `other`, which reads the same or less; weights for anything else stay new."""
 
     @abstractmethod
     def identity(self, observation: TensorDict) -> Tensor:
-        """Numbers [N, B] as they were observed that tell observations apart: what deterministic noise is drawn from."""
+        """Values [N, B] that distinguish observations; deterministic noise is drawn from them."""

@@ -1,4 +1,4 @@
-"""Observations of fixed size in one row: what small control policies read, and an encoder of it."""
+"""Fixed-size observations as one vector, as small control policies read them, and an encoder for it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from embodied.world import ALONE, World
 from policies.encoders import Encoder
 
 STILL = 1e-2
-"""What varies less than this, about a sensor's noise, stood still where statistics were taken, and may move later."""
+"""An element that varies less than this (about a sensor's noise) counts as constant so far, and may vary later."""
 
 
 class FlatObservations(nn.Module):
-    """The float32 observations of a contract side by side, standardised; privileged ones come last.
+    """The float32 observations of a contract concatenated and standardised; privileged ones come last.
 
-    `distances` are read as `network.reciprocal`: what is near matters to the centimetre. `reader` says so where that
-    cannot be, and that the `other` is to be used.
+    `distances` are read as `network.reciprocal`, which resolves near distances to the centimetre. Errors name `reader`
+    and suggest `other`.
 
     Raises:
-        UserError: where an observation has a variable axis, there is none, or `distances` names none of them.
+        UserError: if an observation has a variable axis, there is none, or `distances` names none of them.
     """
 
     def __init__(self, contract: Contract, distances: Sequence[str], reader: str, other: str) -> None:
@@ -51,7 +51,7 @@ class FlatObservations(nn.Module):
 
     @torch.no_grad()
     def fit_statistics(self, observation: TensorDict) -> None:
-        """Take mean and standard deviation of every element from observations [N]."""
+        """Compute mean and standard deviation of every element from observations [N]."""
         inputs = self.concatenated(observation, self.keys)
         std = inputs.std(0)
         self.mean.copy_(inputs.mean(0))
@@ -61,7 +61,7 @@ class FlatObservations(nn.Module):
 
     @torch.no_grad()
     def merge_statistics(self, observation: TensorDict, world: World = ALONE) -> None:
-        """Take observations [...] of all processes into mean and deviation, exactly (Chan, Golub and LeVeque 1979)."""
+        """Merge observations [...] of all processes into mean and deviation, exactly (Chan, Golub and LeVeque 1979)."""
         inputs = self.concatenated(observation.reshape(-1).to(self.mean.device), self.keys).double()
         count = int(world.sum(torch.tensor(len(inputs))))
         mean = world.sum(inputs.sum(0)) / count
@@ -75,7 +75,7 @@ class FlatObservations(nn.Module):
         self.count.fill_(total)
 
     def standardised(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
-        """The first of all columns, those of `keys` (`actor_keys` or `keys`), standardised; [..., columns].
+        """The first columns, those of `keys` (`actor_keys` or `keys`), standardised; [..., columns].
 
         Raises:
             RuntimeError: before `fit_statistics`.
@@ -89,19 +89,19 @@ class FlatObservations(nn.Module):
         return (inputs - self.mean[:columns]) / self.std[:columns]
 
     def concatenated(self, observation: TensorDict, keys: Sequence[str]) -> Tensor:
-        """Observations `keys` side by side, distances as reciprocals, [..., columns]."""
+        """Observations `keys` concatenated, distances as reciprocals, [..., columns]."""
         flat = {key: observation[key].flatten(observation.batch_dims) for key in keys}
         return torch.cat([reciprocal(flat[key]) if key in self.reciprocal else flat[key] for key in keys], dim=-1)
 
 
 class FlatEncoder(FlatObservations, Encoder):
-    """Two dense layers on observations of fixed size; privileged ones are read by those that may.
+    """Two dense layers on fixed-size observations; privileged ones only if allowed.
 
     Args:
         contract: of the observations.
         width: half of out_features.
         distances: see FlatObservations.
-        privileged: whether it reads what only a simulator knows.
+        privileged: whether to read privileged observations.
     """
 
     def __init__(self, contract: Contract, width: int, distances: Sequence[str], *, privileged: bool) -> None:
@@ -114,7 +114,7 @@ class FlatEncoder(FlatObservations, Encoder):
         )
 
     def fit(self, observation: TensorDict) -> None:
-        """Take normalisation statistics from observations [N]."""
+        """Compute normalisation statistics from observations [N]."""
         self.fit_statistics(observation)
 
     def forward(self, observation: TensorDict) -> Tensor:
@@ -123,10 +123,10 @@ class FlatEncoder(FlatObservations, Encoder):
 
     @torch.no_grad()
     def begin_like(self, other: Self) -> None:
-        """Take over the weights of `other`; columns of what it does not read stay as they are."""
+        """Copy the weights of `other`; columns that it does not read stay as they are."""
         for mine, theirs in zip(self.layers.parameters(), other.layers.parameters(), strict=True):
             mine[..., : theirs.shape[-1]].copy_(theirs)
 
     def identity(self, observation: TensorDict) -> Tensor:
-        """All that the actor reads."""
+        """All observations that the actor reads."""
         return torch.cat([observation[key].flatten(1) for key in self.actor_keys], dim=-1)

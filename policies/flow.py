@@ -1,10 +1,11 @@
-"""Flow-matching action-chunk policy with kernels that reinforcement learning can score.
+"""Flow-matching action-chunk policy with stochastic samplers for reinforcement learning.
 
-pi_RL (arXiv 2510.25889) describes the two stochastic samplers. Differences from it: the network is small and reads what
-`encoder` says, the critics have encoders of their own, and the noisy step of Flow-SDE is drawn per observation.
+The two samplers follow pi_RL (arXiv 2510.25889). Differences: the network is small and its input is chosen by
+`encoder`, the critics have their own encoders, and the noisy step of Flow-SDE is drawn per observation.
 
-Once it `ranks`, the policy draws several candidates for each chunk and executes the one of highest learned advantage
-(IDQL, arXiv 2304.10573; for chunks Q-chunking, arXiv 2507.07969). Chunks that continue running ones are candidates too.
+After `start_ranking` the policy draws several candidates for each chunk and executes the one of highest learned
+advantage (IDQL, arXiv 2304.10573; for chunks Q-chunking, arXiv 2507.07969). Chunks that continue running ones are
+candidates too.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from policies.flow_kernels import (
 from policies.libero_encoder import ObjectEncoder, missing
 
 SMALLEST_STD = 0.2
-"""Least deviation that actions are normalised by, in half ranges: what was never done is to stay possible."""
+"""Smallest deviation for normalising actions, in half ranges, so that unseen actions stay possible."""
 
 
 class Sampler(Enum):
-    """Denoising kernel used to explore; deterministic acting is always the ODE."""
+    """Denoising kernel for exploration; deterministic acting always uses the ODE."""
 
     ODE = "ode"
     FLOW_SDE = "flow_sde"
@@ -53,13 +54,13 @@ class Sampler(Enum):
 class FlowConfig:
     """Sizes and noise of a FlowPolicy.
 
-    `encoder` reads object tokens, or all float32 observations of fixed size, of which distances may be `reciprocal` (as
-    of policy=mlp). `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in
-    units of the normalised action. With `augmentation` of Cartesian scenes the supervised loss sees them mirrored and
-    turned by up to `turn_rad` (0: as they are), without a share `hidden_distractors` of what is not mentioned and a
-    share `hidden_words` of the words that mention nothing; so does the loss of the advantage, by which the best of
-    `candidates` chunks is chosen, of `explored_candidates` while it explores. `guidance` bounds the pull towards a
-    running chunk (arXiv 2506.07339's beta, 5 there; where candidates are ranked, less is better).
+    `encoder` reads object tokens, or all float32 fixed-size observations, of which distances may be `reciprocal` (as
+    for policy=mlp). `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both
+    in units of the normalised action. With `augmentation` of Cartesian scenes, the supervised loss and the advantage's
+    loss see scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share `hidden_distractors` of
+    unmentioned objects and a share `hidden_words` of words that name no object. When ranking, the best of `candidates`
+    chunks by advantage is executed, of `explored_candidates` while exploring. `guidance` bounds the pull towards a
+    running chunk (arXiv 2506.07339's beta, 5 there; smaller is better with ranked candidates).
     """
 
     encoder: EncoderKind = EncoderKind.AUTO
@@ -84,18 +85,18 @@ class FlowConfig:
         at_least(self, 1, "width", "hidden", "denoising_steps", "candidates", "explored_candidates")
 
     def build(self, contract: Contract) -> FlowPolicy:
-        """Make the policy for `contract`; privileged observations are read by the critic alone."""
+        """Make the policy for `contract`; only the critic reads privileged observations."""
         return FlowPolicy(contract, self)
 
 
 class FlowPolicy(nn.Module):
     """Predicts chunks of H actions by integrating a learned velocity field over S denoising steps.
 
-    A chunk's log-probability (one part, P = 1) is the sum over the K executed actions of the noisy denoising steps.
-    What ranks candidates acts, and reads no more than the actor.
+    A chunk's log-probability (one part, P = 1) is the sum over the K executed actions of the noisy denoising steps. The
+    advantage that ranks candidates reads no more than the actor.
 
     Raises:
-        UserError: where the action has no limits, or the contract lacks what encoder or augmentation read.
+        UserError: if the action has no limits, or the contract lacks observations of encoder or augmentation.
     """
 
     def __init__(self, contract: Contract, config: FlowConfig) -> None:
@@ -122,20 +123,20 @@ class FlowPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.action_mean.device
 
     @property
     def scores(self) -> bool:
-        """Noise is added on the way, so that a path has a likelihood."""
+        """Whether the sampler adds noise, so that a path has a likelihood."""
         return self.config.sampler is not Sampler.ODE
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Parameters that `value` alone uses."""
+        """Parameters that only `value` uses."""
         return [*self.critic.parameters(), *self.value_encoder.parameters()]
 
     def advantage_parameters(self) -> list[nn.Parameter]:
-        """Parameters that `advantage` alone uses."""
+        """Parameters that only `advantage` uses."""
         return [*self.advantage_head.parameters(), *self.advantage_encoder.parameters()]
 
     def actor_parameters(self) -> list[nn.Parameter]:
@@ -144,7 +145,7 @@ class FlowPolicy(nn.Module):
         return [parameter for parameter in self.parameters() if parameter not in critics]
 
     def start_critic(self) -> None:
-        """Begin the critics with what the actor's encoder has learned to see."""
+        """Initialise the critics' encoders from the actor's."""
         self.value_encoder.begin_like(self.encoder)
         self.advantage_encoder.begin_like(self.encoder)
 
@@ -154,7 +155,7 @@ class FlowPolicy(nn.Module):
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Take normalisation statistics from observations [N] and actions [..., A]."""
+        """Compute normalisation statistics from observations [N] and actions [..., A]."""
         observation = self.encoder.read(observation)
         for encoder in (self.encoder, self.value_encoder, self.advantage_encoder):
             encoder.fit(observation)
@@ -174,7 +175,7 @@ class FlowPolicy(nn.Module):
     ) -> Decision:
         """Sample chunks; `sample` holds the denoising path [N, S+1, H, A] and the noisy step's index [N].
 
-        Where it ranks, `log_prob` is the executed candidate's own, not that of having been chosen.
+        When ranking, `log_prob` is the executed candidate's own, not that of the choice.
         """
         observation = self.encoder.read(observation)
         noise = self._noise(observation, deterministic, generator)
@@ -196,7 +197,7 @@ class FlowPolicy(nn.Module):
         deterministic: bool = False,
         generator: torch.Generator | None = None,
     ) -> Decision:
-        """As `act`, every candidate guided to `running` (arXiv 2506.07339); ranked by what would be executed of it."""
+        """Like `act`, with all candidates guided to `running` (arXiv 2506.07339) and ranked by their executed part."""
         observation = self.encoder.read(observation)
         x = self._noise(observation, deterministic, generator)
         count = x.shape[1]
@@ -218,7 +219,7 @@ class FlowPolicy(nn.Module):
         return Decision(actions[rows], nothing, torch.full((len(rows), 1), torch.nan, device=x.device))
 
     def _noise(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Tensor:
-        """What C candidates are denoised from, [N, C, H, A]."""
+        """Initial noise of C candidates, [N, C, H, A]."""
         count = 1
         if self.ranks:
             count = self.config.candidates if deterministic else self.config.explored_candidates
@@ -228,20 +229,20 @@ class FlowPolicy(nn.Module):
         return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
 
     def _best(self, observation: TensorDict, actions: Tensor, count: int) -> Tensor:
-        """Rows [N] of those of `actions` [N * C, H, A] with the highest advantage among their C = `count`."""
+        """Rows [N] of `actions` [N * C, H, A] with the highest advantage among their C = `count` candidates."""
         rows = torch.arange(0, len(actions), count, device=actions.device)
         if count > 1:
             rows = rows + self.advantage(observation, actions.unflatten(0, (-1, count))).argmax(1)
         return rows
 
     def advantage(self, observation: TensorDict, actions: Tensor) -> Tensor:
-        """Advantage of each of C candidates [N, C, H, A] over what the policy does, in units of the return, [N, C]."""
+        """Advantage of each of C candidates [N, C, H, A] over the policy's average, in units of the return, [N, C]."""
         executed = ((actions - self.action_mean) / self.action_std)[:, :, : self.contract.executed]
         features = self.advantage_encoder(observation).unsqueeze(1).expand(-1, actions.shape[1], -1)
         return self.advantage_head(torch.cat((features, executed.flatten(2)), -1)).squeeze(-1)
 
     def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
-        """Mean squared error of the advantage of executed `actions` [N, H, A] from `target` [N], one scalar."""
+        """Mean squared error of the advantage of executed `actions` [N, H, A] against `target` [N], one scalar."""
         observation, actions = self._augmented(observation, actions)
         return (self.advantage(observation, actions.unsqueeze(1)).squeeze(1) - target).square().mean()
 
@@ -270,7 +271,7 @@ class FlowPolicy(nn.Module):
         return torch.stack(path, 1), noisy, log_prob
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
-        """Score stored denoising paths: one velocity evaluation for Flow-SDE, S for Flow-Noise."""
+        """Log-probability of stored denoising paths: one velocity evaluation for Flow-SDE, S for Flow-Noise."""
         if not self.scores:
             raise UserError("sampler=ode has no likelihood; use flow_sde or flow_noise")
         observation = self.encoder.read(observation)
@@ -311,7 +312,7 @@ class FlowPolicy(nn.Module):
         return self.augment(observation, actions) if self.augment else (observation, actions)
 
     def to_robot(self, x: Tensor) -> Tensor:
-        """Normalised actions in robot units, inside the contract's limits."""
+        """Normalised actions in robot units, clamped to the contract's limits."""
         return (x * self.action_std + self.action_mean).clamp(self.action_low, self.action_high)
 
     def _kernel(self, x: Tensor, velocity: Tensor, index: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

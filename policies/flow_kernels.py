@@ -20,7 +20,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TimeGrid:
-    """t_0 = 1 > t_1 > ... > t_S = 0 in equal steps of `delta`; serves sampling and scoring alike."""
+    """t_0 = 1 > t_1 > ... > t_S = 0 in equal steps of `delta`; used for both sampling and scoring."""
 
     steps: int
 
@@ -35,10 +35,10 @@ class TimeGrid:
 
 
 def fixed_noise(rows: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """Standard normal noise [N, *shape], on the CPU, that is a fixed function of the bytes of each of `rows` [N, B].
+    """Standard normal noise [N, *shape], on the CPU, as a fixed function of the bytes of each of `rows` [N, B].
 
-    A chunk from zero noise lies between the modes of what was demonstrated, where a hand can hover for ever; this
-    samples a mode, and yet the same observation gives the same chunk in any batch, any order and any process.
+    A chunk from zero noise lies between the modes of the demonstrations, where a hand can hover for ever. This noise
+    samples a mode, and the same observation still gives the same chunk in any batch, order and process.
     """
     seeds = [zlib.crc32(row.tobytes()) for row in rows.cpu().numpy()]
     return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
@@ -69,9 +69,9 @@ def flow_sde_step(
 def guided_velocity(
     velocity: Callable[[Tensor], Tensor], x: Tensor, time: float, target: Tensor, mask: Tensor, strongest: float
 ) -> Tensor:
-    """Velocity [N, H, A] at `x` and `time` whose chunk is drawn to `target` [N, H, A] as `mask` [N, H] says.
+    """Velocity [N, H, A] at `x` and `time`, with the chunk guided to `target` [N, H, A] according to `mask` [N, H].
 
-    Pseudo-inverse guidance (arXiv 2506.07339, equations 2 to 4), in which t is 1 - t:
+    Pseudo-inverse guidance (arXiv 2506.07339, equations 2 to 4, whose t is our 1 - t):
     u - w J^T mask (target - a), a = x - t u, J = da/dx, w = min(strongest, (t^2 + (1 - t)^2) / (t (1 - t))).
     """
     with torch.enable_grad():

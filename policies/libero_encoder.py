@@ -1,6 +1,6 @@
 """Object-token encoder: attention over objects, each described by its pose and the words of its name.
 
-It sees where things are from the hand, not where they are in the world: what was learned in one place holds in another.
+Object positions are relative to the hand, not to the world, so that skills transfer between places.
 
 Letters: N observations, M objects, L words.
 """
@@ -21,26 +21,26 @@ OBSERVATIONS = (
     "end_effector_position", "end_effector_rotation", "gripper_position", "gripper_command",
     "object_position", "object_rotation", "object_names", "object_mask", "instruction",
 )  # fmt: skip
-"""What it reads."""
+"""Observations that the encoder reads."""
 INSTRUCTION_WORDS, NAME_WORDS = 20, 6
-"""Words that are read of an instruction and of a name; more are refused."""
+"""Largest number of words of an instruction and of a name; more are refused."""
 STATE_WIDTH = 10
 POSE_WIDTH = 15
 MENTION_SCALE = 4.0
-"""Makes mentions as loud as the standardised poses beside them, so that attention finds the named objects early."""
+"""Scales mentions up to the standardised poses, so that attention finds the named objects early."""
 
 
 def missing(contract: Contract) -> list[str]:
-    """Which of the `OBSERVATIONS` `contract` does not have."""
+    """The `OBSERVATIONS` that `contract` does not have."""
     return [key for key in OBSERVATIONS if key not in contract.observation]
 
 
 def mention(names: Tensor, instruction: Tensor) -> Tensor:
     """How the instruction [N, L'] mentions each object [N, M, L], [N, M, 2]; word id 0 is padding.
 
-    First the share of the name's words that it contains, then when, both in [0, 1]: the share of its words for any
-    object that come before. "pick the milk and place it in the basket" mentions both objects, the milk earlier, and so
-    does "milk: basket". Words for nothing that is there change neither.
+    The first number is the share of the name's words that the instruction contains. The second is its order in [0, 1]:
+    the share of the instruction's object words that come before. "pick the milk and place it in the basket" mentions
+    both objects, the milk earlier, and so does "milk: basket". Words that name no object change neither.
     """
     words = names != 0
     equal = (names.unsqueeze(-1) == instruction[:, None, None, :]) & words.unsqueeze(-1)  # [N, M, L, L']
@@ -65,11 +65,11 @@ def hand_state(observation: TensorDict) -> Tensor:
 
 
 def object_poses(observation: TensorDict) -> Tensor:
-    """Every object from the hand, and how it stands in the world, [N, M, 15].
+    """Pose of every object relative to the hand, and its orientation in the world, [N, M, 15].
 
-    Its axes are lines, without a front: double angles of their directions about the hand's own axis (x^2 - y^2, 2 x y)
-    and how steep they are. Most things are grasped alike from either side, and how far to turn jumps where both are
-    equally far, which is hard to learn from single angles.
+    Its axes are treated as lines, without a front: double angles of their directions about the hand's own axis (x^2 -
+    y^2, 2 x y) and their steepness. Most objects can be grasped equally from either side, and the required rotation
+    jumps where both are equally far, which is hard to learn from single angles.
     """
     position, rotation = observation["object_position"], rotation_matrix(observation["object_rotation"])
     hand = rotation_matrix(observation["end_effector_rotation"]).unsqueeze(1)
@@ -85,8 +85,8 @@ def object_poses(observation: TensorDict) -> Tensor:
 class ObjectEncoder(Encoder):
     """The hand's state attends over object tokens; returns features [N, out_features].
 
-    Statistics for normalisation are buffers, set once by `fit`; encoding without them raises RuntimeError. So are the
-    words that `fit` has seen: others are not read, for what they mean was never learned.
+    Normalisation statistics are buffers, set once by `fit`; encoding without them raises RuntimeError. The words seen
+    by `fit` are stored too: other words are ignored, because their meaning was never learned.
     """
 
     def __init__(self, width: int = 64, heads: int = 4, word_width: int = 16) -> None:
@@ -110,15 +110,15 @@ class ObjectEncoder(Encoder):
             self.register_buffer(f"{name}_std", torch.ones(size))
 
     def read(self, observation: TensorDict) -> TensorDict:
-        """`observation` with ids of words [N, L'] and [N, M, L] in place of the instruction and the names."""
-        if observation["instruction"].dtype == torch.int64:  # was read before
+        """`observation` with word ids [N, L'] and [N, M, L] in place of the instruction and the names."""
+        if observation["instruction"].dtype == torch.int64:  # already read
             return observation
         words = {"instruction": self.instructions, "object_names": self.names}
         return observation.copy().update({key: table(observation[key]) for key, table in words.items()})
 
     @torch.no_grad()
     def fit(self, observation: TensorDict) -> None:
-        """Take mean and standard deviation of every input from `observation` [N], and the words that are known."""
+        """Compute mean and standard deviation of every input from `observation` [N], and collect the known words."""
         observation = self.read(observation)
         poses = object_poses(observation)[observation["object_mask"]]
         for name, data in (("state", hand_state(observation)), ("pose", poses)):
@@ -130,7 +130,7 @@ class ObjectEncoder(Encoder):
         self.fitted.fill_(True)
 
     def forward(self, observation: TensorDict) -> Tensor:
-        """Encode observations [N]: the state beside what each head attends to among the objects."""
+        """Encode observations [N]: the state concatenated with each head's attention over the objects."""
         if not self.fitted:
             raise RuntimeError(
                 "the policy has no normalisation statistics; call fit(observations) or load a checkpoint"
@@ -146,7 +146,7 @@ class ObjectEncoder(Encoder):
         return torch.cat((state, (score.softmax(-1) @ tokens).flatten(1)), dim=-1)
 
     def begin_like(self, other: Self) -> None:
-        """Take over the weights, statistics and known words of `other`."""
+        """Copy the weights, statistics and known words of `other`."""
         self.load_state_dict(other.state_dict())
 
     def identity(self, observation: TensorDict) -> Tensor:
@@ -164,7 +164,7 @@ class ObjectEncoder(Encoder):
 
 
 def _word_features(width: int) -> Tensor:
-    """Fixed random word embeddings [WORD_BUCKETS, width]: nothing to learn, and the same in every process."""
+    """Fixed random word embeddings [WORD_BUCKETS, width]: not learned, and the same in every process."""
     features = torch.randn(WORD_BUCKETS, width, generator=torch.Generator().manual_seed(0)) / 2.0
     features[0] = 0.0
     return features

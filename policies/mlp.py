@@ -23,9 +23,9 @@ from policies.flat import FlatObservations
 class MLPConfig:
     """Layer widths and the initial standard deviation in units of half the action range.
 
-    `reciprocal` observations are distances, read as `network.reciprocal`: what is near matters to the centimetre. With
-    `running_statistics` observations are normalised by all that were seen since training began, not by the first: where
-    what is seen moves as the policy learns (locomotion).
+    `reciprocal` observations are distances, read as `network.reciprocal`, which resolves near distances to the
+    centimetre. With `running_statistics` observations are normalised by all observations since training began instead
+    of the first ones, for tasks whose observations change as the policy learns (locomotion).
     """
 
     hidden: list[int] = field(default_factory=lambda: [256, 256])
@@ -34,19 +34,19 @@ class MLPConfig:
     running_statistics: bool = False
 
     def build(self, contract: Contract) -> MLPPolicy:
-        """Make the policy for `contract`; privileged observations are read by the critic alone."""
+        """Make the policy for `contract`; only the critic reads privileged observations."""
         return MLPPolicy(contract, self)
 
 
 class MLPPolicy(FlatObservations):
-    """Predicts the mean of H actions, kept within the limits by tanh; the deviation is one learned number per element.
+    """Gaussian over H actions: the mean is limited by tanh, the deviation is one learned number per element.
 
     The critic also reads privileged observations, the actor never does. Actions are clamped to the contract's limits
-    after sampling; `sample` holds the action before clamping and scaling, which is what the log-probability (P = 1,
-    summed over the K executed actions) is defined on.
+    after sampling; `sample` holds the action before clamping and scaling, on which the log-probability (P = 1, summed
+    over the K executed actions) is defined.
 
     Raises:
-        UserError: where an observation has a variable axis or the action has no limits.
+        UserError: if an observation has a variable axis or the action has no limits.
     """
 
     scores = True
@@ -66,14 +66,14 @@ class MLPPolicy(FlatObservations):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.mean.device
 
     def start_critic(self) -> None:
-        """Nothing to do: the critic shares nothing with the actor."""
+        """Does nothing: the critic shares nothing with the actor."""
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Parameters that `value` alone uses."""
+        """Parameters that only `value` uses."""
         return list(self.critic.parameters())
 
     def actor_parameters(self) -> list[nn.Parameter]:
@@ -82,11 +82,11 @@ class MLPPolicy(FlatObservations):
         return [parameter for parameter in self.parameters() if parameter not in critic]
 
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Take normalisation statistics from observations [N]; actions are scaled by the contract's limits instead."""
+        """Compute normalisation statistics from observations [N]; actions are scaled by the contract's limits."""
         self.fit_statistics(observation)
 
     def renormalise(self, observation: TensorDict, world: World = ALONE) -> None:
-        """Take observations [...] into the normalisation, where that follows what is seen."""
+        """Merge observations [...] into the normalisation if it uses running statistics."""
         if self.config.running_statistics:
             self.merge_statistics(observation, world)
 
@@ -112,13 +112,13 @@ class MLPPolicy(FlatObservations):
         return Decision(actions, TensorDict({"raw": raw}, batch_size=[len(raw)]), log_prob, value)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
-        """Score stored raw actions."""
+        """Log-probability of stored raw actions."""
         distribution = self._distribution(observation)
         log_prob, entropy = self._sum(distribution.log_prob(sample["raw"])), self._sum(distribution.entropy())
         return Evaluation(log_prob, entropy, self.value(observation))
 
     def value(self, observation: TensorDict) -> Tensor:
-        """Expected discounted return [N]; of sequences [T, N], [T, N]."""
+        """Expected discounted return [N]; for sequences [T, N], [T, N]."""
         return self.critic(self.features(observation)).squeeze(-1)
 
     def features(self, observation: TensorDict) -> Tensor:
@@ -126,7 +126,7 @@ class MLPPolicy(FlatObservations):
         return self.standardised(observation, self.keys)
 
     def mean_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the mean alone."""
+        """Parameters of the mean only."""
         return list(self.actor.parameters())
 
     def actions(self, observation: TensorDict) -> Tensor:
@@ -134,21 +134,21 @@ class MLPPolicy(FlatObservations):
         return self._to_robot(self.actor(self._inputs(observation)))
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """The actor as (weight [out, in], bias [out]) with tanh after each, the normaliser inside the first one.
+        """The actor as (weight [out, in], bias [out]) with tanh after each, the normaliser folded into the first one.
 
         It maps physical observations to actions in half ranges around the middle, differentiably.
         """
         if self.reciprocal:
-            raise UserError("bptt takes dense layers alone, which reciprocals are not; train with policy.reciprocal=[]")
+            raise UserError("bptt supports only dense layers, not reciprocals; train with policy.reciprocal=[]")
         linear = [layer for layer in self.actor if isinstance(layer, nn.Linear)]
         weight = linear[0].weight / self.std[: self.observed]
         bias = linear[0].bias - weight @ self.mean[: self.observed]
         return [(weight, bias), *((layer.weight, layer.bias) for layer in linear[1:])]
 
     def deployable(self) -> Network:
-        """The mean of the executed actions as it is exported, its normaliser inside."""
+        """The exported network: the mean of the executed actions, including the normaliser."""
         if not self.fitted:
-            raise UserError("the policy has no normalisation statistics; train it before it is exported")
+            raise UserError("the policy has no normalisation statistics; train it before exporting")
         distances = [key for key in self.reciprocal if key in self.actor_keys]
         mean, std = self.mean[: self.observed], self.std[: self.observed]
         return Network.of(self.contract, mean, std, self.actor, distances)

@@ -1,8 +1,9 @@
-"""Gaussian policy with a small GRU: one policy that finds out on the way which robot it flies.
+"""Gaussian policy with a small GRU, which identifies the robot while it flies.
 
 The actor has the shape of RAPTOR's (arXiv 2509.11481): 22 observations -> 16 -> GRU of 16 -> 4 actions are 2,084
-parameters, the learned initial memory included. The memory is explicit: the policy reads it as the observation "memory"
-[N, M] and returns the next one as `sample["memory"]`. It keeps none between calls: `rollout.memory` carries it.
+parameters, including the learned initial memory. The memory is explicit: the policy reads it as the observation
+"memory" [N, M] and returns the next one as `sample["memory"]`. It keeps none between calls: `rollout.memory` carries
+it.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class RecurrentConfig(MLPConfig):
 
 
 class RecurrentPolicy(MLPPolicy):
-    """An MLPPolicy whose actor remembers; its critic does not.
+    """An MLPPolicy whose actor is recurrent; its critic is not.
 
-    Samples [N] are scored with the memory they were drawn with, which the observation holds; sequences of them [T, N]
-    through time, from the memory of the first.
+    Samples [N] are scored with the memory they were drawn with, which the observation holds; sequences [T, N] are
+    scored through time, from the memory of the first step.
     """
 
-    layers = mean_parameters = None  # its actions depend on a memory, too: no DeterministicPolicy
+    layers = mean_parameters = None  # its actions also depend on memory, so it is no DeterministicPolicy
     actor: nn.ModuleList
 
     def __init__(self, contract: Contract, config: RecurrentConfig) -> None:
@@ -59,14 +60,14 @@ class RecurrentPolicy(MLPPolicy):
         self.actor = nn.ModuleList([encoder, nn.ReLU(), self.gru, last, nn.Tanh()])
 
     def initial_memory(self, count: int) -> Tensor:
-        """Memory [count, M] with which episodes begin, learned."""
+        """Learned memory [count, M] at the beginning of episodes."""
         return self.gru.initial.expand(count, -1)
 
     @acting
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """Sample chunks [N, H, A]; `sample["memory"]` [N, M] is to be the observation "memory" of the next call."""
+        """Sample chunks [N, H, A]; pass `sample["memory"]` [N, M] as the observation "memory" of the next call."""
         mean, memory = self._step(observation)
         std = self.log_std.exp().expand_as(mean)
         noise = torch.zeros_like(mean)
@@ -83,10 +84,10 @@ class RecurrentPolicy(MLPPolicy):
         return self._to_robot(self._step(observation)[0])
 
     def unroll(self, observation: TensorDict, memory: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Mean actions [T, N, H, A] in robot units along sequences of observations [T, N], and the last memory [N, M].
+        """Mean actions [T, N, H, A] in robot units for sequences of observations [T, N], and the last memory [N, M].
 
-        Sequences begin with `memory` [N, M], or with the initial one; so does every episode in them, where
-        observation["started"] [T, N] says that one begins. Differentiable through time.
+        Sequences begin with `memory` [N, M], or with the initial one; so does every episode that observation["started"]
+        [T, N] marks. Differentiable through time.
         """
         means, memory = self._unroll(observation, memory)
         return self._to_robot(means.flatten(0, 1)).unflatten(0, means.shape[:2]), memory
@@ -94,9 +95,9 @@ class RecurrentPolicy(MLPPolicy):
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Mean squared error of the mean action over valid steps, in half action ranges.
 
-        Of one step from the observation's memory for observations [N], `actions` [N, H, A] and `valid` [N, H]; through
-        time, as `unroll` from the memory of the first observation (the initial one where it has none), for sequences
-        [T, N].
+        For observations [N], `actions` [N, H, A] and `valid` [N, H] it uses one step from the observation's memory.
+        Sequences [T, N] are unrolled through time from the memory of the first observation (the initial one if it has
+        none).
         """
         mean = self._means(observation)
         error = (mean.view_as(actions) - (actions - self.centre) / self.half_range).square().mean(-1)
@@ -118,7 +119,7 @@ class RecurrentPolicy(MLPPolicy):
         if MEMORY not in observation.keys():  # noqa: SIM118 - a TensorDict iterates over its batch
             raise UserError(
                 f'policy=recurrent reads its memory as observation "{MEMORY}" [N, {self.gru.size}]; begin episodes '
-                f'with initial_memory(N) and go on with sample["{MEMORY}"] of the decision before'
+                f'with initial_memory(N) and continue with sample["{MEMORY}"] of the previous decision'
             )
         mean, memory = chain(self.actor, inputs, observation[MEMORY])
         assert memory is not None

@@ -1,4 +1,4 @@
-"""Policies by the name that `policy=` takes."""
+"""Policies by their name in `policy=`."""
 
 from typing import cast
 
@@ -26,15 +26,15 @@ def trained_policy(saved: Checkpoint) -> TrainablePolicy:
     """The policy of a checkpoint of train.py, with its weights, without its task.
 
     Raises:
-        UserError: on one line, where the configuration names none of ours, or is of another version.
+        UserError: if the configuration names none of our policies, or is of another version.
     """
     choice, values = (saved.config.get(kind, {}).get("policy") for kind in ("choices", "values"))
     if choice not in POLICIES or values is None:
-        raise UserError(f"the configuration of {saved.path} says no policy; expected a checkpoint of train.py")
+        raise UserError(f"the configuration of {saved.path} names no policy; expected a checkpoint of train.py")
     try:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(POLICIES[choice]), values))
     except OmegaConfBaseException as error:
-        raise UserError(f"the policy of {saved.path} is of another version ({error}); train anew") from error
+        raise UserError(f"the policy of {saved.path} is of another version ({error}); train again") from error
     policy = cast(PolicyConfig, config).build(saved.contract)
     saved.restore(policy)
     return policy

@@ -1,4 +1,4 @@
-"""Words as integers, without a vocabulary file: stable hashes that a policy embeds."""
+"""Words as integers, without a vocabulary file: stable hashes for a policy's embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORD_BUCKETS = 4096
 WORD = re.compile(r"[^\W\d_]+")
 """Letters of any script."""
 REMEMBERED = 1 << 16
-"""Texts that a WordTable remembers at most."""
+"""Largest number of cached texts in a WordTable."""
 
 
 def hash_words(text: str, length: int = 16) -> list[int]:
@@ -25,7 +25,7 @@ def hash_words(text: str, length: int = 16) -> list[int]:
     `alphabet_soup_1` and `alphabet soup` give the same ids, so object names and instructions share embeddings.
 
     Raises:
-        UserError: where the text has more than `length` words.
+        UserError: if the text has more than `length` words.
     """
     words = WORD.findall(text.lower())
     if len(words) > length:
@@ -35,7 +35,7 @@ def hash_words(text: str, length: int = 16) -> list[int]:
 
 
 class WordTable:
-    """Ids of the words of texts, remembered: the same few are read at every step."""
+    """A cache of the word ids of texts, because the same few are read at every step."""
 
     def __init__(self, words: int) -> None:
         self.words = words
@@ -46,7 +46,7 @@ class WordTable:
         """Ids [..., words], int64, of texts [..., L] as the contract has them (`embodied.text`).
 
         Raises:
-            UserError: for text of more than `words` words, or that is no UTF-8.
+            UserError: for text of more than `words` words, or that is not UTF-8.
         """
         size = text.shape[-1]
         texts = text.cpu().contiguous().numpy().reshape(-1, size).view(f"S{size}").ravel().tolist()
@@ -60,10 +60,10 @@ class WordTable:
     def _rows(self, texts: list[bytes]) -> np.ndarray:
         return np.fromiter(map(self.rows.__getitem__, texts), np.int64, len(texts))
 
-    def _learn(self, asked: set[bytes]) -> None:
-        new = asked.difference(self.rows)
+    def _learn(self, texts: set[bytes]) -> None:
+        new = texts.difference(self.rows)
         if len(self.rows) + len(new) > REMEMBERED:
-            self.rows, self.ids, new = {}, self.ids[:0], asked
+            self.rows, self.ids, new = {}, self.ids[:0], texts
         try:
             ids = [hash_words(text.decode(), self.words) for text in new]
         except UnicodeDecodeError as error:

@@ -155,7 +155,7 @@ def test_it_needs_a_checkpoint_with_a_policy_that_can_be_exported(ask, tmp_path:
     checkpoint.save(tmp_path / "run", saved)
     status, lines = ask(f"checkpoint={tmp_path / 'run'}")
     assert (status, len(lines)) == (1, 1)
-    assert "says no policy" in lines[0]
+    assert "names no policy" in lines[0]
 
 
 def test_folders_are_named_after_what_they_hold():

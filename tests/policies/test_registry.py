@@ -35,7 +35,7 @@ def test_it_acts_as_it_was_trained(tmp_path: Path):
 @pytest.mark.parametrize(
     ("choice", "values", "told"),
     [
-        ("transformer", {}, "says no policy; expected a checkpoint of train.py"),
+        ("transformer", {}, "names no policy; expected a checkpoint of train.py"),
         ("mlp", {"hidden": [32]}, "are of another network"),
         ("mlp", {"heads": 3}, "is of another version"),
     ],

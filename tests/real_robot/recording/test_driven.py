@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_one_line(recording: Recording, tmp_path: Path):
             wrong,
             r"a\.mcap does not serve the contract: .*unit: expected 'deg', got 'rad'.*control_dt_s",
         ),
-        (tmp_path / "held.mcap", CONTRACT, "nothing was driven in these recordings"),
+        (tmp_path / "held.mcap", CONTRACT, "these recordings have no tick with both"),
         (tmp_path / "none.mcap", CONTRACT, "cannot read .*none"),
     ):
         with pytest.raises(UserError, match=told) as refused:
