@@ -49,7 +49,8 @@ class Transition:
 class Environment(Protocol):
     """N environments stepped together by action chunks; there is no automatic reset.
 
-    All but the observations can be read before the first reset.
+    All but the observations can be read before the first reset. What `reset` and `step` return may be written over by
+    the next call of either: simulators on GPUs have buffers, who keeps something copies it.
     """
 
     contract: Contract

@@ -133,7 +133,7 @@ def first_decisions(env: Environment, generator: torch.Generator, count: int = 2
     while sum(map(len, observations)) < count:
         observation = env.reset()
         for _ in range(RANDOM_DECISIONS):
-            observations.append(observation)
+            observations.append(observation.clone())
             chunks.append(low + (high - low) * torch.rand(shape, generator=generator))
             observation = env.step(chunks[-1].to(env.device)).observation
     return TensorDict.cat(observations), torch.cat(chunks)
@@ -187,9 +187,9 @@ class Collector:
                 ended = self.finished.nonzero().squeeze(1)
                 finals.append((ended + (t - 1) * self.env.num_envs, cast(TensorDict, self.observation)[ended]))
             observation = self.memory.with_observation(self._restart())
-            row: dict[str, Any] = {"observation": observation}
+            rows.put(t, {"observation": observation})  # before the step, which may write over it
             if isinstance(self.env, NumberedStarts):
-                row["start"] = self.env.start
+                rows.put(t, {"start": self.env.start})
             acted = time.perf_counter()
             decision = self._act(observation)
             self.memory.keep([decision])
@@ -198,11 +198,11 @@ class Collector:
             simulation_s += time.perf_counter() - started
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
-            rows.put(t, row | _row(decision, transition))
+            rows.put(t, _row(decision, transition))
             diverged += _diverged(transition)
         there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
-            **rows.tensors(), last_observation=cast(TensorDict, self.observation).to(there),
+            **rows.tensors(), last_observation=cast(TensorDict, self.observation).clone().to(there),
             task_index=self.env.task_index.clone(),
             diverged=diverged, policy_version=self.version, simulation_s=simulation_s - policy_s, policy_s=policy_s,
             final_rows=torch.cat([place for place, _ in finals]).to(there) if finals else None,

@@ -140,3 +140,33 @@ def test_first_decisions_are_of_many_episodes_and_actions_cover_the_limits() -> 
     assert observation["position"].abs().min() < 0.3  # and where they lead
     assert actions.abs().max() <= 0.25
     assert actions.std() == pytest.approx(0.5 / 12**0.5, rel=0.1)
+
+
+class Buffered(Reach):
+    """Returns the same tensors every time, as simulators on GPUs do."""
+
+    buffer: TensorDict | None = None
+
+    def _observation(self) -> TensorDict:
+        seen = super()._observation()
+        self.buffer = seen if self.buffer is None else self.buffer
+        for key, value in seen.items():
+            self.buffer[key].copy_(value)
+        return self.buffer
+
+
+def test_a_simulator_that_writes_over_its_observations_gives_the_same_rollouts() -> None:
+    found = []
+    for kind in (Reach, Buffered):
+        env = kind(3)
+        collector = Collector(env, Constant(env, -0.1), torch.Generator())
+        found.append([collector.collect(3), collector.collect(3)])
+    for copied, buffered in zip(*found, strict=True):
+        for name in ("observation", "last_observation"):
+            assert torch.equal(getattr(copied, name)["position"], getattr(buffered, name)["position"]), name
+        assert torch.equal(copied.next_observation()["position"], buffered.next_observation()["position"])
+
+
+def test_first_decisions_of_a_simulator_that_writes_over_its_observations() -> None:
+    copied, buffered = (first_decisions(kind(3), torch.Generator().manual_seed(0), 50)[0] for kind in (Reach, Buffered))
+    assert torch.equal(copied["position"], buffered["position"])
