@@ -1,1 +1,1 @@
-"""Simulators, each behind the Environment protocol."""
+"""Simulators, each with the Environment protocol."""

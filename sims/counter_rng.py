@@ -1,6 +1,6 @@
-"""Random numbers that are a function of a key, a counter and an index: one generator, in Python, NumPy, torch and C.
+"""Random numbers as a function of a key, a counter and an index: one generator, in Python, NumPy, torch and C.
 
-A draw depends neither on what was drawn before nor on which environments run beside. All give the same bits (a test).
+A draw depends neither on earlier draws nor on other environments. All versions give the same bits (tested).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def mix(words: Words) -> Words:
 def uniform(key: Sequence[Words], counter: Words, index: Words) -> Any:  # noqa: ANN401 - as the key is
     """Number `index` of draw `counter` from the stream `key` (two words), uniform in (0, 1), in double precision.
 
-    It has 24 bits, so that single precision holds it exactly. `counter` and `index` are words too; a counter may come
-    as a floating point tensor, as rows of a kernel do.
+    It has 24 bits, so that single precision represents it exactly. `counter` and `index` are words too; a counter may
+    also be a floating point tensor, like the rows of a kernel.
     """
     words = key[0] + _integers(counter, key[0]) * COUNTER + (index + 1) * GOLDEN
     return (_real(mix(mix(words) ^ key[1]) >> 9) + 0.5) * 2.0**-23
@@ -74,4 +74,4 @@ C_SOURCE = "\n".join((
     "}",
     "",
 ))  # fmt: skip
-"""The same in C, to be put before the code that draws: `mix_` and `uniform_`."""
+"""The same in C, to be placed before the code that draws: `mix_` and `uniform_`."""

@@ -1,4 +1,4 @@
-"""Compiling C at first use, into a cache that later runs read: the one way by which C gets into a simulator."""
+"""Compiles all C of the simulators at first use, into a cache that later runs read."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ import torch
 from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
 
-# What may change results (contraction of a*b+c) changes them for all lanes alike: all run the same instructions.
+# Flags that change results (contraction of a*b+c) do so equally for all lanes: all run the same instructions.
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math")
 GCC_FLAGS = ("-fschedule-insns", "-fsched-pressure", "-fno-ipa-cp")
-"""Worth an eighth on long straight-line code, and a quarter of the time to compile it; clang does not know them."""
+"""An eighth faster on long straight-line code, and a quarter less time to compile; unknown to clang."""
 SHARED = ("-shared", "-fPIC")
 BACKENDS = ("c", "torch")
 _LOCK = threading.Lock()
 
 
 def choose(backend: str | None, device: torch.device) -> str:
-    """`backend`, or the one that is usual on `device` if None: C on the CPU where there is a compiler, else torch.
+    """`backend`, or the default of `device` if None: C on the CPU if there is a compiler, else torch.
 
     Raises:
-        UserError: for an unknown one, and for C where it is not usual.
+        UserError: for an unknown backend, and for C where it is not the default.
     """
     usual = "c" if device.type == "cpu" and compiler() else "torch"
     backend = backend or usual
@@ -43,7 +43,7 @@ def choose(backend: str | None, device: torch.device) -> str:
 
 @cache
 def compiler() -> str | None:
-    """The C compiler: $CC, cc, gcc or clang. None, and one warning, where there is none."""
+    """The C compiler: $CC, cc, gcc or clang; None, with one warning, if there is none."""
     names = filter(None, (os.environ.get("CC"), "cc", "gcc", "clang"))
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
@@ -57,18 +57,18 @@ def compiler() -> str | None:
 
 
 def load(source: str, flags: tuple[str, ...] | None = None, include: tuple[Path, ...] = ()) -> ctypes.CDLL | None:
-    """The library of C `source`, compiled unless the cache has it; None where there is no compiler.
+    """The library of C `source`, compiled unless cached; None if there is no compiler.
 
-    The cache knows a library by its source, the headers in `include`, the compiler, its flags and the processor.
-    Processes may ask for the same one at once: each compiles under a name of its own, and the last rename stays.
+    The cache key is the source, the headers in `include`, the compiler, its flags and the processor. Processes may
+    compile the same library at once: each uses its own file name, and the last rename wins.
 
     Args:
         source: a translation unit.
-        flags: of the compiler, in place of `FLAGS` (with `GCC_FLAGS`, where the compiler is GCC).
-        include: folders of headers; what they hold is a part of the source.
+        flags: of the compiler, in place of `FLAGS` (with `GCC_FLAGS`, if the compiler is GCC).
+        include: folders of headers, whose content counts as source.
 
     Raises:
-        UserError: with the compiler's message, where it fails.
+        UserError: if compilation fails, with the compiler's message.
     """
     with _LOCK:  # threads would share the temporary name
         return _load(source, flags, include)
@@ -92,13 +92,13 @@ def _load(source: str, flags: tuple[str, ...] | None, include: tuple[Path, ...])
 
 
 def forget() -> None:
-    """Look for the compiler and the cache anew at the next `load`: for tests."""
+    """Look for the compiler and the cache again at the next `load`; for tests."""
     compiler.cache_clear()
     _load.cache_clear()
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: $XDG_CACHE_HOME/embodied-rl, ~/.cache if unset; where that is read-only, a new one."""
+    """Folder of the libraries: $XDG_CACHE_HOME/embodied-rl, in ~/.cache if unset; a new folder if that is read-only."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embodied-rl"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Tasks by the name that a file of configs/task/ builds on."""
+"""Tasks by the name used in configs/task/."""
 
 from sims.libero.task import LiberoTask
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, RaceTask, RecoverTask, TrackTask

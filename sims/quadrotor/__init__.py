@@ -1,1 +1,1 @@
-"""Batched, differentiable quadrotors from one source: torch is the oracle, generated C is fast."""
+"""Batched, differentiable quadrotors from one source: torch is the reference, generated C is fast."""

@@ -1,7 +1,7 @@
-"""Quadrotors by their physical parameters, and random ones between 32 g and 2.4 kg.
+"""Physical parameters of quadrotors: known airframes, and random ones between 32 g and 2.4 kg.
 
-Rotors stand in an X, in the order front-right, back-right, back-left, front-left (body axes: x forward, y left, z up);
-each one's thrust at the fraction u of its highest speed is thrust_0 + thrust_1 u + thrust_2 u^2.
+Rotors form an X, in the order front-right, back-right, back-left, front-left (body axes: x forward, y left, z up); each
+one's thrust at the fraction u of its highest speed is thrust_0 + thrust_1 u + thrust_2 u^2.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Airframe:
     delay_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise UserError for parameters with which nothing could fly."""
+        """Raise UserError for parameters that could not fly."""
         for field in fields(self):
             value, least = getattr(self, field.name), 0.0
             positive = field.name in POSITIVE
@@ -88,7 +88,7 @@ class Airframe:
 
 
 def hover_speed(airframe: Airframe) -> Any:  # noqa: ANN401 - a Value
-    """Root of thrust_2 u^2 + thrust_1 u + thrust_0 = m g / 4, in a form that also serves where thrust_2 is zero.
+    """Root of thrust_2 u^2 + thrust_1 u + thrust_0 = m g / 4, in a form that also works for thrust_2 = 0.
 
     The parameters of `airframe` may be tensors or nodes, see `arithmetic.Value`.
     """
@@ -138,7 +138,7 @@ CRAZYFLIE_21 = Airframe(
     speed_max_rpm=21702.0,
     rotor_radius_m=0.0231,
 )
-"""Crazyflie 2.1 as identified for RAPTOR (arXiv 2509.11481); not to be mixed with the set above."""
+"""Crazyflie 2.1 as identified for RAPTOR (arXiv 2509.11481); not to be mixed with the parameters above."""
 
 RACER_5_INCH = Airframe(
     mass_kg=0.75,
@@ -160,7 +160,7 @@ RACER_5_INCH = Airframe(
     drag_z=0.15,
     delay_s=0.01,
 )
-"""A racer with 5-inch propellers, thrust-to-weight 5; round figures of the class, of no machine in particular."""
+"""A racer with 5-inch propellers, thrust-to-weight 5; typical values of the class, not a particular machine."""
 
 PLATFORM_2KG = Airframe(
     mass_kg=2.0,
@@ -182,7 +182,7 @@ PLATFORM_2KG = Airframe(
     drag_z=0.3,
     delay_s=0.015,
 )
-"""A 2 kg platform with 10-inch propellers, thrust-to-weight 2.2; round figures of the class."""
+"""A 2 kg platform with 10-inch propellers, thrust-to-weight 2.2; typical values of the class."""
 
 AIRFRAMES = {
     "crazyflie": CRAZYFLIE,
@@ -191,15 +191,15 @@ AIRFRAMES = {
     "platform_2kg": PLATFORM_2KG,
 }
 DRAWS = 12
-"""Uniform numbers that one random platform takes."""
+"""Number of uniform draws for one random platform."""
 
 
 def sample_platforms(draws: Tensor, lightest_kg: float = 0.032, heaviest_kg: float = 2.4) -> Tensor:
     """Random plausible platforms: parameters [P, M], in the order of `PARAMETERS`, from `draws` [DRAWS, M] in (0, 1).
 
     Mass is log-uniform. Size grows with its cube root and inertia with mass times size squared, as between the
-    airframes above; thrust-to-weight is 1.8 to 5, the share of the thrust curve that is not quadratic up to 30%, rotor
-    lag grows from small to large machines, and all are scattered around that.
+    airframes above. Thrust-to-weight is 1.8 to 5, up to 30% of the thrust curve is not quadratic, rotor lag grows with
+    size, and all parameters are scattered around these values.
 
     Raises:
         ValueError: for draws of another shape, or masses that are no range.
@@ -210,11 +210,11 @@ def sample_platforms(draws: Tensor, lightest_kg: float = 0.032, heaviest_kg: flo
         raise UserError(f"expected 0 < lightest_kg <= heaviest_kg, got {lightest_kg} and {heaviest_kg}")
     u = list(draws.unbind(0))
     mass = lightest_kg * (heaviest_kg / lightest_kg) ** u[0]
-    size = (mass / 0.03) ** (1.0 / 3.0)  # of a crazyflie
+    size = (mass / 0.03) ** (1.0 / 3.0)  # a crazyflie's
     arm = 0.028 * size * _between(u[1], 0.85, 1.5)
     inertia_x = mass * arm**2 * _between(u[2], 0.18, 0.55)
     inertia_y = inertia_x * _between(u[3], 0.8, 1.25)
-    inertia_z = (inertia_x + inertia_y) * _between(u[4], 0.75, 1.0)  # never above the sum
+    inertia_z = (inertia_x + inertia_y) * _between(u[4], 0.75, 1.0)  # never above the sum of the other two
     highest = mass * GRAVITY * _between(u[5], 1.8, 5.0) / 4.0
     linear = highest * _between(u[6], 0.0, 0.3)
     rise = _between(u[7], 0.03, 0.1) * size**0.2
@@ -235,9 +235,9 @@ SCATTER_MAX = 0.3
 
 
 def scatter(airframe: Airframe, draws: Tensor, width: float) -> Tensor:
-    """Parameters [P, M] of `airframe` with each of them scaled by its own number in [1 - width, 1 + width].
+    """Parameters [P, M] of `airframe`, each scaled by its own factor in [1 - width, 1 + width].
 
-    `draws` [P, M] are in (0, 1). What could not be is left out: the thrust curve is scaled as a whole and with the
+    `draws` [P, M] are in (0, 1). Impossible platforms are excluded: the thrust curve is scaled as a whole and with the
     mass, so that thrust-to-weight lies in [1 - width / 2, 1 + width] of the airframe's, and inertia_z is never above
     the sum of the other two.
 

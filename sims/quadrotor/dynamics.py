@@ -1,12 +1,13 @@
-"""The nonlinear dynamics of a quadrotor, once, for torch, NumPy and C: pure functions of rows.
+"""Nonlinear dynamics of a quadrotor for torch, NumPy and C, as pure functions of rows.
 
-Frames: world z up; body x forward, y left, z up. Quaternions (w, x, y, z) turn body vectors into the world. Model and
-integration as in Learning to Fly in Seconds (arXiv 2311.13081): rigid body, four rotors with first-order lag, yaw
-reaction torque, RK4. Drag, ground effect, wind and delay are options; what is off is not in the kernels at all.
+Frames: world z up; body x forward, y left, z up. Quaternions (w, x, y, z) rotate body vectors into the world. Model and
+integration follow Learning to Fly in Seconds (arXiv 2311.13081): rigid body, four rotors with first-order lag, yaw
+reaction torque, RK4. Drag, ground effect, wind and delay are optional; effects that are off are not in the kernels at
+all.
 
-Rotor speeds are fractions of the highest, and the state holds them minus the one that hovers, as thrusts are computed
-minus a quarter of the weight: small numbers have small rounding errors, and a torque is a difference of thrusts, which
-for a crazyflie turns the seventh digit of a rotor's speed into the fourth of the angular velocity within a second.
+Rotor speeds are fractions of the highest. The state holds them minus the hover speed, and thrusts are computed minus a
+quarter of the weight: small numbers have small rounding errors, and a torque is a difference of thrusts, which for a
+crazyflie amplifies the seventh digit of a rotor's speed to the fourth of the angular velocity within a second.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from sims.tracer.arithmetic import Rows, Value, clip, sqrt, squares, where
 DT_S = 0.01
 """Time step of integration and control."""
 ROTOR_NAMES = ("front_right", "back_right", "back_left", "front_left")
-"""Their reaction torques about z have the signs -, +, -, +."""
+"""The reaction torques of these rotors about z have the signs -, +, -, +."""
 BODY_ROWS = 17
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which effects the dynamics have beside thrust, weight, lag, and a constant force and torque.
+    """Optional effects of the dynamics, besides thrust, weight, lag, and a constant force and torque.
 
     Attributes:
         drag: linear drag along body axes, relative to the air.
-        wind: the air moves with a velocity that is constant in an episode; needs drag.
+        wind: the air moves with a constant velocity per episode; needs drag.
         ground_effect: more thrust near the plane z = `ground_z_m` (Cheeseman and Bennett 1955, ARC R&M 3021).
-        delay_steps: the longest delay of commands in control steps (the airframe's `delay_s` is used up to that).
+        delay_steps: the longest delay of commands in control steps; limits the airframe's `delay_s`.
         ground_z_m: height of the ground in the world.
     """
 
@@ -47,23 +48,23 @@ class Options:
     def __post_init__(self) -> None:
         """Raise UserError for wind without drag or an impossible delay."""
         if self.wind and not self.drag:
-            raise UserError("wind acts through drag; set drag=true, too")
+            raise UserError("wind acts through drag; set drag=true too")
         if not 0 <= self.delay_steps <= 8:
             raise UserError(f"expected delay_steps from 0 to 8, got {self.delay_steps}")
 
     @property
     def state_rows(self) -> int:
-        """Rows of the state: the body's, and the last commands, of which there is at least one."""
+        """Rows of the state: the body's, and the last commands, at least one."""
         return BODY_ROWS + 4 * self.past_actions
 
     @property
     def past_actions(self) -> int:
-        """Commands that the state remembers."""
+        """Number of past commands in the state."""
         return max(1, self.delay_steps)
 
     @property
     def disturbance_rows(self) -> int:
-        """Force and torque, and the wind where there is one."""
+        """Rows of force and torque, and of wind if it is on."""
         return 9 if self.wind else 6
 
 
@@ -83,7 +84,7 @@ class Body:
         return cls(list(rows[:3]), list(rows[3:7]), list(rows[7:10]), list(rows[10:13]), list(rows[13:17]))
 
     def rows(self) -> Rows:
-        """The inverse of `of`."""
+        """The rows of the state; the inverse of `of`."""
         return [value for field in fields(self) for value in getattr(self, field.name)]
 
     def rotation(self) -> Rows:
@@ -97,17 +98,17 @@ class Body:
 
 
 def parameters(rows: Sequence[Value]) -> Airframe:
-    """Rows in the order of `PARAMETERS` under their names; the values may be tensors or nodes."""
-    named = object.__new__(Airframe)  # its check is for numbers
+    """Rows in the order of `PARAMETERS` as an airframe; the values may be tensors or nodes."""
+    named = object.__new__(Airframe)  # its checks are for numbers
     for name, value in zip(PARAMETERS, rows, strict=True):
         object.__setattr__(named, name, value)
     return named
 
 
 def sound(state: Rows) -> Value:
-    """Whether the body's rows are numbers that the integration can follow: their norm, in SI units, is below 2000.
+    """Whether the integration can handle the body's rows: their norm, in SI units, is below 2000.
 
-    A drone that spins by itself ever faster, which nothing here brakes, else ends as NaN.
+    A drone that spins faster and faster, which nothing here brakes, would otherwise end as NaN.
     """
     return squares(state[:BODY_ROWS]) < 4e6
 
@@ -118,9 +119,9 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
     Args:
         state: the body's rows, then the last `options.past_actions` commands, newest first.
         action: rotor set-points in [-1, 1] (clipped), from standstill to the highest speed.
-        disturbance: force (N, world), torque (N m, body), and wind (m/s, world) where that is on.
-        airframe: parameters, as `parameters` gives them.
-        options: which effects are on.
+        disturbance: force (N, world), torque (N m, body), and wind (m/s, world) if it is on.
+        airframe: parameters, from `parameters`.
+        options: active effects.
     """
     action = [clip(a, -1.0, 1.0) for a in action]
     past = state[BODY_ROWS:]
@@ -183,7 +184,11 @@ def _derivative(body: Body, command: Rows, rate: Rows, disturbance: Rows, airfra
     force = disturbance[:3]
     if options.drag:
         force = [f + d for f, d in zip(force, _drag(body, disturbance, airframe, options), strict=True)]
-    weightless = [up[0], up[1], -2.0 * (x * x + y * y)]  # up minus (0, 0, 1): what is left of hover's thrust and weight
+    weightless = [
+        up[0],
+        up[1],
+        -2.0 * (x * x + y * y),
+    ]  # up minus (0, 0, 1): the remainder of hover's thrust and weight
     acceleration = [
         u * lift + v * GRAVITY + f / airframe.mass_kg for u, v, f in zip(up, weightless, force, strict=True)
     ]

@@ -28,30 +28,30 @@ STEP_LIMIT = 500
 
 
 class QuadrotorEnvironment(RestorableEngine):
-    """N quadrotors, each in an episode of its own; implements `embodied.environment.UnrolledEnvironment`.
+    """N quadrotors, each with its own episode; implements `embodied.environment.UnrolledEnvironment`.
 
-    Actions are clipped to [-1, 1]. In grad mode rewards and observations carry gradients from the actions, of their
-    step and of earlier ones since `detach` or the episode's beginning.
+    Actions are clipped to [-1, 1]. In grad mode rewards and observations carry gradients from the actions of their step
+    and of earlier ones, back to `detach` or the episode's beginning.
 
-    An episode is terminated where the task says so, and truncated at the step limit, or before where the task is done.
-    What success is, and the transition's metrics, are the task's. Hover's: it has survived to the step limit; "survive"
-    (1 or 0; 0 while it runs) and "position_error_m", the mean distance from the goal over the last second of an episode
-    that reached its step limit (NaN elsewhere).
+    An episode is terminated if the task says so, and truncated at the step limit, or earlier if the task is done. The
+    task defines success and metrics. For hover, success is surviving to the step limit; the metrics are "survive" (1 or
+    0; 0 while running) and "position_error_m", the mean distance from the goal over the last second of an episode that
+    reached its step limit (otherwise NaN).
 
     Args:
         num_envs: N.
         mdp: the task.
-        airframe: what flies; None: every episode has a random platform, see `airframes.sample_platforms`.
+        airframe: the drone's; None: every episode has a random platform, see `airframes.sample_platforms`.
         scatter_width: every episode's parameters differ from `airframe`'s by up to this share.
         options: effects of the dynamics.
-        split: "train" or "eval": initial states, disturbances and noise that have none in common.
-        history: actions that are observed; 1 is `previous_action`, more are `action_history`, oldest first.
+        split: "train" or "eval", with disjoint initial states, disturbances and noise.
+        history: number of observed actions; 1 is `previous_action`, more are `action_history`, oldest first.
         executed: K, actions of a chunk, all of which are executed.
         step_limit: control steps after which an episode is truncated.
-        seed: which initial states an unnamed reset takes.
+        seed: selects the initial states of a reset without starts.
         noise: whether observations are noisy.
-        device: where it runs: "cpu" (compiled C) or a CUDA device.
-        backend: "c" or "torch" in place of the device's own.
+        device: "cpu" (compiled C) or a CUDA device.
+        backend: "c" or "torch" instead of the device's default.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class QuadrotorEnvironment(RestorableEngine):
 
     @property
     def backend(self) -> str:
-        """What runs the dynamics: "c" or "torch"."""
+        """Backend of the dynamics: "c" or "torch"."""
         return self._kernels.backend
 
     @property
@@ -102,11 +102,11 @@ class QuadrotorEnvironment(RestorableEngine):
 
     @property
     def plan(self) -> Tensor:
-        """What the running episodes began with, [P, N]; see the task."""
+        """The running episodes' plans, [P, N]; see the task."""
         return self._disturbance[self.options.disturbance_rows :, : self.num_envs]
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """Make initial states, disturbances and airframes from the numbers."""
+        """Make initial states, disturbances and airframes from start numbers."""
         count = len(ids)
         key = torch.nn.functional.pad(keys(self.split, starts).to(self.device), (0, pad(count) - count))
         airframe = self._platforms(key) if self.episode.randomised else self._airframe
@@ -122,7 +122,7 @@ class QuadrotorEnvironment(RestorableEngine):
         self._history.restart(ids, fresh["observation"][self.episode.previous])
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """The kernels count steps, limits and endings by themselves: `unroll` takes many steps in one of them."""
+        """Step the kernels, which count steps, limits and endings themselves: `unroll` takes many steps at once."""
         reward, executed = [], []
         for action in self._padded(actions):
             found = self._kernels("step", {"action": action, **self._inputs()})
@@ -134,7 +134,7 @@ class QuadrotorEnvironment(RestorableEngine):
         return self.outcome(torch.cat(reward).t()[lanes], torch.cat(executed).t()[lanes] > 0.5)
 
     def outcome(self, reward: Tensor, executed: Tensor) -> Outcome:
-        """`reward` and `executed` [N, K], and what the record says."""
+        """The outcome from `reward` and `executed` [N, K], and the record."""
         lanes = slice(self.num_envs)
         terminated, truncated = self._record[1:3, lanes] > 0.5
         memory = self._record[COUNTERS:, lanes]
@@ -142,16 +142,16 @@ class QuadrotorEnvironment(RestorableEngine):
         return Outcome(reward, executed, terminated, self.mdp.success(truncated, memory), truncated, metrics=metrics)
 
     def observe(self) -> TensorDict:
-        """What the sensors and the last actions tell, as of the last step."""
+        """Observations of the sensors and past actions after the last step."""
         seen, history = self._seen[:, : self.num_envs], self._history.seen(self.num_envs)
         return TensorDict(split_rows(self.contract.observation, seen, history), batch_size=[self.num_envs])
 
     def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
-        """Fly `decisions` steps with an MLP policy, differentiable by its layers; see `unroll.unroll`."""
+        """Run `decisions` steps with an MLP policy, differentiable by its layers; see `unroll.unroll`."""
         return unroll(self, layers, decisions)
 
     def detach(self) -> None:
-        """Forget how the present state came about: gradients of later steps end here."""
+        """Detach the current state: gradients of later steps end here."""
         self._state, self._seen = self._state.detach(), self._seen.detach()
         self._history.detach()
 
@@ -161,7 +161,7 @@ class QuadrotorEnvironment(RestorableEngine):
         return tensors | {"history": self._history.rows.detach().clone()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take them up."""
+        """Restore what `save` returned."""
         for name in SAVED:
             setattr(self, f"_{name}", state[name].to(self.device, copy=True))
         self._history.rows = state["history"].to(self.device, copy=True)
@@ -169,7 +169,7 @@ class QuadrotorEnvironment(RestorableEngine):
     def _allocate(self) -> None:
         lanes, device = pad(self.num_envs), self.device
         self._state = torch.zeros(self.options.state_rows, lanes, device=device)
-        self._state[3] = 1.0  # lanes beyond N compute, too: a rotation keeps them finite
+        self._state[3] = 1.0  # lanes beyond N compute too: a rotation keeps them finite
         self._record = torch.zeros(self.episode.record_rows, lanes, device=device)
         self._record[1] = 1.0  # frozen until its first reset, as lanes beyond N always are
         self._disturbance = torch.zeros(self.episode.disturbance_rows, lanes, device=device)
@@ -181,7 +181,7 @@ class QuadrotorEnvironment(RestorableEngine):
         self._settings = torch.tensor(self.episode.settings(self.step_limit), device=device).unsqueeze(1)
 
     def _inputs(self) -> dict[str, Tensor]:
-        """Inputs of the kernels, but for the action."""
+        """Inputs of the kernels except the action."""
         return {
             "state": self._state, "record": self._record, "disturbance": self._disturbance, "key": self._key,
             "airframe": self._airframe, "settings": self._settings,

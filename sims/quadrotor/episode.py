@@ -1,7 +1,7 @@
-"""Episodes of a task as programs: begin, observe, and one control step with everything that happens in it.
+"""Episodes of a task as programs: begin, observe, and one complete control step.
 
-Rows of the state: see `dynamics.step`. Rows of the record: control steps, terminated, truncated (0 or 1), and what the
-task remembers. Rows of the disturbance: force, torque, wind where that is on, and the task's plan of the episode.
+Rows of the state: see `dynamics.step`. Rows of the record: control steps, terminated, truncated (0 or 1), and the
+task's memory. Rows of the disturbance: force, torque, wind if it is on, and the task's plan of the episode.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PRIVILEGED_ROWS = 10
 
 @dataclass
 class Moment:
-    """An episode after a control step, as its task sees it.
+    """The task's view of an episode after a control step.
 
     Attributes:
         body: the drone.
         steps: control steps executed.
-        plan: rows that the episode began with (a reference to follow).
+        plan: rows drawn at the beginning of the episode (a reference to follow).
         memory: rows that the task remembers.
     """
 
@@ -44,10 +44,11 @@ class Moment:
 
 
 class Mdp(Protocol):
-    """What makes a task of the dynamics: neutral functions in a dataclass of numbers (`hover.Hover` is one).
+    """A task of the dynamics: functions of rows in a dataclass of numbers, such as `hover.Hover`.
 
-    `OBSERVED` is what `observe` returns, `PLAN` and `MEMORY` are numbers of rows; a memory is 0 when an episode begins.
-    `success` and `metrics` are of torch tensors [...], with a memory [MEMORY, ...]; the rest is of rows.
+    `OBSERVED` are the specs of `observe`, `PLAN` and `MEMORY` are numbers of rows; a memory is 0 when an episode
+    begins. `success` and `metrics` take torch tensors [...], with a memory [MEMORY, ...]; all other functions take
+    rows.
     """
 
     INSTRUCTION: ClassVar[str]
@@ -98,28 +99,28 @@ class Episode:
     Attributes:
         mdp: the task, a dataclass of numbers.
         options: effects of the dynamics.
-        randomised: whether every environment has an airframe of its own ([P, N] parameters) or all share one.
+        randomised: whether every environment has its own airframe ([P, N] parameters) or all share one.
         noise: whether observations are noisy.
     """
 
-    mdp: Any  # an Mdp that is a dataclass; protocols cannot say that
+    mdp: Any  # a dataclass, which protocols cannot express
     options: Options
     randomised: bool = False
     noise: bool = True
 
     @property
     def physical_rows(self) -> int:
-        """Observed rows that every policy reads, but for its previous actions."""
+        """Number of observed rows that every policy reads, without previous actions."""
         return sum(spec.shape[0] for spec in self.mdp.OBSERVED.values())
 
     @property
     def previous(self) -> slice:
-        """Where the observation has the previous action."""
+        """Rows of the previous action in the observation."""
         return slice(self.physical_rows, self.physical_rows + 4)
 
     @property
     def observation_rows(self) -> int:
-        """The physical ones, the previous action 4, and privileged: force 3, torque 3, rotor speeds 4."""
+        """Number of rows: physical ones, previous action 4, and privileged: force 3, torque 3, rotor speeds 4."""
         return self.physical_rows + 4 + PRIVILEGED_ROWS
 
     @property
@@ -129,7 +130,7 @@ class Episode:
 
     @property
     def disturbance_rows(self) -> int:
-        """Those of the dynamics, the task's plan."""
+        """Rows of the dynamics' disturbance and of the task's plan."""
         return self.options.disturbance_rows + self.mdp.PLAN
 
     def programs(self) -> tuple[Program, ...]:
@@ -164,7 +165,7 @@ class Episode:
         plan = mdp.plan(key)
         body = mdp.initial(key, frame, plan)
         hover = hover_speed(frame)
-        commands = [2.0 * (excess + hover) - 1.0 for excess in body[-4:]]  # at which the rotors turn like that
+        commands = [2.0 * (excess + hover) - 1.0 for excess in body[-4:]]  # the action of these rotor speeds
         return {"state": body + commands * self.options.past_actions, "disturbance": mdp.disturbance(key, frame) + plan}
 
     def _observe(

@@ -1,4 +1,4 @@
-"""The dynamics as system identification needs them: rows of airframes that differ, and what a flight measures."""
+"""The dynamics for system identification: rows of airframes that differ, and the measurements of a flight."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.dynamics import Body, Options
 
 KEYS = ("position", "rotation", "velocity", "angular_velocity")
-"""Observations that are compared, 18 numbers; the first state guessed from them is `STATE` long."""
+"""Compared observations, 18 numbers; the initial state guessed from them has `STATE` numbers."""
 STATE = 17
 
 
 class FlightModel:
-    """Flights of `airframe` but for the parameters `names`, in float64 torch; `options` are the effects it has.
+    """Flights of `airframe` with free parameters `names`, in float64 torch; `options` are its effects.
 
     Letters: B flights of T steps, D = `past` actions before them.
 
     Raises:
-        UserError: for a parameter that no airframe has.
+        UserError: for an unknown parameter.
     """
 
     def __init__(self, airframe: Airframe, names: Sequence[str], options: Options) -> None:
@@ -33,10 +33,10 @@ class FlightModel:
         self.past = options.past_actions
 
     def simulate(self, theta: Tensor, start: Tensor, actions: Tensor) -> Tensor:
-        """Measured [B, T+1, 18] from parameters [B, P], `start` [B, STATE] and actions [B, D+T, 4].
+        """Measurements [B, T+1, 18] from parameters [B, P], `start` [B, STATE] and actions [B, D+T, 4].
 
-        `start` is the body's state with rotor speeds as fractions of the highest, not less those of hovering: these
-        depend on the parameters.
+        `start` is the body's state with rotor speeds as fractions of the highest, without subtracting the hover speed,
+        which depends on the parameters.
         """
         values = dict(zip(PARAMETERS, self.airframe.values(), strict=True))
         rows = [torch.full_like(theta[:, 0], values[name]) for name in PARAMETERS]
@@ -54,7 +54,7 @@ class FlightModel:
         return torch.stack(seen, 1)
 
     def guess(self, measured: Tensor, actions: Tensor) -> Tensor:
-        """First states [B, STATE] from what was `measured` [B, T+1, 18]; rotors run as they were told last."""
+        """Initial states [B, STATE] from `measured` [B, T+1, 18]; rotors run at their last command."""
         position, rotation, rates = measured[:, 0].split((3, 9, 6), 1)
         speed = (actions[:, self.past - 1].clamp(-1.0, 1.0) + 1.0) / 2.0
         return torch.cat((position, _quaternion(rotation.view(-1, 3, 3)), rates, speed), 1)

@@ -1,4 +1,4 @@
-"""What is observed, as a contract and as tensors; the actions that a policy remembers."""
+"""Observations as a contract and as tensors, and the action history that policies observe."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def action_spec() -> TensorSpec:
 
 
 def observation_specs(observed: Specs, history: int) -> dict[str, TensorSpec]:
-    """What a task has `observed`, the last `history` actions, and what only a critic may read.
+    """Specs of the task's `observed`, of the last `history` actions, and of privileged observations.
 
     Hover's are 22 numbers with 1 action, 146 with 32.
     """
@@ -58,8 +58,8 @@ def observation_specs(observed: Specs, history: int) -> dict[str, TensorSpec]:
 def split_rows(specs: Specs, rows: Tensor, history: Tensor | None) -> dict[str, Tensor]:
     """Observations by key of `specs` from the kernels' rows [O, ...].
 
-    Where more than one action is observed, they are `history` [4 history, ...]. The rows become the last axis; nothing
-    is copied.
+    If more than one action is observed, they are `history` [4 history, ...]. The rows become the last axis; nothing is
+    copied.
     """
     moved, place = rows.movedim(0, -1), 0
     parts: dict[str, Tensor] = {}
@@ -76,7 +76,7 @@ def split_rows(specs: Specs, rows: Tensor, history: Tensor | None) -> dict[str, 
 class History:
     """The last `length` actions of each environment, oldest first: `rows` [4 * length, L].
 
-    Empty for length 1: the state of the dynamics has that.
+    Empty for length 1, because the state of the dynamics has that action.
     """
 
     def __init__(self, length: int, lanes: int, device: torch.device) -> None:
@@ -90,14 +90,14 @@ class History:
             self.rows = torch.where(executed > 0.5, shifted, self.rows)
 
     def restart(self, ids: Tensor, previous: Tensor) -> None:
-        """Begin with `previous` [4, M or more] in all places of environments `ids` [M]."""
+        """Fill the history of environments `ids` [M] with `previous` [4, M or more]."""
         if self.length > 1:
             self.rows = self.rows.index_copy(1, ids, previous[:, : len(ids)].repeat(self.length, 1))
 
     def seen(self, num_envs: int) -> Tensor | None:
-        """As `split_rows` takes it, [4 * length, N]."""
+        """The history for `split_rows`, [4 * length, N]."""
         return self.rows[:, :num_envs] if self.length > 1 else None
 
     def detach(self) -> None:
-        """Cut gradients."""
+        """Detach from earlier gradients."""
         self.rows = self.rows.detach()

@@ -1,4 +1,4 @@
-"""The dynamics alone, without a task: many steps of many quadrotors in one call."""
+"""The dynamics without a task: many steps of many quadrotors in one call."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Simulator:
     """Quadrotors of one airframe. L lanes are a multiple of `emit.LANES`; see `dynamics.step` for the rows.
 
     Args:
-        airframe: what flies.
+        airframe: the drones'.
         options: effects of the dynamics.
         device: "cpu" or a CUDA device.
-        backend: "c" or "torch" in place of the device's own, which is C on the CPU and torch elsewhere.
+        backend: "c" or "torch" instead of the device's default, which is C on the CPU and torch elsewhere.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Numbered initial states: the random key that stands for one."""
+"""Random keys of numbered initial states."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sims.counter_rng import GOLDEN, mix, uniforms
 
 SPLITS = ("train", "eval")
 PLATFORM = -2
-"""Counter of the draws that make a random platform; see `hover.INITIAL`."""
+"""Counter of the draws of a random platform; see `hover.INITIAL`."""
 
 
 def keys(split: str, starts: Tensor) -> Tensor:
-    """Random keys [2, M] int32 of initial states [M] int64; splits have none in common, as 64-bit keys go.
+    """Random keys [2, M] int32 of initial states [M] int64; splits have different keys, up to 64-bit collisions.
 
     Raises:
         ValueError: for an unknown split.
     """
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
-    salt, numbers = _salt(split), starts.cpu().numpy()  # on a handful of numbers NumPy is several times faster
+    salt, numbers = _salt(split), starts.cpu().numpy()  # NumPy is several times faster for a few numbers
     first = mix(mix(numbers ^ (salt & 0xFFFFFFFF)) ^ mix((numbers >> 32) ^ (salt >> 32)))
     second = mix(mix(numbers + GOLDEN) ^ (salt >> 31))
     return torch.from_numpy(np.stack((first, second)).astype(np.uint32).view(np.int32))
@@ -36,5 +36,5 @@ def _salt(split: str) -> int:
 
 
 def draws(key: Tensor, count: int) -> Tensor:
-    """`count` uniform numbers of each key [2, M], as [count, M], for what is made once an episode."""
+    """`count` uniform numbers of each key [2, M], as [count, M], for values drawn once per episode."""
     return uniforms(key, PLATFORM, count)

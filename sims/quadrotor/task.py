@@ -1,4 +1,4 @@
-"""Quadrotor tasks as something a run can train on: what each goal takes, its environments, video, trajectories."""
+"""Quadrotor tasks for training: the options of each goal, its environments, video and trajectories."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from sims.quadrotor.video.filming import FILMED, film_policies
 
 @dataclass
 class QuadrotorTask:
-    """A goal of one drone, under constant random forces and torques: what all goals share.
+    """A goal of one drone, under constant random forces and torques: the part that all goals share.
 
     The policy observes its last `history` actions. An episode is truncated after `step_limit` control steps. `reward`
-    holds the weights of the goal's reward, see its function `reward`.
+    contains the weights of the goal's reward, see its function `reward`.
     """
 
     name: str = "quadrotor"
@@ -38,7 +38,7 @@ class QuadrotorTask:
     reward: dict[str, float] = field(default_factory=dict)
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {}
-    """What is to be done, by the name of the distribution; the first is trained on."""
+    """The goal by name of the distribution; the first one is for training."""
     OPTIONS: ClassVar[Options] = Options()
     """Effects of the dynamics."""
 
@@ -52,24 +52,20 @@ class QuadrotorTask:
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """Those of the goal, each with random initial states, forces and torques."""
+        """The goal's distributions, each with random initial states, forces and torques."""
         return tuple(self.MDPS)
 
     @property
     def asset_kind(self) -> None:
-        """There is nothing that could be a stand-in."""
+        """None: there are no assets."""
         return None
 
     def flown(self, distribution: str) -> dict[str, Any]:
-        """Who flies: the environment's options `airframe` and `scatter_width`."""
+        """The environment's options `airframe` and `scatter_width`."""
         raise NotImplementedError
 
     def contract(self, distribution: str) -> Contract:
-        """That of the goal's environments, with the actions that the policy observes.
-
-        Raises:
-            UserError: for an unknown distribution.
-        """
+        """The contract of the goal's environments, with the actions that the policy observes."""
         return contract(self._mdp(distribution).OBSERVED, self.history)
 
     def environment(
@@ -86,11 +82,11 @@ class QuadrotorTask:
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
-        """There are none: policies begin from nothing."""
+        """None: policies learn from scratch."""
         return
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
-        """Film each policy, by caption, from the same starts; trajectories.png beside it plots the ways flown."""
+        """Film each policy, by caption, from the same starts; also plots their paths as trajectories.png."""
         first = self.distributions[0]
         envs = {caption: self.environment(FILMED, first, "eval", device=device) for caption in policies}
         film_policies(path, envs, policies, self.flown(first)["airframe"] or AIRFRAMES["crazyflie"], device)
@@ -103,16 +99,16 @@ class QuadrotorTask:
 
 @dataclass
 class AirframeTask(QuadrotorTask):
-    """A goal of a drone that is chosen.
+    """A goal of a drone with a chosen airframe.
 
-    `airframe` flies; each episode's parameters differ from its own by up to the share `randomisation`.
+    Each episode's parameters differ from those of `airframe` by up to the share `randomisation`.
     """
 
     airframe: str = "crazyflie"
     randomisation: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise UserError for an unknown airframe, too."""
+        """Raise UserError for an unknown airframe too."""
         super().__post_init__()
         named_airframe(self.airframe)
         if not 0.0 <= self.randomisation <= SCATTER_MAX:
@@ -139,7 +135,7 @@ def _eight(speed_m_s: float) -> Track:
 
 @dataclass
 class TrackTask(AirframeTask):
-    """Follow moving references; numbers of distributions are highest speeds in m/s."""
+    """Follow moving references; numbers in distribution names are highest speeds in m/s."""
 
     name: str = "quadrotor_track"
     reward: dict[str, float] = field(default_factory=lambda: weights(Track()))
@@ -175,7 +171,7 @@ class RaceTask(AirframeTask):
 
 @dataclass
 class AnyPlatformTask(QuadrotorTask):
-    """Hover with any platform: random ones to train on, others to be measured on, by the names of distributions."""
+    """Hover with any platform: random ones for training, others for evaluation, by distribution."""
 
     name: str = "quadrotor_any"
     reward: dict[str, float] = field(default_factory=lambda: weights(AnyHover()))
@@ -186,7 +182,7 @@ class AnyPlatformTask(QuadrotorTask):
     }
 
     def flown(self, distribution: str) -> dict[str, Any]:
-        """A random platform in every episode, or the one that is measured."""
+        """A random platform in every episode, or the evaluated one."""
         return {"airframe": MEASURED.get(distribution)}
 
 
@@ -194,7 +190,7 @@ def named_airframe(name: str) -> Airframe:
     """The airframe of this name.
 
     Raises:
-        UserError: where there is none.
+        UserError: if there is none.
     """
     if name not in AIRFRAMES:
         raise UserError(f"unknown airframe {name!r}; expected one of {', '.join(AIRFRAMES)}")

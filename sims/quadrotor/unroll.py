@@ -1,4 +1,4 @@
-"""Flying with a policy in one call, and back: what analytic policy gradients need.
+"""Rollouts of a policy in one call, with the backward pass, for analytic policy gradients.
 
 Letters: T decisions, N environments, L lanes.
 """
@@ -25,14 +25,14 @@ Environment = Any
 
 
 def unroll(env: Environment, layers: Layers, decisions: int) -> Rollout:
-    """Fly `decisions` steps in every environment with the policy a = tanh(W_n ... tanh(W_1 x + b_1) ... + b_n).
+    """Run `decisions` steps in every environment with the policy a = tanh(W_n ... tanh(W_1 x + b_1) ... + b_n).
 
-    x are the task's observations and the actions remembered, concatenated in the order of the contract. Reward,
-    observations and actions of the rollout carry gradients to the layers; these begin at the present state, so that
-    none flows into earlier steps. An environment whose episode ends on the way freezes: from the next decision on
-    `executed` is False, `reward` 0, what it shows is its last observation, and its actions are nobody's. Afterwards
-    `env` is where the rollout ended, detached, and environments that are done wait for `env.reset(mask=...)`. On the
-    CPU all of it is one call of compiled C each way; elsewhere the same is done step by step.
+    x are the task's observations and past actions, concatenated in the order of the contract. Reward, observations and
+    actions of the rollout carry gradients to the layers, starting at the current state, so that none flow into earlier
+    steps. An environment whose episode ends during the rollout freezes: from the next decision on `executed` is False,
+    `reward` is 0, the observation is its last one, and its actions mean nothing. Afterwards `env` is where the rollout
+    ended, detached, and finished environments wait for `env.reset(mask=...)`. On the CPU forward and backward are one
+    call of compiled C each; elsewhere the same is done step by step.
 
     Raises:
         UserError: for layers that do not fit the contract, another chunk than K = 1, or before the first reset.
@@ -47,13 +47,13 @@ def unroll(env: Environment, layers: Layers, decisions: int) -> Rollout:
 
 
 def unroll_source(episode: Episode) -> str:
-    """C that follows that of the episode's programs."""
+    """C code to append to that of the episode's programs."""
     return source(_step(episode), episode.physical_rows)
 
 
 def _check(env: Environment, layers: Layers, decisions: int) -> None:
     if env.contract.executed != 1:
-        raise UserError(f"unroll flies one action a decision, got executed={env.contract.executed}; use executed=1")
+        raise UserError(f"unroll needs one action per decision, got executed={env.contract.executed}; use executed=1")
     env.check_begun()
     if decisions < 1 or not 1 <= len(layers) <= MAX_LAYERS:
         raise ValueError(
@@ -71,7 +71,7 @@ def _check(env: Environment, layers: Layers, decisions: int) -> None:
 
 
 def _by_steps(env: Environment, layers: Layers, decisions: int) -> Rollout:
-    """One step at a time: for devices without the compiled unroll, and to check it."""
+    """Unroll step by step: for devices without the compiled unroll, and to check it."""
     specs = env.contract.observation.items()
     keys = [key for key, spec in specs if key in env.mdp.OBSERVED or not spec.privileged]
     observations, actions, made = [env.observe()], [], []
@@ -115,7 +115,7 @@ def _compiled(env: Environment, layers: Layers, decisions: int) -> Rollout:
 
 
 def _rollout(env: Environment, observations: TensorDict, actions: Tensor, **fields: Tensor) -> Rollout:
-    """A rollout from `observations` [T + 1, N] and what lies between; its log-probabilities are 0."""
+    """A rollout with `observations` [T + 1, N] and the fields in between; its log-probabilities are 0."""
     T, N = actions.shape[:2]
     return Rollout(
         observation=observations[:-1],
@@ -130,7 +130,7 @@ def _rollout(env: Environment, observations: TensorDict, actions: Tensor, **fiel
 
 
 def _histories(actions: Tensor, executed: Tensor) -> Tensor:
-    """Remembered actions before each decision and after the last, [4 length, T + 1, L]; they freeze as episodes end."""
+    """Past actions before each decision and after the last, [4 length, T + 1, L]; they freeze when episodes end."""
     length, L = len(actions) - len(executed), executed.shape[1]
     windows = actions.unfold(0, length, 1)  # [T + 1, 4, L, length]
     moved = torch.cat((executed.new_zeros(1, L), executed)).long().cumsum(0)

@@ -1,1 +1,1 @@
-"""Swarms of quadrotors among obstacles: worlds of drones beside the single ones, on the same dynamics."""
+"""Swarms of quadrotors among obstacles, on the same dynamics as the single ones."""

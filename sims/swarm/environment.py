@@ -26,37 +26,38 @@ from sims.swarm.worlds import Worlds, build
 
 STEP_LIMIT = 1500
 REPLAYED = 0.3
-"""Share of the worlds in training that begin shortly before an earlier collision."""
+"""Share of the training worlds that begin shortly before an earlier collision."""
 
 
 class SwarmEnvironment(RestorableEngine):
     """N drones in worlds of M; implements `embodied.environment.DifferentiableEnvironment`.
 
     Actions are clipped to [-1, 1]. In grad mode rewards and observations carry gradients from the actions of all drones
-    of a world, of their step and of earlier ones since `detach` or the episode's beginning; but none through downwash.
+    of a world, of their step and of earlier ones, back to `detach` or the episode's beginning; but none through
+    downwash.
 
-    The drones of a world begin together and end together, so that `reset` takes whole worlds. The initial state of a
-    world is that of the number that its first drone is given. The split decides what a collision does:
+    The drones of a world begin and end together, so `reset` takes whole worlds. The start of its first drone defines a
+    world. The split decides what a collision does:
 
-    - "train": it ends the world's episode. Who collided has terminated, the others are truncated. Obstacles become more
-      as worlds end without (`Curriculum`), and some of the resets that name no initial state go back to a moment before
-      an earlier collision (`Replay`).
-    - "eval": who collided is gone, the others fly on. It waits, not executing, and has terminated when the world's
-      episode ends: at the step limit, or when nobody is left.
+    - "train": it ends the world's episode. Drones that collided have terminated, the others are truncated. The obstacle
+      density grows as worlds end without collisions (`Curriculum`), and some resets without starts go back to a moment
+      before an earlier collision (`Replay`).
+    - "eval": drones that collided are removed and the others fly on. A removed drone waits without executing actions,
+      and terminates with the world's episode: at the step limit, or when no drone is left.
 
-    Success is to have flown without a collision to the end, with a mean distance from the goal of
-    `Swarm.success_error_m` at most over the last second. Metrics: whether there was none ("collision_free"), and in the
-    whole world ("world_collision_free"), what was hit, that mean distance (of those that flew to the end).
+    Success means no collision and a mean distance from the goal of at most `Swarm.success_error_m` over the last
+    second. Metrics: no collision ("collision_free"), none in the whole world ("world_collision_free"), what was hit,
+    and that mean distance (of drones that flew to the end).
 
     Args:
         num_envs: N, rounded up to whole worlds.
         mdp: the task.
-        airframe: what flies.
+        airframe: the drones'.
         options: effects of the dynamics.
         split: "train" or "eval".
         executed: K, actions of a chunk, all of which are executed.
         step_limit: control steps after which an episode ends.
-        seed: which initial states an unnamed reset takes.
+        seed: selects the initial states of a reset without starts.
         noise: whether observations are noisy.
     """
 
@@ -101,24 +102,24 @@ class SwarmEnvironment(RestorableEngine):
 
     @property
     def worlds(self) -> Worlds:
-        """The worlds as they are."""
+        """The current worlds."""
         return self._worlds
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
-        """As of every engine; worlds that no initial state is named for may go back to before a collision."""
+        """Reset as every engine does; worlds without starts may go back to before a collision."""
         self._replaying = starts is None
         observation = super().reset(mask, starts)
         self.steps = self._worlds.steps.flatten()
         return observation
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """Build the worlds of drones `ids`, which are whole ones."""
+        """Build the worlds of drones `ids`, which are whole worlds."""
         worlds = ids[:: self.group] // self.group
         key = keys(self.split, starts[:: self.group])
         self._worlds.put(worlds, self._build(key))
         if self._replay:
             if self._replay.count and self._replaying:
-                u = draws(key ^ 0x5BD1E995, 2)  # numbers that the world itself was not made of
+                u = draws(key ^ 0x5BD1E995, 2)  # numbers not used to make the world
                 again = u[0] < REPLAYED
                 self._worlds.put(worlds[again], self._replay.take(u[1, again]))
             self._replay.begin(self._worlds, worlds)
@@ -127,7 +128,7 @@ class SwarmEnvironment(RestorableEngine):
         self._seen = self._seen.index_copy(0, ids, fresh.flatten(0, 1)[ids])
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """Who has collided is gone, and ends when its world does."""
+        """Step; drones that collided are removed, and end with their world."""
         rewards, executed = [], []
         for action in actions.float().unbind(1):
             flying = (self._worlds.fate == FLYING) & ~self._over.unsqueeze(1)
@@ -139,7 +140,7 @@ class SwarmEnvironment(RestorableEngine):
         return Outcome(reward, ran, terminated, success, truncated, metrics=self._metrics())
 
     def observe(self) -> TensorDict:
-        """What every drone measures and sees of the others."""
+        """What every drone measures, and what it sees of the others."""
         parts, place = {}, 0
         for key, spec in self.contract.observation.items():
             size = math.prod(spec.shape)
@@ -148,7 +149,7 @@ class SwarmEnvironment(RestorableEngine):
         return TensorDict(parts, batch_size=[self.num_envs])
 
     def detach(self) -> None:
-        """Forget how the present state came about: gradients of later steps end here."""
+        """Detach the current state: gradients of later steps end here."""
         self._worlds.state, self._seen = self._worlds.state.detach(), self._seen.detach()
 
     def save(self) -> dict[str, Any]:
@@ -160,7 +161,7 @@ class SwarmEnvironment(RestorableEngine):
         return found
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take them up."""
+        """Restore what `save` returned."""
         self._worlds = Worlds(**{field.name: state["worlds"][field.name].clone() for field in fields(Worlds)})
         self._over, self._seen = state["over"].clone(), state["seen"].clone()
         if self.curriculum and self._replay:
@@ -172,7 +173,7 @@ class SwarmEnvironment(RestorableEngine):
         return build(self.mdp, self.airframe, self.options, key, level * self.mdp.density)
 
     def _fly(self, action: Tensor, flying: Tensor) -> Tensor:
-        """One control step of who is `flying` [W, M] with `action` [W, M, 4]; returns the reward [N]."""
+        """One control step of the drones `flying` [W, M] with `action` [W, M, 4]; returns the reward [N]."""
         worlds = self._worlds
         before, moved = worlds.state, self._physics.advance(worlds, action, flying)
         lost = flying & ~sound(list(moved.detach().unbind(-1)))
@@ -186,12 +187,12 @@ class SwarmEnvironment(RestorableEngine):
             late = flying & (worlds.steps > self.step_limit - ERROR_STEPS)
             worlds.error = worlds.error + torch.where(late, length(flight.to_goal), 0.0)
             worlds.fate = torch.where(flying, collisions(flight.position, near), worlds.fate)
-            worlds.fate = torch.where(lost, HIT_ROOM, worlds.fate)  # it spins out of the room, in effect
+            worlds.fate = torch.where(lost, HIT_ROOM, worlds.fate)  # treated as having left the room
             self._end(flying)
         return found.flatten()
 
     def _end(self, flying: Tensor) -> None:
-        """End the episodes of worlds in which that is due after a step of who was `flying` [W, M]."""
+        """End the episodes of finished worlds after a step of the drones `flying` [W, M]."""
         worlds = self._worlds
         crashed = flying & (worlds.fate != FLYING)
         late = (worlds.steps >= self.step_limit).any(1)
@@ -215,7 +216,7 @@ class SwarmEnvironment(RestorableEngine):
         return (over & ~flying).flatten(), (over & flying).flatten()
 
     def _error(self) -> Tensor:
-        """Mean distance from the goal over the last second, m, [W, M]; NaN for who did not fly to the end."""
+        """Mean distance from the goal over the last second, m, [W, M]; NaN for drones that did not fly to the end."""
         worlds = self._worlds
         whole = (worlds.fate == FLYING) & (worlds.steps >= self.step_limit)
         return torch.where(whole, worlds.error / min(ERROR_STEPS, self.step_limit), torch.nan)

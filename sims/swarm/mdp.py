@@ -1,8 +1,8 @@
-"""A swarm among obstacles: drones of a world fly to goals that they exchange (after arXiv 2309.13285).
+"""A swarm among obstacles: the drones of a world fly to goals that they exchange (after arXiv 2309.13285).
 
-The room, the grid of obstacles, the episode's length and exchanged goals are that paper's. Differs from it: the nearest
-obstacles are seen, not a distance field; any collision ends a drone's flight; the reward has slopes, which analytic
-gradients need. Letters in shape comments: W worlds, M drones of a world, C cells of the grid, K tokens seen.
+The room, the grid of obstacles, the episode's length and exchanged goals follow that paper. Differences: drones see the
+nearest obstacles, not a distance field; any collision ends a drone's flight; the reward has slopes, which analytic
+gradients need. Letters in shape comments: W worlds, M drones of a world, C cells of the grid, K visible tokens.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from embodied.deployment.network import PRESENT
 from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCITY
 
 GRID = 8
-"""Cells of 1 m along each side of the square in the middle of the room where obstacles stand and drones fly."""
+"""Cells of 1 m along each side of the central square with the obstacles and drones."""
 CELLS = GRID * GRID
 OBSTACLE_RADIUS_M = 0.3
-"""Of the cylinders from floor to ceiling."""
+"""Radius of the cylinders from floor to ceiling."""
 HALF_ROOM_M = 5.0
-"""To the walls; the ceiling is twice as high."""
+"""Distance from the middle to the walls; the ceiling is twice as high."""
 RADIUS_M = 0.063
-"""From the middle of a Crazyflie to the tips of its rotors: two collide at twice this distance."""
+"""Distance from a Crazyflie's middle to its rotor tips: two collide at twice this distance."""
 LOW_M, HIGH_M = 1.0, 3.0
-"""Heights between which episodes begin and goals are."""
+"""Range of heights of initial positions and goals."""
 AWAY_M = 100.0
-"""Where what is not there is put."""
+"""Position of absent drones and obstacles."""
 WASH_RADIUS_M = 0.1
-"""Of the column of air below a drone."""
+"""Radius of the column of air below a drone."""
 WASH_AT_ROTOR, WASH_PER_M = 14.0 / 34.0, 20.0 / 34.0
 """Downwash on a drone d m below, in its weights: 14/34 - 20/34 d. Neural-Swarm (arXiv 2003.02992, figure 3)
 measured 10 g at 0.2 m and 4 g at 0.5 m with drones of 34 g."""
 CLOSE_M = 0.2
-"""The gap at which closeness is a half."""
+"""The gap at which closeness is one half."""
 FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM = range(4)
-"""How a drone fares."""
+"""Fates of a drone."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,19 @@ class Swarm:
     Attributes:
         drones: M, of a world.
         density: share of the cells with an obstacle.
-        neighbours, obstacles: how many of the nearest are seen.
-        neighbour_range_m, obstacle_range_m: how far they are seen.
-        carrot_m: a goal farther away is seen at this distance.
+        neighbours, obstacles: how many of the nearest are observed.
+        neighbour_range_m, obstacle_range_m: distance up to which they are observed.
+        carrot_m: a goal farther away is observed at this distance.
         exchange_low_s, exchange_high_s: goals are exchanged twice, after a time between these and after twice that.
-        success_error_m: an episode succeeds at this mean distance from the goal over its last second, or less.
-        initial_velocity_m_s, initial_angular_velocity_rad_s, initial_tilt: bounds of each coordinate; of the rotation's
+        success_error_m: largest mean distance from the goal over the last second of a successful episode.
+        initial_velocity_m_s, initial_angular_velocity_rad_s, initial_tilt: bounds of each coordinate; of the rotation
             vector, rad.
         force_scale, torque_scale: standard deviation of the episode's force and torque per axis, in weights.
-        speed_m_s: of the wanted velocity far from the goal.
-        flow_radius_m: of the cylinders that it flows around, see `wanted_velocity`.
-        slow_m: distance from the goal at which it has fallen to 0.7 of that.
-        neighbour_margin_m, obstacle_margin_m, room_margin_m: gaps that cost nothing.
-        foresight_s: gaps are those after this time, where they are closing.
+        speed_m_s: desired speed far from the goal.
+        flow_radius_m: of the cylinders that the desired velocity flows around, see `wanted_velocity`.
+        slow_m: distance from the goal at which the desired speed is 0.7 of that.
+        neighbour_margin_m, obstacle_margin_m, room_margin_m: gaps without penalty.
+        foresight_s: closing gaps are predicted this far ahead.
         reward_alive, weight_*: see `reward`.
     """
 
@@ -96,7 +96,7 @@ class Swarm:
     weight_room: float = 6.0
 
     def specs(self) -> dict[str, TensorSpec]:
-        """What a drone observes."""
+        """Specs of a drone's observations."""
         seen = ("x", "y", "z", "velocity_x", "velocity_y", "velocity_z", "closeness", PRESENT)
         return {
             "goal": TensorSpec((3,), unit="m", frame="world", names=AXES),
@@ -112,10 +112,10 @@ class Swarm:
 
 
 class Around(NamedTuple):
-    """What is near each drone, nearest first, with the gaps between surfaces, m.
+    """The objects near each drone, nearest first, with the gaps between surfaces, m.
 
     Attributes:
-        neighbour, neighbour_gap: index in the world and gap [W, M, K]; of what is not there the gap is large.
+        neighbour, neighbour_gap: index in the world and gap [W, M, K]; the gap of absent ones is large.
         obstacle, obstacle_gap: cell and gap [W, M, K].
     """
 
@@ -126,9 +126,9 @@ class Around(NamedTuple):
 
 
 def around(mdp: Swarm, position: Tensor, flying: Tensor, cylinders: Tensor) -> Around:
-    """Nearest drones that are `flying` [W, M] and nearest `cylinders` [W, C, 2] of `position` [W, M, 3].
+    """The drones `flying` [W, M] and the `cylinders` [W, C, 2] nearest to `position` [W, M, 3].
 
-    There is always room for K: worlds of few drones are filled up with none.
+    There are always K entries: worlds with few drones are padded with absent ones.
     """
     apart = torch.cdist(position, position, compute_mode="donot_use_mm_for_euclid_dist") - 2.0 * RADIUS_M
     others = flying.unsqueeze(1) & ~torch.eye(mdp.drones, dtype=torch.bool, device=position.device)
@@ -142,7 +142,7 @@ def around(mdp: Swarm, position: Tensor, flying: Tensor, cylinders: Tensor) -> A
 
 
 def collisions(position: Tensor, near: Around) -> Tensor:
-    """How the drones at `position` [W, M, 3] fare, [W, M] int64: `FLYING` or what they hit."""
+    """Fate of the drones at `position` [W, M, 3], [W, M] int64: `FLYING` or what they hit."""
     x, y, z = position.unbind(-1)
     inside = HALF_ROOM_M - RADIUS_M
     room = (x.abs() > inside) | (y.abs() > inside) | ((z - HALF_ROOM_M).abs() > inside)
@@ -152,7 +152,7 @@ def collisions(position: Tensor, near: Around) -> Tensor:
 
 
 def downwash(position: Tensor, flying: Tensor) -> Tensor:
-    """Force downwards on each drone from those above it, in weights, [W, M]."""
+    """Downward force on each drone from those above it, in weights, [W, M]."""
     above = position.unsqueeze(1) - position.unsqueeze(2)  # [W, below, above, 3]
     height, aside = above[..., 2], above[..., :2].square().sum(-1)
     share = (WASH_AT_ROTOR - WASH_PER_M * height).clamp_min(0.0)
@@ -175,12 +175,12 @@ def tokens(mdp: Swarm, position: Tensor, velocity: Tensor, cylinders: Tensor, ne
 
 
 def carrot(mdp: Swarm, to_goal: Tensor) -> Tensor:
-    """The way to the goal [..., 3], of `carrot_m` at most."""
+    """The vector to the goal [..., 3], of length `carrot_m` at most."""
     return to_goal * (mdp.carrot_m / length(to_goal)).clamp(max=1.0).unsqueeze(-1)
 
 
 def closeness(gap: Tensor) -> Tensor:
-    """1 where surfaces touch, falling to 0 with the gap [...], m; [..., 1]."""
+    """1 where surfaces touch, decreasing to 0 with the gap [...], m; [..., 1]."""
     return (CLOSE_M / (CLOSE_M + gap.clamp_min(0.0))).unsqueeze(-1)
 
 
@@ -190,7 +190,7 @@ def length(vector: Tensor) -> Tensor:
 
 
 class Flight(NamedTuple):
-    """What is rewarded, each [W, M, ...]: true states after a step, the way to the goal, actions of two steps."""
+    """Reward inputs, each [W, M, ...]: true states after a step, the vector to the goal, actions of two steps."""
 
     position: Tensor
     rotation: Tensor
@@ -201,11 +201,12 @@ class Flight(NamedTuple):
 
 
 def reward(mdp: Swarm, flight: Flight, cylinders: Tensor, near: Around) -> Tensor:
-    """A constant for being alive, less squares, [W, M]: of the velocity's distance from the wanted one, turning,
-    yawing, jerking, and of how far margins to drones, obstacles and the room are entered.
+    """A constant for staying alive minus squared penalties, [W, M].
 
-    The wanted velocity points at the goal, falls as it comes near, and flows around obstacles.
-    """  # noqa: D205
+    Penalties are the velocity's distance from the desired one, turning, yawing, jerk, and how far margins to drones,
+    obstacles and the room are entered. The desired velocity points at the goal, decreases near it, and flows around
+    obstacles.
+    """
     position = flight.position
     world = torch.arange(len(position), device=position.device).view(-1, 1, 1)
     relative = position[world, near.neighbour] - position.unsqueeze(2)
@@ -231,9 +232,9 @@ def reward(mdp: Swarm, flight: Flight, cylinders: Tensor, near: Around) -> Tenso
 
 
 def wanted_velocity(mdp: Swarm, to_goal: Tensor, cylinders: Tensor) -> Tensor:
-    """Where to and how fast, m/s, [W, M, 3], for the way `to_goal` [W, M, 3] and `cylinders` at [W, M, K, 2] from here.
+    """Desired velocity, m/s, [W, M, 3], for `to_goal` [W, M, 3] and `cylinders` at [W, M, K, 2] relative to the drone.
 
-    A flow around each cylinder of radius a, which at the distance r turns U into U + (a / r)^2 (U - 2 (U e) e) for the
+    The flow around a cylinder of radius a at the distance r turns U into U + (a / r)^2 (U - 2 (U e) e), with the
     direction e of its middle: at its surface nothing flows towards it (Milne-Thomson, Theoretical Hydrodynamics).
     """
     straight = to_goal * (mdp.speed_m_s / (length(to_goal).square() + mdp.slow_m**2).sqrt()).unsqueeze(-1)
@@ -246,13 +247,14 @@ def wanted_velocity(mdp: Swarm, to_goal: Tensor, cylinders: Tensor) -> Tensor:
 
 
 def foreseen(mdp: Swarm, relative: Tensor, moving: Tensor) -> Tensor:
-    """Distance of what is at `relative` [..., D], m, and `moving` relatively, m/s, after `foresight_s`; as it is where
-    it grows.
-    """  # noqa: D205
+    """Distance after `foresight_s` of objects at `relative` [..., D], m, with velocity `moving`, m/s.
+
+    If the distance grows, it is the current one.
+    """
     apart = length(relative)
     return apart - mdp.foresight_s * (-(relative * moving).sum(-1) / apart).clamp_min(0.0)
 
 
 def entered(gap: Tensor, margin_m: float) -> Tensor:
-    """Sum over the last axis of squared shares of the margin that a `gap` [..., K] has left."""
+    """Sum over the last axis of squared shares of the margin that a `gap` [..., K] has entered."""
     return (1.0 - gap / margin_m).clamp_min(0.0).square().sum(-1)

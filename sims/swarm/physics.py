@@ -1,4 +1,4 @@
-"""How the drones of a swarm move, and what they see: the dynamics' kernels, with what is between drones in torch.
+"""Motion and observations of a swarm: the dynamics' kernels, with interactions between drones in torch.
 
 Letters in shape comments: W worlds of M drones, N = W M, S rows of a state, O observations, L lanes.
 """
@@ -23,7 +23,7 @@ from sims.tracer.program import UNIFORM, WORD, Group, Program
 
 
 class Sight(NamedTuple):
-    """What all drones observe, [W, M, O], what is rewarded of their flights, and what is near them."""
+    """Observations of all drones, [W, M, O], inputs of the reward, and the objects near them."""
 
     seen: Tensor
     flight: Flight
@@ -31,7 +31,7 @@ class Sight(NamedTuple):
 
 
 class Physics:
-    """Moves the drones of `mdp` with this `airframe`, and looks around; with `noise` where it is on."""
+    """Moves and observes the drones of `mdp` with this `airframe`, optionally with `noise`."""
 
     def __init__(self, mdp: Swarm, airframe: Airframe, options: Options, noise: bool) -> None:
         self.mdp, self.airframe, self.options, self.noise = mdp, airframe, options, noise
@@ -39,7 +39,7 @@ class Physics:
         self._parameters = torch.tensor(airframe.values()).unsqueeze(1)
 
     def advance(self, worlds: Worlds, action: Tensor, flying: Tensor) -> Tensor:
-        """States [W, M, S] after a control step with `action` [W, M, 4]; who is `flying` [W, M] blows downwards."""
+        """States [W, M, S] after a control step with `action` [W, M, 4]; drones `flying` [W, M] cause downwash."""
         with torch.no_grad():
             force = worlds.disturbance.clone()
             weight = self.airframe.mass_kg * GRAVITY
@@ -48,7 +48,7 @@ class Physics:
         return _unrolled(self._kernels("fly", inputs | {"airframe": self._parameters})["state"], worlds)
 
     def look(self, worlds: Worlds, flying: Tensor, change: Tensor | None = None) -> Sight:
-        """What drones see of themselves and of who is `flying`; `change` [W, M, 4] is that of their actions."""
+        """What drones see of themselves and of those `flying`; `change` [W, M, 4] is the change of their actions."""
         inputs = {"state": _rows(worlds.state), "key": _rows(worlds.key)}
         inputs["steps"] = _rows(worlds.steps.unsqueeze(-1).float())
         found = self._kernels("sense", inputs)
@@ -80,13 +80,13 @@ class Physics:
         return {"state": dynamics.step(state, action, force, dynamics.parameters(airframe), self.options)}
 
     def _sense(self, state: Rows, steps: Rows, key: Rows) -> dict[str, Rows]:
-        """Position, rotation, velocity and angular velocity: as hover's sensors see them, and as they are."""
+        """Position, rotation, velocity and angular velocity, with hover's sensor noise and without."""
         sensors, now = Hover(), Moment(Body.of(state), steps[0], [], [])
         return {"sensed": sensors.observe(now, key if self.noise else None), "true": sensors.observe(now, None)}
 
 
 def _rows(values: Tensor) -> Tensor:
-    """[W, M, R] as the kernels take it, [R, L]; lanes beyond N compute like the first, which keeps them finite."""
+    """[W, M, R] in the kernels' layout, [R, L]; lanes beyond N repeat the first, which keeps them finite."""
     flat = values.flatten(0, 1)
     missing = pad(len(flat)) - len(flat)
     if missing:

@@ -1,4 +1,4 @@
-"""Swarms seen from above and from the side: obstacles, the ways flown, goals, and who has collided where."""
+"""Images of swarms from above and from the side: obstacles, paths, goals, and collisions."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import AWAY_M, FLYING, HALF_ROOM_M, OBSTACLE_RADIUS_M, RADIUS_M
 
 PIXELS, TALL_M = 36, 4.0
-"""Pixels of a metre; the height that is shown."""
+"""Pixels per metre; the visible height."""
 WIDTH, DEPTH = int(2 * HALF_ROOM_M * PIXELS), int(TALL_M * PIXELS)
 PILLAR, CRASH = (112, 116, 124), (255, 70, 60)
 COLOURS = (
     *((90, 160, 250), (250, 170, 60), (90, 210, 120), (230, 110, 220), (240, 230, 90), (110, 220, 230)),
     *((190, 150, 110), (180, 180, 250)),
 )
-"""Of drones, their ways and their goals; they repeat where there are more."""
+"""Colours of drones, their paths and goals, repeated if there are more."""
 
 
 @dataclass(frozen=True, eq=False)
 class Flown:
-    """Worlds flown: `positions` [T, W, M, 3] m, `goals` [T, W, M, 3] m, `flying` [T, W, M], obstacles [W, C, 2] m, and
-    whether all drones of a world succeeded, [W].
-    """  # noqa: D205
+    """Recorded worlds, and whether all drones of a world succeeded, [W].
+
+    `positions` [T, W, M, 3] m, `goals` [T, W, M, 3] m, `flying` [T, W, M], obstacles [W, C, 2] m.
+    """
 
     positions: Array
     goals: Array
@@ -45,7 +46,7 @@ class Flown:
 
 
 def fly(env: SwarmEnvironment, policy: Policy, device: str, stride: int) -> Flown:
-    """One episode of the deterministic `policy` in every world, seen every `stride` steps; they are evaluation's."""
+    """One episode of the deterministic `policy` in every world of the evaluation split, every `stride` steps."""
     observation, memory = env.reset(starts=torch.arange(env.num_envs)), Memory(policy, env.num_envs)
     running, moments = torch.ones(env.num_envs, dtype=torch.bool), [_moment(env)]
     won = torch.zeros_like(running)
@@ -61,7 +62,7 @@ def fly(env: SwarmEnvironment, policy: Policy, device: str, stride: int) -> Flow
 
 
 def film(flown: Flown) -> Film:
-    """Pictures of every world over time; the border turns green at the end where all drones succeeded."""
+    """Images of every world over time; the border turns green at the end if all drones succeeded."""
     worlds = range(flown.positions.shape[1])
     frames = [np.stack([draw(flown, world, moment) for world in worlds]) for moment in range(len(flown.positions))]
     won = np.zeros((len(frames), len(worlds)), dtype=bool)
@@ -87,7 +88,7 @@ def draw(flown: Flown, world: int, moment: int) -> Frames:
 
 
 def plot(path: Path, flights: Mapping[str, Flown]) -> None:
-    """Plot the ways of all worlds from above, a row per caption, into the PNG file `path`."""
+    """Plot the paths of all worlds from above, a row per caption, into the PNG file `path`."""
     from matplotlib.figure import Figure  # slow to import
     from matplotlib.patches import Circle
 
@@ -128,9 +129,9 @@ def _aside(x: float, z: float) -> tuple[float, float]:
 
 
 def _drone(pen: ImageDraw.ImageDraw, way: Array, goal: Array, flying: bool, drone: int) -> None:
-    """A drone in both views: the way, the goal as a cross, the drone as a disc or, once it has collided, an X."""
+    """A drone in both views: the path, the goal as a cross, the drone as a disc or, after a collision, an X."""
     colour = COLOURS[drone % len(COLOURS)]
-    reach = RADIUS_M * PIXELS * 1.5  # to be seen
+    reach = RADIUS_M * PIXELS * 1.5  # visible
     for view, column in ((_above, 1), (_aside, 2)):
         points = [view(point[0], point[column]) for point in way]
         x, y = view(goal[0], goal[column])

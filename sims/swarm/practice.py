@@ -1,6 +1,6 @@
-"""What helps a swarm to learn: obstacles that become more as fewer worlds end early, and collisions flown again.
+"""Training aids of arXiv 2309.13285: an obstacle curriculum, and replay of collisions.
 
-Both are those of arXiv 2309.13285. Letters: W worlds.
+Letters: W worlds.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from torch import Tensor
 from sims.swarm.worlds import Worlds
 
 FIRST_LEVEL, RISE, RISES_AT, WINDOW = 0.5, 0.1, 0.25, 64
-"""The curriculum begins with this share of the obstacles, and adds so much, once at least this share of so many worlds
-has ended without a collision."""
+"""Initial share of the obstacles, and its increase once at least this share of so many worlds ended without a
+collision.
+"""
 EVERY, SLOTS = 50, 3
-"""Worlds are remembered every so many control steps, this often: a collision is flown again from 1 to 1.5 s before."""
+"""Control steps between snapshots, and their number: a collision is replayed from 1 to 1.5 s before."""
 CAPACITY = 256
-"""Collisions kept; the oldest give way."""
+"""Number of stored collisions; the oldest are replaced."""
 
 
 class Curriculum:
-    """Share of the obstacles that worlds have, `level`, from `FIRST_LEVEL` to 1."""
+    """Share of the obstacles in new worlds, `level`, from `FIRST_LEVEL` to 1."""
 
     def __init__(self) -> None:
         self.level, self.ended, self.free = FIRST_LEVEL, 0, 0
 
     def add(self, ended: int, free: int) -> None:
-        """Count worlds that `ended`, of which so many are `free` of collisions."""
+        """Count worlds that `ended`, of which `free` had no collision."""
         self.ended, self.free = self.ended + ended, self.free + free
         if self.ended >= WINDOW:
             if self.free >= RISES_AT * self.ended:
@@ -38,7 +39,7 @@ class Curriculum:
 
 
 class Replay:
-    """Worlds as they were a moment before a collision."""
+    """Snapshots of worlds shortly before a collision."""
 
     def __init__(self, worlds: Worlds) -> None:
         self.recent = [worlds.at(torch.arange(len(worlds.leg_s))) for _ in range(SLOTS)]
@@ -46,25 +47,25 @@ class Replay:
         self.count = self.clock = 0
 
     def begin(self, worlds: Worlds, ids: Tensor) -> None:
-        """Worlds `ids` [V] have begun anew: forget what was before."""
+        """Forget the snapshots of worlds `ids` [V], which have been reset."""
         for slot in self.recent:
             slot.put(ids, worlds.at(ids))
 
     def remember(self, worlds: Worlds) -> None:
-        """Count a control step; take a picture of all `worlds` when it is time to."""
+        """Count a control step; store a snapshot of all `worlds` if one is due."""
         self.clock = (self.clock + 1) % EVERY
         if self.clock == 0:
             self.recent = [*self.recent[1:], worlds.at(torch.arange(len(worlds.leg_s)))]
 
     def keep(self, ids: Tensor) -> None:
-        """Worlds `ids` [V] had a collision: keep the oldest picture of each."""
+        """Keep the oldest snapshot of worlds `ids` [V], which had a collision."""
         ids = ids[:CAPACITY]
         place = (self.count + torch.arange(len(ids))) % CAPACITY
         self.kept.put(place, self.recent[0].at(ids))
         self.count += len(ids)
 
     def take(self, u: Tensor) -> Worlds:
-        """Kept worlds by uniform numbers [V]."""
+        """Stored worlds selected by uniform numbers [V]."""
         return self.kept.at((u * min(self.count, CAPACITY)).long())
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Swarms as something a run can train on."""
+"""The swarm task for training."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FILMED_WORLDS, STRIDE = 2, 6
 
 @dataclass
 class SwarmTask:
-    """Drones exchange their places among obstacles; numbers of distributions are shares of cells with one, in %.
+    """Drones exchange their goals among obstacles; numbers in distribution names are obstacle densities in %.
 
-    `airframe` flies. An episode is truncated after `step_limit` control steps. `reward` holds the weights of the
-    reward, see `mdp.reward`.
+    An episode is truncated after `step_limit` control steps. `reward` contains the weights of the reward, see
+    `mdp.reward`.
     """
 
     name: str = "quadrotor_swarm"
@@ -37,7 +37,7 @@ class SwarmTask:
     airframe: str = "crazyflie"
 
     MDPS: ClassVar[Mapping[str, Swarm]] = {"density_20": Swarm()}
-    """By the name of the distribution; the first is trained on."""
+    """The task by name of the distribution; the first one is for training."""
 
     def __post_init__(self) -> None:
         """Raise UserError for an unknown airframe, impossible sizes and unknown weights."""
@@ -48,16 +48,16 @@ class SwarmTask:
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """Each with random worlds, initial states, forces and torques."""
+        """The distributions, each with random worlds, initial states, forces and torques."""
         return tuple(self.MDPS)
 
     @property
     def asset_kind(self) -> None:
-        """There is nothing that could be a stand-in."""
+        """None: there are no assets."""
         return None
 
     def contract(self, distribution: str) -> Contract:
-        """That of every drone.
+        """The contract of every drone.
 
         Raises:
             UserError: for an unknown distribution.
@@ -78,11 +78,11 @@ class SwarmTask:
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
-        """There are none: policies begin from nothing."""
+        """None: policies learn from scratch."""
         return
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
-        """Film each policy, by caption, from the same starts; trajectories.png beside it plots the ways flown."""
+        """Film each policy, by caption, from the same starts; also plots their paths as trajectories.png."""
         flights, films, dt_s = {}, {}, 0.0
         for caption, policy in policies.items():
             env = self.environment(FILMED_WORLDS * Swarm.drones, self.distributions[0], "eval")

@@ -1,4 +1,4 @@
-"""Worlds of a swarm: obstacles, where drones begin, and their goals; all from one random key.
+"""Worlds of a swarm: obstacles, initial positions and goals, all from one random key.
 
 Letters in shape comments: W worlds, M drones of a world, C cells of the grid.
 """
@@ -17,22 +17,22 @@ from sims.quadrotor.starts import draws
 from sims.swarm.mdp import AWAY_M, CELLS, FLYING, GRID, HIGH_M, LOW_M, Swarm
 
 LEGS = 3
-"""Goals of a drone in an episode, one after the other."""
+"""Goals of a drone in an episode, in sequence."""
 JITTER_M = 0.1
-"""How far from the middle of a cell a drone may begin, along each axis."""
+"""Largest initial offset of a drone from the middle of its cell, along each axis."""
 
 
 @dataclass
 class Worlds:
-    """W worlds; what else there is follows from this and the numbers of the task.
+    """State of W worlds; everything else follows from it and the numbers of the task.
 
     Attributes:
         state: rows of the dynamics, [W, M, S].
         disturbance: force (N, world) and torque (N m, body) of each drone, [W, M, 6].
         key: of the noise, [W, M, 2] int32.
-        cylinders: middles of the obstacles, m, world, [W, C, 2]; those that are not there are far away.
+        cylinders: middles of the obstacles, m, world, [W, C, 2]; absent ones are far away.
         goals: m, world, [W, LEGS, M, 3].
-        leg_s: how long a goal stays, but for the last, [W].
+        leg_s: duration of each goal except the last, [W].
         steps: control steps that each drone has flown, [W, M] int64.
         fate: FLYING, or what it has hit, [W, M] int64.
         error: sum of the distance from the goal over the last second of the episode, m, [W, M].
@@ -49,7 +49,7 @@ class Worlds:
     error: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, by name."""
+        """All tensors by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def at(self, worlds: Tensor) -> Self:
@@ -62,7 +62,7 @@ class Worlds:
             setattr(self, name, getattr(self, name).index_copy(0, worlds, values))
 
     def goal(self) -> Tensor:
-        """Where each drone ought to be now, m, world, [W, M, 3]."""
+        """Current goal of each drone, m, world, [W, M, 3]."""
         leg = (self.steps * DT_S / self.leg_s.unsqueeze(1)).long().clamp(max=LEGS - 1)
         W, M = leg.shape
         world, drone = torch.arange(W, device=leg.device).unsqueeze(1), torch.arange(M, device=leg.device)
@@ -70,9 +70,9 @@ class Worlds:
 
 
 def build(mdp: Swarm, airframe: Airframe, options: Options, key: Tensor, density: float) -> Worlds:
-    """Worlds of the `key` [2, W] with obstacles in this share of the cells.
+    """Worlds of the `key` [2, W] with obstacles in the share `density` of the cells.
 
-    Drones begin in cells of their own without an obstacle; goals are in such cells, too.
+    Each drone begins in its own cell without an obstacle; goals are in such cells too.
     """
     M, W = mdp.drones, key.shape[1]
     u = _Draws(draws(key, 2 * CELLS + LEGS + 20 * M))
@@ -98,7 +98,7 @@ def build(mdp: Swarm, airframe: Airframe, options: Options, key: Tensor, density
 
 
 class _Draws:
-    """Uniform numbers [count, W], dealt once each."""
+    """Uniform numbers [count, W], each used once."""
 
     def __init__(self, numbers: Tensor) -> None:
         self.numbers, self.dealt = numbers.t(), 0
@@ -121,7 +121,7 @@ def _middle(cell: Tensor) -> Tensor:
 
 
 def _state(mdp: Swarm, airframe: Airframe, options: Options, begin: Tensor, u: _Draws) -> Tensor:
-    """Rows of the dynamics of drones at `begin` [W, M, 3], nearly level, their rotors at hover's speed."""
+    """Rows of the dynamics of drones at `begin` [W, M, 3], nearly level, with rotors at hover speed."""
     W, M = begin.shape[:2]
     tilt = 0.5 * mdp.initial_tilt * u.around(M, 3)
     quaternion = torch.nn.functional.normalize(torch.cat((torch.ones(W, M, 1), tilt), -1), dim=-1)
@@ -140,16 +140,16 @@ def _disturbance(mdp: Swarm, airframe: Airframe, u: _Draws, drones: int) -> Tens
 
 
 def _drone_keys(key: Tensor, drones: int) -> Tensor:
-    """A key of its own for each drone, [W, M, 2]."""
+    """A separate key for each drone, [W, M, 2]."""
     return key.t().unsqueeze(1) + torch.arange(drones, dtype=torch.int32).view(1, -1, 1) * 0x01000193
 
 
 def _exchanged(places: Tensor, u: _Draws) -> Tensor:
-    """Goals [W, LEGS, M, 3]: each drone has a place of its own, then that of another drone, twice."""
+    """Goals [W, LEGS, M, 3]: each drone's own place, then twice that of another drone."""
     W, M = places.shape[:2]
     legs = [torch.arange(M).expand(W, M)]
     for _ in range(LEGS - 1):
-        further = 1 + (u.take(1) * (M - 1)).long()  # all by the same number: nobody keeps its place
+        further = 1 + (u.take(1) * (M - 1)).long()  # all by the same shift, so that no drone keeps its place
         legs.append((legs[-1] + further) % M)
     world = torch.arange(W).view(-1, 1, 1)
     return places[world, torch.stack(legs, 1)]

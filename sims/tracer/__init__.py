@@ -1,1 +1,1 @@
-"""Neutral functions of rows, traced once: plain torch is the oracle, generated C with gradients is fast."""
+"""Functions of rows, traced once: plain torch is the reference, generated C with gradients is fast."""

@@ -1,7 +1,7 @@
-"""What programs are written in: arithmetic that tensors, arrays and traced values understand.
+"""The arithmetic of programs, for tensors, arrays and traced values.
 
-`+ - * /`, comparisons, `& | ~` come from the values themselves; what is not an operator is here. Nothing in this module
-branches on values, so that a function written with it is the same for every lane of a batch.
+`+ - * /`, comparisons and `& | ~` come from the values themselves; this module has everything else. It never branches
+on values, so that a function is the same for every lane of a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def where(condition: Value, first: Value, second: Value) -> Value:
     """`first` where `condition` holds, else `second`."""
     if isinstance(condition, Node):
         return condition.graph.where(condition, first, second)
-    if isinstance(condition, bool):  # of numbers that are no tensors
+    if isinstance(condition, bool):  # for plain numbers
         return first if condition else second
     if isinstance(condition, np.ndarray):
         return np.where(condition, first, second)
@@ -53,7 +53,7 @@ def clip(x: Value, low: Value, high: Value) -> Value:
 def uniform(key: Sequence[Value], counter: Value, index: Value) -> Value:
     """Number `index` of draw `counter` from the stream `key` (two 32-bit words), uniform in (0, 1).
 
-    It is `counter_rng.uniform`, which nodes stand for, too; their `index` is an int. Its derivative is zero.
+    It is `counter_rng.uniform`, also for nodes, whose `index` is an int. Its derivative is zero.
     """
     if isinstance(key[0], Node):
         return key[0].graph.uniform(key[0], key[1], counter, index)
@@ -61,7 +61,7 @@ def uniform(key: Sequence[Value], counter: Value, index: Value) -> Value:
 
 
 def gaussians(key: Sequence[Value], counter: Value, first: int, count: int) -> Rows:
-    """`count` independent standard normal numbers of draw `counter`; they use the indices `first` ... of it.
+    """`count` independent standard normal numbers of draw `counter`, which use its indices from `first` on.
 
     Box and Muller 1958, Ann. Math. Stat. 29(2).
     """

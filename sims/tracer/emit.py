@@ -1,4 +1,4 @@
-"""Source code from traces: C whose loop over lanes the compiler vectorises."""
+"""Generates C from traces, whose loop over lanes the compiler vectorises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sims.tracer.program import UNIFORM, WORD, Group, Trace
 LANES = 64
 """Lanes of one block of the C kernels; tensors are padded to a multiple, so that every lane runs the same code."""
 KEPT = 2
-"""Blocks that repeat a step together: their states stay in the fastest cache."""
+"""Number of blocks that repeat steps together, so that their states stay in the fastest cache."""
 FUNCTIONS = Path(__file__).with_name("functions.h")
 FORMS = {
     "neg": "-{0}", "add": "{0} + {1}", "sub": "{0} - {1}", "mul": "{0} * {1}", "div": "{0} / {1}",
@@ -24,21 +24,24 @@ HEAD = f"#include <math.h>\n#include <string.h>\n#define INLINE static inline\n{
 
 
 def c_source(traces: list[Trace]) -> str:
-    """C of several programs. Each gets a block function, and one to be called: see `_entry`."""
+    """C of several programs; each has a block function and an entry point, see `_entry`."""
     head = f"{HEAD}#define LANES {LANES}\n{FUNCTIONS.read_text()}"
     parts = [_block(trace) + _entry(trace) + (_repeated_entry(trace) if trace.repeat else "") for trace in traces]
     return "\n".join([head, *parts])
 
 
 def _repetition(trace: Trace) -> tuple[str, str, int, int]:
-    """Names of what is carried and of what advances, and their rows."""
+    """Names of the carried tensor and of the one that advances, and their rows."""
     assert trace.repeat is not None
     rows = {group.name: group.rows for group in trace.inputs}
     return *trace.repeat, *(rows[name] for name in trace.repeat)
 
 
 def _block(trace: Trace) -> str:
-    """Runs `blocks` times LANES lanes; every tensor has a pointer to its first lane and a row stride."""
+    """A function that runs `blocks` times LANES lanes.
+
+    Every tensor has a pointer to its first lane and a row stride.
+    """
     arguments = ", ".join(f"{kind}{name}, int64_t {name}_step" for kind, name, _ in _tensors(trace))
     head = "\n".join(_body(trace, uniform=True))
     body = "\n".join(f"    {line}" for line in _body(trace, uniform=False))
@@ -54,7 +57,10 @@ def _block(trace: Trace) -> str:
 
 
 def _entry(trace: Trace) -> str:
-    """Runs lanes [first, last), multiples of LANES; `p` and `steps` hold pointers and row strides of all tensors."""
+    """A function that runs lanes [first, last), multiples of LANES.
+
+    `p` and `steps` are the tensors' pointers and strides.
+    """
     arguments = []
     for index, (kind, _, group) in enumerate(_tensors(trace)):
         shift = "" if group.kind == UNIFORM else " + first"
@@ -67,7 +73,7 @@ void {trace.name}(int64_t first, int64_t last, void *const *p, const int64_t *st
 
 
 def _repeated_entry(trace: Trace) -> str:
-    """As `_entry`, `count` times in a row for each block, with what is carried in the cache."""
+    """Like `_entry`, `count` times in a row for each block, with the carried tensor in the cache."""
     carried, sequence, rows, advance = _repetition(trace)
     arguments, place = [], {}
     for index, (kind, name, group) in enumerate(_tensors(trace)):
@@ -96,7 +102,7 @@ void {trace.name}_repeated(int64_t first, int64_t last, int64_t count, void *con
 
 
 def _body(trace: Trace, uniform: bool) -> Iterator[str]:
-    """Statements for what is the same for the batch (`uniform`), or for everything else, outputs at the end."""
+    """Statements for values shared by the batch (`uniform`), or for all others, outputs at the end."""
     needed = _reachable(trace)
     for node in needed:
         if node.op != "constant" and node.lane != uniform:
@@ -110,7 +116,7 @@ def _body(trace: Trace, uniform: bool) -> Iterator[str]:
 
 
 def _reachable(trace: Trace) -> list[Node]:
-    """What the outputs need, in the order in which it was recorded."""
+    """The nodes that the outputs need, in recorded order."""
     found: set[Node] = set()
     stack = [node for group in trace.outputs for node in trace.results[group.name]]
     while stack:

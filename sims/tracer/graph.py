@@ -1,7 +1,7 @@
-"""A graph of scalar operations: what a neutral function does, written down once, without repetition.
+"""A graph of scalar operations, recorded from a function.
 
-Calling a function on `Node`s records its operations. Equal operations become one node, constants are folded, and what
-multiplies by zero or one vanishes, so that options that are off cost nothing in the kernels made from the graph.
+Calling a function on `Node`s records its operations. Equal operations become one node, constants are folded, and
+multiplications by zero or one are removed, so that effects that are off cost nothing in the kernels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BINARY: dict[str, Callable[[float, float], float]] = {
 class Node:
     """One value of a graph: an input, a constant or an operation on earlier nodes.
 
-    `lane` is False where the value is the same for the whole batch: kernels compute it once, outside of their loop.
+    `lane` is False if the value is the same for the whole batch: kernels compute it once, outside their loop.
     """
 
     __slots__ = ("args", "data", "graph", "index", "lane", "op")
@@ -36,7 +36,7 @@ class Node:
 
     @property
     def constant(self) -> float | None:
-        """Its value where that is known."""
+        """Its value if it is a constant."""
         return float(self.data[0]) if self.op == "constant" else None  # type: ignore[arg-type]
 
     def __add__(self, other: Operand) -> Node:
@@ -125,11 +125,11 @@ class Graph:
         return value if isinstance(value, Node) else self._make("constant", (), (float(value),), False)
 
     def node(self, op: str, *args: Node, data: tuple[object, ...] = ()) -> Node:
-        """The node of operation `op` on `args`: the one made before, where there is one."""
+        """The node of operation `op` on `args`, reused if it exists."""
         return self._make(op, args, data, any(arg.lane for arg in args))
 
     def unary(self, op: str, value: Operand) -> Node:
-        """`op` of one value, folded where it is constant."""
+        """`op` of one value, folded if it is constant."""
         a = self.wrap(value)
         if a.constant is not None:
             return self.wrap(UNARY[op](a.constant))
@@ -138,7 +138,7 @@ class Graph:
         return self.node(op, a)
 
     def binary(self, op: str, first: Operand, second: Operand) -> Node:
-        """`op` of two values, simplified where one of them is constant."""
+        """`op` of two values, simplified if one of them is constant."""
         a, b = self.wrap(first), self.wrap(second)
         if a.constant is not None and b.constant is not None:
             return self.wrap(BINARY[op](a.constant, b.constant))
@@ -154,7 +154,7 @@ class Graph:
         return self.node("uniform", first, second, self.wrap(counter), data=(index,))
 
     def _make(self, op: str, args: tuple[Node, ...], data: tuple[object, ...], lane: bool) -> Node:
-        key = (op, *(arg.index for arg in args), *map(repr, data))  # repr: 0.0 and -0.0 are equal as numbers
+        key = (op, *(arg.index for arg in args), *map(repr, data))  # repr, because 0.0 and -0.0 are equal as numbers
         if key not in self._known:
             self._known[key] = Node(self, op, args, data, lane)
         return self._known[key]
@@ -204,7 +204,7 @@ class Graph:
 
 
 def _ordered(a: Node, b: Node) -> tuple[Node, Node]:
-    """Arguments of a commutative operation in one order, so that a + b and b + a are one node."""
+    """Arguments of a commutative operation in a fixed order, so that a + b and b + a are one node."""
     return (a, b) if a.index <= b.index else (b, a)
 
 
@@ -226,7 +226,7 @@ def gradients(outputs: list[Node], seeds: list[Node], inputs: list[Node]) -> lis
 
 
 def _pull_back(node: Node, g: Node) -> list[tuple[Node, Node]]:
-    """What `node`, with adjoint `g`, adds to the adjoints of its arguments."""
+    """Contributions of `node`, with adjoint `g`, to the adjoints of its arguments."""
     a, b = (*node.args, node)[:2]
     if node.op == "where":
         condition, first, second = node.args

@@ -1,4 +1,4 @@
-"""Running programs, with gradients: compiled C on the CPU; plain torch elsewhere, and where there is no compiler."""
+"""Runs programs with gradients: compiled C on the CPU; plain torch elsewhere, and without a compiler."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sims.tracer.emit import LANES, c_source
 from sims.tracer.program import UNIFORM, Program, Trace, trace, trace_vjp
 
 SHARE = 4096
-"""Lanes that make a thread worth its start."""
+"""Smallest number of lanes worth a thread."""
 
 
 class Kernels:
-    """Runs `programs` on tensors [rows, N] of `device`, where N is a multiple of `LANES` and all are contiguous.
+    """Runs `programs` on contiguous tensors [rows, N] of `device`, where N is a multiple of `LANES`.
 
-    `library` is the compiled C, or None where torch runs; `backend` is "c" or "torch", see `native.choose`.
+    `library` is the compiled C, or None if torch runs; `backend` is "c" or "torch", see `native.choose`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Kernels:
         self._steps: dict[tuple[str, int], Any] = {}
 
     def __call__(self, name: str, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run program `name`; the results carry gradients where grad mode and a differentiable input ask for them."""
+        """Run program `name`; the results carry gradients in grad mode if a differentiable input requires them."""
         program = self.programs[name]
         if self.backend == "torch":
             return program.run(inputs)
@@ -52,7 +52,7 @@ class Kernels:
         return {group.name: tensor for group, tensor in zip(program.outputs, found, strict=True)}
 
     def launch(self, name: str, given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """Run kernel `name` (a program, or its `_vjp`) on tensors in its order, into new ones, or `out`."""
+        """Run kernel `name` (a program, or its `_vjp`) on tensors in its order, into new tensors or `out`."""
         work = self.traces[name]
         like = next(tensor for tensor, group in zip(given, work.inputs, strict=True) if group.kind != UNIFORM)
         lanes = like.shape[1]
@@ -61,7 +61,7 @@ class Kernels:
         return results
 
     def repeat(self, name: str, given: Sequence[Tensor], out: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """As `launch`, once for each of the values of the input that advances: [repetitions, rows, N]. No gradients."""
+        """Like `launch`, once for each value of the input that advances, [repetitions, rows, N]; no gradients."""
         program = self.programs[name]
         assert program.repeat is not None
         order = [group.name for group in program.inputs]
@@ -120,7 +120,7 @@ def pad(lanes: int) -> int:
 
 
 def split(work: Callable[[int, int], object], lanes: int, share: int = SHARE) -> None:
-    """Call `work(first, last)` for parts of [0, lanes): one a thread of torch, where each has `share` lanes or more."""
+    """Call `work(first, last)` for parts of [0, lanes), one per torch thread, each with at least `share` lanes."""
     parts = max(1, min(torch.get_num_threads(), lanes // share))
     if parts == 1:
         work(0, lanes)

@@ -1,6 +1,6 @@
-"""Programs: neutral functions on named groups of rows, run by torch, or traced for the kernels.
+"""Programs: functions on named groups of rows, run by torch or traced for the kernels.
 
-Every tensor of a program is [rows, N]: structure of arrays, so that lane i of a batch reads its numbers from column i.
+Every tensor of a program is [rows, N], a structure of arrays: lane i of a batch reads its values from column i.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Group:
     """A named tensor of a program.
 
     Attributes:
-        name: as the function's keyword, or in the dictionary that it returns.
-        rows: how many values.
+        name: the function's keyword, or the key in the dictionary that it returns.
+        rows: number of values.
         kind: "lane" ([rows, N] floating point), "uniform" ([rows, 1], the same for the batch) or "word" ([rows, N]
             int32, random keys).
         differentiable: whether gradients flow through it.
@@ -37,14 +37,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Program:
-    """A neutral function: groups of input rows by keyword, a dictionary of groups of output rows.
+    """A function from groups of input rows, by keyword, to a dictionary of groups of output rows.
 
     Attributes:
         name: of its kernels.
         inputs, outputs: its groups.
         function: takes rows, returns rows.
-        repeat: names of an input that the output of the same name replaces, and of one that every repetition has a new
-            value of: then there is a kernel, too, that runs many repetitions with the first in registers or cache.
+        repeat: names of an input that the output of the same name replaces, and of one with a new value in every
+            repetition: adds a kernel that runs many repetitions with the former in registers or cache.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Program:
     repeat: tuple[str, str] | None = None
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run in plain torch, one operation at a time: the oracle of the kernels, and what runs without a compiler.
+        """Run in plain torch, one operation at a time: the reference of the kernels, also used without a compiler.
 
         The result has the floating point type of the first "lane" group; autograd sees every operation.
         """
@@ -73,7 +73,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Trace:
-    """A program as a graph: output nodes by group, ready to be written as source code."""
+    """A program as a graph: output nodes by group, ready for code generation."""
 
     name: str
     inputs: tuple[Group, ...]
@@ -83,7 +83,7 @@ class Trace:
 
 
 def trace(program: Program) -> Trace:
-    """Record what the program's function does."""
+    """Record the operations of the program's function."""
     graph = Graph()
     rows = {group.name: _nodes(graph, group) for group in program.inputs}
     found = program.function(**rows)
@@ -94,7 +94,7 @@ def trace(program: Program) -> Trace:
 def trace_vjp(program: Program) -> Trace:
     """The vector-Jacobian product of a program.
 
-    Beside the program's inputs it takes `grad_<output>` for each differentiable output; it returns `grad_<input>` for
+    Besides the program's inputs it takes `grad_<output>` for each differentiable output; it returns `grad_<input>` for
     each differentiable input.
     """
     forward = trace(program)

@@ -1,6 +1,6 @@
-"""A program stepped by a policy in one compiled call, and back: what analytic policy gradients need.
+"""A program stepped by a policy in one compiled call, with the backward pass, for analytic policy gradients.
 
-Letters: T decisions, L lanes, S O A rows of state, observation and action, H actions remembered.
+Letters: T decisions, L lanes, S O A rows of state, observation and action, H past actions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Layers = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass
 class Unrolled:
-    """What happened; `reward`, `observation` and `actions` carry gradients to the layers.
+    """The result of an unroll; `reward`, `observation` and `actions` carry gradients to the layers.
 
     Attributes:
         reward, executed: [T, L]; `executed` is 1 or 0.
@@ -49,11 +49,11 @@ class Unrolled:
 
 
 def source(step: Program, observed: int) -> str:
-    """C that follows that of `step` and its vector-Jacobian product: both with a policy in front, for many decisions.
+    """C code of an unroll with a policy, to append to that of `step` and its vector-Jacobian product.
 
-    The program's inputs are "state", which gradients flow through, "record", through which none do, "action", and at
-    most `MAX_CONSTANTS` others, which stay as they are; its outputs are "state", "record", "observation", "reward" and
-    "executed". The policy reads the first `observed` rows of the observation, then the actions that it remembers.
+    The program's inputs are "state", which carries gradients, "record", which does not, "action", and at most
+    `MAX_CONSTANTS` others, which stay constant; its outputs are "state", "record", "observation", "reward" and
+    "executed". The policy reads the first `observed` rows of the observation, then the past actions.
     """
     rows = {group.name: group.rows for group in (*step.inputs, *step.outputs)}
     constants = _constants(step)
@@ -80,11 +80,11 @@ def run(
     """Step `decisions` times with the policy of `layers`.
 
     Args:
-        library: compiled from `source`, after the program's own.
+        library: compiled from `source`, after the program's own code.
         step: the program.
-        layers: at most `MAX_LAYERS`; they fit what the policy reads, and the action.
+        layers: at most `MAX_LAYERS`, matching the policy's inputs and the action.
         decisions: T.
-        given: the program's inputs but for the action, and the first "observation" [O, L].
+        given: the program's inputs except the action, and the first "observation" [O, L].
         past: actions before the first decision, oldest first, [H, A, L]; H >= 1.
     """
     buffers = _Buffers(library, step, layers, decisions, given, past)
@@ -94,7 +94,7 @@ def run(
 
 
 def _constants(step: Program) -> dict[str, str]:
-    """The kinds of the inputs that stay as they are, by name."""
+    """Kinds of the constant inputs, by name."""
     return {group.name: group.kind for group in step.inputs if group.name not in CARRIED}
 
 
@@ -154,7 +154,7 @@ class _Buffers:
         self.tensors["actions"][:history] = past
 
     def forward(self, layers: Layers) -> None:
-        """Step."""
+        """Run the forward pass."""
         self.tensors["forward"] = self._pack(layers, transposed=True)
         self._call("unroll")
 
@@ -211,11 +211,11 @@ class _Buffers:
 
 
 class _Fused(torch.autograd.Function):
-    """The compiled unroll; returns reward [T, L], what is seen [T + 1, O, L] and actions [H + T, A, L]."""
+    """The compiled unroll; returns reward [T, L], observations [T + 1, O, L] and actions [H + T, A, L]."""
 
     @staticmethod
     def forward(ctx: Any, buffers: _Buffers, *flat: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
-        """Step."""
+        """Run the forward pass."""
         buffers.forward(list(zip(flat[::2], flat[1::2], strict=True)))
         ctx.buffers = buffers
         ctx.set_materialize_grads(False)
@@ -225,7 +225,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """Back through all steps."""
+        """Run the backward pass."""
         flat = ctx.saved_tensors
         found = ctx.buffers.backward(
             list(zip(flat[::2], flat[1::2], strict=True)), dict(zip(FLOWN, grads, strict=True))

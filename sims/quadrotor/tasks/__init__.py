@@ -1,1 +1,1 @@
-"""Goals as Markov decision processes of the dynamics: each a frozen dataclass of numbers, see `episode.Mdp`."""
+"""Goals as Markov decision processes of the dynamics, each a frozen dataclass of numbers; see `episode.Mdp`."""

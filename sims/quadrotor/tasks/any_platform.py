@@ -1,4 +1,4 @@
-"""Hover with a platform that nobody has told you about: random ones to learn on, others to be measured on."""
+"""Hover with an unknown platform: random ones for training, others for evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sims.quadrotor.tasks.hover import Hover
 from sims.tracer.arithmetic import Rows, Value, uniform
 
 POSITION_LIMIT_M = 1.0
-"""Where episodes end; hover's 0.6 m are twenty arms of a crazyflie, and four of the largest platforms'."""
+"""Limit of the position: hover's 0.6 m are twenty arms of a crazyflie, but only four of the largest platforms."""
 DRAWN = (
     *("mass", "arm", "inertia_x", "inertia_y", "inertia_z", "thrust_to_weight", "linear_thrust", "lag_rise"),
     *("lag_fall", "torque_per_thrust", "drag", "delay"),
@@ -23,9 +23,9 @@ DRAWN = (
 
 @dataclass(frozen=True)
 class AnyHover(Hover):
-    """`Hover` on random platforms; a teacher may be told which one it flies, by the numbers that it is made from.
+    """`Hover` on random platforms; a teacher may observe the numbers from which the platform is made.
 
-    For environments whose airframe is None alone: others do not fly what these numbers say.
+    Only for environments with airframe None: in others these numbers do not describe the drone.
     """
 
     position_limit_m: Value = POSITION_LIMIT_M
@@ -38,11 +38,11 @@ class AnyHover(Hover):
     PLAN: ClassVar[int] = DRAWS
 
     def plan(self, key: Sequence[Value]) -> Rows:
-        """The numbers in (0, 1) from which `airframes.sample_platforms` makes this episode's."""
+        """The numbers in (0, 1) from which `airframes.sample_platforms` makes the episode's platform."""
         return [uniform(key, PLATFORM, index) for index in range(DRAWS)]
 
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
-        """As `Hover`, and the platform."""
+        """`Hover`'s observation, and the platform's numbers."""
         return [*super().observe(now, key), *now.plan]
 
 
@@ -79,10 +79,11 @@ UNSEEN = {
     "unseen_1600_g": _unseen(1.600, (0.140, 0.128), 3.2, (0.14, 0.12, 0.24), 0.10, 0.22, (0.090, 0.180)),
     "unseen_2400_g": _unseen(2.400, (0.172, 0.150), 2.5, (0.13, 0.15, 0.25), 0.05, 0.14, (0.075, 0.140)),
 }
-"""Platforms that are in no training: their arms differ, those of random platforms are equal (`sample_platforms`). In
-all else they lie inside the ranges that are drawn from. Round figures of small to large machines.
+"""Platforms never used in training: their two arms differ, while those of random platforms are equal.
+
+Otherwise they lie inside the ranges of `sample_platforms`. Typical values of small to large machines.
 """
 OUTSIDE = {"crazyflie": CRAZYFLIE, "crazyflie_21": CRAZYFLIE_21}
-"""Platforms outside of the ranges: 27 g and slow rotors both ways, and a thrust-to-weight of 1.4."""
+"""Platforms outside the ranges: 27 g and slow rotors both up and down; a thrust-to-weight ratio of 1.4."""
 MEASURED = UNSEEN | OUTSIDE
-"""What a policy for any platform is measured on, beside random ones."""
+"""Platforms for evaluation, besides random ones."""

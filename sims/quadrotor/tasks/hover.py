@@ -1,6 +1,6 @@
 """Hover at the origin: the Markov decision process of Learning to Fly in Seconds (arXiv 2311.13081).
 
-Initial states, disturbances, noise and termination are that paper's; the reward is not, see `Hover.reward`.
+Initial states, disturbances, noise and termination follow that paper; the reward does not, see `Hover.reward`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sims.quadrotor.observation import ANGULAR_VELOCITY, AXES, ROTATION, VELOCIT
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, uniform, where
 
 INITIAL = -1
-"""Counter of the draws that begin an episode; observation noise counts control steps from 0."""
+"""Counter of the draws for initial states; observation noise uses the control step, from 0."""
 ERROR_STEPS = 100
 """The last second, over which the position error of an episode is averaged."""
 
 
 @dataclass(frozen=True)
 class Hover:
-    """Numbers of the task; every one is an input of the kernels, so that changing it compiles nothing.
+    """Numbers of the task; each is an input of the kernels, so that changing it needs no compilation.
 
     Attributes:
-        position_limit_m: the episode ends where a coordinate leaves [-limit, limit].
+        position_limit_m: the episode ends if a coordinate leaves [-limit, limit].
         origin_share: share of episodes that begin at the origin and level; like the others they move.
         initial_position_m, initial_velocity_m_s, initial_angular_velocity_rad_s: bounds of each coordinate; elsewhere
             the rotation is uniform among those of at most 90 degrees.
@@ -70,11 +70,11 @@ class Hover:
     MEMORY: ClassVar[int] = 1
 
     def plan(self, key: Sequence[Value]) -> Rows:
-        """Nothing is planned: the goal is the origin."""
+        """No plan: the goal is the origin."""
         return []
 
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
-        """The body's rows at the beginning of the episode that `key` stands for."""
+        """The body's rows at the beginning of the episode of `key`."""
 
         def spread(first: int, bound: Value) -> Rows:
             return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
@@ -95,7 +95,7 @@ class Hover:
         return force + [g * (weight * self.torque_scale) for g in gaussians(key, INITIAL, 22, 3)]
 
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
-        """Position, rotation, velocity, angular velocity; with noise where a `key` is given."""
+        """Position, rotation, velocity, angular velocity; with noise if a `key` is given."""
         body = now.body
         seen = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
         if key is None:
@@ -111,11 +111,11 @@ class Hover:
         return [before.memory[0] + where(after.steps > limit - float(ERROR_STEPS), error, 0.0)]
 
     def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
-        """A constant for being alive minus squares: position, rotation (1 - q_w^2), velocities, actions.
+        """A constant for staying alive minus squares: position, rotation (1 - q_w^2), velocities, actions.
 
-        The shape is that of Learning to Fly, without its clipping at zero: a gradient needs the slope far away, and
-        inside the position limit the constant keeps most rewards positive, so that ending early is no gain. Actions are
-        measured from the one that hovers.
+        The shape is that of Learning to Fly, without its clipping at zero, because gradients need the slope far away.
+        Inside the position limit the constant keeps most rewards positive, so that ending early is no gain. Actions are
+        measured from the hover action.
         """
         hover = 2.0 * hover_speed(airframe) - 1.0
         body = after.body
@@ -140,7 +140,7 @@ class Hover:
         return
 
     def success(self, truncated: Tensor, memory: Tensor) -> Tensor:
-        """Whether the episode reached its step limit: it survived."""
+        """Whether the episode survived to its step limit."""
         return truncated
 
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
@@ -151,8 +151,8 @@ class Hover:
     def _rotation(self, key: Sequence[Value]) -> Rows:
         """A quaternion, uniform among rotations of at most 90 degrees.
 
-        There the angle t has the distribution (t - sin t) / (pi/2 - 1). Its inverse is a series in the cube root, and
-        the cube root of a uniform number is distributed like the largest of three.
+        The angle t has the distribution (t - sin t) / (pi/2 - 1). Its inverse is a series in the cube root, and the
+        cube root of a uniform number is distributed like the largest of three.
         """
         a, b, c = (uniform(key, INITIAL, index) for index in (4, 5, 6))
         largest = where(a < b, b, a)

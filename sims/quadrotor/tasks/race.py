@@ -1,4 +1,4 @@
-"""Race through gates: square openings passed in order and from the right side, three laps without a miss."""
+"""Race through gates: square openings passed in order and from the right side, for three laps without a miss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, unifor
 
 
 class Gate(NamedTuple):
-    """Centre of an opening, m, world, and the heading in which it is passed, from the x axis, rad."""
+    """Centre of an opening, m, world, and the heading in which to pass it, from the x axis, rad."""
 
     x: float
     y: float
@@ -40,11 +40,11 @@ TRACK = tuple(
         *((-4.0, 3.0, 2.8, 215.0), (-5.0, -1.5, 1.5, 280.0), (-0.5, -4.0, 2.0, 0.0)),
     )
 )
-"""Around a field of 10 m by 9 m; a lap is about 30 m."""
+"""A track around a field of 10 m by 9 m; a lap is about 30 m."""
 RADIUS_M = 0.15
-"""How far the drone reaches from its centre."""
+"""Radius of the drone."""
 HALF_OPENING_M = 0.75 - RADIUS_M
-"""How far from the middle of an opening, 1.5 m wide, its centre may pass, sideways and up or down."""
+"""Largest offset of the drone's centre from the middle of an opening, 1.5 m wide, sideways and vertically."""
 CENTRE_Z_M = 2.0
 """Height of the middle of the flying space."""
 GATE = TensorSpec((6,), unit="m", frame="body", names=(*AXES, *(f"normal_{axis}" for axis in AXES)))
@@ -56,10 +56,10 @@ class Race(Hover):
 
     Attributes:
         position_limit_m: half the width of the flying space; `height_limit_m` is half its height.
-        laps: after which the race is won.
+        laps: number of laps to finish.
         initial_speed_m_s: bound of the initial speed towards the next gate.
-        initial_tilt: bound of each element of the initial rotation's vector, rad, after facing the gate.
-        speed_m_s: where progress and the speed that it takes balance, see `reward`.
+        initial_tilt: bound of each element of the initial rotation vector, rad, relative to facing the gate.
+        speed_m_s: speed at which progress and its cost balance, see `reward`.
     """
 
     position_limit_m: Value = 8.0
@@ -93,7 +93,7 @@ class Race(Hover):
         return [_count([u > float(number) for number in range(1, len(TRACK))])]
 
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
-        """Between the gate before the first one and that, nearly level, facing and approaching it."""
+        """Between the first gate and the one before, nearly level, facing and approaching it."""
 
         def spread(first: int, bound: Value) -> Rows:
             return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
@@ -115,9 +115,10 @@ class Race(Hover):
         return Body(position, [scale * component for component in facing], velocity, turning, rotors).rows()
 
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
-        """Rotation, velocity and angular velocity, centre and heading of the next two gates, all but the first in the
-        body frame; with noise where a `key` is given.
-        """  # noqa: D205
+        """Rotation, velocity, angular velocity, and centre and heading of the next two gates.
+
+        All but the first are in the body frame; with noise if a `key` is given.
+        """
         body = now.body
         seen = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
         if key is not None:
@@ -133,7 +134,7 @@ class Race(Hover):
         return [*rotation, *_to_body(rotation, moving), *turning, *gates]
 
     def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
-        """Gates passed in this lap, laps, control steps until the last lap was complete, whether a gate was missed."""
+        """Gates passed in this lap, laps, control steps at the end of the last lap, whether a gate was missed."""
         gates, laps, lap_steps, _ = before.memory
         crossed, offset = crossing(before, after)
         inside = (offset[0] < HALF_OPENING_M**2) & (offset[1] < HALF_OPENING_M**2)
@@ -148,9 +149,9 @@ class Race(Hover):
         ]
 
     def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
-        """Progress on the way to the next gate, less the square of the speed, turning and jerking.
+        """Progress towards the next gate, minus the square of the speed, turning and jerk.
 
-        For the way's direction d and the wanted speed V, 2 v d / V - v^2 / V^2 - 1 is -(v - V d)^2 / V^2.
+        For the direction d and the desired speed V, 2 v d / V - v^2 / V^2 - 1 is -(v - V d)^2 / V^2.
         """
         wanted = [self.speed_m_s * d for d in way(before)]
         excess = squares([v - w for v, w in zip(after.body.velocity, wanted, strict=True)])
@@ -162,7 +163,7 @@ class Race(Hover):
         return self.reward_alive - cost
 
     def terminated(self, now: Moment) -> Value:
-        """Whether a gate was missed, or the flying space left."""
+        """Whether a gate was missed, or the flying space was left."""
         x, y, z = now.body.position
         height = z - CENTRE_Z_M
         wide = (x * x > self.position_limit_m * self.position_limit_m) | (
@@ -171,21 +172,21 @@ class Race(Hover):
         return (now.memory[3] > 0.5) | wide | (height * height > self.height_limit_m * self.height_limit_m)
 
     def finished(self, now: Moment) -> Value:
-        """Whether all laps are flown."""
+        """Whether all laps are complete."""
         return now.memory[1] >= self.laps
 
     def success(self, truncated: Tensor, memory: Tensor) -> Tensor:
-        """Whether all laps are flown."""
+        """Whether all laps are complete."""
         return truncated & (memory[1] >= self.laps)
 
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
-        """Laps flown, and the mean time of a lap, NaN before the first is complete."""
+        """Completed laps, and the mean lap time, NaN before the first lap is complete."""
         _, laps, steps, _ = memory
         return {"laps": laps.clone(), "lap_time_s": torch.where(laps > 0, steps * DT_S / laps, torch.nan)}
 
 
 def next_gate(now: Moment, further: int = 0) -> Rows:
-    """Centre x, y, z and normal x, y of the gate that is to be passed next, or of the one `further` on."""
+    """Centre x, y, z and normal x, y of the next gate, or of the one `further` on."""
     number = now.plan[0] + now.memory[0]
     number = where(number > len(TRACK) - 0.5, number - float(len(TRACK)), number)
     track = TRACK[further:] + TRACK[:further]
@@ -193,9 +194,9 @@ def next_gate(now: Moment, further: int = 0) -> Rows:
 
 
 def way(now: Moment) -> Rows:
-    """Unit vector of the way to the next gate, m, world: of a parabola that meets its opening in the middle, squarely.
+    """Direction (unit vector, world) towards the next gate, along a parabola that meets its opening in the middle.
 
-    Where s is the distance to the gate's plane and l the offset from its axis, dl/ds = 2 l / s.
+    The parabola is normal to the gate: for the distance s to its plane and the offset l from its axis, dl/ds = 2 l / s.
     """
     x, y, z, nx, ny = next_gate(now)
     px, py, pz = now.body.position
@@ -209,7 +210,7 @@ def way(now: Moment) -> Rows:
 
 
 def crossing(before: Moment, after: Moment) -> tuple[Value, Rows]:
-    """Whether this step went through the plane of the next gate in its heading; squared offsets there from its centre.
+    """Whether this step crossed the plane of the next gate in its heading, and squared offsets from its centre there.
 
     The offsets, m^2, are sideways and upwards, where the straight line between the two positions meets the plane.
     """
@@ -225,7 +226,7 @@ def crossing(before: Moment, after: Moment) -> tuple[Value, Rows]:
 
 
 def _rows(track: Sequence[Gate]) -> list[list[float]]:
-    """x, y, z, normal x, normal y of all gates, each in a list."""
+    """x, y, z, normal x, normal y of all gates, each as a list."""
     return [list(values) for values in zip(*((g.x, g.y, g.z, *g.normal) for g in track), strict=True)]
 
 

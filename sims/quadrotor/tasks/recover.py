@@ -1,4 +1,4 @@
-"""Recover from a throw: upside down, moving and spinning; upright and slow again as soon as possible."""
+"""Recover from a throw: upside down, moving and spinning; become upright and slow as soon as possible."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from sims.tracer.arithmetic import Rows, Value, squares, uniform, where
 CALM_TILT_RAD = math.radians(20.0)
 CALM_SPEED_M_S = 0.5
 CALM_ANGULAR_SPEED_RAD_S = 1.0
-"""Recovered: all three below, until the episode ends."""
+"""Recovered: all three values are below these until the episode ends."""
 
 
 @dataclass(frozen=True)
 class Recover(Hover):
     """Numbers of the task, in addition to `Hover`'s.
 
-    Where it recovers does not matter, so that its position is not observed; a coordinate beyond the limit is the
-    ground, a wall or a ceiling.
+    The position of the recovery does not matter and is not observed; a coordinate beyond the limit is the ground, a
+    wall or a ceiling.
 
     Attributes:
-        tilt_low_rad: least initial tilt; it is uniform from there to pi, about any horizontal axis, after any yaw.
-        within_s: an episode succeeds if it has recovered by then.
+        tilt_low_rad: smallest initial tilt; it is uniform from there to pi, about any horizontal axis, after any yaw.
+        within_s: time limit of a successful recovery.
     """
 
     position_limit_m: Value = 5.0
@@ -52,7 +52,7 @@ class Recover(Hover):
     MEMORY: ClassVar[int] = 1
 
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows:
-        """At the origin, upside down within `tilt_low_rad`, with any velocity and angular velocity in their bounds."""
+        """At the origin, tilted between `tilt_low_rad` and pi, with velocity and angular velocity in their bounds."""
 
         def spread(first: int, bound: Value) -> Rows:
             return [(2.0 * uniform(key, INITIAL, first + axis) - 1.0) * bound for axis in range(3)]
@@ -68,16 +68,19 @@ class Recover(Hover):
         ).rows()
 
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
-        """Rotation, velocity, angular velocity; with noise where a `key` is given."""
+        """Rotation, velocity, angular velocity; with noise if a `key` is given."""
         return super().observe(now, key)[3:]
 
     def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
-        """The control step since which it has been calm, 0 where it is not."""
+        """The control step since which it has been calm, 0 if it is not."""
         since = where(before.memory[0] > 0.5, before.memory[0], after.steps)
         return [where(calm(after.body), since, 0.0)]
 
     def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
-        """A constant for being alive minus tilt (1 - cos) and squares of velocities and actions; see `Hover.reward`."""
+        """A constant for staying alive minus tilt (1 - cos) and squares of velocities and actions.
+
+        See `Hover.reward`.
+        """
         hover = 2.0 * hover_speed(airframe) - 1.0
         body = after.body
         cost = (
@@ -90,12 +93,12 @@ class Recover(Hover):
         return self.reward_alive - cost
 
     def success(self, truncated: Tensor, memory: Tensor) -> Tensor:
-        """Whether it had recovered by `within_s` and stayed so to the step limit."""
+        """Whether it recovered by `within_s` and stayed so to the step limit."""
         since = memory[0]
         return truncated & (since > 0.5) & (since < self.within_s / DT_S + 0.5)
 
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
-        """Whether it survived, and the time that recovery took; NaN where it has not recovered at the step limit."""
+        """Whether it survived, and the recovery time; NaN if it has not recovered at the step limit."""
         recovered = truncated & (memory[0] > 0.5)
         return {"survive": truncated.float(), "recovery_s": torch.where(recovered, memory[0] * DT_S, torch.nan)}
 
@@ -114,7 +117,7 @@ def _up(body: Body) -> Value:
 
 
 def _tilted(tilt: Value, axis: Value, yaw: Value) -> Rows:
-    """The quaternion of a turn by `yaw` about z, then by `tilt` about the horizontal axis at angle `axis`."""
+    """The quaternion of a rotation by `yaw` about z, then by `tilt` about the horizontal axis at angle `axis`."""
     sine, cosine = (0.5 * tilt).sin(), (0.5 * tilt).cos()
     spin, still = (0.5 * yaw).sin(), (0.5 * yaw).cos()
     x, y = sine * axis.cos(), sine * axis.sin()

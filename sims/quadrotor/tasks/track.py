@@ -1,7 +1,7 @@
 """Follow a moving reference: figure-eights, Lissajous curves and random smooth paths.
 
-Every reference is a sum of `HARMONICS` sines per axis, drawn once an episode; what differs is how they are drawn. The
-drone sees errors to the reference now and a little later, never which path it is or how long it has flown.
+Every reference is a sum of `HARMONICS` sines per axis, drawn once per episode; only the way of drawing differs. The
+drone observes errors to the reference now and a little later, but neither which path it is nor the elapsed time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, unifor
 HARMONICS = 2
 SINES = 3 * HARMONICS
 REFERENCE = -3
-"""Counter of the draws that make a reference; see `hover.INITIAL`."""
+"""Counter of the draws for references; see `hover.INITIAL`."""
 AHEAD_S = (0.1, 0.2, 0.4, 0.6)
-"""How far ahead the reference is seen."""
+"""Times ahead at which the reference is observed."""
 SETTLING_STEPS = 100
-"""The first second, which the error of an episode leaves out: it begins off the reference."""
+"""The first second, which is excluded from the error, because an episode begins off the reference."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Track(Hover):
 
     Attributes:
         eight_share, lissajous_share: shares of episodes whose reference is a figure-eight (Gerono's, `size_m` to either
-            side, half as wide) or a Lissajous curve (3 : 2 : 1, a quarter as high); of all others every sine's
-            amplitude, rate and phase is random.
-        speed_low_m_s, speed_high_m_s: the episode's highest speed on the reference is uniform between them; a random
-            reference may stay below.
+            side, half as wide) or a Lissajous curve (3 : 2 : 1, a quarter as high); in all others the amplitude, rate
+            and phase of every sine are random.
+        speed_low_m_s, speed_high_m_s: the highest speed on the reference is uniform between them; a random reference
+            may be slower.
         size_m: amplitude of figure-eights and Lissajous curves.
         rate_low_rad_s, rate_high_rad_s: angular rates of random sines.
         acceleration_m_s2: bound of random references.
-        initial_tilt: bound of each element of the initial rotation's vector, rad.
+        initial_tilt: bound of each element of the initial rotation vector, rad.
     """
 
     position_limit_m: Value = 1.0
@@ -77,7 +77,7 @@ class Track(Hover):
     MEMORY: ClassVar[int] = 1
 
     def plan(self, key: Sequence[Value]) -> Rows:
-        """Amplitudes (m), rates (rad/s) and phases (rad) of the sines, those of x first."""
+        """Amplitudes (m), rates (rad/s) and phases (rad) of the sines, x first."""
         speed = uniform(key, REFERENCE, 0)
         speed = self.speed_low_m_s + (self.speed_high_m_s - self.speed_low_m_s) * speed
         phase = 2.0 * math.pi * uniform(key, REFERENCE, 1)
@@ -103,9 +103,9 @@ class Track(Hover):
         ).rows()
 
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
-        """Errors (reference minus drone), rotation, angular velocity; with noise where a `key` is given.
+        """Errors (reference minus drone), rotation, angular velocity; with noise if a `key` is given.
 
-        The errors ahead are those that there will be if the drone keeps its velocity.
+        The errors ahead assume that the drone keeps its velocity.
         """
         body, t = now.body, now.steps * DT_S
         seen = [*body.position, *body.rotation(), *body.velocity, *body.angular_velocity]
@@ -128,7 +128,10 @@ class Track(Hover):
         return [before.memory[0] + where(settled, squares(_error(after)), 0.0)]
 
     def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
-        """A constant for being alive minus squares of errors, yaw, angular velocity and actions; see `Hover.reward`."""
+        """A constant for staying alive minus squares of errors, yaw, angular velocity and actions.
+
+        See `Hover.reward`.
+        """
         hover = 2.0 * hover_speed(airframe) - 1.0
         body, t = after.body, after.steps * DT_S
         yaw = body.quaternion[3]
@@ -167,7 +170,7 @@ class Track(Hover):
         return _rows({0: x, HARMONICS: y, 2 * HARMONICS: (0.25 * self.size_m, rate, phase)})
 
     def _random(self, key: Sequence[Value], speed: Value) -> Rows:
-        """Sines of random rates and phases and shares of the velocity, half as much of it upwards."""
+        """Sines with random rates, phases and shares of the velocity, half as much of it upwards."""
         draws = [uniform(key, REFERENCE, 3 + index) for index in range(3 * SINES)]
         rate = [self.rate_low_rad_s + (self.rate_high_rad_s - self.rate_low_rad_s) * u for u in draws[:SINES]]
         share = [(0.1 + 0.9 * u) * (0.5 if n >= 2 * HARMONICS else 1.0) for n, u in enumerate(draws[SINES:-SINES])]
@@ -180,13 +183,13 @@ class Track(Hover):
 
 
 def position(plan: Rows, t: Value) -> Rows:
-    """Where the reference of `plan` is at `t` s, m, world."""
+    """Position of the reference of `plan` at `t` s, m, world."""
     sines = [a * (w * t + phase).sin() for a, w, phase in _sines(plan)]
     return [_total(sines[axis * HARMONICS : (axis + 1) * HARMONICS]) for axis in range(3)]
 
 
 def velocity(plan: Rows, t: Value) -> Rows:
-    """How fast it moves there, m/s, world."""
+    """Velocity of the reference at `t` s, m/s, world."""
     slopes = [a * w * (w * t + phase).cos() for a, w, phase in _sines(plan)]
     return [_total(slopes[axis * HARMONICS : (axis + 1) * HARMONICS]) for axis in range(3)]
 
@@ -196,12 +199,12 @@ def _sines(plan: Rows) -> list[tuple[Value, ...]]:
 
 
 def _rows(sines: Mapping[int, tuple[Value, ...]]) -> Rows:
-    """A plan whose sines are given by number, the others absent."""
+    """A plan with the given sines by number, the others zero."""
     return [sines.get(n, (0.0, 0.0, 0.0))[part] for part in range(3) for n in range(SINES)]
 
 
 def _bound(amplitudes: Rows) -> Value:
-    """Most that the length of a vector of sums of sines can be."""
+    """Upper bound of the length of a vector of sums of sines."""
     return sqrt(squares([_total(amplitudes[axis * HARMONICS : (axis + 1) * HARMONICS]) for axis in range(3)]))
 
 

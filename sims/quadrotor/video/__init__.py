@@ -1,1 +1,1 @@
-"""Flights on film and in figures."""
+"""Videos and figures of flights."""

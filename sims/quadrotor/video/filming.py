@@ -1,4 +1,4 @@
-"""Policies on film, from the same starts, and the ways that they flew as a figure."""
+"""Videos of policies from the same starts, and their paths as a figure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def film_policies(
     airframe: Airframe,
     device: str,
 ) -> None:
-    """Film each policy, by caption, in its own of `envs`, of `FILMED` drones, and plot their ways beside it.
+    """Film each policy, by caption, in its own of `envs`, of `FILMED` drones, and plot their paths.
 
     The plot is trajectories.png. `airframe` is drawn.
     """
@@ -45,7 +45,7 @@ def film_policies(
 
 
 class _Flight:
-    """Draws episodes and remembers where they went; a drone that has crashed stays where it did."""
+    """Draws episodes and records their paths; a crashed drone stays where it is."""
 
     def __init__(self, env: QuadrotorEnvironment, arm_m: float) -> None:
         self.env, self.arm_m = env, arm_m
@@ -53,8 +53,8 @@ class _Flight:
         self.positions: list[list[Array]] = [[] for _ in range(env.num_envs)]
 
     def render(self, ids: Array) -> Frames:
-        """Pictures of environments `ids` as they are now."""
-        if not self.surroundings:  # they are those of the episodes that have begun by now
+        """Current images of environments `ids`."""
+        if not self.surroundings:  # those of the episodes that have begun by now
             self.surroundings = [scenery(self.env, row) for row in range(self.env.num_envs)]
         position, rotation = (part.cpu().numpy() for part in self.env.pose)
         pictures = []
@@ -72,7 +72,7 @@ def plot_trajectories(
 ) -> None:
     """Plot positions [3] m over time, a row per caption and a column per axis, into the PNG file `path`.
 
-    `goals` are those of each episode after every control step, [T + 1, 3] m, dashed; None where there is none.
+    `goals` are those of each episode after every control step, [T + 1, 3] m, dashed; None if there is none.
     """
     from matplotlib.figure import Figure  # slow to import
 

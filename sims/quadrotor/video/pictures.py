@@ -1,4 +1,4 @@
-"""Drones drawn in perspective: a floor grid, the way flown, the goal, and the airframe with its front in red."""
+"""Drones drawn in perspective: a floor grid, the path, the goal, and the airframe with its front in red."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CIRCLE = np.stack([np.cos(np.linspace(0, 2 * np.pi, 13)), np.sin(np.linspace(0, 
 
 
 class Camera:
-    """Looks at `centre` (m, world) such that a ball of `radius` m fills the picture of `size` pixels."""
+    """Looks at `centre` (m, world) such that a ball of `radius` m fills the image of `size` pixels."""
 
     def __init__(self, centre: Array, radius: float, size: int = 256) -> None:
         self.size, self.radius, self.centre = size, radius, np.asarray(centre, dtype=float)
@@ -46,13 +46,13 @@ def draw(
     paths: tuple[Array, ...] = (),
     markers: tuple[Array, ...] = (),
 ) -> NDArray[np.uint8]:
-    """One picture [size, size, 3].
+    """One image [size, size, 3].
 
     Args:
-        camera: where from.
-        trails: way flown by each drone, [P, 3] m.
+        camera: viewpoint.
+        trails: path of each drone, [P, 3] m.
         poses: position [3] m and rotation matrix [3, 3] (body FLU to world) of each drone.
-        arm_m: distance of the rotors from the middle; drawn larger where it would be too small to see.
+        arm_m: distance of the rotors from the middle; enlarged if it would be too small to see.
         paths: lines to follow, gates and obstacles, [P, 3] m.
         markers: goals, [3] m.
     """

@@ -1,4 +1,4 @@
-"""What is drawn beside a drone: where to look from, the reference or the gates, and where it ought to be."""
+"""The surroundings drawn with a drone: viewpoint, reference or gates, and goal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Scenery:
     Attributes:
         camera: shows all of it.
         paths: lines, [P, 3] m.
-        goal: where the drone ought to be after each control step, [T + 1, 3] m; None where it may be anywhere.
+        goal: desired position after each control step, [T + 1, 3] m; None if it does not matter.
     """
 
     camera: Camera
@@ -32,7 +32,7 @@ class Scenery:
 
 
 def scenery(env: QuadrotorEnvironment, row: int) -> Scenery:
-    """Surroundings of the episode that environment `row` runs."""
+    """Surroundings of the running episode of environment `row`."""
     if isinstance(env.mdp, Track):
         goal = reference(env, row)
         low, high = goal.min(0), goal.max(0)
@@ -52,7 +52,7 @@ def reference(env: QuadrotorEnvironment, row: int) -> Array:
 
 
 def opening(gate: Gate) -> Array:
-    """Corners of a gate's opening, closed, [5, 3] m."""
+    """Corners of a gate's opening as a closed line, [5, 3] m."""
     nx, ny = gate.normal
     half = race.HALF_OPENING_M + race.RADIUS_M
     corners = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]) * half
