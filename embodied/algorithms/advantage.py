@@ -113,6 +113,7 @@ def next_values(policy: TrainablePolicy, rollout: Rollout, value: Tensor) -> Ten
     return following
 
 
-def explained_variance(value: Tensor, returns: Tensor) -> float:
-    """Share of the returns' variance that the value foresees; 1 is perfect, 0 as good as a constant."""
-    return 1.0 - float((returns - value).var() / returns.var().clamp_min(1e-12))
+def explained_variance(value: Tensor, returns: Tensor, world: World = ALONE) -> float:
+    """Share of the variance of the returns of all processes that the value predicts: 1 is perfect, 0 a constant's."""
+    left, total = (float(moments(each, world)[1]) ** 2 for each in (returns - value, returns))
+    return 1.0 - left / max(total, 1e-12)

@@ -125,7 +125,9 @@ class PPO:
         stop = False
         for _ in range(self.config.epochs):
             for part in self._minibatches(batch):
-                metrics = self._step(part)
+                metrics = self._step(part, world)
+                if not metrics:
+                    continue
                 sums = {key: sums.get(key, 0.0) + value for key, value in metrics.items()}
                 count += 1
                 kl = world.sum(torch.tensor(metrics["kl"])) / world.size
@@ -150,9 +152,7 @@ class PPO:
         else:
             batch = batch.flatten(0, 1)
         for rows in torch.randperm(batch.shape[dim], generator=self.generator).split(size):
-            part = _select(batch, rows, dim)
-            if part["own"].any():
-                yield part.to(self.policy.device)
+            yield _select(batch, rows, dim).to(self.policy.device)
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, float, float]:
         """What is trained on [T, N], the deviation of the advantages and the explained variance."""
@@ -170,7 +170,7 @@ class PPO:
             },
             batch_size=list(value.shape),
         )
-        return batch, float(moments(advantage[own], world)[1]), explained_variance(value, returns)
+        return batch, float(moments(advantage[own], world)[1]), explained_variance(value, returns, world)
 
     def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         return gae(
@@ -178,9 +178,16 @@ class PPO:
             value, next_value, discount=self.config.discount, gae_lambda=self.config.gae_lambda,
         )  # fmt: skip
 
-    def _step(self, batch: TensorDict) -> dict[str, float]:
-        """One gradient step on decisions [B], or sequences [T, B]; returns losses and ratios, means over `own`."""
-        dim, count = batch.batch_dims - 1, int(batch["own"].sum())
+    def _step(self, batch: TensorDict, world: World = ALONE) -> dict[str, float]:
+        """One gradient step on decisions [B], or sequences [T, B]; returns losses and ratios, means over `own`.
+
+        Sums are divided by the number of own decisions that a process has on average, so that the average over
+        processes is the mean over all their decisions. Every process takes the step, even one without own decisions,
+        or none does: then nothing is returned.
+        """
+        dim, count = batch.batch_dims - 1, int(world.sum(batch["own"].sum())) / world.size
+        if not count:
+            return {}
         if self.piece is None:
             self.piece = rows_within(
                 self.config.memory_gb, batch.shape[dim], lambda rows: self._losses(batch.narrow(dim, 0, rows), rows)[0]
@@ -197,7 +204,7 @@ class PPO:
         self.gradient_steps += 1
         return {name: float(value) / count for name, value in totals.items()}
 
-    def _losses(self, batch: TensorDict, count: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def _losses(self, batch: TensorDict, count: float) -> tuple[Tensor, dict[str, Tensor]]:
         """This piece's part of the mean loss over `count` decisions, and sums of the metrics."""
         own = batch["own"]
         evaluation = self.policy.evaluate(batch["observation"], batch["sample"])

@@ -132,7 +132,7 @@ class Ranking:
         metrics = {
             "value_loss": self._fit_value(rollout.observation.flatten(0, 1), returns.flatten()),
             "advantage_std": float(advantage.std()),
-            "explained_variance": explained_variance(value, returns),
+            "explained_variance": explained_variance(value, returns, world),
         }
         if self.iterations >= self.config.warmup // 3:
             rows = {"observation": rollout.observation, "actions": rollout.actions, "advantage": advantage}

@@ -59,31 +59,22 @@ def averaged(learner: PPO, world: Two) -> None:
     learner.optimiser.register_step_pre_hook(average)
 
 
-def test_two_processes_learn_what_one_with_all_environments_would() -> None:
-    settings = {"envs": 8, "epochs": 12, "learning_rate": 0.03, "target_kl": 0.01, "discount": 0.9}
-    policy, learner, collector = make(**settings)
-    before = copy.deepcopy(policy.state_dict())
-    rollout = collector.collect(20)
-    rollout = replace(rollout, reward=rollout.reward + (torch.arange(8) / 4).view(1, 8, 1) * rollout.executed)
-    assert len(rollout.final_rows)
-    expected = learner.update(rollout, 0.0)
-    assert 1 < expected["minibatches"] < 12  # the divergence stopped it
+def together(rollout: Rollout, before: dict, **settings: float) -> dict[int, tuple]:
+    """Policy, metrics and advantages of two threads that learn from half of `rollout` each."""
     shared, barrier = [None, None], threading.Barrier(2)
     found: dict[int, tuple] = {}
+    policies, learners = zip(*(make(**settings)[:2] for _ in range(2)), strict=True)
 
     def process(rank: int) -> None:
         try:
-            world = Two(rank, shared, barrier)
+            world, mine = Two(rank, shared, barrier), half(rollout, rank)
             averaged(learners[rank], world)
-            found[rank] = learners[rank].update(half(rollout, rank), 0.0, world), advantages(rank, world)
+            metrics = learners[rank].update(mine, 0.0, world)
+            found[rank] = policies[rank], metrics, learners[rank]._prepare(mine, world)[0]["advantage"]
         except BaseException:
             barrier.abort()
             raise
 
-    def advantages(rank: int, world: Two) -> torch.Tensor:
-        return learners[rank]._prepare(half(rollout, rank), world)[0]["advantage"]
-
-    policies, learners = zip(*(make(**settings)[:2] for _ in range(2)), strict=True)
     for each in policies:
         each.load_state_dict(before)
     threads = [threading.Thread(target=process, args=(rank,)) for rank in range(2)]
@@ -92,18 +83,61 @@ def test_two_processes_learn_what_one_with_all_environments_would() -> None:
     for thread in threads:
         thread.join()
     assert set(found) == {0, 1}
+    return found
+
+
+def led(rollout: Rollout) -> Rollout:
+    """A person leads the first half of its environments, but for the last two decisions."""
+    human = torch.zeros_like(rollout.executed)
+    human[:-2, : human.shape[1] // 2] = True
+    return replace(rollout, human=human)
+
+
+@pytest.mark.parametrize("person", [False, True])
+def test_two_processes_learn_what_one_with_all_environments_would(person: bool) -> None:
+    settings = {"envs": 8, "epochs": 12, "learning_rate": 0.03, "target_kl": 0.01, "discount": 0.9}
+    policy, learner, collector = make(**settings)
+    before = copy.deepcopy(policy.state_dict())
+    rollout = collector.collect(20)
+    rollout = replace(rollout, reward=rollout.reward + (torch.arange(8) / 4).view(1, 8, 1) * rollout.executed)
+    rollout = led(rollout) if person else rollout
+    assert len(rollout.final_rows)
+    expected = learner.update(rollout, 0.0)
+    assert 1 < expected["minibatches"] < 12  # the divergence stopped it
+    found = together(rollout, before, **settings)
     whole = learner._prepare(rollout, ALONE)[0]["advantage"]
-    torch.testing.assert_close(torch.cat([found[rank][1] for rank in range(2)], 1), whole, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(torch.cat([found[rank][2] for rank in range(2)], 1), whole, rtol=1e-3, atol=1e-4)
     for rank in range(2):
-        metrics = found[rank][0]
-        for name in ("reward_scale", "advantage_std"):
+        theirs, metrics, _ = found[rank]
+        for name in ("reward_scale", "advantage_std", "explained_variance"):
             assert metrics[name] == pytest.approx(expected[name], rel=1e-6)
         assert metrics["minibatches"] == expected["minibatches"]
-        for name, value in policies[rank].state_dict().items():
+        for name, value in theirs.state_dict().items():
             torch.testing.assert_close(value, policy.state_dict()[name], rtol=1e-3, atol=1e-4)
-    means = {name: sum(found[rank][0][name] for rank in range(2)) / 2 for name in ("kl", "policy_loss", "value_loss")}
+    means = {name: sum(found[rank][1][name] for rank in range(2)) / 2 for name in ("kl", "policy_loss", "value_loss")}
     assert means == pytest.approx({name: expected[name] for name in means}, rel=1e-3, abs=1e-4)
-    assert found[0][0]["kl"] != pytest.approx(found[1][0]["kl"], rel=1e-2)  # they would not have stopped together
+    assert found[0][1]["kl"] != pytest.approx(found[1][1]["kl"], rel=1e-2)  # they would not have stopped together
+
+
+def test_a_process_without_own_decisions_in_a_minibatch_steps_with_the_other() -> None:
+    settings = {"envs": 8, "epochs": 2, "minibatch": 4, "learning_rate": 0.03, "target_kl": 10.0}
+    policy, _, collector = make(**settings)
+    before = copy.deepcopy(policy.state_dict())
+    found = together(led(collector.collect(10)), before, **settings)
+    (one, metrics, _), (other, others, _) = found[0], found[1]
+    assert metrics["minibatches"] == others["minibatches"] == 2 * 40 / 4
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert mine.isfinite().all()
+        assert torch.equal(mine, theirs)
+
+
+def test_minibatches_that_a_person_made_everywhere_are_left_out() -> None:
+    settings = {"envs": 2, "epochs": 1, "minibatch": 1}
+    _, learner, collector = make(**settings)
+    rollout = collector.collect(6)
+    human = torch.zeros_like(rollout.executed)
+    human[:4] = True
+    assert learner.update(replace(rollout, human=human), 0.0)["minibatches"] == 4
 
 
 def test_a_process_whose_environments_a_person_led_waits_for_nobody() -> None:
