@@ -13,7 +13,8 @@ from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout.episodes import Episodes
-from embodied.rollout.rollout import Collector, Rollout, Starts
+from embodied.rollout.rollout import Collector, Rollout
+from embodied.rollout.starts import Starts
 from embodied.world import World
 
 

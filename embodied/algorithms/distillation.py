@@ -32,7 +32,8 @@ from embodied.errors import UserError
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import RecurrentPolicy
-from embodied.rollout.rollout import Collector, Rollout, Starts, first_decisions
+from embodied.rollout.rollout import Collector, Rollout, first_decisions
+from embodied.rollout.starts import Starts
 from embodied.task import Learner
 from embodied.world import ALONE, World
 
@@ -113,6 +114,7 @@ class TeacherThenStudent(Collector):
         """`decisions` of the student, or as many of the teacher as its own learner wants."""
         if self.distillation.taught:
             return super().collect(decisions)
+        self.teacher.storage, self.teacher.folder = self.storage, self.folder
         return self.teacher.collect(self.distillation.config.teaching.rollout_length)
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,7 +164,7 @@ class Distillation:
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Train the teacher, or the student on the teacher's labels; returns the teacher's metrics, or the loss."""
         if not self.taught:
-            self.steps_taught += rollout.env_steps
+            self.steps_taught += int(world.sum(torch.tensor(rollout.env_steps)))
             self.began = progress
             share = min(1.0, self.steps_taught / self.config.teacher_steps)
             return {f"teacher_{name}": value for name, value in self.teaching.update(rollout, share, world).items()}

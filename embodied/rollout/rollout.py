@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -28,9 +28,7 @@ from embodied.environment import (
 from embodied.errors import UserError
 from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
 from embodied.rollout.memory import Memory
-
-Starts = Callable[[Tensor, Tensor], Tensor]
-"""Called with who finished [N] and who succeeded [N]; returns the initial states [N] that the finished restart from."""
+from embodied.rollout.starts import Starts
 
 
 class Storage(Enum):
@@ -221,6 +219,8 @@ class Collector:
     def _restart(self) -> TensorDict:
         if self.observation is None or self.finished.any():
             if self.starts and isinstance(self.env, NumberedStarts):
+                if self.observation is None:
+                    self.starts.abandon()
                 starts = self.starts(self.finished, self.success).to(self.env.device)
                 self.observation = self.env.reset(self.finished, starts)
             else:

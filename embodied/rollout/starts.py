@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 RECENT = 200
+
+
+class Starts(Protocol):
+    """Chooses the initial states of episodes."""
+
+    def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
+        """Initial states [N] for environments that `finished` [N] with `success` [N]; elsewhere anything."""
+        ...
+
+    def abandon(self) -> None:
+        """The running episodes will not end: all environments are about to begin new ones."""
+        ...
 
 
 class RetryStarts:
@@ -37,6 +49,14 @@ class RetryStarts:
         for task in self.task_index[finished].unique().tolist():
             self._deal(task, (finished & (self.task_index == task)).nonzero().squeeze(1), again, draws < self.retry)
         return torch.where(finished, self.running[:, 0], 0)
+
+    def abandon(self) -> None:
+        """The running episodes will not end: nothing is learned from them, and retries wait to be tried again."""
+        retries = self.running[:, 1] > 0
+        for task in self.task_index[retries].unique().tolist():
+            again = self.running[retries & (self.task_index == task)]
+            self.failed[task] = torch.cat((again, self.failed[task]))
+        self.running = torch.full_like(self.running, -1)
 
     def _deal(self, task: int, rows: Tensor, again: Tensor, wanted: Tensor) -> None:
         """Deal initial states to environments `rows` of `task`, in order; of `again` [N], the failures queue up first.

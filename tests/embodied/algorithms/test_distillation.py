@@ -1,7 +1,9 @@
 """Distillation: the phases follow each other, the student finds out what it is not told, and runs continue."""
 
 import copy
+import gc
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import Distillation, DistillationConfig, informed
 from embodied.algorithms.ppo import PPOConfig
 from embodied.evaluation.evaluation import evaluate
-from embodied.rollout.rollout import Collector
+from embodied.rollout.rollout import Collector, Storage
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.recurrent import RecurrentConfig
 from tests.embodied.windy_reach import WindyReach
@@ -71,6 +73,31 @@ def test_the_teacher_learns_first_and_then_stays_as_it_is() -> None:
     learner.update(collector.collect(24), 0.0)
     assert torch.equal(learner.teacher.state_dict()["actor.0.weight"], frozen)
     assert learner.gradient_steps == 2 + 3 * 4 * 2
+
+
+def test_rollouts_of_the_teacher_lie_where_those_of_the_student_do(tmp_path: Path) -> None:
+    _, learner, collector = make(config=replace(CONFIG, teaching=PPOConfig(rollout_length=4), teacher_steps=200))
+    collector.storage, collector.folder = Storage.DISK, tmp_path
+    while not learner.taught:
+        rollout = collector.collect(24)
+        mapped = Path("/proc/self/maps").read_text()
+        assert str(tmp_path) in mapped
+        learner.update(rollout, 0.0)
+        del rollout
+        gc.collect()
+
+
+def test_processes_end_the_teachers_phase_together() -> None:
+    class Two:
+        rank, size = 0, 2
+
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            return values * 2
+
+    _, learner, collector = make(config=replace(CONFIG, teacher_steps=1500))
+    rollout = collector.collect(24)
+    learner.update(rollout, 0.0, Two())
+    assert learner.steps_taught == 2 * rollout.env_steps
 
 
 def test_labels_are_what_the_teacher_does_with_what_it_is_told() -> None:

@@ -24,6 +24,16 @@ class Constant:
         return Decision(actions, TensorDict({"raw": actions}, batch_size=[n]), torch.zeros(n, 1))
 
 
+class FirstTwo:
+    """Two environments always begin from the first two initial states."""
+
+    def __call__(self, finished: torch.Tensor, success: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([0, 1])
+
+    def abandon(self) -> None:
+        pass
+
+
 def collect(action: float, decisions: int, starts=None):
     env = Reach(3)
     return env, Collector(env, Constant(env, action), torch.Generator(), starts).collect(decisions)
@@ -116,7 +126,7 @@ def test_the_first_to_end_do_not_tell_how_many_succeed() -> None:
 def test_returns_and_steps_of_episodes_go_on_across_rollouts() -> None:
     # from .3 by -.1 a step, two a decision: |x| < .1 in the third step, with reward 1; from -.35 away, till the limit
     def run(env: Reach) -> Collector:
-        return Collector(env, Constant(env, -0.1), torch.Generator(), lambda *_: torch.tensor([0, 1]))
+        return Collector(env, Constant(env, -0.1), torch.Generator(), FirstTwo())
 
     collector = run(Reach(2, tasks=1))
     first = collector.collect(1)
@@ -170,3 +180,15 @@ def test_a_simulator_that_writes_over_its_observations_gives_the_same_rollouts()
 def test_first_decisions_of_a_simulator_that_writes_over_its_observations() -> None:
     copied, buffered = (first_decisions(kind(3), torch.Generator().manual_seed(0), 50)[0] for kind in (Reach, Buffered))
     assert torch.equal(copied["position"], buffered["position"])
+
+
+def test_abandoned_episodes_did_not_fail() -> None:
+    env = Reach(3)
+    starts = RetryStarts(env.task_index, retry=1.0, attempts=3, generator=torch.Generator())
+    collector = Collector(env, Constant(env, 0.1), torch.Generator(), starts)
+    collector.collect(2)
+    assert not collector.finished.any()
+    collector.abandon()
+    collector.collect(1)
+    assert not len(starts.firsts)
+    assert not any(map(len, starts.failed))

@@ -86,3 +86,24 @@ def test_a_saved_state_is_not_changed_by_what_follows() -> None:
         starts(everyone, ~everyone)
     assert all(torch.equal(saved[name], value) for name, value in kept.items())
     assert all(torch.equal(*pair) for pair in zip(saved["failed"], queues, strict=True))
+
+
+def test_what_is_abandoned_was_no_attempt_and_retries_are_dealt_again() -> None:
+    starts = RetryStarts(torch.tensor([0, 0, 0, 1]), retry=1.0, attempts=3, generator=torch.Generator())
+    everyone = torch.ones(4, dtype=torch.bool)
+    starts.abandon()  # before anything began
+    begun = starts(everyone, ~everyone)
+    again = starts(torch.tensor([True, False, False, True]), torch.tensor([False, False, False, True]))
+    assert again[0] == begun[0]  # at once, for the second time
+    assert starts.firsts.tolist() == [False, True]
+    starts.abandon()
+    dealt = starts(everyone, ~everyone)
+    assert starts.firsts.tolist() == [False, True]  # nobody ended an episode
+    assert dealt[0] == begun[0]
+    assert starts.running[0].tolist() == [int(begun[0]), 1]  # still the second attempt
+    assert (starts.running[1:, 1] == 0).all()
+    assert not len(starts.failed[0])
+    assert starts.first_attempts() == {}  # until everyone has ended an episode since
+    starts(everyone, everyone)
+    assert starts.firsts.tolist() == [False, True, True, True, True]
+    assert starts.first_attempts() == {"first_attempts_success": 0.8}
