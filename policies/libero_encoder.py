@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract
+from embodied.errors import UserError
 from policies.encoders import Encoder
 from policies.words import WORD_BUCKETS, WordTable
 
@@ -118,9 +119,15 @@ class ObjectEncoder(Encoder):
 
     @torch.no_grad()
     def fit(self, observation: TensorDict) -> None:
-        """Compute mean and standard deviation of every input from `observation` [N], and collect the known words."""
+        """Compute mean and standard deviation of every input from `observation` [N], and collect the known words.
+
+        Raises:
+            UserError: where there is no object in any of them.
+        """
         observation = self.read(observation)
         poses = object_poses(observation)[observation["object_mask"]]
+        if not len(poses):
+            raise UserError("expected objects in some of the observations that statistics are taken from, got none")
         for name, data in (("state", hand_state(observation)), ("pose", poses)):
             getattr(self, f"{name}_mean").copy_(data.mean(0))
             getattr(self, f"{name}_std").copy_(data.std(0).clamp_min(0.01))
@@ -130,7 +137,7 @@ class ObjectEncoder(Encoder):
         self.fitted.fill_(True)
 
     def forward(self, observation: TensorDict) -> Tensor:
-        """Encode observations [N]: the state concatenated with each head's attention over the objects."""
+        """Encode observations [N]: the state and each head's attention over the objects, 0 without any."""
         if not self.fitted:
             raise RuntimeError(
                 "the policy has no normalisation statistics; call fit(observations) or load a checkpoint"
@@ -142,8 +149,10 @@ class ObjectEncoder(Encoder):
         query = self.query(state).unflatten(-1, (self.heads, -1))
         key = self.key(tokens).unflatten(-1, (self.heads, -1))
         score = torch.einsum("nhd,nmhd->nhm", query, key) / key.shape[-1] ** 0.5
-        score = score.masked_fill(~observation["object_mask"].unsqueeze(1), float("-inf"))
-        return torch.cat((state, (score.softmax(-1) @ tokens).flatten(1)), dim=-1)
+        there = observation["object_mask"].unsqueeze(1)  # [N, 1, M]
+        # Not -inf, whose softmax is NaN where nothing is there: then every weight is 0.
+        weights = score.masked_fill(~there, torch.finfo(score.dtype).min).softmax(-1) * there
+        return torch.cat((state, (weights @ tokens).flatten(1)), dim=-1)
 
     def begin_like(self, other: Self) -> None:
         """Copy the weights, statistics and known words of `other`."""

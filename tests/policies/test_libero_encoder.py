@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from embodied.errors import UserError
 from policies.libero_encoder import ObjectEncoder, mention, object_poses
 from policies.words import hash_words
 from tests.policies.observations import observations, text
@@ -103,6 +104,34 @@ def test_statistics_are_of_what_is_there() -> None:
     other.fit(padded)
     torch.testing.assert_close(one.pose_mean, other.pose_mean)
     torch.testing.assert_close(one.pose_std, other.pose_std)
+
+
+def test_a_scene_without_objects_has_finite_features_and_gradients() -> None:
+    torch.manual_seed(0)
+    observation = observations(5)
+    encoder = ObjectEncoder(32)
+    encoder.fit(observation)
+    empty = observation.clone()
+    empty["object_mask"][2] = False
+    found, full = encoder(empty), encoder(observation)
+    assert found.isfinite().all()
+    assert torch.equal(found[[0, 1, 3, 4]], full[[0, 1, 3, 4]])
+    attended = slice(2 * 32, None)  # nothing; the hand's own features stay
+    assert (found[2, attended] == 0.0).all()
+    assert torch.equal(found[2, : 2 * 32], full[2, : 2 * 32])
+    empty["object_position"][2] += 1.0  # what is not there is not seen
+    assert torch.equal(encoder(empty), found)
+    found.square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
+
+
+def test_statistics_of_no_object_at_all_are_refused() -> None:
+    observation = observations(5)
+    observation["object_mask"][:] = False
+    encoder = ObjectEncoder(32)
+    with pytest.raises(UserError, match="expected objects in some of the observations"):
+        encoder.fit(observation)
+    assert not encoder.fitted
 
 
 def test_missing_statistics_are_an_error() -> None:
