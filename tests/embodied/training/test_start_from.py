@@ -87,6 +87,7 @@ def test_rl_goes_on_from_there(source: Path, tmp_path: Path, file: bool) -> None
 def test_supervised_training_goes_on_from_there(source: Path, tmp_path: Path) -> None:
     run = run_from(source, tmp_path, ["sft"])
     assert run.stages == [Stage.START, Stage.SFT, Stage.DONE]
+    run.policy.mean.add_(0.5)  # other statistics than those of these demonstrations
     mean, weight = run.policy.mean.clone(), run.policy.actor[0].weight.clone()
     run.run()
     assert list(told(tmp_path)) == ["start", "sft"]
