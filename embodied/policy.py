@@ -121,12 +121,12 @@ def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Conc
     def in_evaluation_mode(policy: Module, *args: Given.args, **kwargs: Given.kwargs) -> Decision:
         training = [module for module in policy.modules() if module.training]
         for module in training:
-            module.training = False
+            vars(module)["training"] = False  # set as an attribute, every module would search its parameters for it
         try:
             return act(policy, *args, **kwargs)
         finally:
             for module in training:
-                module.training = True
+                vars(module)["training"] = True
 
     return in_evaluation_mode
 

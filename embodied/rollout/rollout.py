@@ -158,7 +158,8 @@ class Collector:
         folder: Path | None = None,
     ) -> None:
         policy.contract.check(env.contract)
-        if starts is not None and not isinstance(env, NumberedStarts):
+        self.numbered = isinstance(env, NumberedStarts)  # asked once: isinstance of a protocol looks up every name
+        if starts is not None and not self.numbered:
             raise UserError("expected an environment whose initial states have numbers, to begin from chosen ones")
         self.env, self.policy, self.generator, self.starts = env, policy, generator, starts
         self.storage, self.folder = storage, folder
@@ -181,13 +182,13 @@ class Collector:
         simulation_s = policy_s = 0.0
         for t in range(decisions):
             started = time.perf_counter()
-            if t and bool(self.finished.any()):
-                ended = self.finished.nonzero().squeeze(1)
+            ended = self.finished.nonzero().squeeze(1)
+            if t and len(ended):
                 finals.append((ended + (t - 1) * self.env.num_envs, cast(TensorDict, self.observation)[ended]))
-            observation = self.memory.with_observation(self._restart())
+            observation = self.memory.with_observation(self._restart(len(ended) > 0))
             rows.put(t, {"observation": observation})  # before the step, which may write over it
-            if isinstance(self.env, NumberedStarts):
-                rows.put(t, {"start": self.env.start})
+            if self.numbered:
+                rows.put(t, {"start": cast(NumberedStarts, self.env).start})
             acted = time.perf_counter()
             decision = self._act(observation)
             self.memory.keep([decision])
@@ -209,20 +210,21 @@ class Collector:
         return self._with_totals(rollout)
 
     def _act(self, observation: TensorDict) -> Decision:
-        decision = self.policy.act(observation.to(self.generator.device), generator=self.generator)
-        actions, sample, log_prob = (
-            part.to(self.env.device) for part in (decision.actions, decision.sample, decision.log_prob)
-        )
-        value = None if decision.value is None else decision.value.to(self.env.device, torch.float32)
-        return Decision(actions, sample, log_prob, value)
+        there, here = self.generator.device, self.env.device
+        if there != here:
+            observation = observation.to(there)
+        decision = self.policy.act(observation, generator=self.generator)
+        sample = decision.sample if there == here else decision.sample.to(here)
+        value = None if decision.value is None else decision.value.to(here, torch.float32)
+        return Decision(decision.actions.to(here), sample, decision.log_prob.to(here), value)
 
-    def _restart(self) -> TensorDict:
-        if self.observation is None or self.finished.any():
-            if self.starts and isinstance(self.env, NumberedStarts):
+    def _restart(self, ended: bool) -> TensorDict:
+        if self.observation is None or ended:
+            if self.starts:
                 if self.observation is None:
                     self.starts.abandon()
                 starts = self.starts(self.finished, self.success).to(self.env.device)
-                self.observation = self.env.reset(self.finished, starts)
+                self.observation = cast(NumberedStarts, self.env).reset(self.finished, starts)
             else:
                 self.observation = self.env.reset(self.finished)
             self.memory.restart(self.finished)
@@ -361,7 +363,7 @@ class DifferentiableCollector(Collector):
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` single actions in every environment, from where the last rollout ended."""
         started = time.perf_counter()
-        self._restart()
+        self._restart(bool(self.finished.any()))
         env = cast(DifferentiableEnvironment, self.env)
         if isinstance(env, UnrolledEnvironment) and isinstance(self.policy, DensePolicy):
             layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in self.policy.layers()]
