@@ -17,6 +17,7 @@ from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, explored_value, take_statistics
 from embodied.world import ALONE, World
 from policies.flat import FlatObservations
+from policies.flow_kernels import gaussian_entropy, gaussian_log_prob
 
 
 @dataclass
@@ -101,20 +102,14 @@ class MLPPolicy(FlatObservations):
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
         """Sample chunks [N, H, A]; `sample["raw"]` is [N, H * A]."""
-        distribution = self._distribution(observation)
-        noise = torch.zeros_like(distribution.mean)
-        if not deterministic:
-            noise = torch.randn(noise.shape, generator=generator, device=noise.device)
-        raw = distribution.mean + distribution.stddev * noise
-        actions = self._to_robot(raw.clamp(-1.0, 1.0))
-        log_prob = self._sum(distribution.log_prob(raw))
-        value = explored_value(self, observation, deterministic)
-        return Decision(actions, TensorDict({"raw": raw}, batch_size=[len(raw)]), log_prob, value)
+        sample, actions, log_prob = self._sample(self._means(observation), deterministic, generator)
+        return Decision(actions, sample, log_prob, explored_value(self, observation, deterministic))
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored raw actions."""
-        distribution = self._distribution(observation)
-        log_prob, entropy = self._sum(distribution.log_prob(sample["raw"])), self._sum(distribution.entropy())
+        mean, std = self._means(observation), self.log_std.exp()
+        log_prob = self._sum(gaussian_log_prob(sample["raw"], mean, std))
+        entropy = self._sum(gaussian_entropy(std).expand_as(mean))
         return Evaluation(log_prob, entropy, self.value(observation))
 
     def value(self, observation: TensorDict) -> Tensor:
@@ -131,7 +126,7 @@ class MLPPolicy(FlatObservations):
 
     def actions(self, observation: TensorDict) -> Tensor:
         """Mean actions [N, H, A], differentiable."""
-        return self._to_robot(self.actor(self._inputs(observation)))
+        return self._to_robot(self._means(observation))
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """The actor as (weight [out, in], bias [out]) with tanh after each, the normaliser folded into the first one.
@@ -155,14 +150,23 @@ class MLPPolicy(FlatObservations):
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Behaviour cloning: mean squared error of the mean action over valid steps, in half action ranges."""
-        mean = self.actor(self._inputs(observation)).view_as(actions)
+        mean = self._means(observation).view_as(actions)
         error = (mean - (actions - self.centre) / self.half_range).square().mean(-1)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 
-    def _distribution(self, observation: TensorDict) -> torch.distributions.Normal:
-        return torch.distributions.Normal(
-            self.actor(self._inputs(observation)), self.log_std.exp(), validate_args=False
-        )
+    def _sample(
+        self, mean: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> tuple[TensorDict, Tensor, Tensor]:
+        """Sample [N], actions [N, H, A] and log_prob [N, 1] around raw actions `mean` [N, H * A]."""
+        std, raw = self.log_std.exp(), mean
+        if not deterministic:
+            raw = mean + std * torch.randn(mean.shape, generator=generator, device=mean.device)
+        log_prob = self._sum(gaussian_log_prob(raw, mean, std))
+        return TensorDict({"raw": raw}, batch_size=[len(raw)]), self._to_robot(raw.clamp(-1.0, 1.0)), log_prob
+
+    def _means(self, observation: TensorDict) -> Tensor:
+        """Means of raw actions [N, H * A]."""
+        return self.actor(self._inputs(observation))
 
     def _inputs(self, observation: TensorDict) -> Tensor:
         return self.standardised(observation, self.actor_keys)

@@ -69,14 +69,8 @@ class RecurrentPolicy(MLPPolicy):
     ) -> Decision:
         """Sample chunks [N, H, A]; pass `sample["memory"]` [N, M] as the observation "memory" of the next call."""
         mean, memory = self._step(observation)
-        std = self.log_std.exp().expand_as(mean)
-        noise = torch.zeros_like(mean)
-        if not deterministic:
-            noise = torch.randn(noise.shape, generator=generator, device=noise.device)
-        raw = mean + std * noise
-        distribution = torch.distributions.Normal(mean, std, validate_args=False)
-        sample = TensorDict({"raw": raw, MEMORY: memory}, batch_size=[len(raw)])
-        actions, log_prob = self._to_robot(raw.clamp(-1.0, 1.0)), self._sum(distribution.log_prob(raw))
+        sample, actions, log_prob = self._sample(mean, deterministic, generator)
+        sample[MEMORY] = memory
         return Decision(actions, sample, log_prob, explored_value(self, observation, deterministic))
 
     def actions(self, observation: TensorDict) -> Tensor:
@@ -102,9 +96,6 @@ class RecurrentPolicy(MLPPolicy):
         mean = self._means(observation)
         error = (mean.view_as(actions) - (actions - self.centre) / self.half_range).square().mean(-1)
         return (error * valid).sum() / valid.sum().clamp_min(1)
-
-    def _distribution(self, observation: TensorDict) -> torch.distributions.Normal:
-        return torch.distributions.Normal(self._means(observation), self.log_std.exp(), validate_args=False)
 
     def _means(self, observation: TensorDict) -> Tensor:
         """Means of raw actions [..., H * A]: of single steps [N], through time for sequences [T, N]."""
