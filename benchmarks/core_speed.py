@@ -1,11 +1,13 @@
 """Cost of the training loop without simulator and network, and memory of a rollout: `python benchmarks/core_speed.py`.
 
-    [--runs 5] [--decisions 40] [--output FILE]
+    [--runs 9] [--decisions 40] [--output FILE]
 
-Every row is a vectorised step of `Collector.collect` with a small MLP (two layers of 64) in the tests' Reach, whose
-episodes take at most 7 steps, so that some restart at every decision: the wall time of a rollout divided by its
-decisions, median over `runs` rollouts. Rows with 256 and 4,096 environments alternate. "retry" restarts with
-RetryStarts and assembles episodes with EpisodeAssembler. An evaluation runs as many episodes as environments.
+CPU time of one thread for one decision of all environments, with a small MLP (actor and critic, two layers of 64 each)
+in the tests' Reach, whose episodes take 7 steps at most, so that some restart at every decision. Rows at 256 and 4,096
+environments take turns; of `runs` the median. "network" is the policy's forward and backward passes, whose arithmetic
+grows with the environments; "environment" is Reach; "own" is the rest. "retry" restarts by RetryStarts and puts
+episodes together by EpisodeAssembler. An update is one epoch of PPO in four minibatches, divided by the decisions. An
+evaluation runs as many episodes as there are environments.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 import torch  # noqa: E402
 from tensordict import TensorDict  # noqa: E402
 
+from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.contract import Contract, TensorSpec  # noqa: E402
 from embodied.engine import EpisodeEngine, Outcome  # noqa: E402
 from embodied.evaluation.evaluation import evaluate  # noqa: E402
@@ -42,7 +46,7 @@ from tests.embodied.reach import Reach  # noqa: E402
 FEW, MANY = 256, 4096
 SIDE = 128
 Measured = Callable[[], dict[str, float]]
-"""Runs once; returns milliseconds per vectorised step, by part."""
+"""Runs once; returns CPU milliseconds per decision of all environments, by part."""
 
 
 def policy_of(env: Reach) -> MLPPolicy:
@@ -53,43 +57,104 @@ def policy_of(env: Reach) -> MLPPolicy:
     return policy
 
 
+class Clock:
+    """CPU seconds within calls of chosen functions, by part."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.inside = False  # a call within a counted one is part of it
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Count what happens inside as `part`'s."""
+        if self.inside:
+            yield
+            return
+        self.inside, began = True, time.process_time()
+        try:
+            yield
+        finally:
+            self.inside = False
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.process_time() - began
+
+    def counting(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, its time counted as `part`'s."""
+
+        def counted(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
+            with self(part):
+                return function(*args, **kwargs)
+
+        return counted
+
+    def parts(self, env: Reach, policy: MLPPolicy) -> None:
+        """Count calls of both from now on, and the backward passes of all."""
+        for name in ("reset", "step"):
+            setattr(env, name, self.counting("environment", getattr(env, name)))
+        for name in ("act", "evaluate", "value"):
+            setattr(policy, name, self.counting("network", getattr(policy, name)))
+
+    def measure(self, steps: Callable[[], int]) -> dict[str, float]:
+        """Milliseconds per step of a call that returns how many it made, in all and by part."""
+        self.seconds = {}
+        began = time.process_time()
+        count = steps()
+        total = time.process_time() - began
+        parts = {"all": total, **self.seconds, "own": total - sum(self.seconds.values())}
+        return {name: 1e3 * each / count for name, each in parts.items()}
+
+
 def collecting(envs: int, decisions: int, retry: bool) -> Measured:
     """Time one rollout of `decisions`."""
-    env = Reach(envs)
+    env, clock = Reach(envs), Clock()
     generator = torch.Generator().manual_seed(0)
     starts = RetryStarts(env.task_index, retry=0.5, attempts=4, generator=generator) if retry else None
-    assembler = EpisodeAssembler()
-    collector = Collector(env, policy_of(env), torch.Generator().manual_seed(0), starts)
+    assembler, policy = EpisodeAssembler(), policy_of(env)
+    collector = Collector(env, policy, torch.Generator().manual_seed(0), starts)
+    clock.parts(env, policy)
 
-    def run() -> dict[str, float]:
-        began = time.perf_counter()
+    def run() -> int:
         rollout = collector.collect(decisions)
-        collected = time.perf_counter()
         if retry:
             assembler.add(rollout)
-        seconds = {
-            "all": time.perf_counter() - began,
-            "environment and starts": rollout.simulation_s,
-            "policy": rollout.policy_s,
-            "collector": collected - began - rollout.simulation_s - rollout.policy_s,
-        } | ({"episodes": time.perf_counter() - collected} if retry else {})
-        return {name: 1e3 * each / decisions for name, each in seconds.items()}
+        return decisions
 
-    return run
+    return lambda: clock.measure(run)
+
+
+def updating(envs: int, decisions: int) -> Measured:
+    """Time one update by the same rollout."""
+    env, clock = Reach(envs), Clock()
+    policy = policy_of(env)
+    config = PPOConfig(epochs=1, minibatch=decisions * envs // 4, target_kl=float("inf"), critic_warmup=0)
+    learner = config.build(policy, None, env, torch.Generator().manual_seed(0))
+    rollout = Collector(env, policy, torch.Generator().manual_seed(0)).collect(decisions)
+    clock.parts(env, policy)
+
+    def run() -> int:
+        learner.update(rollout, 0.0)
+        return decisions
+
+    def measured() -> dict[str, float]:
+        backward = torch.Tensor.backward
+        torch.Tensor.backward = clock.counting("network", backward)
+        try:
+            return clock.measure(run)
+        finally:
+            torch.Tensor.backward = backward
+
+    return measured
 
 
 def evaluating(envs: int) -> Measured:
     """Time one evaluation of as many episodes as environments; steps are the control decisions of the longest one."""
-    env = Reach(envs)
+    env, clock = Reach(envs), Clock()
     policy = policy_of(env)
+    clock.parts(env, policy)
 
-    def run() -> dict[str, float]:
-        began = time.perf_counter()
-        result = evaluate(env, policy, starts_per_task=envs // 2)
-        steps = -(-int(result.steps.max()) // env.contract.executed)
-        return {"all": 1e3 * (time.perf_counter() - began) / steps}
+    def run() -> int:
+        return -(-int(evaluate(env, policy, starts_per_task=envs // 2).steps.max()) // env.contract.executed)
 
-    return run
+    return lambda: clock.measure(run)
 
 
 class Cameras(EpisodeEngine):
@@ -161,15 +226,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, make in {
         "collect": lambda envs: collecting(envs, options.decisions, retry=False),
         "collect, retry": lambda envs: collecting(envs, options.decisions, retry=True),
+        "update": lambda envs: updating(envs, options.decisions),
         "evaluate": evaluating,
     }.items():
         few, many = make(FEW), make(MANY)
         few(), many()  # warm up
         pairs = [(few(), many()) for _ in range(options.runs)]
         for envs, found in zip((FEW, MANY), zip(*pairs, strict=True), strict=True):
-            rows.append({"what": name, "envs": envs, "ms_per_step": median(found)})
-        ratio = statistics.median(two["all"] / one["all"] for one, two in pairs)
-        rows[-1]["over_few"] = round(ratio, 2)
+            rows.append({"what": name, "envs": envs, "cpu_ms_per_step": median(found)})
+        rows[-1]["over_few"] = {
+            part: round(statistics.median(two[part] / one[part] for one, two in pairs), 2) for part in pairs[0][0]
+        }
     report = {
         "git_commit": git_commit(), "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
         "threads": 1, "runs": options.runs, "decisions": options.decisions,
@@ -183,12 +250,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def table(report: dict[str, Any]) -> str:
     """The rows as Markdown."""
-    lines = ["| what | environments | ms a step | of it | over 256 |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| what | environments | CPU ms a step | of it | over 256 |", "| --- | --- | --- | --- | --- |"]
     for row in report["rows"]:
-        parts = ", ".join(f"{name} {each:.2f}" for name, each in row["ms_per_step"].items() if name != "all")
-        over = f"{row['over_few']:.2f}x" if "over_few" in row else ""
-        lines.append(f"| {row['what']} | {row['envs']:,} | {row['ms_per_step']['all']:.2f} | {parts} | {over} |")
-    rollout = report["pictures"]
+        parts = ", ".join(f"{name} {each:.2f}" for name, each in row["cpu_ms_per_step"].items() if name != "all")
+        over = ", ".join(f"{name} {each:.2f}x" for name, each in row.get("over_few", {}).items())
+        lines.append(f"| {row['what']} | {row['envs']:,} | {row['cpu_ms_per_step']['all']:.2f} | {parts} | {over} |")
     lines.append(
         f"\nA rollout of {rollout['decisions']} decisions of {rollout['envs']} environments, two cameras of {SIDE} x "
         f"{SIDE}: {rollout['MB']} MB; with next_observation stored too {rollout['MB with next_observation']} MB."
@@ -198,7 +264,7 @@ def table(report: dict[str, Any]) -> str:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--decisions", type=int, default=40, help="of a rollout")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "core_speed.json")
     return parser.parse_args(arguments)
