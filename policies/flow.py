@@ -33,6 +33,7 @@ from policies.flow_kernels import (
     flow_sde_step,
     gaussian_entropy,
     gaussian_log_prob,
+    gaussian_velocity,
     guided_velocity,
     ode_step,
 )
@@ -61,6 +62,10 @@ class FlowConfig:
     unmentioned objects and a share `hidden_words` of words that name no object. When ranking, the best of `candidates`
     chunks by advantage is executed, of `explored_candidates` while exploring. `guidance` bounds the pull towards a
     running chunk (arXiv 2506.07339's beta, 5 there; smaller is better with ranked candidates).
+
+    Reinforcement learning without demonstrations needs `initial_std`: the deviation of a new policy's chunks, in units
+    of the normalised action. Without it (None) the noise that chunks are denoised from passes through as wide as it
+    was, and no learner ever scores that noise.
     """
 
     encoder: EncoderKind = EncoderKind.AUTO
@@ -79,10 +84,13 @@ class FlowConfig:
     candidates: int = 32
     explored_candidates: int = 8
     guidance: float = 1.0
+    initial_std: float | None = None
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "width", "hidden", "denoising_steps", "candidates", "explored_candidates")
+        if self.initial_std is not None and self.initial_std <= 0.0:
+            raise UserError(f"expected policy.initial_std above 0, got {self.initial_std}")
 
     def build(self, contract: Contract) -> FlowPolicy:
         """Make the policy for `contract`; only the critic reads privileged observations."""
@@ -111,7 +119,7 @@ class FlowPolicy(nn.Module):
         self.advantage_encoder = _encoder(contract, config)
         size = contract.horizon * contract.action.shape[-1]
         features = self.encoder.out_features
-        self.velocity = _Velocity(size, features, config.hidden)
+        self.velocity = _Velocity(size, features, config.hidden, config.initial_std)
         self.noise = nn.Sequential(nn.Linear(features + 1, 64), nn.Tanh(), nn.Linear(64, size))
         self.critic = _head(self.value_encoder.out_features, config.hidden)
         self.advantage_head = _head(features + contract.executed * contract.action.shape[-1], config.hidden)
@@ -363,21 +371,30 @@ def _augmentation(contract: Contract, config: FlowConfig) -> Augmentation | None
 
 
 class _Velocity(nn.Module):
-    """Residual MLP: noisy chunk, time and encoding -> velocity [N, H, A]."""
+    """Residual MLP: noisy chunk, time and encoding -> velocity [N, H, A].
 
-    def __init__(self, size: int, features: int, hidden: int, blocks: int = 1) -> None:
+    With an `initial_std` it is what is added to the velocity of normally distributed actions of that deviation.
+    """
+
+    def __init__(self, size: int, features: int, hidden: int, initial_std: float | None) -> None:
         super().__init__()
+        self.initial_std = initial_std
         self.register_buffer("frequencies", torch.pi * 2.0 ** torch.arange(4))
         self.inputs = nn.Linear(size + features + 8, hidden)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden))
-            for _ in range(blocks)
+            [nn.Sequential(nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden))]
         )
         self.out = nn.Linear(hidden, size)
+        if initial_std is not None:
+            nn.init.orthogonal_(self.out.weight, 0.01)
+            nn.init.zeros_(self.out.bias)
 
     def forward(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
         angle = time.unsqueeze(-1) * self.frequencies
         hidden = self.inputs(torch.cat((x.flatten(1), angle.sin(), angle.cos(), features), dim=-1))
         for block in self.blocks:
             hidden = hidden + block(hidden)
-        return self.out(torch.relu(hidden)).view_as(x)
+        velocity = self.out(torch.relu(hidden)).view_as(x)
+        if self.initial_std is None:
+            return velocity
+        return velocity + gaussian_velocity(x, time.view(-1, 1, 1), self.initial_std)

@@ -49,6 +49,15 @@ def ode_step(x: Tensor, velocity: Tensor, grid: TimeGrid) -> Tensor:
     return x - grid.delta * velocity
 
 
+def gaussian_velocity(x: Tensor, t: Tensor, std: float) -> Tensor:
+    """The velocity at `x` and time `t` whose flow ends in actions N(0, std^2).
+
+    E[noise - action | x] = (t - (1 - t) std^2) / (t^2 + (1 - t)^2 std^2) x
+    """
+    variance = (1.0 - t) * std**2
+    return (t - variance) / (t.square() + (1.0 - t) * variance) * x
+
+
 def flow_sde_step(
     x: Tensor, velocity: Tensor, index: Tensor, grid: TimeGrid, noise_level: float
 ) -> tuple[Tensor, Tensor]:

@@ -41,6 +41,30 @@ def test_evaluate_equals_act(sampler: Sampler) -> None:
     torch.testing.assert_close(torch.exp(evaluation.log_prob - decision.log_prob), torch.ones(50, 1), rtol=1e-5, atol=0)
 
 
+def test_chunks_of_a_new_policy_lie_as_near_as_its_initial_deviation_says() -> None:
+    spread = {}
+    for deviation in (None, 0.2):
+        policy = make(initial_std=deviation, denoising_steps=20)
+        same = observations(1).expand(2000)
+        chunk = policy.act(same, deterministic=False, generator=torch.Generator().manual_seed(0)).sample["path"]
+        ends = ode_ends(policy, chunk[:, 0], same)
+        spread[deviation] = float(ends.std(0).mean())
+    assert spread[None] > 0.6
+    assert spread[0.2] == pytest.approx(0.2, abs=0.03)
+
+
+def ode_ends(policy: FlowPolicy, x: torch.Tensor, observation: TensorDict) -> torch.Tensor:
+    """Normalised chunks that noise `x` flows to."""
+    with torch.no_grad():
+        path, _, _ = policy._denoise(x, policy.encoder(observation), deterministic=True, generator=None)
+    return path[:, -1]
+
+
+def test_an_impossible_initial_deviation_is_refused() -> None:
+    with pytest.raises(UserError, match="initial_std above 0, got 0"):
+        FlowConfig(initial_std=0.0)
+
+
 def test_log_prob_is_that_of_the_noisy_step_over_executed_actions() -> None:
     policy, observation = make(), observations(6, seed=1)
     decision = policy.act(observation)

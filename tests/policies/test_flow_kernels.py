@@ -11,6 +11,7 @@ from policies.flow_kernels import (
     flow_sde_step,
     gaussian_entropy,
     gaussian_log_prob,
+    gaussian_velocity,
     guided_velocity,
     ode_step,
 )
@@ -47,6 +48,15 @@ def test_entropy_and_log_probability_are_those_of_the_normal_distribution() -> N
     normal = torch.distributions.Normal(mean, std)
     torch.testing.assert_close(gaussian_entropy(std), normal.entropy())
     torch.testing.assert_close(gaussian_log_prob(x, mean, std), normal.log_prob(x))
+
+
+@pytest.mark.parametrize("deviation", [0.2, 1.0, 1.5])
+def test_the_flow_of_normal_actions_ends_in_their_deviation(deviation: float) -> None:
+    grid, x = TimeGrid(1000), torch.tensor([[[1.0]]])
+    for step in range(grid.steps):
+        t = grid.times(torch.tensor([step])).view(-1, 1, 1)
+        x = ode_step(x, gaussian_velocity(x, t, deviation), grid)
+    assert x.item() == pytest.approx(deviation, rel=0.01)
 
 
 def test_no_noise_is_the_ode() -> None:
