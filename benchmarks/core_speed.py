@@ -255,6 +255,7 @@ def table(report: dict[str, Any]) -> str:
         parts = ", ".join(f"{name} {each:.2f}" for name, each in row["cpu_ms_per_step"].items() if name != "all")
         over = ", ".join(f"{name} {each:.2f}x" for name, each in row.get("over_few", {}).items())
         lines.append(f"| {row['what']} | {row['envs']:,} | {row['cpu_ms_per_step']['all']:.2f} | {parts} | {over} |")
+    rollout = report["pictures"]
     lines.append(
         f"\nA rollout of {rollout['decisions']} decisions of {rollout['envs']} environments, two cameras of {SIDE} x "
         f"{SIDE}: {rollout['MB']} MB; with next_observation stored too {rollout['MB with next_observation']} MB."
