@@ -244,4 +244,4 @@ class _Fit:
         flat = curvature.diagonal() <= 1e-9
         if flat.any():
             names = ", ".join(name for name, is_flat in zip(self.names, flat.tolist(), strict=True) if is_flat)
-            raise UserError(f"{names} has no effect on the recorded data; leave it out, or record more motion")
+            raise UserError(f"no effect on the recorded data: {names}; leave out what has none, or record more motion")

@@ -11,7 +11,7 @@ from embodied.rollout.memory import Memory
 from embodied.rollout.rollout import Collector
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
-from tests.embodied.reach import Reach
+from tests.embodied.reach import FixedStarts, Reach
 
 
 class Patient:
@@ -40,7 +40,7 @@ def recurrent(env: Reach) -> RecurrentPolicy:
 
 def test_a_rollout_holds_what_was_remembered_and_where_episodes_begin():
     env = Reach(2, tasks=1)
-    rollout = Collector(env, Patient(env, 1), torch.Generator(), lambda *_: torch.tensor([0, 1])).collect(6)
+    rollout = Collector(env, Patient(env, 1), torch.Generator(), FixedStarts([0, 1])).collect(6)
     # start 0: x = 0.3, waits one decision, then .2 .1, and 0 in the next; start 1: x = -0.35 runs away, 7 steps
     assert rollout.observation["memory"][:, 0, 0].tolist() == [1, 0, -1, 1, 0, -1]
     assert rollout.observation["memory"][:, 1, 0].tolist() == [1, 0, -1, -2, 1, 0]

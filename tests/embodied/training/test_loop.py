@@ -22,7 +22,7 @@ from embodied.training.loop import Precision, build, iterations, train
 from embodied.world import ALONE, OneProcess
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.nameless import Nameless, Single
-from tests.embodied.reach import Reach
+from tests.embodied.reach import FixedStarts, Reach
 from tests.embodied.rollout.test_rollout import Constant
 from tests.embodied.training.test_experiment import ReachTask
 
@@ -86,7 +86,7 @@ def test_progress_runs_over_what_was_planned_and_ends_with_it() -> None:
 
 def test_all_that_ended_is_counted() -> None:
     env = Reach(2, tasks=1)
-    collector = Collector(env, Constant(env, -0.1), torch.Generator(), lambda *_: torch.tensor([0, 1]))
+    collector = Collector(env, Constant(env, -0.1), torch.Generator(), FixedStarts([0, 1]))
     step = next(iterations(Watcher(), collector, 4, 1))
     assert (step.episodes, step.ended["success"], step.diverged) == (3, pytest.approx(2 / 3), 0)
 
@@ -156,7 +156,7 @@ def test_a_simulator_that_can_do_little_is_what_it_says() -> None:
 def test_without_numbers_nobody_chooses_where_episodes_begin() -> None:
     env = Nameless(4)
     with pytest.raises(UserError, match="an environment whose initial states have numbers"):
-        Collector(env, Constant(env._reach, 0.1), torch.Generator(), lambda *_: torch.zeros(4))
+        Collector(env, Constant(env._reach, 0.1), torch.Generator(), FixedStarts([0, 0, 0, 0]))
     demonstrations = ReachTask().demonstrations(Path(), 0)
     learned = policy(env)
     config = SelfImitationConfig(rollout_length=4, gradient_steps=2, capacity=100)

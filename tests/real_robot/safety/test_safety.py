@@ -311,7 +311,7 @@ def test_wrong_files_are_told_on_one_line(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("limits", "message"),
     [
-        (Limits({"c": ElementLimits(), **VELOCITY}), "limits of \\['c'\\]"),
+        (Limits({"c": ElementLimits(), **VELOCITY}), "unknown elements \\['c'\\] in limits"),
         (Limits({"a": VELOCITY["a"]}), "no limits for action element 'b'"),
         (Limits(dict(VELOCITY), {"position.c": Range()}), "no observed element 'position.c'"),
         (Limits({"a": VELOCITY["a"], "b": ElementLimits(Kind.VELOCITY)}), "no limits for action element 'b'"),

@@ -86,7 +86,7 @@ def test_random_dynamics_make_a_gap(hover: Path):
         (["sim_to_real=[bag]", "bag=/nowhere.mcap"], "cannot read /nowhere.mcap"),
         (
             ["sim_to_real=[randomised]", "randomised.quadrotor_hover=[]"],
-            "nothing says how to randomise quadrotor_hover",
+            "no options to randomise quadrotor_hover",
         ),
     ],
 )

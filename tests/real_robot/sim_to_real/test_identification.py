@@ -130,7 +130,7 @@ def test_what_cannot_be_identified_is_told():
     straight = Segments(segments.measured, segments.actions * torch.tensor([0.0, 1.0]))
     still = torch.cat((start[:, :4] * 0.0, torch.zeros(len(start), 3)), 1).double()
     parked = Segments(torch.zeros_like(straight.measured), torch.zeros_like(straight.actions))
-    with pytest.raises(ValueError, match="nothing that was recorded depends on friction, lag_s, stiffness"):
+    with pytest.raises(ValueError, match="no effect on the recorded data: friction, lag_s, stiffness"):
         identify(vehicle, VEHICLE, parked, still)
     few = Segments(segments.measured[:3], segments.actions[:3])
     with pytest.raises(ValueError, match="expected more segments than the 3 parameters, got 3"):

@@ -17,6 +17,7 @@ from embodied.text import decode
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
+from tests.embodied.reach import FixedStarts
 
 TASKS = load_tasks("libero_object", [0, 3])
 ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
@@ -218,7 +219,7 @@ def test_an_evaluation_counts_what_diverged_as_failed_and_goes_on(tmp_path):
 
 def test_training_goes_on_after_a_divergence_and_bootstraps_nothing_from_it():
     env = Diverges(TASKS[:1], 2, assets=ASSETS, threads=1, executed=4, step_limit=8)
-    rollout = Collector(env, Still(env), torch.Generator(), lambda *_: torch.tensor([2, 3])).collect(4)
+    rollout = Collector(env, Still(env), torch.Generator(), FixedStarts([2, 3])).collect(4)
     assert rollout.diverged == 2  # the same start again
     assert rollout.terminated.tolist() == [[False, False], [False, True]] * 2
     assert rollout.truncated.tolist() == [[False, False], [True, False]] * 2
