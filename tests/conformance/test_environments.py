@@ -82,6 +82,7 @@ def vehicle(goal: str) -> Callable[..., VehicleEnvironment]:
     return make
 
 
+# A new environment is a row here: what makes it, for `num_envs`, `executed` (K), `step_limit` and `seed`.
 ENVIRONMENTS = {
     "engine": counter,
     "reach": reach,
@@ -128,6 +129,13 @@ def steps(env: NumberedStarts) -> torch.Tensor:
     return (env.env if isinstance(env, LatencyEnvironment) else env).steps
 
 
+def restorable(env: NumberedStarts) -> NumberedStarts:
+    """`env` where it claims that it can be put back; skips the test where it does not."""
+    if not isinstance(env, Restorable):
+        pytest.skip("does not claim to be Restorable")
+    return env
+
+
 def only(env: NumberedStarts, *rows: int) -> torch.Tensor:
     mask = torch.zeros(env.num_envs, dtype=torch.bool)
     mask[list(rows)] = True
@@ -137,7 +145,6 @@ def only(env: NumberedStarts, *rows: int) -> torch.Tensor:
 def test_everything_about_it_is_readable_before_the_first_reset(make):
     env = make()
     assert isinstance(env, NumberedStarts)
-    assert isinstance(env, Restorable)
     assert len(env.instructions) == len(env.task_names)
     assert Contract.from_dict(env.contract.to_dict()) == env.contract
     assert env.num_envs == len(env.task_index) == 4
@@ -147,7 +154,8 @@ def test_everything_about_it_is_readable_before_the_first_reset(make):
 
 def test_observations_fit_the_contract(make):
     env = make()
-    for observation in (env.reset(), env.step(actions(env, 0)).observation):
+    for observation in (env.reset(), env.step(actions(env, 0)).observation, env.step(actions(env, 1)).observation):
+        assert set(observation.keys()) == set(env.contract.observation)
         assert observation.batch_size == (4,)
         for key, spec in env.contract.observation.items():
             shape = observation[key].shape[1:]
@@ -155,6 +163,36 @@ def test_observations_fit_the_contract(make):
             assert all(wanted in (-1, got) for wanted, got in zip(spec.shape, shape, strict=True))
             assert str(observation[key].dtype) == f"torch.{spec.dtype}"
             assert observation[key].device == env.device
+            assert observation[key].is_floating_point() <= bool(observation[key].isfinite().all())
+            if spec.low:
+                assert (observation[key] >= torch.tensor(spec.low) - 1e-6).all(), key
+                assert (observation[key] <= torch.tensor(spec.high) + 1e-6).all(), key
+
+
+def test_transitions_have_their_types_and_lie_on_its_device(make):
+    env = make()
+    env.reset()
+    transition = env.step(actions(env, 0))
+    assert transition.reward.dtype == torch.float32
+    flags = [transition.terminated, transition.truncated, transition.success]
+    flags += [] if transition.diverged is None else [transition.diverged]
+    for flag in (transition.executed, *flags):
+        assert flag.dtype == torch.bool
+    for values in (*flags, *transition.metrics.values(), env.start, env.task_index):
+        assert values.shape == (4,)
+    for values in (transition.reward, transition.executed, *flags, env.start, env.task_index):
+        assert values.device == env.device
+    assert transition.observation.batch_size == (4,)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_it_is_closed_as_often_as_one_likes(make, used):
+    env = make()
+    if used:
+        env.reset()
+        env.step(actions(env, 0))
+    env.close()
+    env.close()
 
 
 def test_a_chunk_says_how_much_of_it_ran(make):
@@ -228,6 +266,11 @@ def test_a_named_start_is_the_same_wherever_and_whenever(make):
     env.step(actions(env, 0))
     second = env.reset(starts=torch.tensor([7, 8, 5, 6]))
     assert same(first, second[torch.tensor([2, 3, 0, 1])])  # environments 0 and 2, 1 and 3 run the same task
+    fewer, chunk = make(num_envs=2, seed=7), actions(env, 0)
+    assert same(fewer.reset(starts=torch.tensor([7, 8])), first[2:])
+    for each in (env, fewer):
+        each.step(chunk[: each.num_envs])
+    assert same(env.step(chunk).observation[:2], fewer.step(chunk[:2]).observation)
 
 
 def test_a_seed_chooses_the_stream_of_starts(make):
@@ -240,7 +283,7 @@ def test_a_seed_chooses_the_stream_of_starts(make):
 
 
 def test_a_saved_state_continues_bit_for_bit(make, tmp_path):
-    env, other = make(step_limit=9), make(step_limit=9, seed=9)
+    env, other = restorable(make(step_limit=9)), make(step_limit=9, seed=9)
     env.reset()
     env.step(actions(env, 0))
     env.reset(mask=only(env, 1))
@@ -258,7 +301,7 @@ def test_a_saved_state_continues_bit_for_bit(make, tmp_path):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_an_action_that_is_no_number_is_refused_and_changes_nothing(make, value):
-    env = make()
+    env = restorable(make())
     env.reset()
     before = env.state_dict()
     broken = actions(env, 0)
