@@ -1,1 +1,1 @@
-"""The core: contracts, environments, policies, rollouts, algorithms, the trainer and what it leaves behind."""
+"""The core: contracts, environments, policies, rollouts, algorithms, training, evaluation and deployment."""

@@ -1,6 +1,6 @@
-"""What a policy reads and commands: names, units, frames, limits, rates and chunk sizes.
+"""Contracts: names, units, frames, limits, rates and chunk sizes of a policy's observations and actions.
 
-A contract travels with every environment, policy, checkpoint and dataset, and is checked wherever two of them meet.
+Every environment, policy, checkpoint and dataset has one; it is checked wherever two of them are combined.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ UTF8 = "utf-8"
 class TensorSpec:
     """One tensor of an observation or action, without its batch axis.
 
-    `shape` may hold -1 for an axis whose length varies between environments (a number of objects). `names` orders the
-    elements of the last axis. `low` and `high` bound them in `unit`; an empty tuple means unbounded. `privileged` marks
-    what only a simulator knows: a critic may read it, an actor never does.
+    `shape` may contain -1 for an axis whose length varies between environments (such as a number of objects). `names`
+    orders the elements of the last axis. `low` and `high` bound them in `unit`; an empty tuple means unbounded.
+    `privileged` marks observations that only a simulator has: critics may read them, actors never do.
 
-    Pictures are uint8 [height, width, 3]: the first row is the top, colours are red, green, blue. `camera` is the one
-    that took them, `frame` what it is fixed to.
+    Images are uint8 [height, width, 3]: the first row is the top, channels are red, green, blue. `camera` names the
+    camera, `frame` the body it is fixed to.
     """
 
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class TensorSpec:
     camera: str = ""
 
     def __post_init__(self) -> None:
-        """Raise UserError where names or limits do not fit the last axis, and for text that is no bytes."""
+        """Raise UserError if names or limits do not fit the last axis, or if text or images have another type."""
         if self.is_text and (self.dtype != "uint8" or not self.shape or self.shape[-1] < 1):
             raise UserError(f"expected text (unit {UTF8!r}) as uint8 [..., bytes], got {self.dtype} {self.shape}")
         if self.camera and not self.is_picture:
@@ -56,16 +56,16 @@ class TensorSpec:
 
     @property
     def is_text(self) -> bool:
-        """Bytes of UTF-8 on the last axis."""
+        """Whether the last axis holds UTF-8 bytes."""
         return self.unit == UTF8
 
     @property
     def is_picture(self) -> bool:
-        """Pictures of three colours."""
+        """Whether these are RGB images."""
         return self.dtype == "uint8" and len(self.shape) == 3 and self.shape[-1] == 3 and not self.is_text
 
     def differences(self, other: TensorSpec) -> list[str]:
-        """Fields in which `other` cannot stand in for this one (element order may differ when names are given)."""
+        """Fields in which `other` cannot replace this spec (element order may differ if names are given)."""
         found = [
             f"{field}: expected {getattr(self, field)!r}, got {getattr(other, field)!r}"
             for field in ("dtype", "unit", "frame", "camera")
@@ -84,7 +84,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Binding:
-    """Index plan that turns one side's tensors into the other's element order (None: unchanged)."""
+    """Indices that reorder one side's tensors into the other's element order (None: unchanged)."""
 
     observation: dict[str, Tensor | None]
     action: Tensor | None
@@ -94,8 +94,8 @@ class Binding:
 class Contract:
     """Observation and action of a control task.
 
-    `control_dt_s` is the time between actions, `horizon` (H) the actions predicted in a chunk and `executed` (K <= H)
-    the actions run before the next decision.
+    `control_dt_s` is the time between actions, `horizon` (H) the number of actions predicted in a chunk and `executed`
+    (K <= H) the number executed before the next decision.
     """
 
     observation: dict[str, TensorSpec]
@@ -105,20 +105,20 @@ class Contract:
     executed: int = 1
 
     def __post_init__(self) -> None:
-        """Raise UserError for impossible rates or chunk sizes."""
+        """Raise UserError for impossible time steps or chunk sizes."""
         if self.control_dt_s <= 0:
             raise UserError(f"control_dt_s must be positive, got {self.control_dt_s}")
         if not 1 <= self.executed <= self.horizon:
             raise UserError(f"need 1 <= executed <= horizon, got executed={self.executed}, horizon={self.horizon}")
 
     def bind(self, provider: Contract) -> Binding:
-        """Plan how `provider` (an environment, dataset or robot) serves this contract (a policy).
+        """Indices with which `provider` (an environment, dataset or robot) serves this contract (of a policy).
 
-        Extra observations of the provider are ignored. Returns the index plan: observations are gathered from the
-        provider's element order, actions are scattered into it.
+        Extra observations of the provider are ignored. Observations are gathered from the provider's element order,
+        actions are scattered into it.
 
         Raises:
-            UserError: with one row per difference.
+            UserError: if the contracts differ, with one row per difference.
         """
         if rows := self.differences(provider):
             raise UserError("contracts differ:\n  " + "\n  ".join(rows))
@@ -127,18 +127,18 @@ class Contract:
         return Binding(observation, _order(provider.action, self.action))
 
     def check(self, provider: Contract) -> None:
-        """Raise UserError unless tensors of `provider` can be used as they are: nothing differs, not even an order.
+        """Raise UserError unless tensors of `provider` can be used unchanged: nothing differs, not even an order.
 
-        For simulators and datasets, whose tensors are not reordered as `bind` plans.
+        For simulators and datasets, whose tensors are not reordered by `bind`.
         """
         if rows := self.mismatches(provider):
             raise UserError(
-                f"the policy's contract is another than the environment's ({'; '.join(rows)}); "
+                f"the policy's contract differs from the environment's ({'; '.join(rows)}); "
                 "use a policy that was built for it"
             )
 
     def mismatches(self, provider: Contract) -> list[str]:
-        """`differences`, and elements that stand in another order or among others, one line each."""
+        """`differences`, and elements in another order or with others between them, one line each."""
         pairs = {
             f"observation {key!r}": (spec, provider.observation.get(key)) for key, spec in self.observation.items()
         }
@@ -150,9 +150,9 @@ class Contract:
         ]
 
     def differences(self, provider: Contract) -> list[str]:
-        """What keeps `provider` from serving this contract, one line each.
+        """Why `provider` cannot serve this contract, one line each; empty if it can.
 
-        Extra observations do not, nor missing privileged ones.
+        Extra observations are no difference, nor are missing privileged ones.
         """
         needed = [key for key, spec in self.observation.items() if not spec.privileged]
         rows = [f"observation {key!r}: missing" for key in needed if key not in provider.observation]
@@ -177,7 +177,7 @@ class Contract:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready form; `from_dict` reads it back."""
+        """JSON-ready form, which `from_dict` reads."""
         return asdict(self)
 
     @staticmethod
@@ -185,7 +185,7 @@ class Contract:
         """Read `to_dict`'s form.
 
         Raises:
-            UserError: where a field is missing, unknown or malformed.
+            UserError: if a field is missing, unknown or malformed.
         """
         try:
             fields = dict(data)
@@ -216,6 +216,6 @@ def _by_name(spec: TensorSpec, field: str) -> dict[str, float]:
 def _order(wanted: TensorSpec, given: TensorSpec) -> Tensor | None:
     if not wanted.names or wanted.names == given.names:
         return None
-    import torch  # here alone: programs that watch over a robot need a contract, and start sooner without it
+    import torch  # only here: the safety filter's programs need a contract and start faster without torch
 
     return torch.tensor([given.names.index(name) for name in wanted.names])

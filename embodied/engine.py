@@ -1,8 +1,8 @@
-"""Episodes, once for every simulator: masks, freezing, limits, streams of initial states, checks, endings.
+"""Episode handling for every simulator: masks, freezing, step limits, numbered initial states, checks, endings.
 
 A simulator that subclasses `EpisodeEngine` supplies `begin`, `advance` and `observe`; with `save` and `restore` it is a
-`RestorableEngine`. Letters in shape comments: N environments, K executed actions of a chunk, A action dimension, M of
-the environments.
+`RestorableEngine`. Letters in shape comments: N environments, K executed actions of a chunk, A action dimension, M
+selected environments.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from embodied.errors import UserError
 log = logging.getLogger(__name__)
 
 STARTS_PER_SEED = 1 << 24
-"""Initial states of seed s are numbered from s times this on."""
+"""The initial states of seed s are numbered from s times this."""
 FLAGS = ("terminated", "truncated", "success", "diverged")
 
 
 @dataclass
 class Outcome:
-    """What a chunk did; of environments that were frozen nothing ran and the flags are not read.
+    """Result of one chunk; the flags of frozen environments are ignored.
 
-    `truncated` is for what ends an episode before the step limit without a failure; `diverged` where the simulator's
-    numbers blew up, which ends it as one.
+    `truncated` ends an episode before the step limit without a failure; `diverged` marks a simulation that blew up,
+    which ends the episode as a failure.
     """
 
     reward: Tensor  # [N, K] float, zero where not executed
@@ -43,7 +43,7 @@ class Outcome:
     success: Tensor  # [N] bool
     truncated: Tensor | None = None  # [N] bool
     diverged: Tensor | None = None  # [N] bool
-    metrics: dict[str, Tensor] = field(default_factory=dict)  # as Transition's, of all N
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # as in Transition, of all N
     actions: Tensor | None = None
     human: Tensor | None = None
 
@@ -52,21 +52,21 @@ class EpisodeEngine(ABC):
     """N episodes from numbered initial states; implements `embodied.environment.NumberedStarts`.
 
     Args:
-        contract: of one environment; K is its `executed`.
+        contract: of each environment; K is its `executed`.
         num_envs: N.
         step_limit: control steps after which an episode is truncated.
-        task_names: of the tasks; environment i runs the i-th, beginning anew after the last.
-        instructions: what each asks for, in words; its name if None.
-        num_starts: initial states of each task; None: no end of them.
-        seed: which initial states an unnamed reset takes.
+        task_names: names of the tasks; environment i runs task i modulo their number.
+        instructions: each task as a sentence; its name if None.
+        num_starts: initial states of each task; None: unlimited.
+        seed: chooses the initial states of a reset without `starts`.
         device: of observations, rewards and flags.
 
     Raises:
-        UserError: for sizes that nothing can be done with, or an impossible seed.
+        UserError: for impossible sizes or an impossible seed.
     """
 
     group = 1
-    """Consecutive environments that share a world, in which they begin together."""
+    """Consecutive environments that share a world and begin together."""
 
     def __init__(
         self,
@@ -99,21 +99,21 @@ class EpisodeEngine(ABC):
 
     @abstractmethod
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """Put environments `ids` [M] into the initial states `starts` [M] of their tasks."""
+        """Set environments `ids` [M] to the initial states `starts` [M] of their tasks."""
 
     @abstractmethod
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """Execute of the chunk `actions` [N, K, A] the first `left` [N] of each environment (0: it is frozen).
+        """Execute the first `left` [N] actions of the chunk `actions` [N, K, A] (0: the environment is frozen).
 
-        They are finite, and on the engine's device; limits are the simulator's to keep.
+        Actions are finite and on the engine's device; the simulator enforces their limits.
         """
 
     @abstractmethod
     def observe(self) -> TensorDict:
-        """Observations [N] of all, of frozen ones as they were when they ended. What is returned is the caller's."""
+        """Observations [N] of all, of frozen ones as they were at the end; the caller owns the tensors."""
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Free what is held; nothing else may be called after."""
+        """Release all resources; no method may be called afterwards."""
 
     @property
     def done(self) -> Tensor:
@@ -152,7 +152,7 @@ class EpisodeEngine(ABC):
         return self.settle(self.advance(actions.to(self.device), left))
 
     def settle(self, outcome: Outcome) -> Transition:
-        """Take `outcome` into the books; returns the transition."""
+        """Update steps and flags with `outcome`; returns the transition."""
         running = ~self.done
         self.steps = self.steps + outcome.executed.sum(1)
         failed = outcome.terminated
@@ -171,7 +171,7 @@ class EpisodeEngine(ABC):
         )  # fmt: skip
 
     def next_starts(self, ids: Tensor) -> Tensor:
-        """Numbers [M] of initial states that no earlier episode of the task of `ids` [M] had, in order."""
+        """Numbers [M] of the next unused initial states of the tasks of environments `ids` [M], in order."""
         tasks = self.task_index[ids].cpu()
         taken = self._taken[tasks] + rank(tasks)
         self._taken = self._taken + torch.bincount(tasks, minlength=len(self._taken))
@@ -179,7 +179,7 @@ class EpisodeEngine(ABC):
         return numbers.to(self.device)
 
     def check_begun(self) -> None:
-        """Raise ValueError where an environment has no episode yet."""
+        """Raise ValueError if an environment has no episode yet."""
         self._begun = self._begun or bool((self.start >= 0).all())
         if not self._begun:
             raise ValueError("an environment has no episode yet; call reset() before step()")
@@ -206,7 +206,7 @@ class EpisodeEngine(ABC):
         return values.to(self.device)
 
     def _chosen(self, mask: Tensor | None) -> Tensor:
-        """Environments [M] that `mask` asks for."""
+        """Indices [M] of the environments in `mask`."""
         if mask is None:
             return torch.arange(self.num_envs, device=self.device)
         mask = self._vector("mask", mask).bool()
@@ -220,7 +220,7 @@ class EpisodeEngine(ABC):
 
 
 class RestorableEngine(EpisodeEngine):
-    """An EpisodeEngine that can be put back to where it was; implements `embodied.environment.Restorable`."""
+    """An EpisodeEngine whose state can be saved and restored; implements `embodied.environment.Restorable`."""
 
     @abstractmethod
     def save(self) -> dict[str, Any]:
@@ -228,7 +228,7 @@ class RestorableEngine(EpisodeEngine):
 
     @abstractmethod
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `save` gave; `start` and `steps` have been set."""
+        """Restore the result of `save`; `start` and `steps` are already set."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit, as a tree of tensors, arrays and numbers."""
@@ -239,11 +239,11 @@ class RestorableEngine(EpisodeEngine):
         """Continue from `state_dict`; returns the observations of all environments.
 
         Raises:
-            UserError: where the state is of other environments, before anything of it is taken up.
+            UserError: if the state is of other environments; then nothing is changed.
         """
         if len(state["start"]) != self.num_envs:
             saved = len(state["start"])
-            raise UserError(f"the saved state has {saved} environments, got {self.num_envs}; use num_envs={saved}")
+            raise UserError(f"the saved state has num_envs={saved}, got {self.num_envs}; use the saved number")
         for name, saved, mine in _pairs(state, self.state_dict()):
             if saved != mine:
                 raise UserError(
@@ -257,7 +257,7 @@ class RestorableEngine(EpisodeEngine):
 
 
 def rank(keys: Tensor) -> Tensor:
-    """How many of the numbers [M] before each are equal to it, [M]."""
+    """For each of the numbers [M], how many equal ones precede it, [M]."""
     order = keys.argsort(stable=True)
     counts = torch.bincount(keys)
     found = torch.empty_like(keys)
@@ -266,7 +266,7 @@ def rank(keys: Tensor) -> Tensor:
 
 
 def _pairs(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[tuple[str, tuple, tuple]]:
-    """Name and shapes of the tensors and arrays of both; raises UserError where `saved` lacks something."""
+    """Name and shapes of the tensors and arrays of both; raises UserError if `saved` lacks one."""
     for name, value in mine.items():
         if name not in saved:
             raise UserError(f"the saved state has no {name}; use the options that it was saved with")

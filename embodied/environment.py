@@ -1,8 +1,8 @@
-"""What training needs of a simulator or a robot, and what some of them can do beyond that.
+"""Protocols of simulators and robots: what training needs, and optional capabilities.
 
-An `Environment` speaks Gymnasium's words in torch tensors, with an action chunk as the only unit of stepping. What not
-every one can do is a capability of its own: `NumberedStarts` repeats evaluations, `Restorable` continues a run bit for
-bit. Both are used where they are, and a report says where they were not. Letters in shape comments: N environments, K
+An `Environment` has Gymnasium's vocabulary with torch tensors; a step executes a whole action chunk. Optional
+capabilities are separate protocols: `NumberedStarts` makes evaluations repeatable, `Restorable` lets a run continue bit
+for bit. They are used where available; reports say where they were not. Letters in shape comments: N environments, K
 executed actions of a chunk, A action dimension.
 """
 
@@ -20,12 +20,12 @@ from embodied.contract import Contract
 
 @dataclass
 class Transition:
-    """What one chunk did.
+    """Result of one chunk.
 
     A finished environment freezes until its reset: `executed` is False after the step at which its episode ended,
-    `reward` is zero there, and `observation` is the true observation at the end of what ran, never that of the next
-    episode. `terminated`, `truncated` and `success` stay as they were when it ended. `metrics` are quantities of the
-    episode so far, by names that carry their unit; NaN where one is not defined.
+    `reward` is zero there, and `observation` is the true observation after the last executed step, never that of the
+    next episode. `terminated`, `truncated` and `success` stay as they were when it ended. `metrics` are quantities of
+    the episode so far, with the unit in their names; NaN where undefined.
     """
 
     observation: TensorDict  # [N]
@@ -35,9 +35,9 @@ class Transition:
     truncated: Tensor  # [N] bool, the step limit was reached (bootstrap from `observation`)
     success: Tensor  # [N] bool
     metrics: dict[str, Tensor] = field(default_factory=dict)  # [N] each
-    actions: Tensor | None = None  # [N, K, A] what was executed, where a person may take over; None: what was given
-    human: Tensor | None = None  # [N, K] bool, which of `actions` are the person's
-    diverged: Tensor | None = None  # [N] bool, terminated because the simulator's numbers blew up; None: none ever are
+    actions: Tensor | None = None  # [N, K, A] as executed, where a person may take over; None: as given
+    human: Tensor | None = None  # [N, K] bool, actions that a person gave
+    diverged: Tensor | None = None  # [N] bool, terminated because the simulation blew up; None: never
 
     @property
     def done(self) -> Tensor:
@@ -49,15 +49,15 @@ class Transition:
 class Environment(Protocol):
     """N environments stepped together by action chunks; there is no automatic reset.
 
-    All but the observations can be read before the first reset. What `reset` and `step` return may be written over by
-    the next call of either: simulators on GPUs have buffers, who keeps something copies it.
+    Every attribute can be read before the first reset. The next call of `reset` or `step` may overwrite the tensors
+    that either returned (simulators on GPUs reuse buffers): copy what you keep.
     """
 
     contract: Contract
     num_envs: int
     device: torch.device
     task_names: tuple[str, ...]
-    instructions: tuple[str, ...]  # what each task asks for, in words
+    instructions: tuple[str, ...]  # each task as a sentence
     task_index: Tensor  # [N] int, the task that environment i runs
 
     def reset(self, mask: Tensor | None = None) -> TensorDict:
@@ -69,7 +69,7 @@ class Environment(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the simulator holds; nothing else may be called after."""
+        """Release all resources; no method may be called afterwards."""
         ...
 
 
@@ -81,18 +81,18 @@ class NumberedStarts(Environment, Protocol):
     a learner return to a state it failed from.
     """
 
-    start: Tensor  # [N] int, the initial state of its running episode
+    start: Tensor  # [N] int, number of the running episode's initial state
     step_limit: int  # control steps after which an episode is truncated
-    num_starts: int | None  # initial states of each task; None: no end of them
+    num_starts: int | None  # initial states of each task; None: unlimited
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
-        """As Environment.reset; `starts` [N] names initial states, else the next ones of a seeded stream are used."""
+        """As Environment.reset; `starts` [N] are the initial states; None: the next ones of a seeded stream."""
         ...
 
 
 @runtime_checkable
 class Restorable(Protocol):
-    """An Environment that can be put back to where it was."""
+    """An Environment whose state can be saved and restored."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit, as a tree of tensors and JSON values."""
@@ -107,7 +107,7 @@ class Restorable(Protocol):
 class SharedWorlds(Protocol):
     """An Environment in which `group` consecutive environments share a world, and begin and end together.
 
-    The initial state of a world is that of the number that its first environment is given.
+    The number given for a world's first environment decides the initial state of the world.
     """
 
     group: int
@@ -115,13 +115,13 @@ class SharedWorlds(Protocol):
 
 @runtime_checkable
 class SwitchableEnvironment(Environment, Protocol):
-    """An Environment that serves every distribution and split by turns.
+    """An Environment that can switch between distributions and splits.
 
-    For simulators of which a process can hold one alone: training and all evaluations share it.
+    For simulators that can exist only once per process: training and all evaluations share one.
     """
 
     def switch(self, distribution: str, split: str) -> None:
-        """From the next reset on, which must be of all, begin episodes of `split` ("train", "eval") there."""
+        """Begin episodes of `distribution` and `split` ("train", "eval") from the next reset, which must be of all."""
         ...
 
 
@@ -130,5 +130,5 @@ class DifferentiableEnvironment(Environment, Protocol):
     """An Environment whose `step` carries gradients from actions and state to reward and observation."""
 
     def detach(self) -> None:
-        """Cut the graph: what follows carries gradients from the present state on alone."""
+        """Cut the graph: gradients of later steps end at the present state."""
         ...

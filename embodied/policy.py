@@ -1,6 +1,6 @@
-"""What reinforcement learning needs from a policy: it can sample, and can score what it sampled.
+"""Protocols of policies: reinforcement learning needs one that samples and scores its samples.
 
-One forward pass gives all that a learner needs: networks that share layers run them once. Letters in shape comments:
+One forward pass returns everything a learner needs, so that shared layers run once. Letters in shape comments:
 N observations, T decisions, H actions of a chunk, A action dimension, P parts of a log-probability.
 """
 
@@ -29,12 +29,12 @@ class Decision:
     actions: Tensor  # [N, H, A] in robot units, inside the contract's limits
     sample: TensorDict  # [N] pre-squash action, tokens, or the denoising path
     log_prob: Tensor  # [N, P]
-    value: Tensor | None = None  # [N] where a policy explores and sees what its critic reads, see `explored_value`
+    value: Tensor | None = None  # [N] or None, see `explored_value`
 
 
 @dataclass
 class Evaluation:
-    """Differentiable score of stored samples [N], or of sequences of them [T, N], and the value of what was seen."""
+    """Differentiable score of stored samples [N] or sequences [T, N], and the value of their observations."""
 
     log_prob: Tensor  # [..., P]
     entropy: Tensor  # [..., P]
@@ -56,7 +56,7 @@ class Policy(Protocol):
 class TrainablePolicy(Policy, Protocol):
     """A torch module whose samples can be scored, with a value head and a supervised loss.
 
-    `critic_parameters` are those that `value` alone uses; `scores` is False where samples have no log-probability.
+    `critic_parameters` are those that only `value` uses; `scores` is False if samples have no log-probability.
     """
 
     device: torch.device
@@ -67,19 +67,19 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
     def start_critic(self) -> None:
-        """Prepare `value` for reinforcement learning, once the actor has been trained."""
+        """Prepare `value` for reinforcement learning, after supervised training of the actor."""
         ...
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the value function, which the supervised loss and the samples do not depend on."""
+        """Parameters that only the value function uses, neither the supervised loss nor the samples."""
         ...
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """All others."""
+        """All other parameters."""
         ...
 
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Take normalisation statistics from observations [N] and actions [..., A]."""
+        """Compute normalisation statistics from observations [N] and actions [..., A]."""
         ...
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
@@ -87,7 +87,7 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
     def value(self, observation: TensorDict) -> Tensor:
-        """Expected discounted return where nothing is to be scored, such as after the last decision, [N]."""
+        """Expected discounted return [N]; for observations without a sample, such as after the last decision."""
         ...
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
@@ -106,14 +106,14 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torch's
-        """Take them over."""
+        """Load weights and normalisation statistics."""
         ...
 
 
 def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Concatenate[Module, Given], Decision]:
-    """Decorate a module's `act`: it makes no graph, and acts as in evaluation mode whatever mode a learner has set.
+    """Decorate a module's `act`: it runs without gradients and in evaluation mode, whatever mode is set.
 
-    Dropout and batch statistics are a learner's business: what is stored has to be what `evaluate` scores later.
+    Dropout and batch statistics are for learners: stored samples must be those that `evaluate` scores later.
     """
 
     @wraps(act)
@@ -121,7 +121,7 @@ def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Conc
     def in_evaluation_mode(policy: Module, *args: Given.args, **kwargs: Given.kwargs) -> Decision:
         training = [module for module in policy.modules() if module.training]
         for module in training:
-            vars(module)["training"] = False  # set as an attribute, every module would search its parameters for it
+            vars(module)["training"] = False  # setting the attribute would search the module's parameters
         try:
             return act(policy, *args, **kwargs)
         finally:
@@ -132,9 +132,9 @@ def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Conc
 
 
 def explored_value(policy: TrainablePolicy, observation: TensorDict, deterministic: bool) -> Tensor | None:
-    """The value [N] that `act` gives, None where nobody learns from it.
+    """The value [N] that `act` returns; None if no learner uses it.
 
-    That is where a policy acts deterministically, and on a robot, where privileged observations are missing.
+    That is if the policy acts deterministically, or on a robot, where privileged observations are missing.
     """
     privileged = [key for key, spec in policy.contract.observation.items() if spec.privileged]
     if deterministic or not set(privileged).issubset(observation.keys()):
@@ -144,7 +144,7 @@ def explored_value(policy: TrainablePolicy, observation: TensorDict, determinist
 
 @torch.no_grad()
 def take_statistics(policy: nn.Module, other: nn.Module) -> None:
-    """Copy the buffers of `other`, which hold normalisation statistics, into those of `policy`, built alike."""
+    """Copy the buffers (normalisation statistics) of `other` into those of `policy`, which has the same layers."""
     theirs = dict(other.named_buffers())
     for name, mine in policy.named_buffers():
         mine.copy_(theirs[name])
@@ -152,23 +152,23 @@ def take_statistics(policy: nn.Module, other: nn.Module) -> None:
 
 @runtime_checkable
 class RenormalisedPolicy(TrainablePolicy, Protocol):
-    """A policy whose normalisation statistics may follow what it sees, where that moves as it learns (locomotion)."""
+    """A policy whose normalisation statistics follow its observations while it learns (locomotion)."""
 
     def renormalise(self, observation: TensorDict, world: World) -> None:
-        """Take observations [...] of every process of `world` into the statistics, between an update and a rollout."""
+        """Update the statistics with observations [...] of all processes of `world`, between update and rollout."""
         ...
 
 
 @runtime_checkable
 class RankingPolicy(TrainablePolicy, Protocol):
-    """A policy that can execute the best of several candidate chunks, by an advantage that it learns."""
+    """A policy that can execute the best of several candidate chunks, by a learned advantage."""
 
     def start_ranking(self) -> None:
-        """From now on `act` draws candidates and executes the one of highest advantage."""
+        """From now on, `act` draws candidates and executes the one with the highest advantage."""
         ...
 
     def advantage_parameters(self) -> list[nn.Parameter]:
-        """Parameters that the advantage alone uses."""
+        """Parameters that only the advantage uses."""
         ...
 
     def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class DeterministicPolicy(TrainablePolicy, Protocol):
         ...
 
     def features(self, observation: TensorDict) -> Tensor:
-        """Normalised observations [N, feature_size], privileged ones included: what critics read."""
+        """Normalised observations [N, feature_size] for critics, including privileged ones."""
         ...
 
     def mean_parameters(self) -> list[nn.Parameter]:
@@ -200,5 +200,5 @@ class DensePolicy(DeterministicPolicy, Protocol):
     """A DeterministicPolicy that is a chain of dense layers."""
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """The map to normalised actions as (weight [out, in], bias [out]), tanh after each, differentiable."""
+        """Layers (weight [out, in], bias [out]) to normalised actions, tanh after each, differentiable."""
         ...

@@ -1,4 +1,4 @@
-"""Random numbers that can be repeated: one seed, a stream of its own for every purpose, states that can be saved."""
+"""Repeatable random numbers: one seed, a separate stream per purpose, states that can be saved."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 
 def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Torch generator of its own for one purpose, so that drawing more for one never shifts another."""
+    """Separate torch generator for one purpose: more draws for one purpose do not change those of another."""
     return torch.Generator(device=device).manual_seed(derive(seed, *purpose))
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators of torch (all devices), NumPy and Python, for code that uses them unasked."""
+    """Seed the global generators of torch (all devices), NumPy and Python, for code without a generator argument."""
     torch.manual_seed(derive(seed, "torch"))
     np.random.seed(derive(seed, "numpy") % 2**32)
     random.seed(derive(seed, "python"))
 
 
 def rng_state() -> dict[str, Any]:
-    """States of the global generators, as a tree that a checkpoint can hold."""
+    """States of the global generators, as a tree for a checkpoint."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"torch": torch.get_rng_state(), "cuda": cuda, "numpy": np.random.get_state(), "python": random.getstate()}
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Continue from `rng_state`; CUDA states are used where that many devices are here."""
+    """Continue from `rng_state`; CUDA states are used if the number of devices is the same."""
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,4 +1,4 @@
-"""What a training run is made of, as protocols: a task, a policy's and a learner's configuration."""
+"""Protocols of the parts of a training run: the task, the learner, and the configs of policy and learner."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from embodied.world import World
 
 
 class Task(Protocol):
-    """What is to be learned; training starts from the first of its `distributions`, all are evaluated."""
+    """A task to learn; training uses the first of its `distributions`, evaluation all of them."""
 
     name: str
     distributions: tuple[str, ...]
 
     @property
     def asset_kind(self) -> str | None:
-        """What objects are made of: "official" or "stand-in"; None where there are none."""
+        """Kind of the objects' assets: "official" or "stand-in"; None without assets."""
         ...
 
     def contract(self, distribution: str) -> Contract:
-        """What policies read and command in the environments of `distribution`: their own, known without making any."""
+        """The contract of environments of `distribution`, without making one."""
         ...
 
     def environment(
@@ -38,28 +38,28 @@ class Task(Protocol):
     ) -> Environment:
         """Make environments that start from the `split` ("train" or "eval") of `distribution`.
 
-        They run on `device`, the policy's, where their simulator can, else on the CPU.
+        They run on `device`, the policy's, if the simulator can, else on the CPU.
         """
         ...
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
-        """Episodes that succeeded, with an observation before every step; made once, then read from `directory`.
+        """Successful episodes with an observation before every step; made once, then read from `directory`.
 
-        None: the task is learned from scratch.
+        None: the task has none and is learned from scratch.
         """
         ...
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
-        """Film each policy, by caption, from the same starts; a trajectories.png may be drawn beside the film."""
+        """Write a video of each policy, by caption, from the same starts, and optionally trajectories.png beside it."""
         ...
 
 
 @runtime_checkable
 class BaselineTask(Task, Protocol):
-    """A task with planners or controllers to compare with what is learned, on the same episodes."""
+    """A task with planners or controllers to compare learned policies with, on the same episodes."""
 
     def baselines(self) -> Mapping[str, Policy]:
-        """They by name, tuned on training episodes alone."""
+        """Baselines by name, tuned on training episodes only."""
         ...
 
 
@@ -67,7 +67,7 @@ def planners(task: Task) -> dict[str, Policy]:
     """The baselines of `task`, by name.
 
     Raises:
-        UserError: where it has none.
+        UserError: if it has none.
     """
     if not isinstance(task, BaselineTask):
         raise UserError(f"{task.name} has no planners to compare with; use baselines=false")
@@ -76,16 +76,16 @@ def planners(task: Task) -> dict[str, Policy]:
 
 @runtime_checkable
 class VariedTask(Task, Protocol):
-    """A task with variants of its distributions, such as other words, on which the final policy alone is measured."""
+    """A task with variants, such as other wordings of instructions, on which only the final policy is evaluated."""
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """They by name; `environment` takes them for distributions."""
+        """Names of the variants, which `environment` accepts as distributions."""
         ...
 
 
 def measured(task: Task) -> tuple[str, ...]:
-    """The distributions of `task`, then their variants."""
+    """The distributions of `task`, then its variants."""
     return (*task.distributions, *(task.variants if isinstance(task, VariedTask) else ()))
 
 
@@ -98,16 +98,16 @@ class PolicyConfig(Protocol):
 
 
 class Learner(Protocol):
-    """A reinforcement learner; `starts`, where given, chooses the initial states of episodes."""
+    """A reinforcement learner; `starts`, if not None, chooses the initial states of episodes."""
 
     @property
     def collector(self) -> Callable[[Environment, Policy, torch.Generator, Starts | None], Collector]:
-        """Makes its rollouts, with the environment, the policy, the noise and `starts`."""
+        """Makes the collector, from environment, policy, noise generator and `starts`."""
         ...
 
     @property
     def starts(self) -> Starts | None:
-        """Called when environments restart."""
+        """Chooses initial states when environments restart."""
         ...
 
     @property
@@ -116,14 +116,14 @@ class Learner(Protocol):
         ...
 
     def update(self, rollout: Rollout, progress: float, world: World = ...) -> dict[str, float]:
-        """Learn from one rollout of each process of `world`; `progress` from 0 to 1 is how far training is.
+        """Learn from one rollout of each process of `world`; `progress` is the share of training done, 0 to 1.
 
         Returns metrics.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the policy that is needed to continue."""
+        """Everything needed to continue, except the policy."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -146,6 +146,6 @@ class LearnerConfig(Protocol):
         """Make the learner of `policy` in `env`.
 
         Raises:
-            UserError: where it needs demonstrations and there are none.
+            UserError: if it needs demonstrations and there are none.
         """
         ...

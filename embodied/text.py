@@ -1,6 +1,6 @@
-"""Text in observations: UTF-8 bytes padded with zeros, uint8 [..., L], which travel and come back wherever arrays do.
+"""Text in observations: UTF-8 bytes padded with zeros, uint8 [..., L], handled like any other array.
 
-A spec of unit `contract.UTF8` says so. What the bytes mean to a policy (words, tokens) is its own business.
+Specs of text have the unit `contract.UTF8`. Policies split it into words or tokens themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from embodied.errors import UserError
 
 
 def text_spec(length: int, *rows: int) -> TensorSpec:
-    """Spec of text of up to `length` bytes, or of `rows` of them (-1: any number)."""
+    """Spec of a text of up to `length` bytes, or of `rows` texts (-1: any number)."""
     return TensorSpec((*rows, length), dtype="uint8", unit=UTF8)
 
 
@@ -23,7 +23,7 @@ def encode(text: str, length: int) -> np.ndarray:
     """The bytes of `text`, uint8 [length].
 
     Raises:
-        UserError: where they are more than `length`, or one is zero, which marks the end.
+        UserError: if there are more than `length` bytes, or a zero byte, which marks the end.
     """
     data = text.encode()
     if len(data) > length or 0 in data:
@@ -33,10 +33,10 @@ def encode(text: str, length: int) -> np.ndarray:
 
 
 def decode(data: np.ndarray) -> str:
-    """The text of bytes [L]; the inverse of `encode`.
+    """The text in bytes [L]; the inverse of `encode`.
 
     Raises:
-        UserError: where they are no UTF-8.
+        UserError: if they are not UTF-8.
     """
     found = np.ascontiguousarray(data, np.uint8).tobytes().rstrip(b"\0")
     try:
@@ -46,10 +46,10 @@ def decode(data: np.ndarray) -> str:
 
 
 def encode_as(value: object, shape: Sequence[int]) -> np.ndarray:
-    """Bytes, uint8, for an array of `shape`: of one text [L], or of a list of texts [M, L].
+    """Bytes, uint8, for an array of `shape`: one text [L] or a list of texts [M, L].
 
     Raises:
-        UserError: as `encode`, and where a list is given for one text or the other way round.
+        UserError: as `encode`, and for a list in place of one text or the other way round.
     """
     one = len(shape) == 1
     texts = [value] if one else value

@@ -1,8 +1,8 @@
-"""The processes that train together, as learners see them: their rank, and sums over all of them.
+"""The processes that train together: rank, size, and sums over all of them.
 
-What is averaged over decisions (advantages, the reward's scale, the divergence at which an iteration stops) is averaged
-over those of every process, so that many learn what one with all decisions would. Gradients are not a learner's
-business: whatever wraps the policy's modules averages them in the backward pass.
+Averages over decisions (advantages, the reward scale, the KL divergence that stops an iteration) are over the decisions
+of every process, so that several processes learn what one with all decisions would. Learners do not average gradients:
+the wrapper of the policy's modules does so in the backward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class World(Protocol):
 
     @property
     def size(self) -> int:
-        """Processes."""
+        """Number of processes."""
         ...
 
     def sum(self, values: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class OneProcess:
     size: int = 1
 
     def sum(self, values: Tensor) -> Tensor:
-        """They themselves."""
+        """`values` unchanged."""
         return values
 
 

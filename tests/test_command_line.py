@@ -257,7 +257,7 @@ def test_help_lists_what_there_is_and_the_options_of_what_is_chosen(capsys):
     hover = told("task=quadrotor_hover", "algorithm=ppo")
     assert "task=quadrotor_hover takes policy=mlp with algorithm=bptt|ppo|td3" in hover
     assert "task.reward.reward_alive=3.0\n" in hover
-    assert re.search(r"^algorithm\.final_lr_share=0\.02 +# .*fall linearly", hover, re.MULTILINE)
+    assert re.search(r"^algorithm\.final_lr_share=0\.02 +# .*decay linearly", hover, re.MULTILINE)
     assert re.search(r"^task\.history=1 +# The policy observes its last", hover, re.MULTILINE)
     assert "task.suite" not in hover
     assert "algorithm.teacher_steps=" in told("task=quadrotor_any")
@@ -281,13 +281,13 @@ def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
         ("num_envs=a", "num_envs: Value 'a' of type 'str' could not be converted to Integer"),
         ("num_env=3", "unknown option 'num_env'"),
         ("device=tpu", "unknown device 'tpu'"),
-        ("threads=0", "threads of 1 to"),
-        ("threads=1000000", "threads of 1 to"),
+        ("threads=0", "threads from 1 to"),
+        ("threads=1000000", "threads from 1 to"),
         ("num_envs=10000000000", "out of memory, 80000000000 bytes were asked for; use a"),
         ("policy.hidden=1000000000", "out of memory"),
         ("task.suite=nope", "unknown LIBERO suite 'nope'"),
         ("task.tasks=[nope]", "unknown task 'nope' of libero_object"),
-        ("task.tasks=[0,1]", "at least 2 environments, one per task"),
+        ("task.tasks=[0,1]", "num_envs of at least 2, one per task"),
         ("task.assets=/nowhere", "assets=/nowhere: expected a folder"),
         ("task.suite=libero_spatial", "libero_spatial needs LIBERO's official assets"),
         ("task.executed=9", "executed=9, horizon=8"),
@@ -380,7 +380,7 @@ def test_an_unreadable_checkpoint_names_the_one_before(refused, copied: Path):
     assert not (copied / "evaluation.json").exists()
     completed = run("train.py", f"resume={before}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
-    assert f"it is now {newest}.aside" in completed.stderr
+    assert f"renamed to {newest}.aside" in completed.stderr
     assert "success [95% interval]" in completed.stdout
     assert checkpoint.load(copied).counters["stage"] == "done"
 
@@ -399,5 +399,5 @@ def test_a_checkpoint_of_another_contract_is_not_evaluated(refused, copied: Path
     record["config"]["values"]["task"][field] = value
     sealed.write(path, record, record["files"])
     told = refused(evaluate, f"checkpoint={copied}")
-    assert f"trained under another contract ({field}: expected" in told
+    assert f"trained with another contract ({field}: expected" in told
     assert not (copied / "evaluation.json").exists()

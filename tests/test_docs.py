@@ -25,8 +25,8 @@ def test_programs_run_as_they_are_printed(page: Path, tmp_path: Path):
     assert run.returncode == 0, run.stderr
     if page.name == "own_simulator.md":
         report = (tmp_path / "outputs/rest/report.md").read_text()
-        assert "initial states have no numbers" in report
-        assert "can't be put back" in report
+        assert "no numbered initial states" in report
+        assert "cannot be restored" in report
         assert re.search(r"RL +anywhere +(9\d|100)\.\d%", run.stdout), run.stdout
 
 

@@ -1,1 +1,1 @@
-"""One file tells one algorithm."""
+"""Algorithms, one per file."""

@@ -33,8 +33,8 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (arXiv 1506.02438) over macro-steps; returns advantage and return, [T, N].
 
-    A chunk that executed k actions discounts what follows by discount^k. `next_value` [T, N] is V of the true next
-    observation: it is used at time limits, and dropped where the task terminated. Both endings cut the recursion.
+    A chunk that executed k actions discounts the following value by discount^k. `next_value` [T, N] is V of the true
+    next observation: it is used at time limits and ignored after a termination. Both endings stop the recursion.
 
     Args:
         reward: [T, N, K].
@@ -63,9 +63,9 @@ def n_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns over up to `n` decisions (Sutton and Barto, Reinforcement Learning, chapter 7).
 
-    From each decision of a rollout, fewer where the episode or the rollout ends before: the discounted reward [T, N],
-    the factor of the value that follows [T, N] (zero after a termination; a time limit is no ending), and the decision
-    [T, N] after which that value is to be asked for. Arguments as `gae`'s.
+    For each decision of a rollout (over fewer decisions if the episode or the rollout ends before): the discounted
+    reward [T, N], the factor of the following value [T, N] (zero after a termination, not at a time limit), and the
+    decision [T, N] after which that value is taken. Arguments as `gae`'s.
     """
     rewards, done = chunk_reward(reward, discount), terminated | truncated
     decay = discount ** executed.sum(-1).to(rewards.dtype)
@@ -81,7 +81,7 @@ def n_step(
 
 
 def moments(values: Tensor, world: World = ALONE) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of `values` [B] of all processes."""
+    """Mean and standard deviation of `values` [B] over all processes."""
     count, total = world.sum(torch.stack((torch.ones_like(values, dtype=torch.float64).sum(), values.double().sum())))
     mean = total / count
     squares = world.sum((values.double() - mean).square().sum())
@@ -89,14 +89,14 @@ def moments(values: Tensor, world: World = ALONE) -> tuple[Tensor, Tensor]:
 
 
 def normalise(advantage: Tensor, own: Tensor, world: World = ALONE) -> Tensor:
-    """Zero mean, unit standard deviation, both over those of all processes where `own` is True."""
+    """Normalise to zero mean and unit standard deviation over entries of all processes where `own` is True."""
     mean, std = moments(advantage[own], world)
     return (advantage - mean.to(advantage.dtype)) / (std.to(advantage.dtype) + 1e-8)
 
 
 @torch.no_grad()
 def values(policy: TrainablePolicy, observation: TensorDict) -> Tensor:
-    """The policy's value of observations [T, N], [T, N] float32 where these are, computed in pieces."""
+    """The policy's value of observations [T, N]: [T, N] float32 on their device, computed in pieces."""
     where = next(iter(observation.values(include_nested=True, leaves_only=True))).device
     pieces = observation.flatten(0, 1).split(4096)
     found = torch.cat([policy.value(piece.to(policy.device)).to(where, torch.float32) for piece in pieces])
@@ -104,7 +104,7 @@ def values(policy: TrainablePolicy, observation: TensorDict) -> Tensor:
 
 
 def next_values(policy: TrainablePolicy, rollout: Rollout, value: Tensor) -> Tensor:
-    """V of the true observation after each decision, [T, N]; `value` [T, N] is that of those before."""
+    """V of the true observation after each decision, [T, N], from `value` [T, N] of those before where possible."""
     last = values(policy, rollout.last_observation.unsqueeze(0))
     following = torch.cat((value[1:], last.to(value.device)))
     if rollout.final_observation is not None:
@@ -114,6 +114,6 @@ def next_values(policy: TrainablePolicy, rollout: Rollout, value: Tensor) -> Ten
 
 
 def explained_variance(value: Tensor, returns: Tensor, world: World = ALONE) -> float:
-    """Share of the variance of the returns of all processes that the value predicts: 1 is perfect, 0 a constant's."""
+    """Share of the returns' variance, over all processes, that the value predicts: 1 is perfect, 0 a constant."""
     left, total = (float(moments(each, world)[1]) ** 2 for each in (returns - value, returns))
     return 1.0 - left / max(total, 1e-12)

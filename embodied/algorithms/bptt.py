@@ -1,13 +1,13 @@
 """Analytic policy gradients: short-horizon backpropagation through a differentiable simulator.
 
-With `critic=true` this is SHAC (arXiv 2204.07137): a value function stands for what follows the horizon. Without it the
-last reward counts `terminal_weight` times, which is enough where the task is to be somewhere.
+With `critic=true` this is SHAC (arXiv 2204.07137): a value function estimates the return after the horizon. Without it
+the last reward counts `terminal_weight` times, which suffices for tasks of reaching a state.
 
 Differs from the paper:
-    - the critic is trained on TD(lambda) returns of the last rollout alone, without a target network;
+    - the critic is trained on TD(lambda) returns of the last rollout only, without a target network;
     - an environment whose episode ends inside the horizon contributes nothing more until the next one.
 
-Results with analytic gradients are not to be compared with those of other learners without saying so.
+A comparison of results with those of other learners must state that gradients are analytic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from embodied.world import ALONE, World
 
 @dataclass
 class BPTTConfig:
-    """Hyper-parameters; `rollout_length` is the horizon. The learning rate falls linearly to its `final_lr_share`."""
+    """Hyper-parameters; `rollout_length` is the horizon. The learning rate decays linearly to its `final_lr_share`."""
 
     rollout_length: int = 48
     learning_rate: float = 5e-3
@@ -72,7 +72,7 @@ class BPTTConfig:
 
 
 class BPTT:
-    """Climbs the reward of rollouts that carry gradients."""
+    """Maximises the return of differentiable rollouts by gradient ascent."""
 
     starts = None
     collector = DifferentiableCollector
@@ -99,14 +99,14 @@ class BPTT:
         return metrics | ({"value_loss": self._fit_value(rollout)} if self.config.critic else {})
 
     def _objective(self, rollout: Rollout) -> Tensor:
-        """Mean over environments of sum_t discount^t r_t and what stands for the rest, per decision of the horizon."""
+        """Mean over environments of sum_t discount^t r_t plus the estimated rest, divided by the horizon."""
         reward = chunk_reward(rollout.reward, self.config.discount)
         steps = rollout.executed.sum(-1).cumsum(0) - rollout.executed.sum(-1)
         total = (self.config.discount ** steps.to(reward.dtype) * reward).sum(0)
         if self.config.critic:
             value = self.policy.value(rollout.last_observation.to(self.policy.device)).to(reward.device)
             decay = self.config.discount ** rollout.executed.sum((0, -1)).to(reward.dtype)
-            rest = decay * value * ~rollout.terminated.any(0)  # nothing follows, whenever it ended
+            rest = decay * value * ~rollout.terminated.any(0)  # no value after a termination inside the horizon
         else:
             rest = (self.config.terminal_weight - 1.0) * reward[-1]
         return (total + rest).mean() / len(reward)

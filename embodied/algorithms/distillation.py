@@ -1,16 +1,15 @@
-"""Distillation: a teacher that observes more learns first, then a student imitates it where the student itself goes.
+"""Distillation: a privileged teacher learns first, then a student imitates it in the states that the student visits.
 
-The student's states are labelled by the teacher (DAgger, arXiv 1011.0686). What the teacher observes the student has
-to find out from what it sees, with its memory (RAPTOR, arXiv 2509.11481: one policy for robots it has never met).
+The student's states are labelled by the teacher (DAgger, arXiv 1011.0686). The student has to infer the teacher's
+privileged observations from its own, with its memory (RAPTOR, arXiv 2509.11481: one policy for unknown robots).
 
 Differs from the papers:
-    - one teacher that reads privileged observations in place of 1,000 teachers of one robot each: with parameters of
-      the robot among these it is a continuous family of teachers, trained in one go (arXiv 2107.04034 calls that phase
-      one), and every episode can have a robot of its own;
-    - the student's rollouts are not aggregated: each is used for `epochs` and left, as the student that made it is;
-    - the student acts from the beginning, with the deviation of its own samples; actions of the teacher are never mixed
-      in;
-    - sequences are cut at the ends of rollouts: gradients stop there, the memory goes on.
+    - one teacher with privileged observations in place of 1,000 teachers of one robot each: if these include the
+    robot's parameters it is a continuous family of teachers, trained at once (phase one of arXiv 2107.04034), and every
+    episode can have a different robot;
+    - the student's rollouts are not aggregated: each is used for `epochs` and discarded;
+    - the student acts from the beginning, with its own exploration noise; the teacher's actions are never mixed in;
+    - sequences are cut at the ends of rollouts: gradients stop there, the memory continues.
 """
 
 from __future__ import annotations
@@ -42,10 +41,9 @@ from embodied.world import ALONE, World
 class DistillationConfig:
     """Hyper-parameters of both phases.
 
-    The teacher is a policy (`teacher`) that reads the observations `privileged`, too; the learner `teaching`
-    trains it for `teacher_steps` control steps. Then the student imitates it, for `epochs` on each rollout of
-    `rollout_length` decisions, in minibatches of `minibatch` environments; its learning rate falls linearly to its
-    `final_lr_share`.
+    The teacher is a policy (`teacher`) that also reads the observations `privileged`; the learner `teaching` trains it
+    for `teacher_steps` control steps. Then the student imitates it, for `epochs` on each rollout of `rollout_length`
+    decisions, in minibatches of `minibatch` environments; its learning rate decays linearly to its `final_lr_share`.
     """
 
     teacher: Any = MISSING
@@ -73,7 +71,7 @@ class DistillationConfig:
         """Make the teacher and the learner of `policy`, the student; the demonstrations are not used.
 
         Raises:
-            UserError: for a teacher that cannot observe what is named, or that its learner cannot train.
+            UserError: for unknown privileged observations, or a teacher that its learner cannot train.
         """
         teacher = self.teacher.build(informed(env.contract, self.privileged)).to(policy.device)
         observation, actions = first_decisions(env, generator)
@@ -83,10 +81,10 @@ class DistillationConfig:
 
 
 def informed(contract: Contract, privileged: list[str]) -> Contract:
-    """`contract` with the privileged observations named `privileged` in everybody's reach.
+    """`contract` in which the privileged observations named `privileged` are ordinary ones.
 
     Raises:
-        UserError: where one of them is not there, or is no secret.
+        UserError: if one of them is missing or not privileged.
     """
     secrets = [key for key, spec in contract.observation.items() if spec.privileged]
     if unknown := [key for key in privileged if key not in secrets]:
@@ -96,7 +94,7 @@ def informed(contract: Contract, privileged: list[str]) -> Contract:
 
 
 class TeacherThenStudent(Collector):
-    """Rollouts of the teacher while it learns, of the student after that."""
+    """Collects rollouts of the teacher while it learns, then of the student."""
 
     def __init__(
         self,
@@ -111,14 +109,14 @@ class TeacherThenStudent(Collector):
         self.teacher = learner.collector(env, distillation.teacher, generator, learner.starts)
 
     def collect(self, decisions: int) -> Rollout:
-        """`decisions` of the student, or as many of the teacher as its own learner wants."""
+        """Run `decisions` of the student, or as many of the teacher as its learner's `rollout_length`."""
         if self.distillation.taught:
             return super().collect(decisions)
         self.teacher.storage, self.teacher.folder = self.storage, self.folder
         return self.teacher.collect(self.distillation.config.teaching.rollout_length)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both collectors'."""
+        """The state of both collectors."""
         return super().state_dict() | {"teacher": self.teacher.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -128,7 +126,7 @@ class TeacherThenStudent(Collector):
 
 
 class Distillation:
-    """Trains the teacher by another learner, then the student by the teacher."""
+    """Trains the teacher with another learner, then the student on the teacher's labels."""
 
     starts = None
 
@@ -148,17 +146,17 @@ class Distillation:
 
     @property
     def taught(self) -> bool:
-        """The teacher has learned what it will."""
+        """Whether the teacher's training is complete."""
         return self.steps_taught >= self.config.teacher_steps
 
     @property
     def gradient_steps(self) -> int:
-        """Of both."""
+        """Gradient steps of teacher and student."""
         return self.teaching.gradient_steps + self.student_gradient_steps
 
     @property
     def collector(self) -> Callable[..., Collector]:
-        """Collects for the one that learns."""
+        """Makes the collector for the phase's policy."""
         return lambda env, policy, generator, starts: TeacherThenStudent(env, policy, generator, starts, self)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
@@ -181,13 +179,13 @@ class Distillation:
 
     @torch.no_grad()
     def _labels(self, observation: TensorDict) -> Tensor:
-        """What the teacher would do at observations [T, N], deterministically: actions [T, N, H, A]."""
+        """Deterministic actions [T, N, H, A] of the teacher at observations [T, N]."""
         flat = observation.flatten(0, 1).to(self.policy.device)
         actions = self.teacher.act(flat, deterministic=True).actions
         return actions.unflatten(0, observation.batch_size)
 
     def _step(self, observation: TensorDict, labels: Tensor) -> Tensor:
-        """One gradient step on sequences [T, B], through time where the student remembers."""
+        """One gradient step on sequences [T, B], through time if the student has memory."""
         if not isinstance(self.policy, RecurrentPolicy):
             observation, labels = observation.flatten(0, 1), labels.flatten(0, 1)
         valid = torch.ones(labels.shape[:-1], device=labels.device)
@@ -200,7 +198,7 @@ class Distillation:
         return loss.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        """The teacher, both optimisers, how far they are, and the draws to come."""
+        """The teacher, both optimisers, progress and generator."""
         return {
             "teacher": self.teacher.state_dict(),
             "teaching": self.teaching.state_dict(),

@@ -1,4 +1,4 @@
-"""How many rows of a minibatch fit into a memory budget, so that large models take large minibatches in pieces."""
+"""Number of minibatch rows that fit into a memory budget: large minibatches are processed in pieces."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from embodied import seeding
 
 PROBED = 4
-"""Rows of the smaller of two trial passes, where there are so many."""
+"""Rows of the smaller of two trial passes, if there are enough."""
 
 
 def saved_bytes(forward: Callable[[], object]) -> int:
-    """Bytes that autograd keeps of what `forward` computes until the backward pass, without its leaves."""
+    """Bytes that autograd keeps for the backward pass of `forward`, without leaves."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        if not (tensor if tensor._base is None else tensor._base).is_leaf:  # nor a weight that is seen transposed
+        if not (tensor if tensor._base is None else tensor._base).is_leaf:  # nor a view of a leaf
             storage = tensor.untyped_storage()
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
@@ -31,10 +31,10 @@ def saved_bytes(forward: Callable[[], object]) -> int:
 
 
 def rows_within(memory_gb: float | None, rows: int, forward: Callable[[int], object]) -> int:
-    """Rows of a piece, at most `rows`, so that `forward(piece)` keeps no more than `memory_gb` for its backward pass.
+    """Rows per piece, at most `rows`, so that `forward(piece)` keeps at most `memory_gb` for its backward pass.
 
-    Measured on two small passes, between which it grows in proportion. At least 1; all of them without a budget.
-    Random numbers that `forward` draws are drawn again by who calls it next.
+    Extrapolated linearly from two small trial passes. At least 1; all rows if `memory_gb` is None. The random
+    generators are restored afterwards.
     """
     if memory_gb is None or rows < 2:
         return rows

@@ -1,19 +1,21 @@
 """Proximal policy optimisation (arXiv 1707.06347) over action chunks.
 
-The policy says what its log-probability is defined on; PPO sees log_prob [N, P] alone. With a flow policy sampling by
+The policy defines what its log-probability refers to; PPO only sees log_prob [N, P]. With a flow policy sampling by
 Flow-SDE this is the algorithm of pi_RL (arXiv 2510.25889).
 
 Differs from the papers:
     - one discount per control step, gamma^k for a chunk that executed k actions; the time limit is bootstrapped from
       the value of the true final observation;
     - an iteration stops early once the approximate KL divergence passes `target_kl`;
-    - the critic's loss is a plain squared error, and the critic alone is trained during `critic_warmup` iterations;
-    - rewards are divided by the running deviation of their returns (`reward_scale.py`), and the gradients of actor and
-      critic are clipped apart: neither the reward's scale nor a critic that begins far off slows the actor down;
-    - a policy with a memory is trained through time: minibatches are environments, each from the memory that the
-      rollout began with;
-    - a person who takes over ends what the policy did, like a time limit: their decisions teach nothing, and have no
-      part in the advantages of those before.
+    - the critic's loss is a plain squared error, and only the critic is trained during the first `critic_warmup`
+    iterations;
+    - rewards are divided by the running standard deviation of their returns (`reward_scale.py`), and the gradients of
+    actor and critic are clipped separately: neither the reward's scale nor large initial errors of the critic slow the
+    actor down;
+    - a policy with memory is trained through time: minibatches are environments, each from its memory at the beginning
+    of the rollout;
+    - a person who takes over truncates the policy's sequence like a time limit: a person's decisions are not trained on
+    and do not enter the advantages of earlier ones.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ from embodied.world import ALONE, World
 class PPOConfig:
     """Hyper-parameters of PPO; `rollout_length` (T) decisions per environment and iteration.
 
-    Learning rates fall linearly to their `final_lr_share`. Minibatches are scored in pieces of which no more than
-    `memory_gb` are kept for the gradient; whole if None.
+    Learning rates decay linearly to their `final_lr_share`. Minibatches are scored in pieces that keep at most
+    `memory_gb` for the backward pass; whole if None.
     """
 
     rollout_length: int = 35
@@ -89,7 +91,7 @@ class PPOConfig:
 
 
 class PPO:
-    """Updates a policy from its own rollouts."""
+    """Updates a policy from its rollouts."""
 
     starts = None
     collector = Collector
@@ -105,7 +107,7 @@ class PPO:
         self.reward_scale = RewardScale(config.discount)
         self.iterations = 0
         self.gradient_steps = 0
-        self.piece: int | None = None  # rows that are scored together; None: not known yet
+        self.piece: int | None = None  # rows scored together; None: not measured yet
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """One iteration; returns mean losses, clip fraction, KL and explained variance."""
@@ -117,7 +119,7 @@ class PPO:
             self.config.value_learning_rate,
         )
         self.reward_scale.add(rollout, world)
-        if int(world.sum(rollout.own.sum())) < 2 * world.size:  # a person did it all
+        if int(world.sum(rollout.own.sum())) < 2 * world.size:  # a person gave almost all actions
             return {}
         batch, advantage_std, explained = self._prepare(rollout, world)
         sums: dict[str, float] = {}
@@ -142,9 +144,9 @@ class PPO:
         return means | scales | {"minibatches": float(count)}
 
     def _minibatches(self, batch: TensorDict) -> Iterator[TensorDict]:
-        """Decisions [B] of `batch` [T, N] in random order; all decisions [T, B] of environments where one remembers.
+        """Decisions [B] of `batch` [T, N] in random order; for a policy with memory, whole environments [T, B].
 
-        Each is taken from where the rollout lies when its turn comes: that may not fit where the policy is.
+        Each is copied to the policy's device when it is used, since the whole rollout may not fit there.
         """
         size, dim = self.config.minibatch, 0
         if isinstance(self.policy, RecurrentPolicy):
@@ -155,8 +157,8 @@ class PPO:
             yield _select(batch, rows, dim).to(self.policy.device)
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, float, float]:
-        """What is trained on [T, N], the deviation of the advantages and the explained variance."""
-        assert rollout.value is not None, "PPO learns from policies that give values with their decisions"
+        """The training batch [T, N], the standard deviation of its advantages, and the explained variance."""
+        assert rollout.value is not None, "PPO needs policies that return values with their decisions"
         own, value = rollout.own, rollout.value
         advantage, returns = self._gae(rollout, value, next_values(self.policy, rollout, value))
         batch = TensorDict(
@@ -181,9 +183,9 @@ class PPO:
     def _step(self, batch: TensorDict, world: World = ALONE) -> dict[str, float]:
         """One gradient step on decisions [B], or sequences [T, B]; returns losses and ratios, means over `own`.
 
-        Sums are divided by the number of own decisions that a process has on average, so that the average over
-        processes is the mean over all their decisions. Every process takes the step, even one without own decisions,
-        or none does: then nothing is returned.
+        Sums are divided by the average number of own decisions per process, so that the average over processes is the
+        mean over all decisions. Either every process takes the step, even one without own decisions, or none does; then
+        the result is empty.
         """
         dim, count = batch.batch_dims - 1, int(world.sum(batch["own"].sum())) / world.size
         if not count:
@@ -249,6 +251,6 @@ class PPO:
 
 
 def _select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:
-    # Copies rows, which is twice as fast as batch[rows]: that copies number by number.
+    # Twice as fast as batch[rows], which copies element by element.
     size = [*batch.shape[:dim], len(rows)]
     return cast(TensorDict, batch.apply(lambda part: part.index_select(dim, rows.to(part.device)), batch_size=size))

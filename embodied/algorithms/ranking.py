@@ -1,16 +1,16 @@
-"""Self-imitation proposes several chunks, an advantage learned from every executed chunk chooses among them.
+"""Self-imitation proposes several chunks; an advantage learned from all executed chunks chooses one.
 
-Each iteration estimates the advantage of every chunk it executed from the rewards that followed and the values on the
-way (TD(lambda), as PPO does), and a network learns it as a function of observation and chunk, from the iterations of
-late. The policy then draws candidates from its samples, and executes the one whose learned advantage is highest. Those
-that succeed are imitated, so that candidates get better too.
+Each iteration estimates the advantage of every executed chunk from the following rewards and values (TD(lambda), as in
+PPO), and a network learns it as a function of observation and chunk, from the most recent iterations. The policy then
+samples candidates and executes the one with the highest learned advantage. Successful chunks are imitated, so that
+candidates improve too.
 
-Policy gradients forget each estimate after one step, and its noise drowns what a single chunk does; regression averages
-over many alike chunks. Candidates are the policy's own samples, which is where the learned advantage has seen data.
+Policy gradients use each estimate for one step, where noise exceeds the effect of a single chunk; regression averages
+over many similar chunks. Candidates are the policy's own samples, where the learned advantage has data.
 
 Sources: candidates of a generative policy ranked by a critic, IDQL (arXiv 2304.10573); over chunks, Q-chunking (arXiv
 2507.07969). Differs from both: the critic is not learned by bootstrapping from replayed transitions. Its targets are
-TD(lambda) advantages under the policy that collected them, kept only while that was lately.
+TD(lambda) advantages of the policy that collected them, from recent iterations only.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ PARTS = ("imitation", "value_optimiser", "advantage_optimiser", "replay")
 
 @dataclass
 class RankingConfig:
-    """Hyper-parameters; `imitation` makes the proposals, and says how much an iteration collects and where it starts.
+    """Hyper-parameters; `imitation` makes the proposals and configures rollouts and initial states.
 
-    Its rounds lie in the first part `imitated` of a run; the rest leaves the advantage time for the last proposals.
+    Its rounds take the first share `imitated` of a run; in the rest only the value and the advantage are trained.
 
-    The value learns for `epochs` over each iteration's returns (`value_gae_lambda`), in minibatches of
-    `value_minibatch`. The advantages (`gae_lambda`) of the last `window` iterations are replayed in
-    `gradient_steps` minibatches of `minibatch`. Ranking begins after `warmup` iterations, a third of which the value
-    has for itself.
+    The value is trained for `epochs` on each iteration's returns (`value_gae_lambda`), in minibatches of
+    `value_minibatch`. The advantages (`gae_lambda`) of the last `window` iterations are replayed in `gradient_steps`
+    minibatches of `minibatch`. Ranking begins after `warmup` iterations; in the first third of these only the value is
+    trained.
     """
 
     imitation: SelfImitationConfig = field(default_factory=lambda: SelfImitationConfig(gradient_steps=180, rounds=4))
@@ -95,7 +95,7 @@ class RankingConfig:
 
 
 class Ranking:
-    """Learns by which advantage `policy` ranks its candidates."""
+    """Learns the advantage by which `policy` ranks its candidates."""
 
     collector = Collector
 
@@ -126,7 +126,7 @@ class Ranking:
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """One iteration; returns mean losses, explained variance and imitation's metrics."""
-        assert rollout.value is not None, "ranking learns from policies that give values with their decisions"
+        assert rollout.value is not None, "ranking needs policies that return values with their decisions"
         value = rollout.value
         returns, advantage = self._targets(rollout, value, next_values(self.policy, rollout, value))
         metrics = {
@@ -180,7 +180,7 @@ class Ranking:
         return float(loss.detach())
 
     def state_dict(self) -> dict[str, Any]:
-        """Imitation, optimisers, replay and counters; the generator is imitation's."""
+        """Imitation (with its generator), optimisers, replay and counters."""
         parts = {part: getattr(self, part).state_dict() for part in PARTS}
         return parts | {"iterations": self.iterations, "critic_steps": self.critic_steps}
 

@@ -1,4 +1,4 @@
-"""Learners by the name that `algorithm=` takes."""
+"""Learner configs by the name given as `algorithm=`."""
 
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import DistillationConfig

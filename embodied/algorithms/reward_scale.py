@@ -1,4 +1,4 @@
-"""What rewards are multiplied by, so that one learning rate of the critic suits every task."""
+"""Scales rewards so that one learning rate of the critic suits every task."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from embodied.world import ALONE, World
 
 
 class RewardScale:
-    """One over the running standard deviation of discounted returns; 1 until there is a reward.
+    """Factor of rewards: one over the running standard deviation of discounted returns; 1 until there is a reward.
 
-    Returns are of rewards alone, to the end of the episode or the rollout: a value function that has learned nothing
-    yet has no say. While rewards are rare the deviation is small, and the scale would be far too large once they are
-    common: it is at most one over the root mean square of the rewards of those decisions that have any.
+    Returns contain only rewards up to the end of the episode or the rollout, no values, so that an untrained value
+    function has no influence. While rewards are rare the deviation is small, and the factor would be far too large once
+    they are common: it is at most one over the root mean square of the nonzero rewards per decision.
     """
 
     def __init__(self, discount: float) -> None:
         self.discount = discount
-        self.decisions, self.total, self.squares = 0, 0.0, 0.0  # how many, their returns and squared returns
-        self.rewarded, self.squared_rewards = 0, 0.0  # those with a reward
+        self.decisions, self.total, self.squares = 0, 0.0, 0.0  # count, sum of returns, sum of squared returns
+        self.rewarded, self.squared_rewards = 0, 0.0  # decisions with a reward
 
     def __call__(self) -> float:
-        """The scale as of now."""
+        """The present factor."""
         if self.squared_rewards == 0.0:
             return 1.0
         variance = self.squares / self.decisions - (self.total / self.decisions) ** 2
         return 1.0 / math.sqrt(max(variance, self.squared_rewards / self.rewarded))
 
     def add(self, rollout: Rollout, world: World = ALONE) -> None:
-        """Take in the rewards of one more rollout of each process."""
+        """Add the rewards of one rollout of each process."""
         rewards = chunk_reward(rollout.reward, self.discount).double()
         ending, worthless = (rollout.executed, rollout.terminated, rollout.truncated), torch.zeros_like(rewards)
         returns, _ = gae(rollout.reward, *ending, worthless, worthless, discount=self.discount, gae_lambda=1.0)
@@ -47,7 +47,7 @@ class RewardScale:
         self.squared_rewards += sums[4]
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen so far."""
+        """The counts and sums so far."""
         return {name: value for name, value in vars(self).items() if name != "discount"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

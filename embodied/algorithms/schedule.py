@@ -6,6 +6,6 @@ from torch.optim import Optimizer
 
 
 def linear_decay(optimiser: Optimizer, progress: float, final_lr_share: float, *rates: float) -> None:
-    """Set the learning rate of each parameter group, linear from its one of `rates` to `final_lr_share` of that."""
+    """Set the learning rate of each parameter group: linear from its entry in `rates` to `final_lr_share` of that."""
     for group, rate in zip(optimiser.param_groups, rates, strict=True):
         group["lr"] = rate * (1.0 - (1.0 - final_lr_share) * progress)

@@ -1,13 +1,13 @@
-"""Self-imitation: the supervised loss on the policy's own successful chunks, beside the demonstrations.
+"""Self-imitation: the supervised loss on demonstrations and the policy's own successful chunks.
 
-Each iteration collects episodes, keeps every chunk of those that succeeded, and takes gradient steps on the growing set
-(self-imitation, arXiv 1806.05635, without its value function; filtered behaviour cloning in rounds). With RetryStarts
-an initial state that failed is tried again with fresh noise, so that what is added lies where the policy fails. Tasks
-are drawn equally often, however rarely they succeed.
+Each iteration collects episodes, keeps every chunk of successful ones, and takes gradient steps on the growing set
+(self-imitation, arXiv 1806.05635, without its value function; filtered behaviour cloning in rounds). With RetryStarts a
+failed initial state is tried again with new noise, so that data is added where the policy fails. All tasks are sampled
+equally often, however rarely they succeed.
 
-A network that has converged on little learns less from more than a new one does (primacy bias, arXiv 2205.07802). So
-training goes in rounds: while the policy of the last round collects, a new network learns from all successes so far,
-and takes its place at the end of the round.
+A network that has converged on little data learns less from additional data than a new one does (primacy bias, arXiv
+2205.07802). So training has rounds: while the policy of the last round collects, a new network learns from all
+successes so far, and replaces it at the end of the round.
 
 Differs from the paper: success alone selects what is imitated; there is no advantage weight and no policy gradient.
 """
@@ -41,7 +41,7 @@ PARTS = ("sft", "replay", "episodes")
 class SelfImitationConfig:
     """`gradient_steps` per iteration of `rollout_length` chunks per environment; a run has `rounds` of equal length.
 
-    A share `demonstration_share` of each minibatch are demonstrations. A share `retry` of restarts go to states where
+    A share `demonstration_share` of each minibatch is demonstrations. A share `retry` of restarts goes to states where
     the policy has failed, at most `attempts` times each.
     """
 
@@ -71,12 +71,12 @@ class SelfImitationConfig:
             UserError: without demonstrations.
         """
         if demonstrations is None:
-            raise UserError("imitation needs demonstrations, which this task has not; use algorithm=ppo")
+            raise UserError("imitation needs demonstrations, but this task has none; use algorithm=ppo")
         return SelfImitation(policy, self, demonstrations, env, generator)
 
 
 class SelfImitation:
-    """Updates a policy from its own successes."""
+    """Updates a policy from its successful episodes."""
 
     collector = Collector
 
@@ -91,9 +91,9 @@ class SelfImitation:
         self.policy, self.config, self.generator, self.demonstrations = policy, config, generator, demonstrations
         self.sft, self.progress, self.gradient_steps = self._begin(), 0.0, 0
         self.replay = EpisodeReplay(config.capacity)
-        self.by_task: list[Tensor] = []  # observations of the replay, for each task that has any
+        self.by_task: list[Tensor] = []  # rows of the replay, for each task that has any
         self.episodes = EpisodeAssembler()
-        self.starts: RetryStarts | None = None  # where initial states have no numbers, none comes back
+        self.starts: RetryStarts | None = None  # None: initial states are not numbered
         if isinstance(env, NumberedStarts):
             self.starts = RetryStarts(env.task_index, retry=config.retry, attempts=config.attempts, generator=generator)
 
@@ -104,7 +104,7 @@ class SelfImitation:
             self.replay.add(episodes)
             self._sort()
         rounds, steps = self.config.rounds, self.config.gradient_steps
-        done = min(math.floor(self.progress * rounds), rounds - 1)  # beyond its end a run stays in the last round
+        done = min(math.floor(self.progress * rounds), rounds - 1)  # an extended run stays in the last round
         ahead = progress - self.progress
         through = [(self.progress + ahead * step / steps) * rounds - done for step in range(steps)]
         losses = [self.sft.step(self._batch(), min(1.0, part)) for part in through]
@@ -120,7 +120,7 @@ class SelfImitation:
         return metrics | self.first_attempts()
 
     def first_attempts(self) -> dict[str, float]:
-        """As `RetryStarts.first_attempts`; empty where no initial state is tried again."""
+        """As `RetryStarts.first_attempts`; empty without retries."""
         return self.starts.first_attempts() if self.starts else {}
 
     def _begin(self) -> SFT:
@@ -144,7 +144,7 @@ class SelfImitation:
         ]
         assert self.replay.episodes is not None
         own = self.replay.episodes.chunks(torch.cat(picked), horizon)
-        keys = batch["observation"].keys()  # a person's demonstration says nothing that a simulator alone knows
+        keys = batch["observation"].keys()  # demonstrations may lack privileged observations
         own["observation"] = own["observation"].select(*keys)
         return TensorDict.cat((batch, own))
 

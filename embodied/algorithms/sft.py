@@ -1,7 +1,7 @@
 """Supervised fine-tuning: the policy's own supervised loss on stored action chunks.
 
-The policy that acts is an exponential moving average of the one that is trained (as in diffusion policy,
-arXiv 2303.04137): a flow-matching loss is noisy, the average is not.
+The acting policy is an exponential moving average of the trained one (as in diffusion policy, arXiv 2303.04137),
+because a flow-matching loss is noisy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECENT = 50
 
 @dataclass
 class SFTConfig:
-    """Optimiser settings; the learning rate falls by a cosine to `final_learning_rate` over the `steps` planned."""
+    """Optimiser settings; the learning rate decays by a cosine to `final_learning_rate` over the planned `steps`."""
 
     steps: int = 4000
     batch: int = 256
@@ -47,7 +47,7 @@ class SFTConfig:
 
 
 class SFT:
-    """Trains a copy of `policy` and keeps `policy` itself at the moving average of that copy."""
+    """Trains a copy of `policy`; `policy` itself is the moving average of that copy."""
 
     def __init__(self, policy: TrainablePolicy, config: SFTConfig, generator: torch.Generator) -> None:
         self.policy, self.config, self.generator = policy, config, generator
@@ -63,7 +63,7 @@ class SFT:
     def fit(self, episodes: Episodes, steps: int) -> float:
         """Take `steps` gradient steps on chunks of `episodes`; returns the mean of the last losses.
 
-        Those beyond the number planned go on at the final learning rate.
+        Steps beyond the planned number use the final learning rate.
         """
         for _ in range(steps):
             batch = episodes.sample(self.config.batch, self.policy.contract.horizon, self.generator)
@@ -74,7 +74,7 @@ class SFT:
     def step(self, batch: TensorDict, progress: float) -> float:
         """One gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss.
 
-        `progress`, from 0 to 1, is how far training is, for the learning rate.
+        `progress`, the share of training done from 0 to 1, sets the learning rate.
         """
         for group in self.optimiser.param_groups:
             group["lr"] = self._learning_rate(progress)
@@ -93,13 +93,13 @@ class SFT:
         return low + (high - low) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
 
     def _average(self) -> None:
-        # A window that grows with training keeps the random start out of the average.
+        # The window grows with training, so that the initial random weights leave the average.
         keep = min(self.config.average, (1.0 + self.gradient_steps) / (10.0 + self.gradient_steps))
         average, now = tuple(self.policy.actor_parameters()), tuple(self.trained.actor_parameters())
         get_ema_multi_avg_fn(keep)(average, now, self.gradient_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both sets of weights, optimiser, draws to come, counter and last losses."""
+        """Both sets of weights, optimiser, generator, counter and last losses."""
         return {
             "policy": self.policy.state_dict(),
             "generator": self.generator.get_state(),

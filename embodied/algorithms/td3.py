@@ -1,13 +1,13 @@
 """Twin delayed deep deterministic policy gradient (arXiv 1802.09477): off-policy, without analytic gradients.
 
 Differs from the paper:
-    - many environments: an iteration stores `rollout_length` chunks of each, then takes `gradient_steps`;
-    - exploration noise is the policy's own sampling, whose deviation is not trained;
-    - targets reach over `lookahead` decisions, as in D4PG (arXiv 1804.08617) uncorrected for what the policy would have
-      done in place of the later ones: with control at 100 Hz a single action changes next to nothing;
+    - many environments: an iteration stores `rollout_length` chunks of each, then takes `gradient_steps` steps;
+    - exploration noise is the policy's own sampling, whose standard deviation is not trained;
+    - targets are `lookahead`-step returns without off-policy correction, as in D4PG (arXiv 1804.08617): with control at
+    100 Hz a single action has almost no effect;
     - a chunk is one action: its discounted reward, and discount^k for what follows after k executed actions;
-    - the critics are smooth (tanh), and learn faster than the actor that climbs them; both rates fall;
-    - the critics also read privileged observations (arXiv 1710.06542), the actor never does.
+    - the critics are smooth (tanh) and have a higher learning rate than the actor; both rates decay;
+    - the critics also read privileged observations (arXiv 1710.06542), the actor does not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from embodied.world import ALONE, World
 class TD3Config:
     """Hyper-parameters of TD3; noise is in half ranges of the actions, gradient steps begin after `warmup` rows.
 
-    Learning rates fall linearly to their `final_lr_share`.
+    Learning rates decay linearly to their `final_lr_share`.
     """
 
     rollout_length: int = 16
@@ -83,7 +83,7 @@ class TD3Config:
 
 
 class TD3:
-    """Two critics of which the lower one is believed, and a policy that climbs the first."""
+    """Two critics, whose minimum is the target, and a policy that maximises the first."""
 
     starts = None
     collector = Collector
@@ -140,7 +140,7 @@ class TD3:
         self.critic_optimiser.step()
         self.gradient_steps += 1
         if self.gradient_steps % self.config.policy_delay == 0:
-            self._climb(batch["observation"])
+            self._update_actor(batch["observation"])
         return loss.detach()
 
     @torch.no_grad()
@@ -152,7 +152,7 @@ class TD3:
         values = self._values(self.target_critics, batch["next_observation"], smoothed)
         return batch["reward"] + batch["carry"] * values.amin(0)
 
-    def _climb(self, observation: TensorDict) -> None:
+    def _update_actor(self, observation: TensorDict) -> None:
         actions = self._scaled(self._executed(self.policy, observation))
         loss = -self._values(self.critics, observation, actions)[0].mean()
         self.actor_optimiser.zero_grad()
@@ -173,7 +173,7 @@ class TD3:
         return critics(torch.cat((self.policy.features(observation), actions.flatten(1)), -1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Critics, targets, optimisers, replay and the generator."""
+        """Critics, targets, optimisers, replay and generator."""
         return {
             **{name: getattr(self, name).state_dict() for name in _PARTS},
             "gradient_steps": self.gradient_steps,
@@ -189,11 +189,11 @@ class TD3:
 
 
 class Critics(nn.Module):
-    """Two networks of layers of `sizes` with tanh between them, run together: inputs [B, I] to values [2, B]."""
+    """Two networks with layers of `sizes` and tanh between them, computed together: [B, I] to values [2, B]."""
 
     def __init__(self, sizes: list[int]) -> None:
         super().__init__()
-        bounds = [1.0 / math.sqrt(inputs) for inputs in sizes[:-1]]  # torch's own, of linear layers
+        bounds = [1.0 / math.sqrt(inputs) for inputs in sizes[:-1]]  # torch's default for linear layers
         shapes = list(zip(bounds, pairwise(sizes), strict=True))
         self.weights = nn.ParameterList(torch.empty(2, *shape).uniform_(-bound, bound) for bound, shape in shapes)
         self.biases = nn.ParameterList(torch.empty(2, 1, shape[1]).uniform_(-bound, bound) for bound, shape in shapes)

@@ -1,1 +1,1 @@
-"""What programs share: configuration, options, messages, devices."""
+"""Common parts of the programs: configuration, options, messages, devices."""

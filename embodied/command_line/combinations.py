@@ -1,4 +1,4 @@
-"""Which policies a task takes, and which algorithms train each of them there: what configs/combinations.yaml says."""
+"""Valid combinations of task, policy and algorithm, from configs/combinations.yaml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def check(overrides: Sequence[str]) -> None:
-    """Raise UserError where the task, policy and algorithm of `overrides` ("key=value") do not go together."""
+    """Raise UserError if task, policy and algorithm of `overrides` ("key=value") are no valid combination."""
     task, policy, algorithm = chosen(overrides)
     if (policy, algorithm) not in taken(task):
         raise UserError(
@@ -24,26 +24,26 @@ def check(overrides: Sequence[str]) -> None:
 
 
 def chosen(overrides: Sequence[str]) -> tuple[str, str, str]:
-    """Task, policy and algorithm of `overrides`; those that are not named are the task's own.
+    """Task, policy and algorithm of `overrides`; the task's defaults for those not named.
 
     Raises:
-        UserError: for a task of which nothing is said.
+        UserError: for a task that is not listed.
     """
     given = dict(override.split("=", 1) for override in overrides)
     task = given.get("task", next(iter(_table())))
     if task not in _table():
-        raise UserError(f"configs/combinations.yaml does not say what task={task} takes; say it there")
+        raise UserError(f"configs/combinations.yaml does not list task={task}; add it there")
     policy, algorithm = next(iter(taken(task)))
     return task, given.get("policy", policy), given.get("algorithm", algorithm)
 
 
 def taken(task: str) -> list[tuple[str, str]]:
-    """Every policy that `task` takes, with every algorithm that trains it; the task's own first."""
+    """All valid (policy, algorithm) of `task`; its default first."""
     return [(policy, algorithm) for policy, algorithms in _table()[task].items() for algorithm in algorithms]
 
 
 def described(task: str) -> str:
-    """The same in words: "policy=mlp with algorithm=bptt|ppo; policy=recurrent with algorithm=ppo"."""
+    """The same as text: "policy=mlp with algorithm=bptt|ppo; policy=recurrent with algorithm=ppo"."""
     return "; ".join(
         f"policy={policy} with algorithm={'|'.join(algorithms)}" for policy, algorithms in _table()[task].items()
     )

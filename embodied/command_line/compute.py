@@ -1,4 +1,4 @@
-"""What computes: the policy's device, PyTorch's share of the cores, and the machine's memory."""
+"""Compute resources: the policy's device, PyTorch's threads, and memory limits."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ import torch
 from embodied.errors import UserError
 
 GROUP_LIMITS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where Linux tells how much memory a container may take."""
+"""Files in which Linux states a container's memory limit."""
 
 
 def prepare(device: str, threads: int | None = None) -> None:
-    """Check that `device` works here, and let PyTorch use `threads` cores: those at hand if None, four at most.
+    """Check that `device` works, and set PyTorch's `threads`: if None, the number of cores, at most four.
 
-    From here on, asking for more memory than the machine has fails at once, unless CUDA is used.
+    From then on, allocating more memory than the machine has fails at once, unless CUDA is used.
 
     Raises:
-        UserError: for a device that is not here, no thread at all, or more than these cores could take turns at.
+        UserError: for a missing device, or an impossible number of threads.
     """
     cores = len(os.sched_getaffinity(0))
     most = max(64, 8 * cores)
     if threads is not None and not 1 <= threads <= most:
-        raise UserError(f"expected threads of 1 to {most} on these {cores} cores, got {threads}")
-    # A supervised step gains a quarter from a second thread; matrices this small cannot feed many.
+        raise UserError(f"expected threads from 1 to {most} (cores here: {cores}), got {threads}")
+    # A second thread makes a supervised step a quarter faster; matrices are too small for many.
     torch.set_num_threads(threads or min(4, cores))
-    if device == "cpu":  # a GPU's driver reserves addresses as it likes
+    if device == "cpu":  # a GPU's driver reserves large address ranges
         _limit_memory()
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or not (index or "0").isdecimal():
         raise UserError(f"unknown device {device!r}; expected cpu, cuda or cuda:NUMBER")
     if kind == "cuda" and torch.version.cuda is None:
-        raise UserError(f"device={device}, but this PyTorch is built without CUDA; use device=cpu, or install another")
+        raise UserError(f"device={device}, but this PyTorch has no CUDA; use device=cpu, or install one with CUDA")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device={device}, but there are {torch.cuda.device_count()} CUDA devices; use device=cpu")
+        raise UserError(f"device={device}, but CUDA devices found: {torch.cuda.device_count()}; use device=cpu")
 
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Tell the user where the body asks for more memory than there is.
+    """Report a lack of memory in the body as a UserError.
 
     Raises:
-        UserError: then, on one line.
+        UserError: on one line, if memory runs out.
     """
     try:
         yield
@@ -61,7 +61,7 @@ def enough_memory() -> Iterator[None]:
 
 
 def _limit_memory() -> None:
-    """Have the kernel refuse what cannot end well: it would promise more memory than there is, and kill us later."""
+    """Limit the address space to physical memory: otherwise Linux grants more and kills the process later."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     of_group = [int(path.read_text()) for path in GROUP_LIMITS if path.exists() and path.read_text().strip().isdigit()]
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

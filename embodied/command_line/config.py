@@ -1,4 +1,4 @@
-"""Hydra composes, dataclasses check: YAML and command line in, typed objects out, one clear line where that fails."""
+"""Configuration: Hydra composes YAML and the command line, dataclasses check; errors are one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embodied.command_line.combinations import CONFIGS
 from embodied.errors import UserError
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
-"""A number with a positive exponent, as all of a value or as an element of one."""
+"""A number with a positive exponent, as a whole value or an element of a list."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
 """Config classes by name, for each config group."""
@@ -28,8 +28,8 @@ def compose(
     `saved` is the JSON-ready form of an earlier run: its choices and values take the place of the defaults.
 
     Raises:
-        UserError: on one line, for an unknown key, name or type, listing the valid ones, for choices that do not go
-            together, and for `saved` of another version or with other choices.
+        UserError: on one line, for an unknown key, name or type, listing the valid ones, for invalid combinations, and
+            for `saved` of another version or with other choices.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -68,7 +68,7 @@ def check_continues(before: Mapping[str, Any], now: Mapping[str, Any], free: Col
     """Check that the record `now` of `compose` continues the run of the record `before`.
 
     Raises:
-        UserError: where options differ that are not `free`; more `env_steps` continue a run, fewer do not.
+        UserError: if options differ that are not `free`; `env_steps` may grow.
     """
     changed = _differences(before.get("values", {}), now.get("values", {}))
     refused = [
@@ -78,13 +78,13 @@ def check_continues(before: Mapping[str, Any], now: Mapping[str, Any], free: Col
     ]
     if refused:
         raise UserError(
-            f"the saved run has {', '.join(refused)}; a run is continued as it is, with more env_steps at most: "
-            "start a new one for that"
+            f"the saved run has {', '.join(refused)}; only env_steps may grow when a run is continued: "
+            "start a new run for that"
         )
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Values of options that both have, by dotted name, where they differ."""
+    """Values of options in both, by dotted name, if they differ."""
     found: dict[str, tuple[Any, Any]] = {}
     for key in sorted(before.keys() & now.keys()):
         name, pair = f"{prefix}{key}", (before[key], now[key])
@@ -103,7 +103,7 @@ def at_least(config: object, least: int, *fields: str) -> None:
 
 
 def names(group: str, groups: Groups) -> list[str]:
-    """What a group offers: its YAML files, or its classes where it has none."""
+    """Choices of a group: its YAML files, or its classes if it has none."""
     return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")) or sorted(groups[group])
 
 
@@ -112,14 +112,14 @@ def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[s
         key, _, value = override.partition("=")
         if not value or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise UserError(f"expected key=value, got {override!r}; --help lists the options")
-        if key.partition(".")[0] not in options:  # Hydra may know it from another program's configuration
+        if key.partition(".")[0] not in options:  # Hydra may accept another program's option
             raise UserError(f"unknown option {key!r}; expected one of {', '.join(options)}")
         if key in groups and value not in names(key, groups):
             raise UserError(f"unknown {key} {value!r}; expected one of {', '.join(names(key, groups))}")
 
 
 def _whole(override: str) -> str:
-    """`override` with whole numbers such as 1e6 and 1.5e3 written out: options that count take no other form."""
+    """`override` with whole numbers such as 1e6 and 1.5e3 written out, as integer options need them."""
     key, _, value = override.partition("=")
     return f"{key}={WHOLE.sub(lambda found: _written_out(found[0]), value)}"
 
@@ -140,21 +140,21 @@ def _saved(config: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - Ome
     try:
         return OmegaConf.merge(config, values)
     except OmegaConfBaseException as error:
-        raise UserError(f"the saved configuration is of another version ({_explain(error)}); train anew") from error
+        raise UserError(f"the saved configuration is of another version ({_explain(error)}); train again") from error
 
 
 def _explain(error: Exception) -> str:
-    """One line: which option is wrong, and what it takes."""
+    """One line: which option is wrong, and what it accepts."""
     from hydra.errors import OverrideParseException
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}; lists are [a,b], text with special characters is in quotes"
+        return f"cannot read {error.override!r}; write lists as [a,b] and text with special characters in quotes"
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if not isinstance(cause, OmegaConfBaseException):
         return " ".join(str(error).split())
     if isinstance(cause, MissingMandatoryValue):
-        return f"expected {cause.full_key}=...; --help says what it is"
+        return f"expected {cause.full_key}=...; --help describes it"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         options = (str(key) for key in cause.parent_node if key != "hydra")
         return f"unknown option {cause.full_key!r}; expected one of {', '.join(options)}"

@@ -1,4 +1,4 @@
-"""Packages that only some of the library needs."""
+"""Optional packages, which only parts of the library need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def needs_extra(extra: str) -> Iterator[None]:
     """Around imports of packages that the `extra` of this distribution installs.
 
     Raises:
-        UserError: on one line, where one is missing.
+        UserError: on one line, if one is missing.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What train.py and its siblings share: the console, --help, and errors on one line."""
+"""Common parts of train.py and the other programs: the console, --help, and errors on one line."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MACHINE = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EISDIR, errno.ENOTDIR),
     *(errno.ENAMETOOLONG, errno.EADDRINUSE, errno.EADDRNOTAVAIL),
 }
-"""Errors of the operating system that no bug of ours causes: they say all on one line."""
+"""Errors of the operating system that are no bugs: their message suffices."""
 
 
 def main(run: Callable[[list[str]], None], describe: Callable[[list[str]], str], arguments: list[str]) -> int:
-    """Run a program, or where `arguments` ask for help, describe it as the others have it; returns its exit status.
+    """Run a program, or describe it if `arguments` ask for help; returns its exit status.
 
-    What a user can put right is told on one line, with status 1. Anything else keeps its traceback: in the log of the
-    run where there is one, which that line then names.
+    Errors that a user can correct are printed on one line, with status 1. Others keep their traceback: it goes to the
+    run's log if there is one, and the line names that file.
     """
     setup_console()
     try:
@@ -57,20 +57,20 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def options(told: str | None, config: Any) -> str:  # noqa: ANN401 - a dataclass, or an object of one
-    """What --help says: the program's docstring `told`, that of the dataclass `config`, and every option of it.
+def options(described: str | None, config: Any) -> str:  # noqa: ANN401 - a dataclass, or an object of one
+    """Text of --help: the program's docstring `described`, that of the dataclass `config`, and all its options.
 
-    An option is told as it is typed, with its value, and with the sentence of its dataclass's docstring that names it.
+    An option is listed as typed, with its value and the sentence of its dataclass's docstring that names it.
     """
     values = OmegaConf.structured(config)
     listed = list(_listed(cast(DictConfig, values), ""))
     width = min(44, max((len(option) for option, _ in listed), default=0))
     lines = (f"{option:{width}}  # {sentence}" if sentence else option for option, sentence in listed)
-    return "\n\n".join([(told or "").strip(), _doc(_kind(values)), "\n".join(lines)]) + "\n"
+    return "\n\n".join([(described or "").strip(), _doc(_kind(values)), "\n".join(lines)]) + "\n"
 
 
 def _listed(config: DictConfig, prefix: str) -> Iterator[tuple[str, str]]:
-    """Every option of `config`, "key=value", and what its docstring says of it."""
+    """Every option of `config`, "key=value", and its sentence in the docstring."""
     for key in config:
         name = f"{prefix}{key}"
         node = None if OmegaConf.is_missing(config, key) else config[key]

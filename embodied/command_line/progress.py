@@ -1,4 +1,4 @@
-"""How far something is: a bar on a terminal, a line now and then where the output goes into a file."""
+"""Progress: a bar on a terminal, occasional lines if the output is a file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 PERIOD_S = 60.0
-"""Between two lines of one Progress in a log."""
+"""Seconds between two lines of one Progress in a log."""
 
 
 class Progress:
     """Counts to `total` of `unit` from `initial`; `shown=False` counts silently.
 
-    On a terminal (stderr) it is a bar, elsewhere a message every `PERIOD_S`, for logs that no bar should fill.
+    On a terminal (stderr) it is a bar, elsewhere a message every `PERIOD_S`.
     """
 
     def __init__(self, label: str, total: int, unit: str, *, initial: int = 0, shown: bool = True) -> None:
@@ -27,16 +27,16 @@ class Progress:
             total=total, initial=initial, desc=label, unit=unit, unit_scale=total >= 10_000, smoothing=0.05,
             disable=None if shown else True,
         )  # fmt: skip
-        self._told_s = time.monotonic()
+        self._shown_s = time.monotonic()
 
     def update(self, more: int = 1, note: str = "") -> None:
-        """Go on by `more`; `note` is told beside."""
+        """Advance by `more`; `note` is shown beside."""
         self.done += more
         if note:
             self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(more)
-        if self._bar.disable and self.shown and time.monotonic() - self._told_s >= PERIOD_S:
-            self._told_s = time.monotonic()
+        if self._bar.disable and self.shown and time.monotonic() - self._shown_s >= PERIOD_S:
+            self._shown_s = time.monotonic()
             log.info(f"{self.label}: {self.done:,} of {self.total:,} {self.unit}s" + (f", {note}" if note else ""))
 
     def __enter__(self) -> Self:

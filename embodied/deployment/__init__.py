@@ -1,1 +1,1 @@
-"""What policies need outside of training: networks to export, chunks in real time, latencies."""
+"""Deployment of policies: exportable networks, real-time chunks, latencies."""

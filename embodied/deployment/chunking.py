@@ -1,8 +1,8 @@
-"""How a new action chunk follows the one that runs, when inference takes time.
+"""Transitions from the running action chunk to the next one when inference takes time.
 
-A chunk from an observation at time t holds actions for t, t + dt, ... While it is computed the robot runs on with the
-chunk before it, so by the time it arrives its first actions are past: they are `frozen`. Letters: N observations, H
-actions of a chunk, A action dimension.
+A chunk from an observation at time t holds actions for t, t + dt, ... While it is computed the robot continues the
+previous chunk, so that its first actions are already past when it arrives: they are `frozen`. Letters: N observations,
+H actions of a chunk, A action dimension.
 
 Sources: real-time chunking (arXiv 2506.07339): frozen prefix, soft mask and guidance.
 """
@@ -22,11 +22,11 @@ from embodied.errors import UserError
 from embodied.policy import Decision, Policy
 
 EARLY = 0.25
-"""Control steps by which a tick may come early and still count as on time."""
+"""Control steps by which a tick may be early and still count as on time."""
 
 
 class Execution(Enum):
-    """What a robot does with chunks that arrive late.
+    """How a robot handles chunks that arrive late.
 
     INPAINT: the new chunk is generated as a continuation of the running one, see `InpaintingPolicy`. BLEND: the two are
     mixed linearly where they overlap, for policies that cannot inpaint. NAIVE: the new chunk begins with its first
@@ -40,7 +40,7 @@ class Execution(Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> Execution:
-        raise UserError(f"unknown execution {value!r}; expected one of {', '.join(way.value for way in cls)}")
+        raise UserError(f"unknown execution {value!r}; expected one of {', '.join(each.value for each in cls)}")
 
     @property
     def aligned(self) -> bool:
@@ -50,9 +50,9 @@ class Execution(Enum):
 
 @dataclass(frozen=True)
 class Running:
-    """The chunk that runs, on the time axis of a new observation: action i is for i control steps after it.
+    """The running chunk on the time axis of a new observation: action i is for i control steps after it.
 
-    The first `overlap` actions are known, the others are fillers; the first `frozen` of them will have run when the new
+    The first `overlap` actions are known, the others are padding; the first `frozen` of them will have run when the new
     chunk arrives.
     """
 
@@ -61,11 +61,11 @@ class Running:
     overlap: Tensor  # [N] int, at least `frozen`
 
     def keeps(self) -> Tensor:
-        """Where a new chunk repeats this one, [N, H] bool."""
+        """Whether a new chunk repeats this one's action, [N, H] bool."""
         return _index(self.actions) < self.frozen.unsqueeze(1)
 
     def soft_mask(self) -> Tensor:
-        """How strongly a new chunk is guided to this one, [N, H].
+        """Weight with which a new chunk is guided towards this one, [N, H].
 
         1 where frozen, then c (e^c - 1) / (e - 1) with c falling linearly to 0 where the overlap ends
         (arXiv 2506.07339, equation 5).
@@ -75,7 +75,7 @@ class Running:
         return torch.where(self.keeps(), 1.0, soft)
 
     def blended(self, actions: Tensor) -> Tensor:
-        """This chunk where frozen, then linearly more of `actions` [N, H, A], these alone after the overlap."""
+        """This chunk where frozen, then a linear transition to `actions` [N, H, A] until the overlap ends."""
         share = torch.where(self.keeps(), 0.0, self._progress()).unsqueeze(-1)
         return torch.where(share == 0.0, self.actions, torch.lerp(self.actions, actions, share))
 
@@ -102,7 +102,7 @@ class InpaintingPolicy(Policy, Protocol):
 
 
 def check_execution(policy: Policy, execution: Execution) -> None:
-    """Raise UserError where `policy` cannot do what `execution` asks for."""
+    """Raise UserError if `policy` does not support `execution`."""
     if execution is Execution.INPAINT and not isinstance(policy, InpaintingPolicy):
         raise UserError(f"{type(policy).__name__} cannot inpaint; use execution=blend")
 
@@ -116,7 +116,7 @@ def follow(
     deterministic: bool = True,
     generator: torch.Generator | None = None,
 ) -> Decision:
-    """The next chunks for observations [N]; those of aligned executions begin with the frozen actions of `running`."""
+    """The next chunks for observations [N]; those of INPAINT and BLEND begin with the frozen actions of `running`."""
     if execution is Execution.INPAINT:
         assert isinstance(policy, InpaintingPolicy)
         return policy.inpaint(observation, running, deterministic=deterministic, generator=generator)
@@ -127,7 +127,7 @@ def follow(
 
 
 def shifted(actions: Tensor, steps: int) -> Tensor:
-    """Chunks [N, H, A] on a time axis that begins `steps` later; their last action fills what is missing."""
+    """Chunks [N, H, A] without their first `steps` actions, padded with the last action."""
     last = actions[:, -1:].expand(-1, min(steps, actions.shape[1]), -1)
     return torch.cat((actions[:, steps:], last), 1)
 

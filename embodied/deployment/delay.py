@@ -1,10 +1,10 @@
-"""A policy as a robot runs it whose inference takes d control steps: for evaluations that know every step.
+"""Evaluation of a policy whose inference takes d control steps, as on a robot.
 
-What `real_robot.serving.chunk_executor` does on a clock, for N environments at once: the running chunk is the policy's
-memory (`rollout.memory`), so that `evaluation.evaluate` serves unchanged. Each decision is from an observation at time
-t: for d steps the actions are those of the chunk before, and from t + d on those of the new one. The first chunk of an
-episode is awaited: an episode begins with its first command. Letters: N observations, H predicted and K executed
-actions, A action dimension, M memory.
+This is `real_robot.serving.chunk_executor` in simulated time, for N environments: the running chunk is part of the
+policy's memory (`rollout.memory`), so that `evaluation.evaluate` needs no change. Each decision is from an observation
+at time t: for d steps the actions are those of the chunk before, and from t + d on those of the new one. The first
+chunk of an episode has no delay: an episode begins with its first command. Letters: N observations, H predicted and K
+executed actions, A action dimension, M memory.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from embodied.rollout.memory import RecurrentPolicy
 
 
 class DelayedPolicy:
-    """`policy` with an inference of `delay_s`, rounded up to whole control steps; implements `RecurrentPolicy`.
+    """`policy` with an inference time of `delay_s`, rounded up to control steps; implements `RecurrentPolicy`.
 
-    Under Execution.SYNCHRONOUS the robot holds by a command of zero, which is right for displacements, velocities and
-    rates.
+    With Execution.SYNCHRONOUS the robot holds with a command of zero, which suits displacements, velocities and rates.
 
     Args:
         policy: any policy.
-        delay_s: from an observation to its chunk.
-        execution: what to do meanwhile.
-        executed: K, actions between observations; the policy's own if None. Fewer cover longer delays.
+        delay_s: time from an observation to its chunk.
+        execution: what the robot does meanwhile.
+        executed: K, actions between observations; the policy's if None. A smaller K allows longer delays.
         device: the policy's.
 
     Raises:
-        UserError: where chunks do not last for the delay, or the policy or its contract do not allow `execution`.
+        UserError: if chunks are shorter than the delay, or the policy or its contract does not allow `execution`.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class DelayedPolicy:
         self.chunk_size = self.contract.horizon * math.prod(self.contract.action.shape)
 
     def initial_memory(self, count: int) -> Tensor:
-        """Memory [count, 1 + H * A + M]: whether a chunk runs, it from the next decision on, the policy's own."""
+        """Memory [count, 1 + H * A + M]: whether a chunk runs, its remaining actions, the policy's memory."""
         own = self.policy.initial_memory(count) if isinstance(self.policy, RecurrentPolicy) else torch.empty(count, 0)
         return torch.cat((torch.zeros(count, 1 + self.chunk_size), own.detach().cpu()), 1).to(self.device)
 
@@ -65,7 +64,7 @@ class DelayedPolicy:
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """The H actions that the robot runs from the observation's time on, should no other chunk arrive."""
+        """The H actions that the robot runs from the time of the observation if no other chunk arrives."""
         memory = observation[MEMORY]
         runs, chunk, own = memory.tensor_split((1, 1 + self.chunk_size), 1)
         runs = runs.squeeze(1).long()
@@ -81,7 +80,7 @@ class DelayedPolicy:
         return Decision(actions, sample, decision.log_prob, decision.value)
 
     def _executed(self, actions: Tensor, past: Tensor, runs: Tensor) -> Tensor:
-        """What runs [N, H, A]: aligned chunks begin with what is frozen, others are put off by the delay."""
+        """Executed actions [N, H, A]: aligned chunks begin with the frozen actions, others start after the delay."""
         if self.execution.aligned:
             return actions
         before = past if self.execution is Execution.NAIVE else torch.zeros_like(past)
@@ -94,23 +93,23 @@ class DelayedPolicy:
         longest = executed - 1 if waits else min(executed, horizon - executed)
         if not 0 <= self.steps <= longest or delay_s < 0.0:
             raise UserError(
-                f"expected delay_s from 0 to {longest * self.contract.control_dt_s:g}, got {delay_s:g}: no more is "
-                f"covered by horizon={horizon} executed={executed} under execution={self.execution.value}"
+                f"expected delay_s from 0 to {longest * self.contract.control_dt_s:g}, got {delay_s:g}: that is the "
+                f"longest for horizon={horizon} executed={executed} execution={self.execution.value}"
             )
         if waits and not all(low <= 0.0 <= high for low, high in zip(spec.low, spec.high, strict=True)):
-            raise UserError("execution=synchronous holds by a command of zero, which is outside the action's limits")
+            raise UserError("execution=synchronous holds with zero commands, which action limits exclude; use blend")
 
 
 def delayed(
     policy: Policy, delay_s: float, execution: str | None, *, executed: int | None, device: torch.device | str
 ) -> Policy:
-    """`policy` as `execution` names, or itself where that is None; see `DelayedPolicy`.
+    """`policy` with the delay and execution, see `DelayedPolicy`; unchanged if `execution` is None.
 
     Raises:
-        UserError: where there is a delay and no way to go on meanwhile.
+        UserError: for a delay without `execution`.
     """
     if execution is not None:
         return DelayedPolicy(policy, delay_s, Execution(execution), executed=executed, device=device)
     if delay_s:
-        raise UserError(f"delay_s needs execution=..., one of {', '.join(way.value for way in Execution)}")
+        raise UserError(f"delay_s needs execution=..., one of {', '.join(each.value for each in Execution)}")
     return policy

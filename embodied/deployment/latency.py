@@ -1,11 +1,10 @@
-"""Latency in training: any environment whose observations and commands arrive late.
+"""Latency in training: delays observations and commands of any environment.
 
-Sensors measure and actuators take commands at the control rate; each measurement and each command is under way for a
-time of its own, and the newest one that has arrived counts. So ages are whole periods, exactly: a latency of less than
-one counts as one. Measurements of an environment with K > 1 are made once per chunk; its commands are delayed one by
-one. A physical delay between command and effect, in fractions of a period, belongs into the simulator's dynamics
-(quadrotors: `delay_s` of an airframe); the time that a policy takes for a chunk is that of `delay.py`. Letters:
-N environments, K executed actions, A action dimension, D ages.
+Sensors measure and actuators take commands at the control rate; each message has its own latency, and the newest one
+that has arrived counts. Ages are therefore whole periods: a latency below one period counts as one. With K > 1
+measurements are made once per chunk; commands are delayed one by one. A physical delay between command and effect, in
+fractions of a period, belongs in the simulator's dynamics (quadrotors: `delay_s` of an airframe); the inference time of
+chunks is in `delay.py`. Letters: N environments, K executed actions, A action dimension, D ages.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ NAMES = ("observation", "action")
 
 @dataclass
 class LatencyConfig:
-    """Latencies between a lowest and a highest one, s, drawn for each episode; every message deviates by `jitter_s`.
+    """Latencies drawn per episode between a lowest and a highest one, s; each message deviates by up to `jitter_s`.
 
     `observed`: the policy reads observation "latency" [N, 2], s: the observation's age and the episode's action
-    latency. Otherwise it is privileged: for critics.
+    latency. Otherwise only critics read it (privileged).
     """
 
     observation_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -53,7 +52,7 @@ class LatencyConfig:
     observed: bool = False
 
     def __post_init__(self) -> None:
-        """Raise UserError for what is no range."""
+        """Raise UserError for impossible ranges."""
         for name in ("observation_s", "action_s"):
             given = getattr(self, name)
             if len(given) != 2 or not 0.0 <= given[0] <= given[1]:
@@ -63,22 +62,22 @@ class LatencyConfig:
 
     @property
     def present(self) -> bool:
-        """Whether there is any, or it is observed."""
+        """Whether any latency is above zero, or latency is observed."""
         return self.observed or max(*self.observation_s, *self.action_s, self.jitter_s) > 0.0
 
 
 def contract(without: Contract, config: LatencyConfig) -> Contract:
-    """That of an environment which has the contract `without` latencies: they are observed, too."""
+    """Contract of an environment with latencies, from its contract `without`: adds the observation "latency"."""
     spec = TensorSpec((2,), unit="s", names=NAMES, privileged=not config.observed)
     return replace(without, observation={**without.observation, LATENCY: spec})
 
 
 class LatencyEnvironment:
-    """`env` with latencies, and with what else `env` can do.
+    """`env` with latencies; it keeps the other capabilities of `env`.
 
-    Initial state `start` of a task has the same latencies in every run; where initial states have no numbers, those of
-    its environment's first, second, ... episode are the same. An episode begins as if its first observation
-    and its first command had been there before.
+    Initial state `start` of a task has the same latencies in every run; without numbered initial states, the n-th
+    episode of each environment has. An episode begins as if its first observation and its first command had been sent
+    long before.
     """
 
     def __init__(self, env: Environment, config: LatencyConfig) -> None:
@@ -109,7 +108,7 @@ class LatencyEnvironment:
 
     @property
     def start(self) -> Tensor:
-        """The initial state of its running episode, [N]; AttributeError where they have no numbers."""
+        """Initial states of the running episodes, [N]; AttributeError if they are not numbered."""
         return cast(NumberedStarts, self.env).start
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
@@ -129,9 +128,9 @@ class LatencyEnvironment:
         return self._observed()
 
     def step(self, actions: Tensor) -> Transition:
-        """As `Environment.step`: executes for each control step of `actions` [N, K, A] the newest command there is."""
+        """As `Environment.step`: every control step executes the newest command that has arrived."""
         if not self._observations.begun or not bool(actions.isfinite().all()):
-            return self.env.step(actions)  # which refuses it
+            return self.env.step(actions)  # raises
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         arrived = []
         for action in actions.unbind(1):
@@ -172,7 +171,7 @@ class LatencyEnvironment:
 
 
 class _Line:
-    """Messages on their way, newest first, each with its delay in whole periods; for N environments on `device`."""
+    """Messages in transit, newest first, with delays in whole periods; for N environments on `device`."""
 
     def __init__(
         self, range_s: list[float], jitter_s: float, period_s: float, *, purpose: int, device: torch.device
@@ -186,11 +185,11 @@ class _Line:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a message."""
+        """Whether any message was sent."""
         return bool(self.messages)
 
     def begin(self, fresh: Tensor, key: Tensor) -> None:
-        """Nothing is under way where `fresh` [N]; the latencies to come are a function of `key` [N]."""
+        """Remove all messages where `fresh` [N]; later latencies are a function of `key` [N]."""
         if not len(self.sent):
             self.sent, self.key, self.base_s = torch.zeros_like(key), key, torch.zeros_like(key, dtype=torch.float64)
             self.delays = torch.zeros(self.longest + 1, len(key), dtype=torch.int64, device=key.device)
@@ -211,7 +210,7 @@ class _Line:
         self.sent = self.sent + mask
 
     def newest(self) -> tuple[dict[str, Tensor], Tensor]:
-        """The newest message that has arrived, or else the first one, [N, ...], and its age [N] in periods."""
+        """The newest message that has arrived, or the first one, [N, ...], and its age [N] in periods."""
         if not self.longest:
             return {name: part[0] for name, part in self.messages.items()}, torch.zeros_like(self.sent)
         ages = torch.arange(self.longest + 1, device=self.delays.device).unsqueeze(1)
@@ -221,11 +220,11 @@ class _Line:
         return {name: part[age, rows] for name, part in self.messages.items()}, age
 
     def detach(self) -> None:
-        """Cut the graph of what is under way."""
+        """Cut the graph of messages in transit."""
         self.messages = {name: part.detach() for name, part in self.messages.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything under way."""
+        """All messages in transit."""
         return {"messages": self.messages} | {name: getattr(self, name) for name in LINE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -239,7 +238,7 @@ LINE = ("delays", "sent", "key", "base_s")
 
 
 def _pushed(rows: Tensor, new: Tensor, mask: Tensor) -> Tensor:
-    """`rows` [D, N, ...] with `new` [N, ...] before them and without the last, where `mask` [N]."""
+    """`rows` [D, N, ...]; where `mask` [N], with `new` [N, ...] in front and without the last."""
     moved = torch.cat((new.unsqueeze(0), rows[:-1]))
     return torch.where(mask.view(-1, *(1,) * (new.ndim - 1)), moved, rows)
 
@@ -249,12 +248,12 @@ def _parts(observation: TensorDict) -> dict[str, Tensor]:
 
 
 def _periods(latency_s: Tensor, period_s: float) -> Tensor:
-    """Whole periods after which a message has arrived."""
+    """Whole periods until a message has arrived."""
     return torch.ceil(latency_s / period_s - 1e-6).long().clamp_min(0)
 
 
 def _uniform(key: Tensor, number: Tensor, purpose: int) -> Tensor:
-    """Numbers in [0, 1) that are a fixed function of integers [N], the same on every device (SplitMix64's mixing)."""
+    """Numbers in [0, 1), a fixed function of integers [N], the same on every device (SplitMix64)."""
     x = key * -7046029254386353131 + number * 6364136223846793005 + purpose * 1442695040888963407
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
         x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
@@ -262,7 +261,7 @@ def _uniform(key: Tensor, number: Tensor, purpose: int) -> Tensor:
 
 
 class LatencyTask:
-    """`task` whose environments have latencies; films and demonstrations are without."""
+    """`task` with latencies in its environments; videos and demonstrations have none."""
 
     def __init__(self, task: Task, config: LatencyConfig) -> None:
         self.task, self.config = task, config
@@ -274,7 +273,7 @@ class LatencyTask:
 
     @property
     def asset_kind(self) -> str | None:
-        """That of the task."""
+        """The task's asset kind."""
         return self.task.asset_kind
 
     def contract(self, distribution: str) -> Contract:
@@ -286,26 +285,26 @@ class LatencyTask:
     ) -> Environment:
         """As `Task.environment`."""
         env = self.task.environment(num_envs, distribution, split, seed, device)
-        return cast(Environment, LatencyEnvironment(env, self.config))  # whose state is read, never set
+        return cast(Environment, LatencyEnvironment(env, self.config))  # whose attributes are only read
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
-        """Those of the task; they know of no latency.
+        """The task's demonstrations, which have no latency.
 
         Raises:
-            UserError: where the policy would observe one.
+            UserError: if the policy observes latency.
         """
         found = self.task.demonstrations(directory, seed)
         if found is not None and self.config.observed:
-            raise UserError("demonstrations say nothing about latencies; use latency.observed=false")
+            raise UserError("demonstrations have no latency to observe; use latency.observed=false")
         return found
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
-        """That of the task, in which policies observe that there is no latency."""
+        """The task's video, without latency; policies that observe latency read 0."""
         self.task.video(path, {caption: _Punctual(policy) for caption, policy in policies.items()}, device)
 
 
 class _Punctual:
-    """`policy` where there is no latency."""
+    """`policy` with latency 0 added to its observations."""
 
     def __init__(self, policy: Policy) -> None:
         seen = {key: spec for key, spec in policy.contract.observation.items() if key != LATENCY}
@@ -316,12 +315,12 @@ class _Punctual:
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """As `policy.act`, without any latency."""
+        """As `policy.act`, with latency 0."""
         none = torch.zeros(*observation.batch_size, len(NAMES), device=observation.device)
         punctual = observation.copy().update({LATENCY: none})
         return self.policy.act(punctual, deterministic=deterministic, generator=generator)
 
 
 def with_latency(task: Task, config: LatencyConfig) -> Task:
-    """`task` under `config`; itself where that asks for nothing."""
+    """`task` with the latencies of `config`; unchanged if there are none."""
     return LatencyTask(task, config) if config.present else task

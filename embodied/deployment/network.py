@@ -1,6 +1,6 @@
-"""A policy as it is deployed: a chain of known layers from one flat observation to the actions that are executed.
+"""Deployed form of a policy: a chain of known layers from one flat observation to the executed actions.
 
-Policies describe themselves as a `Network` (`DeployablePolicy.deployable`), exporters read it. Letters: N inputs,
+Policies return a `Network` (`DeployablePolicy.deployable`), which exporters read. Letters: N inputs,
 I elements of the flat observation, A elements of the flat action (K executed actions), M of the memory, D features.
 """
 
@@ -20,25 +20,24 @@ from embodied.contract import Contract, TensorSpec
 from embodied.policy import Policy
 
 MEMORY = "memory"
-"""Observation key under which a recurrent policy reads its memory [N, M], and key of `Decision.sample` that holds the
-next one."""
+"""Observation key of a recurrent policy's memory [N, M], and key of the next memory in `Decision.sample`."""
 PRESENT = "present"
-"""Name of the token element that is 1 where the token is there and 0 where its row is empty."""
+"""Name of the token element that is 1 if the token is present and 0 if its row is empty."""
 
 
 SOFTENING = 0.1
-"""Added to distances before their reciprocal is taken."""
+"""Added to distances before taking their reciprocal, m."""
 FARTHEST = 100.0
-"""Distance that `Reciprocal.distances` gives where no distance has the reciprocal, m."""
+"""Distance, m, that `Reciprocal.distances` returns if no distance has the reciprocal."""
 
 
 def reciprocal(distance: Tensor) -> Tensor:
-    """1 / (d + `SOFTENING`), of any shape; what is below zero counts as zero."""
+    """1 / (d + `SOFTENING`), of any shape; negative distances count as zero."""
     return 1.0 / (distance.clamp_min(0.0) + SOFTENING)
 
 
 class Reciprocal(nn.Module):
-    """Distances, which lie in columns `first` to `last` (exclusive) of each of `spans`, to their reciprocals."""
+    """Replaces the distances in columns `first` to `last` (exclusive) of each of `spans` by their reciprocals."""
 
     chosen: Tensor
 
@@ -55,7 +54,7 @@ class Reciprocal(nn.Module):
         return torch.where(self.chosen, reciprocal(x), x)
 
     def distances(self, x: Tensor) -> Tensor:
-        """What `forward` gives `x` [..., I] for, or nearly: distances are between 0 and `FARTHEST`."""
+        """The approximate inverse of `forward`, for `x` [..., I]: distances between 0 and `FARTHEST`."""
         return torch.where(self.chosen, (1.0 / x.clamp_min(1.0 / FARTHEST) - SOFTENING).clamp_min(0.0), x)
 
 
@@ -76,7 +75,7 @@ class Normalise(nn.Module):
 
 
 class ToRange(nn.Module):
-    """[-1, 1] to robot units between `low` and `high`; what lies outside is clamped."""
+    """[-1, 1] to robot units between `low` and `high`; values outside are clamped."""
 
     low: Tensor
     high: Tensor
@@ -92,14 +91,14 @@ class ToRange(nn.Module):
 
     @property
     def rounding(self) -> float:
-        """What float32 takes away where limits are far from zero, in half ranges: 0 for ranges around zero."""
+        """Rounding error of float32 for limits far from zero, in half ranges: 0 for ranges around zero."""
         largest = torch.maximum(self.low.abs(), self.high.abs())
         return float(torch.finfo(torch.float32).eps * (largest / self.half_range - 1.0).max())
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, A] to [N, A]."""
         action = x.clamp(-1.0, 1.0) * self.half_range + self.centre
-        return torch.minimum(torch.maximum(action, self.low), self.high)  # rounding may step over a limit
+        return torch.minimum(torch.maximum(action, self.low), self.high)  # rounding may exceed a limit
 
 
 class GRU(nn.Module):
@@ -130,7 +129,7 @@ class GRU(nn.Module):
 
 @dataclass(frozen=True)
 class Tokens:
-    """Where `count` rows of `size` elements lie in a flat vector; column `present` says which rows are there."""
+    """Position of `count` rows of `size` elements in a flat vector; column `present` marks the rows in use."""
 
     start: int
     count: int
@@ -139,11 +138,11 @@ class Tokens:
 
 
 class TokenAttention(nn.Module):
-    """The own state attends to tokens of neighbours and obstacles, and to itself, with one head (arXiv 1706.03762).
+    """Attention of the own state to tokens of neighbours and obstacles, and itself, with one head (arXiv 1706.03762).
 
     One head of full width needs two matrices, not four: scores contain only W_K^T W_Q, outputs only W_O W_V. So the
-    query is compared with the encoded tokens themselves, and their weighted mean is projected. Empty rows weigh
-    nothing.
+    query is compared with the encoded tokens themselves, and their weighted mean is projected. Empty rows have zero
+    weight.
     """
 
     def __init__(self, own: Sequence[tuple[int, int]], groups: Sequence[Tokens], width: int) -> None:
@@ -173,7 +172,7 @@ class TokenAttention(nn.Module):
 
 
 def chain(layers: Iterable[nn.Module], x: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """Run `layers` on `x` [N, ...]; returns the output and the memory after it."""
+    """Run `layers` on `x` [N, ...]; returns the output and the next memory."""
     for layer in layers:
         if isinstance(layer, GRU):
             assert memory is not None, "a network with a GRU needs its memory"
@@ -184,9 +183,9 @@ def chain(layers: Iterable[nn.Module], x: Tensor, memory: Tensor | None = None) 
 
 
 class Network(nn.Module):
-    """The layers of a policy that acts deterministically, its normaliser and its limits included.
+    """The layers of a deterministic policy, including normalisation and action limits.
 
-    `contract` lists what it reads, in the order of the flat observation, and the action, of which it gives K.
+    `contract` lists its observations, in the order of the flat observation, and the action, of which it returns K.
     """
 
     def __init__(self, contract: Contract, layers: Iterable[nn.Module]) -> None:
@@ -201,8 +200,8 @@ class Network(nn.Module):
     ) -> Network:
         """Deploy `layers`, which map observations normalised by `mean` and `std` [I] to H actions in half ranges.
 
-        The observations named in `distances` are read as reciprocals before. The last linear layer keeps the rows of
-        the K executed actions.
+        The observations named in `distances` are replaced by reciprocals first. Of the last linear layer, only the rows
+        of the K executed actions are kept.
         """
         inner = [copy.deepcopy(layer).cpu() for layer in layers]
         outputs = contract.executed * contract.action.shape[-1]
@@ -225,7 +224,7 @@ class Network(nn.Module):
 
     @property
     def initial_memory(self) -> Tensor | None:
-        """Memory [M] at the start of an episode; None where the network has none."""
+        """Memory [M] at the start of an episode; None without memory."""
         return next((layer.initial for layer in self.layers if isinstance(layer, GRU)), None)
 
     @property
@@ -236,7 +235,7 @@ class Network(nn.Module):
         return last
 
     def forward(self, observation: Tensor, memory: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        """Actions [N, A] for `observation` [N, I]; with the next memory [N, M] where there is one."""
+        """Actions [N, A] for `observation` [N, I]; with the next memory [N, M] if there is one."""
         action, memory = chain(self.layers, observation, memory)
         return action if memory is None else (action, memory)
 
@@ -246,22 +245,22 @@ class DeployablePolicy(Policy, Protocol):
     """A policy that can be exported."""
 
     def deployable(self) -> Network:
-        """What it does when it acts deterministically.
+        """The network of its deterministic actions.
 
         Raises:
-            UserError: where it has no normalisation statistics.
+            UserError: if it has no normalisation statistics.
         """
         ...
 
 
 def readable(contract: Contract) -> Contract:
-    """`contract` with the float32 observations that are not privileged, and the executed actions alone."""
+    """`contract` with only the float32 observations that are not privileged, and only the executed actions."""
     read = {key: spec for key, spec in contract.observation.items() if spec.dtype == "float32" and not spec.privileged}
     return replace(contract, observation=read, horizon=contract.executed)
 
 
 def elements(key: str, spec: TensorSpec) -> list[str]:
-    """Names of the elements of `spec`, flat: "velocity.x", "neighbours[1].distance", "force[2]" where it has none."""
+    """Names of the elements of `spec`, flat: "velocity.x", "neighbours[1].distance", "force[2]" without names."""
     *lead, last = spec.shape
     leads = [f"[{index}]" for index in range(math.prod(lead))] if lead else [""]
     names = [f".{name}" for name in spec.names] or [f"[{index}]" for index in range(last)]
@@ -270,7 +269,7 @@ def elements(key: str, spec: TensorSpec) -> list[str]:
 
 @torch.no_grad()
 def rollout_outputs(policy: Policy, network: Network, inputs: Tensor) -> Tensor:
-    """What `policy` itself does, deterministically, on sequences of flat observations [S, T, I]: actions [S, T, A].
+    """Deterministic actions [S, T, A] of `policy` itself on sequences of flat observations [S, T, I].
 
     Each sequence starts from the initial memory.
     """

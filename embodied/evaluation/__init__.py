@@ -1,1 +1,1 @@
-"""Success rates, reports, curves, films, and simulators held against robots."""
+"""Success rates, reports, learning curves, videos, and comparisons of simulators with robots."""

@@ -1,4 +1,4 @@
-"""Learning curves of a run as one picture."""
+"""Learning curves of a run in one figure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CURVES = {
     "sft/loss": "gradient steps",
     "sft_control/loss": "gradient steps",
 }
-"""Metrics that are drawn, where they were logged, and what they are drawn over."""
+"""Metrics to plot, if logged, and the label of their horizontal axis."""
 
 
 def plot_curves(directory: Path, curves: Mapping[str, str], marks: Mapping[str, tuple[float, float, float]]) -> None:

@@ -1,4 +1,4 @@
-"""Success rates to trust: every initial state once, deterministic, with intervals, the same number every time."""
+"""Evaluation: every initial state once, deterministic policy, confidence intervals, repeatable."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from embodied.rollout.memory import Memory
 
 Z95 = NormalDist().inv_cdf(0.975)
 BLOCK, LARGE_BLOCK = 32, 512
-"""Observations per call of the policy: the larger one where at least as many environments run. Matrix products round
-differently at different batch sizes, and contacts amplify that: with one size, an episode is the same whatever else
-runs beside it."""
+"""Observations per call of the policy; the larger if at least as many environments run.
+
+Rounding of matrix products depends on the batch size, and contacts amplify it: with one size, an episode does not
+depend on the others.
+"""
 
 
 def wilson(successes: int, episodes: int, z: float = Z95) -> tuple[float, float]:
-    """Score interval of a rate (Wilson 1927, J. Am. Stat. Assoc. 22): right also near 0 and 1, where Wald's is not.
+    """Score interval of a rate (Wilson 1927, J. Am. Stat. Assoc. 22), valid also near 0 and 1, unlike Wald's.
 
     Raises:
         ValueError: unless 0 <= successes <= episodes and episodes > 0.
@@ -53,8 +55,8 @@ class Gain:
 class EvaluationResult:
     """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts].
 
-    `diverged` of them failed because the simulator's numbers blew up. Where the simulator's initial states have no
-    numbers, no other evaluation has the same episodes: it is not `repeatable`, and has no `step_limit`.
+    `diverged` episodes failed because the simulation blew up. Without numbered initial states no other evaluation has
+    the same episodes: it is not `repeatable`, and has no `step_limit`.
     """
 
     tasks: tuple[str, ...]
@@ -68,8 +70,8 @@ class EvaluationResult:
     def summary(self) -> dict[str, Any]:
         """JSON-ready: success, low, high, metrics, episodes, step_limit and the same for each task.
 
-        A metric is the mean over the episodes in which it is defined, null where there are none. `diverged` is told
-        where there are any.
+        A metric is the mean over the episodes in which it is defined, null if there are none. `diverged` is present
+        only if any diverged.
         """
         per_task = [
             {
@@ -94,10 +96,11 @@ class EvaluationResult:
 
         On the same episodes, paired: adjusted Wald interval (Bonett and Price 2012, J. Educ. Behav. Stat. 37(4),
         section 3): one is added to each kind of discordant pair, so the interval keeps its width where few or no pairs
-        differ. On others (not `repeatable`), Newcombe's from both Wilson intervals (1998, Stat. Med. 17, method 10).
+        differ. On different episodes (not `repeatable`), Newcombe's from both Wilson intervals (1998, Stat. Med. 17,
+        method 10).
 
         Raises:
-            UserError: where the two did not run the same tasks, starts and step limit.
+            UserError: if the two did not run the same tasks, starts and step limit.
         """
         if (self.tasks, self.success.shape, self.step_limit) != (before.tasks, before.success.shape, before.step_limit):
             raise UserError("expected two evaluations of the same tasks, starts and step limit to compare")
@@ -121,17 +124,17 @@ def evaluate(
     progress: str | None = None,
     watch: Callable[[Environment, Tensor, Transition], None] | None = None,
 ) -> EvaluationResult:
-    """Run `starts_per_task` initial states from `first_start` on of every task of `env`, with the deterministic policy.
+    """Run the deterministic policy from `starts_per_task` initial states, `first_start` on, of every task of `env`.
 
-    Where a task has fewer, each of them runs once; where environments share worlds, the last one is filled. The outcome
-    depends neither on the order of episodes nor on the number of environments, up to `LARGE_BLOCK`. Where initial
-    states have no numbers, as many episodes run as they come: each that begins counts, however long it takes.
+    If a task has fewer, each runs once; if environments share worlds, the last world is filled. The outcome does not
+    depend on the order of episodes, nor on the number of environments below `LARGE_BLOCK`. Without numbered initial
+    states, the first episodes to begin count, however long they take.
 
     `device` is the policy's; `progress` labels a bar (None: no bar); `watch` is called after every chunk with the
-    environment, the chunk [N, K, A] and what it did, `executed` only where an episode counts.
+    environment, the chunk [N, K, A] and its transition, `executed` only where an episode counts.
 
     Raises:
-        UserError: where a task has no environment, nothing is to run, or the policy was built for other tensors.
+        UserError: if a task has no environment, `starts_per_task` < 1, or the policy was built for other tensors.
     """
     policy.contract.check(env.contract)
     numbered = isinstance(env, NumberedStarts)
@@ -162,7 +165,7 @@ def evaluate(
             actions = act(policy, observation, schedule.running, device, memory)
             chunk = actions[:, : env.contract.executed].to(env.device)
             transition = env.step(chunk)
-            if watch:  # what runs beside the episodes that count is nobody's
+            if watch:  # mask out episodes that do not count
                 counts = transition.executed & schedule.running.to(env.device).unsqueeze(1)
                 watch(env, chunk, replace(transition, executed=counts))
             observation = transition.observation
@@ -186,7 +189,7 @@ def compare(
     policies: Mapping[str, Policy],
     **options: Any,  # noqa: ANN401 - those of `evaluate`
 ) -> dict[tuple[str, str], EvaluationResult]:
-    """`evaluate` each of `policies` on the same episodes of each of `distributions`, by both names, with `options`."""
+    """`evaluate` each of `policies` on the same episodes of each of `distributions`, by (policy, distribution)."""
     return {
         (who, name): evaluate(environment(name), policy, progress=f"{who}, {name}", **options)
         for name in distributions
@@ -195,9 +198,9 @@ def compare(
 
 
 class _Schedule:
-    """Deals every task's initial states to the environments that run it.
+    """Assigns every task's initial states to the environments that run it.
 
-    `start` [N] is what each environment runs (-1: nothing left for it), `fresh` [N] marks those just dealt.
+    `start` [N] is each environment's initial state (-1: none left), `fresh` [N] marks those just assigned.
     """
 
     def __init__(self, env: Environment, starts_per_task: int) -> None:
@@ -214,11 +217,11 @@ class _Schedule:
 
     @property
     def running(self) -> Tensor:
-        """Environments with an episode that counts, [N] bool."""
+        """Whether an environment runs an episode that counts, [N] bool."""
         return self.start >= 0
 
     def assign(self, free: Tensor) -> bool:
-        """Deal the next states to the `free` environments [N]; True where any got one."""
+        """Assign the next states to the `free` environments [N]; returns whether any got one."""
         rows = free.nonzero().squeeze(1)
         tasks = self.task_index[rows]
         dealt = self.next[tasks] + rank(tasks)
@@ -233,9 +236,9 @@ class _Schedule:
 def act(
     policy: Policy, observation: TensorDict, running: Tensor, device: torch.device | str, memory: Memory | None = None
 ) -> Tensor:
-    """Deterministic action chunks [N, H, A], zero where not `running`, asked for in blocks of one size.
+    """Deterministic action chunks [N, H, A], zero where not `running`, computed in blocks of one size.
 
-    `memory` is the policy's, which is brought up to date; a policy that has one refuses to act without.
+    `memory` is updated; a recurrent policy needs it.
     """
     observation = observation if memory is None else memory.with_observation(observation)
     rows = running.nonzero().squeeze(1)

@@ -1,4 +1,4 @@
-"""What a run leaves for people and programs: report.json, report.md and the summary on the console."""
+"""Reports of a run: report.json, report.md and the summary on the console."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from embodied.evaluation.evaluation import EvaluationResult, Gain
 from embodied.saving.files import complete_or_absent
 
 STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
-"""Evaluated stages in the order of a report, and how it calls them."""
+"""Evaluated stages, in the order of a report, and their titles."""
 BASELINE = "baseline "
-"""What the stage of a planner or controller that is not learned begins with; its name follows."""
+"""Prefix of a baseline's stage; the baseline's name follows."""
 POLICY = "policy"
-"""Who is evaluated beside baselines."""
+"""Name of the evaluated policy beside baselines."""
 _DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujoco-warp", "hf-libero", "robosuite")
 _STAND_IN = (
     "**Stand-in assets**: the official assets were not found, so the objects are primitives of the same dimensions. "
@@ -33,11 +33,11 @@ _STAND_IN = (
 
 @dataclass
 class Report:
-    """Evaluations of one run by stage (of `STAGES`, or a baseline) and distribution, and what they cost.
+    """Evaluations of one run by stage (of `STAGES`, or a baseline) and distribution, and their cost.
 
-    `assets` is "official" or "stand-in", None for tasks that need none; `wall_s` holds seconds per phase, `cpu_s` those
-    of all cores together that reinforcement learning took. `exportable`: the policy can leave for other machines.
-    `notes` say what the simulator could not do.
+    `assets` is "official" or "stand-in", None for tasks without assets; `wall_s` is seconds per phase, `cpu_s` the CPU
+    time of reinforcement learning on all cores. `exportable`: the policy can be exported. `notes` list missing
+    capabilities of the simulator.
     """
 
     task: str
@@ -52,7 +52,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def add(self, stage: str, distribution: str, result: EvaluationResult) -> None:
-        """Take up one evaluation.
+        """Add one evaluation.
 
         Raises:
             ValueError: for an unknown stage.
@@ -62,7 +62,7 @@ class Report:
         self.results[stage, distribution] = result
 
     def gains(self) -> dict[tuple[str, str], Gain]:
-        """Gain of RL over each other stage, paired where both ran the same episodes, by (that stage, distribution)."""
+        """Gain of RL over each other stage, by (stage, distribution); paired if both ran the same episodes."""
         return {
             (stage, distribution): self.results["rl", distribution].gain_over(before)
             for (stage, distribution), before in self._ordered().items()
@@ -70,7 +70,7 @@ class Report:
         }
 
     def gains_over_better(self) -> dict[str, tuple[str, Gain]]:
-        """By distribution with both: which stage, SFT or its control, succeeded more often, and RL's gain over it."""
+        """For each distribution with both: the better stage of SFT and its control, and RL's gain over it."""
         gains: dict[str, tuple[str, Gain]] = {}
         for (stage, distribution), gain in self.gains().items():
             both = {("sft", distribution), ("sft_control", distribution)} <= self.results.keys()
@@ -116,7 +116,7 @@ class Report:
                 temporary.write_text(text)
 
     def summary(self, directory: str | Path) -> str:
-        """Lines for the console: what was achieved, where the files are, what to run next."""
+        """Lines for the console: results, files, and commands to run next."""
         width = max((len(distribution) for _, distribution in self.results), default=0)
         rows = [
             f"  {title(stage):<12} {distribution:<{width}} {_rate(result.summary())}, {result.success.numel()} episodes"
@@ -135,7 +135,7 @@ class Report:
         return {"results": [[*key, vars(result)] for key, result in self.results.items()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up the evaluations of a checkpoint."""
+        """Restore the evaluations of a checkpoint."""
         for stage, distribution, result in state["results"]:
             self.add(stage, distribution, EvaluationResult(**result))
 
@@ -207,7 +207,7 @@ class Report:
 
 
 def title(stage: str) -> str:
-    """How a report calls a stage."""
+    """Title of a stage in a report."""
     return STAGES.get(stage, stage.removeprefix(BASELINE))
 
 
@@ -228,8 +228,8 @@ def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
 def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tuple[str, str], EvaluationResult]) -> str:
     """Write `results` into the JSON file `path`, with `record`; returns lines for the console.
 
-    They are by POLICY or the name of a baseline, and distribution. Baselines, where there are any, are told beside the
-    policy, with its gain over each, paired where both ran the same episodes.
+    Their keys are POLICY or the name of a baseline, and the distribution. Baselines, if any, are shown beside the
+    policy, with its gain over each, paired if both ran the same episodes.
     """
     stages = {key: POLICY if key[0] == POLICY else BASELINE + key[0] for key in results}
     evaluations = [{"stage": stages[key], "distribution": key[1], **found.summary()} for key, found in results.items()]
@@ -246,10 +246,10 @@ def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tup
 
 
 def git_commit() -> str:
-    """Commit of this code, with "-dirty" where files differ from it; "unknown" outside a clone."""
+    """Commit of this code, with "-dirty" if files differ from it; "unknown" outside a clone."""
     package = Path(__file__).parent.parent
     if not (package.parent / "pyproject.toml").exists():
-        return "unknown"  # an installed wheel, perhaps inside somebody else's repository
+        return "unknown"  # an installed wheel, perhaps inside another repository
     try:
         run = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
@@ -261,7 +261,7 @@ def git_commit() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that numbers depend on, where installed."""
+    """Versions of Python and of the installed packages that affect numbers."""
     found = {"python": platform.python_version()}
     for name in _DISTRIBUTIONS:
         try:
@@ -272,7 +272,7 @@ def versions() -> dict[str, str]:
 
 
 def next_commands(directory: Path, exportable: bool) -> list[str]:
-    """What to run after a finished run in `directory`, whose policy may be `exportable`."""
+    """Commands to run after a finished run in `directory`."""
     return [
         f"{_python()} evaluate.py checkpoint={_from_here(directory)}",
         *([f"{_python()} export.py checkpoint={_from_here(directory)} target=c"] if exportable else []),
@@ -281,7 +281,7 @@ def next_commands(directory: Path, exportable: bool) -> list[str]:
 
 
 def resume_command(directory: Path) -> str:
-    """What continues a stopped run in `directory`."""
+    """The command that continues a stopped run in `directory`."""
     return f"{_python()} train.py resume={_from_here(directory)}"
 
 
@@ -300,7 +300,7 @@ def _provenance(seed: int) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Markdown, which also reads well on a console."""
+    """A table in Markdown, also readable on a console."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

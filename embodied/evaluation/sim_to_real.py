@@ -1,6 +1,6 @@
-"""One policy on several back ends, from its simulator to a robot: what each gives, and the gap between them.
+"""Compares one policy on several back ends, from its simulator to a robot: results and gaps.
 
-Episodes are paired: a numbered initial state of a task is the same situation on every back end. Letters: T control
+Episodes are paired: a numbered initial state of a task is the same on every back end. Letters: T control
 steps of an episode, A action dimension, M decisions.
 """
 
@@ -20,16 +20,16 @@ from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult
 
 Episode = tuple[int, int]
-"""Number of the task, number of the initial state."""
+"""Numbers of the task and of the initial state."""
 
 
 @dataclass(frozen=True, eq=False)
 class BackEndRun:
-    """What the policy did on one back end.
+    """Results of the policy on one back end.
 
-    `result` holds the episodes' outcomes, None where nothing could succeed (a recording that is replayed). `actions`
-    are the commands given in each episode, [T, A]; `expected` those it was recorded with, where it was. `latency_s`
-    [M] is the time from a measurement to the command made of it, None where no time passes.
+    `result` has the episodes' outcomes, None for a replayed recording, which cannot succeed. `actions` are the commands
+    of each episode, [T, A]; `expected` the recorded ones, if any. `latency_s` [M] is the time from a measurement to the
+    command computed from it, None in simulated time.
     """
 
     name: str
@@ -40,37 +40,37 @@ class BackEndRun:
 
 
 class ActionLog:
-    """Remembers which actions were executed in which episode: `watch` of `evaluation.evaluate`."""
+    """Records the executed actions of every episode, as `watch` of `evaluation.evaluate`."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def __call__(self, env: NumberedStarts, actions: Tensor, transition: Transition) -> None:
-        """Take up the chunks `actions` [N, K, A], of which `transition` came."""
+        """Record the chunks `actions` [N, K, A] that led to `transition`."""
         executed = transition.executed.cpu()
         rows = executed.nonzero()[:, 0]
         self._rows.append((env.task_index.cpu()[rows], env.start.cpu()[rows], actions.cpu()[executed]))
 
     def episodes(self) -> dict[Episode, Tensor]:
-        """Actions [T, A] in robot units by episode; an initial state is expected to have run once."""
+        """Actions [T, A] in robot units by episode; every initial state must have run only once."""
         task, start, actions = (torch.cat(parts) for parts in zip(*self._rows, strict=True))
         keys = torch.stack((task, start), 1)
         found, place = keys.unique(dim=0, return_inverse=True)
-        order = place.argsort(stable=True)  # within an episode, as they were executed
+        order = place.argsort(stable=True)  # within an episode, in order of execution
         groups = actions[order].split(place.bincount().tolist())
         return {(int(key[0]), int(key[1])): group for key, group in zip(found, groups, strict=True)}
 
 
 def discrepancy(actions: Mapping[Episode, Tensor], others: Mapping[Episode, Tensor], spec: TensorSpec) -> Tensor:
-    """Root mean square difference of two runs' commands in each episode that both have, in half ranges of `spec`.
+    """Root mean square difference of two runs' commands in each common episode, in half ranges of `spec`.
 
-    Compared step by step while both run, [episodes]; empty where they have none in common.
+    Compared step by step while both run, [episodes]; empty without common episodes.
 
     Raises:
-        UserError: where actions have no limits, so that nothing says what is large.
+        UserError: if actions have no limits, which define the scale.
     """
     if not spec.low:
-        raise UserError("expected action limits in the contract; differences are told in half ranges of them")
+        raise UserError("expected action limits in the contract, the scale of action differences; set low and high")
     half_range = (torch.tensor(spec.high) - torch.tensor(spec.low)) / 2
     return torch.tensor([float(each.square().mean().sqrt()) for each in _differences(actions, others, half_range)])
 
@@ -84,11 +84,11 @@ def _differences(
 
 
 def compare(runs: Sequence[BackEndRun], spec: TensorSpec) -> list[dict[str, Any]]:
-    """JSON-ready rows, one for each of `runs`, the first of which is what the others are compared with.
+    """JSON-ready rows, one for each of `runs`; the first run is the reference of the others.
 
-    Each holds its summary (None where nothing could succeed), the paired gap to the first in success on the episodes
-    that both ran, the same for every metric that both have, the discrepancy of actions (of a recording: from the
-    recorded ones) and quantiles of the latency.
+    Each has its summary (None for a replayed recording), the paired gap to the first in success and in every common
+    metric on the common episodes, the discrepancy of actions (of a recording: from the recorded ones) and quantiles of
+    the latency.
     """
     reference = runs[0]
     rows = []
@@ -119,7 +119,7 @@ def _gap(result: EvaluationResult | None, reference: EvaluationResult | None) ->
 
 
 def first_starts(result: EvaluationResult, count: int) -> EvaluationResult:
-    """The part of `result` that is about the first `count` initial states of each task."""
+    """The part of `result` for the first `count` initial states of each task."""
     metrics = {name: values[:, :count] for name, values in result.metrics.items()}
     return EvaluationResult(
         result.tasks, result.success[:, :count], result.steps[:, :count], result.step_limit, metrics

@@ -1,4 +1,4 @@
-"""What the comparison of back ends leaves: sim_to_real.json, sim_to_real.md and sim_to_real.png."""
+"""Reports of a comparison of back ends: sim_to_real.json, sim_to_real.md and sim_to_real.png."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADER = [
 
 
 def write(directory: Path, runs: Sequence[BackEndRun], spec: TensorSpec, record: Mapping[str, Any]) -> str:
-    """Write the three files into `directory`; returns the table for the console. `record` says what was run."""
+    """Write the three files into `directory`; returns the table for the console. `record` describes the run."""
     rows = compare(runs, spec)
     text = page(rows)
     figure = _figure(runs, rows, spec)
@@ -43,7 +43,7 @@ def write(directory: Path, runs: Sequence[BackEndRun], spec: TensorSpec, record:
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of `sim_to_real.compare` as a table."""
+    """The rows of `sim_to_real.compare` as a Markdown table."""
     metrics = list(dict.fromkeys(name for row in rows if row["summary"] for name in _metrics(row["summary"])))
     header = [*HEADER[:3], *metrics, *HEADER[3:], "episodes"]
     return table(header, [_cells(row, metrics) for row in rows])

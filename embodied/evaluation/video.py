@@ -1,4 +1,4 @@
-"""Videos of policies at work: episodes side by side, one row per policy, each from the same starts."""
+"""Videos of policies: episodes side by side, one row per policy, from the same starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from embodied.saving.files import complete_or_absent
 
 Frames = NDArray[np.uint8]
 Render = Callable[[NDArray[np.int64]], Frames]
-"""Given environments [n], returns pictures [n, height, width, 3] of how they are now."""
+"""Returns images [n, height, width, 3] of the present state of environments [n]."""
 
 INK, PAPER, SUCCESS = (235, 235, 235), (24, 26, 30), (70, 190, 90)
 MARGIN, BORDER, STRIP = 4, 3, 26  # pixels
@@ -31,7 +31,7 @@ MARGIN, BORDER, STRIP = 4, 3, 26  # pixels
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """N episodes: `frames` [T, N, height, width, 3], each still once it has ended, and `success` [T, N] so far."""
+    """N episodes: `frames` [T, N, height, width, 3], constant after its episode's end, and `success` [T, N] so far."""
 
     frames: Frames
     success: NDArray[np.bool_]
@@ -47,16 +47,16 @@ def film(
 ) -> Film:
     """Film one episode of the deterministic `policy` in each environment, from initial states `starts` [N].
 
-    There is a frame after every `stride` chunks of `env.contract.executed` actions, while the policy decides as often
-    as its own contract says: its episodes are those of `evaluate`. `device` is the policy's.
+    There is a frame after every `stride` chunks of `env.contract.executed` actions; the policy decides as often as in
+    its own contract, so that episodes equal those of `evaluate`. `device` is the policy's.
 
     Raises:
-        UserError: where the policy was built for other tensors, or its chunk cannot be cut into the environment's.
+        UserError: if the policy was built for other tensors, or its chunk is no multiple of the environment's.
     """
     policy.contract.check(env.contract)
     executed, every = policy.contract.executed, env.contract.executed
     if executed % every:
-        raise UserError(f"expected an environment whose chunks of {every} actions fill the policy's {executed}")
+        raise UserError(f"expected executed={executed} of the policy to be a multiple of the environment's {every}")
     observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs, env.device)
     running = torch.ones(env.num_envs, dtype=torch.bool)
     won = torch.zeros_like(running)
@@ -79,13 +79,13 @@ def film(
 
 
 def tile(films: Mapping[str, Film], titles: Sequence[str] = ()) -> Frames:
-    """One picture sequence [T, height, width, 3]: a row per film under its caption, a column per episode.
+    """One video [T, height, width, 3]: a row per film under its caption, a column per episode.
 
-    Captions count the episodes that have succeeded so far, and these get a green border. `titles` head the columns.
-    Films that end earlier stand still.
+    Captions count the episodes that have succeeded so far, which get a green border. `titles` are column headings.
+    Shorter films repeat their last frame.
 
     Raises:
-        ValueError: where films or titles differ in their number of episodes, or pictures in size.
+        ValueError: if films or titles differ in their number of episodes, or frames in size.
     """
     shapes = {film.frames.shape[1:] for film in films.values()}
     if len(shapes) != 1 or len(titles) not in (0, next(iter(shapes))[0]):
@@ -97,7 +97,7 @@ def tile(films: Mapping[str, Film], titles: Sequence[str] = ()) -> Frames:
 
 
 def write_video(path: str | Path, frames: Frames, fps: float) -> None:
-    """Write `frames` [T, height, width, 3] as H.264 in MP4; the file is complete or not there.
+    """Write `frames` [T, height, width, 3] as H.264 in MP4; the file is complete or absent.
 
     Raises:
         ValueError: for other frames, or a rate that is not positive.
@@ -107,7 +107,7 @@ def write_video(path: str | Path, frames: Frames, fps: float) -> None:
     if fps <= 0:
         raise ValueError(f"expected a positive frame rate, got {fps}")
     height, width = frames.shape[1:3]
-    even = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # what H.264 asks for
+    even = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # H.264 needs even sizes
     with complete_or_absent(Path(path)) as temporary:
         writer = imageio_ffmpeg.write_frames(
             str(temporary),
@@ -124,7 +124,7 @@ def write_video(path: str | Path, frames: Frames, fps: float) -> None:
 
 
 def _row(caption: str, film: Film, length: int) -> Frames:
-    """A film under its caption [T, height, width, 3], the last picture repeated up to `length`."""
+    """A film under its caption [T, height, width, 3], the last frame repeated up to `length`."""
     pictures = []
     for frames, success in zip(film.frames, film.success, strict=True):
         tiles = np.concatenate([_framed(frame, won) for frame, won in zip(frames, success, strict=True)], 1)
@@ -134,7 +134,7 @@ def _row(caption: str, film: Film, length: int) -> Frames:
 
 
 def _framed(frame: Frames, won: bool) -> Frames:
-    """A picture with a green border once the episode has `won`, and a margin around."""
+    """A frame with a margin, and a green border once the episode has `won`."""
     height, width, _ = frame.shape
     framed = np.full((height + 2 * MARGIN, width + 2 * MARGIN, 3), PAPER, dtype=np.uint8)
     if won:
@@ -145,7 +145,7 @@ def _framed(frame: Frames, won: bool) -> Frames:
 
 
 def _titles(titles: Sequence[str], width: int, length: int) -> Frames:
-    """Column heads [T, height, width, 3]."""
+    """Column headings [T, height, width, 3]."""
     column = width // len(titles)
     lines = [textwrap.wrap(title, max(8, column // 7)) for title in titles]
     height = 16 * max(map(len, lines)) + 8
@@ -154,7 +154,7 @@ def _titles(titles: Sequence[str], width: int, length: int) -> Frames:
 
 
 def _strip(lines: Sequence[str], width: int, height: int, size: int) -> Frames:
-    """Light text on dark ground, [height, width, 3]."""
+    """Light text on a dark background, [height, width, 3]."""
     image = Image.new("RGB", (width, height), PAPER)
     font = ImageFont.load_default(size)
     for number, line in enumerate(lines):

@@ -1,1 +1,1 @@
-"""What environments and policies did together: rollouts, episodes, replay."""
+"""Data from environments and policies: rollouts, episodes, replay."""

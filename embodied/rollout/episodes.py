@@ -1,7 +1,7 @@
-"""Episodes: what was seen, done and earned, as demonstrations, datasets, recordings and replay hold it.
+"""Episodes of observations, actions and rewards: demonstrations, datasets, recordings and replay.
 
-In memory or streamed from files; chunks of actions are cut where they are sampled. Letters: E episodes, R observations,
-S control steps, H actions of a chunk, A action dimension, B sampled rows.
+They are in memory or mapped from files; chunks of actions are cut when they are sampled. Letters: E episodes, R
+observations, S control steps, H actions of a chunk, A action dimension, B sampled rows.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from embodied.saving.files import flush
 FORMAT = 2
 RECORD = "episodes.json"
 FOLDER = "demonstrations"
-"""Where a run keeps what it imitates."""
+"""Folder of a run's demonstrations."""
 
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """E whole episodes, end to end.
+    """E complete episodes, concatenated.
 
-    There is an observation before every control step, or before every decision alone: `first` [R] tells which of the S
-    steps follows each. What is not known of an episode (rewards of a demonstration) is zero or False.
+    There is an observation before every control step, or only before every decision: `first` [R] is the index of the
+    step after each. Unknown values (rewards of a demonstration) are zero or False.
     """
 
     observation: TensorDict  # [R]
     first: Tensor  # [R] int64, ascending
     actions: Tensor  # [S, A], as executed
     reward: Tensor  # [S]
-    human: Tensor  # [S] bool, a person took the place of the policy
+    human: Tensor  # [S] bool, a person acted in place of the policy
     ends: Tensor  # [E] int64, the step after the last of each episode
-    terminated: Tensor  # [E] bool; those that are not were truncated
+    terminated: Tensor  # [E] bool; the others were truncated
     success: Tensor  # [E] bool
     task_index: Tensor  # [E] int64
     final_observation: TensorDict | None = None  # [E] after the last step; None: not recorded
@@ -62,7 +62,7 @@ class Episodes:
         task_index: int = 0,
         final_observation: TensorDict | None = None,
     ) -> Episodes:
-        """One episode of `observation` [L], each seen before one of `actions` [L, A]; it ended by its success."""
+        """One episode: `observation` [L], each before one of `actions` [L, A]; terminated if it succeeded."""
         length = len(actions)
         return Episodes(
             observation, torch.arange(length), actions,
@@ -75,7 +75,7 @@ class Episodes:
 
     @staticmethod
     def join(parts: Sequence[Episodes]) -> Episodes:
-        """The episodes of `parts`, in order; final observations where all have them."""
+        """The episodes of `parts`, in order; final observations only if all have them."""
         offset, shifted = 0, []
         for part in parts:
             shifted.append(replace(part, first=part.first + offset, ends=part.ends + offset))
@@ -89,12 +89,12 @@ class Episodes:
         return Episodes(**cast(dict[str, Any], joined))
 
     def __len__(self) -> int:
-        """Observations, R: what a chunk can begin with."""
+        """Number of observations, R; a chunk can begin at each."""
         return len(self.first)
 
     @property
     def steps(self) -> int:
-        """Control steps, S."""
+        """Number of control steps, S."""
         return len(self.actions)
 
     @property
@@ -105,7 +105,7 @@ class Episodes:
     def chunks(self, rows: Tensor, horizon: int) -> TensorDict:
         """{observation, actions [B, H, A], valid [B, H], task_index [B]} from the observations `rows` [B] on.
 
-        Chunks that reach past the end of their episode repeat its last action, and are not valid there.
+        Chunks that extend beyond their episode repeat its last action; `valid` is False there.
         """
         first = self.first[rows]
         episode = torch.searchsorted(self.ends, first, right=True)
@@ -113,7 +113,7 @@ class Episodes:
         index = first.unsqueeze(1) + torch.arange(horizon)
         return TensorDict(
             {
-                # Copies rows, which is several times as fast as observation[rows].
+                # Several times as fast as observation[rows].
                 "observation": self.observation.apply(lambda part: part.index_select(0, rows), batch_size=[len(rows)]),
                 "actions": self.actions[torch.minimum(index, end - 1)],
                 "valid": index < end,
@@ -123,11 +123,11 @@ class Episodes:
         )
 
     def sample(self, count: int, horizon: int, generator: torch.Generator) -> TensorDict:
-        """`chunks` from `count` observations that `generator` draws, each as likely."""
+        """`chunks` from `count` observations, drawn uniformly by `generator`."""
         return self.chunks(torch.randint(len(self), (count,), generator=generator), horizon)
 
     def last(self, count: int) -> Episodes:
-        """Copies of the last episodes that have at least `count` observations together; all where there are fewer."""
+        """Copies of the last episodes, with at least `count` observations in total; all if there are fewer."""
         begin = int(self.episode[max(0, len(self) - count)]) if len(self) else 0
         step = int(self.ends[begin - 1]) if begin else 0
         row = int(torch.searchsorted(self.first, step))
@@ -138,12 +138,12 @@ class Episodes:
 
 
 class EpisodeWriter:
-    """Appends episodes to a folder, which is complete or not there: a .npy file a column, `episodes.json` about them.
+    """Writes episodes to a folder, complete or not at all: one .npy file per column, and `episodes.json`.
 
-    `contract` is that of observations and actions; `origin` is the writer's own, JSON. Used as a context manager.
+    `contract` describes observations and actions; `origin` is any JSON of the writer. Used as a context manager.
 
     Raises:
-        UserError: where the folder exists.
+        UserError: if the folder exists.
     """
 
     def __init__(self, folder: str | Path, contract: Contract, origin: dict[str, Any] | None = None) -> None:
@@ -155,16 +155,16 @@ class EpisodeWriter:
         self._steps = 0
 
     def __enter__(self) -> Self:
-        """Begin the folder."""
-        shutil.rmtree(self._temporary, ignore_errors=True)  # of a process that was killed
+        """Create a temporary folder."""
+        shutil.rmtree(self._temporary, ignore_errors=True)  # left by a killed process
         self._temporary.mkdir(parents=True)
         return self
 
     def add(self, episodes: Episodes) -> None:
-        """Write them to the files; nothing stays in memory.
+        """Append `episodes` to the files; nothing stays in memory.
 
         Raises:
-            UserError: for tensors of another shape or type than those before, or others at all; none is written.
+            UserError: if names, shapes or types of the tensors differ from those before; then nothing is written.
         """
         shifted = replace(episodes, first=episodes.first + self._steps, ends=episodes.ends + self._steps)
         rows = {name: values.cpu().numpy() for name, values in columns(shifted).items()}
@@ -179,7 +179,7 @@ class EpisodeWriter:
         self._steps += episodes.steps
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Complete it; what failed leaves nothing."""
+        """Complete the folder; after an error nothing remains."""
         try:
             with ExitStack() as closing:
                 for column in self._columns.values():
@@ -194,10 +194,10 @@ class EpisodeWriter:
 
 
 def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
-    """Episodes, their contract and origin, as `EpisodeWriter` wrote them; rows are read from the disk when asked for.
+    """Episodes, contract and origin from the folder of an `EpisodeWriter`; the files are mapped, not loaded.
 
     Raises:
-        UserError: where the folder is missing, damaged or something else.
+        UserError: if the folder is missing, damaged or of another kind.
     """
     folder = Path(folder)
     try:
@@ -207,16 +207,16 @@ def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
         contract = Contract.from_dict(record["contract"])
         return from_columns(found), contract, record["origin"]
     except (OSError, KeyError, ValueError) as error:
-        raise UserError(f"{folder} holds no episodes that can be read: {error}") from error
+        raise UserError(f"cannot read episodes from {folder}: {error}") from error
 
 
 def made_once(run: Path, contract: Contract, origin: dict[str, Any], make: Callable[[EpisodeWriter], None]) -> Episodes:
-    """What a run in the folder `run` imitates: written there by `make` the first time, then read from there.
+    """Demonstrations of a run in the folder `run`: written there by `make` the first time, then read.
 
-    It has an observation of `contract` before every action; `origin`, JSON, tells what it is made of.
+    There is an observation of `contract` before every action; `origin`, JSON, identifies their source.
 
     Raises:
-        UserError: where the folder holds episodes of another contract or origin, or damaged ones.
+        UserError: if the folder has episodes of another contract or origin, or damaged ones.
     """
     folder = run / FOLDER
     if not folder.exists():
@@ -224,10 +224,14 @@ def made_once(run: Path, contract: Contract, origin: dict[str, Any], make: Calla
         with EpisodeWriter(folder, replace(contract, horizon=1, executed=1), origin) as writer:
             make(writer)
     try:
-        episodes, found, told = read(folder)
+        episodes, found, recorded = read(folder)
     except UserError as error:
-        raise UserError(f"{error}; delete {folder} to have it made anew") from error
-    rows = [f"{key}: expected {value}, got {told.get(key)}" for key, value in origin.items() if told.get(key) != value]
+        raise UserError(f"{error}; delete {folder} to make them again") from error
+    rows = [
+        f"{key}: expected {value}, got {recorded.get(key)}"
+        for key, value in origin.items()
+        if recorded.get(key) != value
+    ]
     if rows := rows + contract.mismatches(found):
         raise UserError(f"{folder} was made for something else ({'; '.join(rows)}); choose another output")
     return episodes
@@ -246,7 +250,7 @@ def columns(episodes: Episodes) -> dict[str, Tensor]:
 
 
 def from_columns(named: Mapping[str, Tensor]) -> Episodes:
-    """What `columns` took apart."""
+    """The inverse of `columns`."""
     nested: dict[str, dict[str, Any]] = {}
     flat: dict[str, Any] = {}
     for name, values in named.items():
@@ -272,7 +276,7 @@ def _rows(path: Path) -> int:
 
 
 class _Column:
-    """A .npy file that grows by rows: its header leaves room for their number, which is written last."""
+    """A .npy file that grows by rows; their number is written into the header at the end."""
 
     def __init__(self, path: Path, like: np.ndarray) -> None:
         self.file: BinaryIO = path.open("wb")

@@ -1,7 +1,7 @@
-"""The memory of a recurrent policy between its decisions: carried here, kept by no policy, restarted with episodes.
+"""The memory of a recurrent policy between decisions; policies are stateless, `Memory` keeps and resets it.
 
-A policy reads it as observation "memory" [N, M] and returns the next one as `sample["memory"]`. For a policy without
-one all of this is empty and does nothing.
+A policy reads its memory as observation "memory" [N, M] and returns the next one as `sample["memory"]`. For a policy
+without memory all of this does nothing.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from embodied.deployment.network import MEMORY
 from embodied.policy import Decision, Policy
 
 STARTED = "started"
-"""Observation key beside the memory, [N] bool: an episode begins with this decision."""
+"""Observation key, [N] bool: an episode begins with this decision."""
 
 
 @runtime_checkable
 class RecurrentPolicy(Policy, Protocol):
-    """A policy that remembers; where it can be trained, it scores sequences [T, N] through time, too."""
+    """A policy with memory; a trainable one also scores sequences [T, N] through time."""
 
     def initial_memory(self, count: int) -> Tensor:
-        """Memory [count, M] with which episodes begin."""
+        """Memory [count, M] at the beginning of episodes."""
         ...
 
 
 class Memory:
-    """What `policy` remembers of `count` running episodes; on `device`, where their observations are."""
+    """The memory of `policy` for `count` running episodes, on `device`, the observations'."""
 
     def __init__(self, policy: Policy, count: int, device: torch.device | str = "cpu") -> None:
         self.policy = policy if isinstance(policy, RecurrentPolicy) else None
@@ -40,20 +40,20 @@ class Memory:
             self.values = self._initial()
 
     def restart(self, mask: Tensor | None) -> None:
-        """Begin anew where `mask` [N] is True, everywhere if None."""
+        """Reset where `mask` [N] is True, everywhere if None."""
         if self.policy:
             mask = torch.ones_like(self.started) if mask is None else mask.to(self.device)
             self.values = torch.where(mask.unsqueeze(1), self._initial(), self.values)
             self.started = self.started | mask
 
     def with_observation(self, observation: TensorDict) -> TensorDict:
-        """`observation` [N] and what the policy reads and learners need beside it; the given one stays as it is."""
+        """A copy of `observation` [N] with "memory" and `STARTED` added."""
         if not self.policy:
             return observation
         return observation.copy().update({MEMORY: self.values, STARTED: self.started})
 
     def keep(self, decisions: Sequence[Decision], rows: Tensor | None = None) -> None:
-        """Take on what `decisions` remember: their first n rows are environments `rows` [n] (all if None)."""
+        """Keep the memory in `decisions`, whose first n rows are environments `rows` [n] (all if None)."""
         if self.policy:
             rows = torch.arange(len(self.values)) if rows is None else rows
             found = torch.cat([decision.sample[MEMORY] for decision in decisions])[: len(rows)]
@@ -65,7 +65,7 @@ class Memory:
         return {"memory": self.values, "started": self.started} if self.policy else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`, which may be part of another."""
+        """Continue from `state_dict`; other keys are ignored."""
         if self.policy:
             self.values, self.started = state["memory"].to(self.device), state["started"].to(self.device)
 

@@ -1,4 +1,4 @@
-"""What learners sample again and again: chunks, transitions, and the episodes of a policy's own successes."""
+"""Replay buffers of chunks, transitions, and a policy's successful episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from embodied.rollout.rollout import Rollout
 
 
 class ChunkReplay:
-    """A ring of rows with fixed capacity."""
+    """A ring buffer of rows with fixed capacity."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -22,7 +22,7 @@ class ChunkReplay:
         self._storage: TensorDict | None = None
 
     def __len__(self) -> int:
-        """Rows held."""
+        """Number of rows."""
         return min(self.written, self.capacity)
 
     def add(self, rows: TensorDict) -> None:
@@ -33,7 +33,7 @@ class ChunkReplay:
                 {key: value.new_zeros(self.capacity, *value.shape[1:]) for key, value in _leaves(rows)},
                 batch_size=[self.capacity],
             )
-        device = _leaves(self._storage)[0][1].device  # after a restart not where rows are made
+        device = _leaves(self._storage)[0][1].device  # after a restart not the device of new rows
         place = (self.written + torch.arange(len(rows), device=device)) % self.capacity
         self._storage[place] = rows.to(device)
         self.written += len(rows)
@@ -41,14 +41,14 @@ class ChunkReplay:
     def sample(self, count: int, generator: torch.Generator) -> TensorDict:
         """Draw `count` rows uniformly with replacement."""
         rows = torch.randint(len(self), (count,), generator=generator)
-        # Copies rows, which is several times as fast as self.rows[rows].
+        # Several times as fast as self.rows[rows].
         return cast(
             TensorDict, self.rows.apply(lambda part: part.index_select(0, rows.to(part.device)), batch_size=[count])
         )
 
     @property
     def rows(self) -> TensorDict:
-        """What is held, [size]."""
+        """All rows, [size]."""
         if self._storage is None:
             raise ValueError("the replay is empty; add rows before sampling")
         return self._storage[: len(self)]
@@ -66,7 +66,7 @@ class ChunkReplay:
 
 
 class EpisodeReplay:
-    """The last episodes with at least `capacity` observations; chunks are cut from them when they are sampled."""
+    """The last episodes with at least `capacity` observations; chunks are cut when sampled."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -74,11 +74,11 @@ class EpisodeReplay:
         self._room: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
-        """Observations held."""
+        """Number of observations."""
         return 0 if self.episodes is None else len(self.episodes)
 
     def add(self, episodes: Episodes) -> None:
-        """Append `episodes`; once there are a quarter more than `capacity`, the oldest go."""
+        """Append `episodes`; the oldest are dropped once observations exceed `capacity` by a quarter."""
         held = columns(self.episodes) if self.episodes else {}
         if self.episodes:
             episodes = replace(
@@ -91,7 +91,7 @@ class EpisodeReplay:
             self.episodes, self._room = last, {}
 
     def _append(self, name: str, held: Tensor | None, rows: Tensor) -> Tensor:
-        """Both, in memory with room for as much again, so that what is held is seldom copied."""
+        """`held` and `rows` joined, in a buffer with spare room, so that `held` is seldom copied."""
         count = 0 if held is None else len(held)
         if name not in self._room or len(self._room[name]) < count + len(rows):
             self._room[name] = rows.new_empty(2 * (count + len(rows)), *rows.shape[1:])
@@ -101,7 +101,7 @@ class EpisodeReplay:
         return self._room[name][: count + len(rows)]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is held."""
+        """The stored episodes."""
         return {"episodes": columns(self.episodes) if self.episodes else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -112,16 +112,16 @@ class EpisodeReplay:
 
 
 class EpisodeAssembler:
-    """Puts the successful episodes of rollouts together; they may span several rollouts.
+    """Assembles the successful episodes of rollouts; an episode may span several rollouts.
 
-    `pending` decisions of unfinished episodes wait, in order, with the environments they are of.
+    `pending` are the decisions of unfinished episodes, in order, with their environments.
     """
 
     def __init__(self) -> None:
         self.pending: TensorDict | None = None
 
     def add(self, rollout: Rollout) -> Episodes | None:
-        """The episodes that just succeeded, by environment, then by time; None where none did."""
+        """The episodes that succeeded in `rollout`, by environment, then by time; None if none did."""
         shape = list(rollout.done.shape)
         human = torch.zeros_like(rollout.executed) if rollout.human is None else rollout.human
         new = TensorDict(
@@ -144,7 +144,7 @@ class EpisodeAssembler:
         done, success, env = (torch.cat([part[name].cpu() for part in parts]) for name in ("done", "success", "env"))
         order = env.argsort(stable=True)  # by environment, then by time
         ended = done[order].long()
-        episode = ended.cumsum(0) - ended + env[order]  # ascending, another one after each ending and environment
+        episode = ended.cumsum(0) - ended + env[order]  # ascending; changes after each ending and environment
         whole, won = (
             torch.zeros(int(episode[-1]) + 1, dtype=torch.bool).index_put((episode,), flag[order], accumulate=True)
             for flag in (done, success)
@@ -156,7 +156,7 @@ class EpisodeAssembler:
         return found
 
     def _continued(self, rollout: Rollout) -> TensorDict | None:
-        """What waits for the rest of its episode; nothing follows where `rollout` begins another one."""
+        """Pending decisions whose episode continues in `rollout`; those whose episode does not are dropped."""
         if self.pending is None or rollout.episode_steps is None:
             return self.pending
         begins = (rollout.episode_steps[0] == rollout.executed[0].sum(-1)).cpu()
@@ -175,7 +175,7 @@ class EpisodeAssembler:
 
 
 def _episodes(rows: TensorDict) -> Episodes:
-    """Whole episodes from their decisions, end to end."""
+    """Complete episodes from their decisions, concatenated."""
     executed, done = rows["executed"], rows["done"]
     ends = executed.sum(-1).cumsum(0)
     return Episodes(
@@ -192,7 +192,7 @@ def _episodes(rows: TensorDict) -> Episodes:
 
 
 def _rows(parts: list[TensorDict], rows: Tensor) -> TensorDict:
-    """`rows` of `parts` joined end to end, without joining what nobody asks for."""
+    """`rows` of the concatenated `parts`, without concatenating other rows."""
     if len(parts) == 1:
         return _picked(parts[0], rows)
     first = len(parts[0])

@@ -1,7 +1,7 @@
-"""Collect decisions from an environment, restarting finished episodes between chunks.
+"""Collects decisions from an environment; finished episodes restart between chunks.
 
 Letters: T decisions, N environments, H predicted and K executed actions, A action dimension, P log-probability parts, E
-endings.
+episode ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from embodied.rollout.starts import Starts
 
 
 class Storage(Enum):
-    """Where a rollout lies: on the environment's device, in the CPU's memory, or in files that nothing else sees."""
+    """Where a rollout is stored: on the environment's device, in CPU memory, or in temporary files."""
 
     DEVICE = "device"
     CPU = "cpu"
@@ -41,11 +41,11 @@ class Storage(Enum):
 
 @dataclass
 class Rollout:
-    """T decisions of N environments. Every observation is held once.
+    """T decisions of N environments. Every observation is stored once.
 
-    What followed decision t is `observation[t + 1]`, or `last_observation` after the last; where an episode ended and
-    another began between them it is a row of `final_observation`. What a policy with a memory read, and where episodes
-    begin, are in `observation` too; see `memory.Memory`.
+    The observation after decision t is `observation[t + 1]`, or `last_observation` after the last; if an episode ended
+    and another began between them, it is a row of `final_observation`. For a policy with memory, `observation` also has
+    the memory and the beginnings of episodes, see `memory.Memory`.
     """
 
     observation: TensorDict  # [T, N]
@@ -59,20 +59,20 @@ class Rollout:
     truncated: Tensor  # [T, N] bool
     success: Tensor  # [T, N] bool
     task_index: Tensor  # [N]
-    start: Tensor | None = None  # [T, N] initial state of the episode; None: they have no numbers
-    final_observation: TensorDict | None = None  # [E] the true ones at endings inside the rollout; None: no such
-    final_rows: Tensor | None = None  # [E] which decisions they follow, t * N + n, ascending
-    value: Tensor | None = None  # [T, N] as the policy gave it with its decision
-    human: Tensor | None = None  # [T, N, K] bool, actions in which a person took the place of the policy
-    diverged: int = 0  # episodes that ended because the simulator's numbers blew up
-    policy_version: int = 0  # updates that the policy had seen
-    simulation_s: float = 0.0  # wall time
+    start: Tensor | None = None  # [T, N] initial state of the episode; None: not numbered
+    final_observation: TensorDict | None = None  # [E] true ones at episode ends inside the rollout; None: no ends
+    final_rows: Tensor | None = None  # [E] the decisions before them, t * N + n, ascending
+    value: Tensor | None = None  # [T, N] from the policy's decisions
+    human: Tensor | None = None  # [T, N, K] bool, actions that a person gave
+    diverged: int = 0  # episodes that ended because the simulation blew up
+    policy_version: int = 0  # number of updates before
+    simulation_s: float = 0.0  # wall time of the simulation
     policy_s: float = 0.0
-    episode_return: Tensor | None = None  # [T, N] rewards of the episode up to this decision, in all, as collected
-    episode_steps: Tensor | None = None  # [T, N] control steps of the same
+    episode_return: Tensor | None = None  # [T, N] sum of the episode's rewards up to and including this decision
+    episode_steps: Tensor | None = None  # [T, N] control steps, likewise
 
     def next_observation(self) -> TensorDict:
-        """The true observation after every decision, a copy, [T, N]."""
+        """The true observation after every decision [T, N], a copy."""
         last = self.last_observation.unsqueeze(0)
         following = TensorDict.cat((self.observation[1:].select(*last.keys()), last))
         if self.final_observation is not None:
@@ -86,12 +86,12 @@ class Rollout:
 
     @property
     def own(self) -> Tensor:
-        """The policy's own decisions, [T, N] bool: no person took over."""
+        """Decisions of the policy, [T, N] bool: no person took over."""
         return torch.ones_like(self.done) if self.human is None else ~self.human.any(-1)
 
     @property
     def cut(self) -> Tensor:
-        """Of what follows a decision its value alone counts, [T, N] bool: at time limits, where a person takes over."""
+        """Returns are bootstrapped after this decision, [T, N] bool: at time limits and when a person takes over."""
         following = torch.cat((self.own[1:], torch.ones_like(self.own[:1])))
         return self.truncated | ~following
 
@@ -101,7 +101,7 @@ class Rollout:
         return int(self.executed.sum())
 
     def ended(self) -> dict[str, float]:
-        """Means over the episodes that ended in it: success, episode_return, episode_steps; empty where none did."""
+        """Means over the episodes that ended here: success, episode_return, episode_steps; empty if none did."""
         if self.episode_return is None or self.episode_steps is None or not self.done.any():
             return {}
         found = {"success": self.success, "episode_return": self.episode_return, "episode_steps": self.episode_steps}
@@ -112,18 +112,18 @@ RANDOM_DECISIONS = 8
 
 
 def first_decisions(env: Environment, generator: torch.Generator, count: int = 2048) -> tuple[TensorDict, Tensor]:
-    """At least `count` observations [B] from the beginnings of episodes, and uniformly random actions [B, K, A].
+    """At least `count` observations [B] from the first decisions of episodes, and uniformly random actions [B, K, A].
 
-    What a policy without demonstrations takes its normalisation statistics from. Each episode runs for
-    `RANDOM_DECISIONS`: initial states alone may not vary where it matters, and longer random play leads far from the
-    states that a policy will live in.
+    A policy without demonstrations computes its normalisation statistics from them. Each episode runs for
+    `RANDOM_DECISIONS`: initial states alone may have constant elements, and longer random play leads far from the
+    states that a policy will visit.
 
     Raises:
-        UserError: where actions have no limits.
+        UserError: if actions have no limits.
     """
     spec = env.contract.action
     if not spec.low:
-        raise UserError("expected action limits in the contract; a policy without demonstrations starts from them")
+        raise UserError("expected action limits in the contract for a policy without demonstrations; set low and high")
     low, high = torch.tensor(spec.low), torch.tensor(spec.high)
     shape = (env.num_envs, env.contract.executed, *spec.shape)
     observations: list[TensorDict] = []
@@ -138,14 +138,14 @@ def first_decisions(env: Environment, generator: torch.Generator, count: int = 2
 
 
 class Collector:
-    """Steps `env` with `policy`, keeping the running episodes between calls.
+    """Steps `env` with `policy`; running episodes continue between calls.
 
-    `generator` draws the policy's noise, on the policy's device; rollouts lie where `storage` says, on disk in
-    `folder` (the system's for temporary files if None).
+    `generator` draws the policy's noise, on the policy's device; rollouts are stored in `storage`, on disk in `folder`
+    (the system's temporary folder if None).
 
     Raises:
-        UserError: for a policy that was built for other tensors than the environment's, or `starts` for an environment
-            whose initial states have no numbers.
+        UserError: if the policy was built for other tensors than the environment's, or `starts` is given for an
+            environment without numbered initial states.
     """
 
     def __init__(
@@ -158,18 +158,18 @@ class Collector:
         folder: Path | None = None,
     ) -> None:
         policy.contract.check(env.contract)
-        self.numbered = isinstance(env, NumberedStarts)  # asked once: isinstance of a protocol looks up every name
+        self.numbered = isinstance(env, NumberedStarts)  # once: isinstance of a protocol is slow
         if starts is not None and not self.numbered:
-            raise UserError("expected an environment whose initial states have numbers, to begin from chosen ones")
+            raise UserError("expected an environment with numbered initial states, to begin from chosen ones")
         self.env, self.policy, self.generator, self.starts = env, policy, generator, starts
         self.storage, self.folder = storage, folder
-        self.version = 0  # updates that the policy has seen
+        self.version = 0  # number of updates so far
         self.memory = Memory(policy, env.num_envs, env.device)
         self.observation: TensorDict | None = None
         self.abandon()
 
     def abandon(self) -> None:
-        """Forget the running episodes: the next decision begins new ones everywhere."""
+        """Drop the running episodes: new ones begin everywhere at the next decision."""
         env = self.env
         self.observation = None
         self.finished = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
@@ -186,7 +186,7 @@ class Collector:
             if t and len(ended):
                 finals.append((ended + (t - 1) * self.env.num_envs, cast(TensorDict, self.observation)[ended]))
             observation = self.memory.with_observation(self._restart(len(ended) > 0))
-            rows.put(t, {"observation": observation})  # before the step, which may write over it
+            rows.put(t, {"observation": observation})  # before the step, which may overwrite it
             if self.numbered:
                 rows.put(t, {"start": cast(NumberedStarts, self.env).start})
             acted = time.perf_counter()
@@ -231,9 +231,9 @@ class Collector:
         return self.observation
 
     def state_dict(self) -> dict[str, Any]:
-        """Running episodes, what is remembered of them, and the noise to come.
+        """Running episodes, policy memory, and the noise generator.
 
-        Of an environment that can't be put back, only what begins its episodes anew.
+        For an environment that is not `Restorable`, only the generator and version: its episodes begin again.
         """
         state: dict[str, Any] = {"generator": self.generator.get_state(), "version": self.version}
         if not isinstance(self.env, Restorable):
@@ -261,7 +261,7 @@ class Collector:
         self.memory.load_state_dict(state)
 
     def _with_totals(self, rollout: Rollout) -> Rollout:
-        """`rollout` with the sums of its episodes, which go on across rollouts."""
+        """`rollout` with the sums of its episodes, which continue across rollouts."""
         rows, device = [], self.totals.device
         reward, steps = rollout.reward.detach().sum(-1).to(device), rollout.executed.sum(-1).to(device)
         for now in zip(reward, steps, rollout.done.to(device), strict=True):
@@ -272,7 +272,7 @@ class Collector:
 
 
 class _Rows:
-    """Tensors [T, ...] that are filled row by row, so that a rollout is in memory once while it grows."""
+    """Tensors [T, ...] that are filled row by row, so that a growing rollout is in memory only once."""
 
     def __init__(self, length: int, storage: Storage, folder: Path | None) -> None:
         self.length, self.storage, self.folder = length, storage, folder
@@ -310,12 +310,12 @@ class _Rows:
         if self.storage is Storage.CPU or 0 in shape:
             return torch.empty(shape, dtype=leaf.dtype)
         size = torch.Size(shape).numel()
-        with tempfile.NamedTemporaryFile(dir=self.folder) as file:  # its memory stays as long as the tensor lives
+        with tempfile.NamedTemporaryFile(dir=self.folder) as file:  # the mapping lives as long as the tensor
             return torch.from_file(file.name, shared=True, size=size, dtype=leaf.dtype).view(shape)
 
 
 def _row(decision: Decision, transition: Transition) -> dict[str, Tensor | TensorDict]:
-    """What a rollout keeps of one decision, but for the observation."""
+    """A rollout's row for one decision, without the observation."""
     optional = {"value": decision.value, "human": transition.human}
     return {
         "actions": _executed(decision, transition),
@@ -334,7 +334,7 @@ def _diverged(transition: Transition) -> int:
 
 
 def _executed(decision: Decision, transition: Transition) -> Tensor:
-    """Actions [N, H, A] of the chunk, the executed ones as they were executed."""
+    """Actions [N, H, A] of the chunk, with those that the environment executed in place of the decided ones."""
     if transition.actions is None:
         return decision.actions
     return torch.cat((transition.actions, decision.actions[:, transition.actions.shape[1] :]), 1)
@@ -342,22 +342,22 @@ def _executed(decision: Decision, transition: Transition) -> Tensor:
 
 @runtime_checkable
 class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
-    """A DifferentiableEnvironment that runs a feed-forward policy by itself, faster than step by step."""
+    """A DifferentiableEnvironment that runs a whole feed-forward policy itself, faster than step by step."""
 
     def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
         """Run `decisions` single actions of a feed-forward policy from the present state.
 
-        `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that are
-        not privileged, or that a teacher may be told, to actions in half ranges around the middle. Reward, observations
-        and actions carry gradients to the layers. An environment whose episode ends on the way stays frozen.
+        `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that the
+        policy's contract reads to actions in half ranges around the middle. Reward, observations and actions carry
+        gradients to the layers. An environment whose episode ends stays frozen.
         """
         ...
 
 
 class DifferentiableCollector(Collector):
-    """Collects deterministic decisions whose reward and observations carry gradients to the policy.
+    """Collects deterministic decisions; rewards and observations carry gradients to the policy.
 
-    Environments restart between rollouts alone: one whose episode ends inside stays frozen until the next.
+    Environments restart only between rollouts: one whose episode ends inside a rollout stays frozen until its end.
     """
 
     def collect(self, decisions: int) -> Rollout:
@@ -379,7 +379,7 @@ class DifferentiableCollector(Collector):
         return self._with_totals(replace(rollout, **counted, **ended))
 
     def _by_steps(self, decisions: int) -> Rollout:
-        """As `unroll` of an environment that has it, for policies of any kind."""
+        """As `UnrolledEnvironment.unroll`, for any environment and policy, step by step."""
         policy = cast(DeterministicPolicy, self.policy)
         seen, made = [cast(TensorDict, self.observation)], []
         empty = TensorDict({}, batch_size=[self.env.num_envs])

@@ -1,4 +1,4 @@
-"""Which initial states training episodes begin from."""
+"""Choice of the initial states of training episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Starts(Protocol):
     """Chooses the initial states of episodes."""
 
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
-        """Initial states [N] for environments that `finished` [N] with `success` [N]; elsewhere anything."""
+        """Initial states [N] for environments that `finished` [N] with `success` [N]; values elsewhere are unused."""
         ...
 
     def abandon(self) -> None:
@@ -23,19 +23,19 @@ class Starts(Protocol):
 
 
 class RetryStarts:
-    """Fresh initial states, and again those that failed, until an attempt succeeds or `attempts` are used up.
+    """New initial states, and retries of failed ones until an attempt succeeds or `attempts` are used up.
 
-    A simple form of prioritised replay of starts (arXiv 2010.03934): a share `retry` of restarts go to failed states.
+    A simple form of prioritised replay of starts (arXiv 2010.03934): a share `retry` of restarts goes to failed states.
     """
 
     def __init__(self, task_index: Tensor, *, retry: float, attempts: int, generator: torch.Generator) -> None:
         self.task_index, self.retry, self.attempts, self.generator = task_index.cpu(), retry, attempts, generator
         tasks, count = int(self.task_index.max()) + 1, len(task_index)
-        first = int(torch.randint(1 << 40, (), generator=generator))  # another seed trains on other states
+        first = int(torch.randint(1 << 40, (), generator=generator))  # seeds train on different states
         self.fresh = torch.full((tasks,), first)
-        self.failed = [torch.empty(0, 2, dtype=torch.int64) for _ in range(tasks)]  # initial state, attempts before
-        self.running = torch.full((count, 2), -1)  # the same of the running episodes; -1: none yet
-        self.firsts = torch.empty(0, dtype=torch.bool)  # whether the last first attempts succeeded
+        self.failed = [torch.empty(0, 2, dtype=torch.int64) for _ in range(tasks)]  # initial state, earlier attempts
+        self.running = torch.full((count, 2), -1)  # likewise, of the running episodes; -1: none yet
+        self.firsts = torch.empty(0, dtype=torch.bool)  # success of the last first attempts
         self.ended = torch.zeros(count, dtype=torch.bool)  # whether the environment has ended an episode
 
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class RetryStarts:
         return torch.where(finished, self.running[:, 0], 0)
 
     def abandon(self) -> None:
-        """The running episodes will not end: nothing is learned from them, and retries wait to be tried again."""
+        """The running episodes will not end: they count neither way, and their retries return to the queue."""
         retries = self.running[:, 1] > 0
         for task in self.task_index[retries].unique().tolist():
             again = self.running[retries & (self.task_index == task)]
@@ -59,10 +59,10 @@ class RetryStarts:
         self.running = torch.full_like(self.running, -1)
 
     def _deal(self, task: int, rows: Tensor, again: Tensor, wanted: Tensor) -> None:
-        """Deal initial states to environments `rows` of `task`, in order; of `again` [N], the failures queue up first.
+        """Assign initial states to environments `rows` of `task`, in order; failures (`again` [N]) are queued first.
 
-        One after the other, each puts its failure at the end of the queue, then takes the head of it where it is
-        `wanted` [N] and there is any. The queue's length is max(length + puts - takes, 0) after each: Lindley's
+        One after the other, each environment appends its failure to the queue, then takes the head of the queue if it
+        is `wanted` [N] and not empty. The queue's length after each is max(length + puts - takes, 0): Lindley's
         recursion, whose solution is a running minimum.
         """
         puts, takes = again[rows].long(), wanted[rows].long()
@@ -79,9 +79,9 @@ class RetryStarts:
         self.fresh[task] += len(rows) - count
 
     def first_attempts(self) -> dict[str, float]:
-        """`first_attempts_success`, of the last ones: what the policy can do, whatever is tried again.
+        """`first_attempts_success`: success rate of the last `RECENT` first attempts, without retries.
 
-        Empty until every environment has ended an episode: what ends first is what succeeds.
+        Empty until every environment has ended an episode, because successful episodes end first.
         """
         return {"first_attempts_success": float(self.firsts.double().mean())} if bool(self.ended.all()) else {}
 

@@ -1,1 +1,1 @@
-"""Files that are whole or not there, and show damage."""
+"""Files that are complete or absent, with checksums."""

@@ -1,6 +1,6 @@
-"""Checkpoints: everything needed to evaluate a policy or to continue its training, written whole or not at all.
+"""Checkpoints: everything needed to evaluate a policy or to continue its training, written completely or not at all.
 
-A run keeps its checkpoints as numbered directories under `checkpoint/`; the newest is the one that counts. Each holds
+A run stores checkpoints as numbered directories under `checkpoint/`; the newest is used. Each contains
 `policy.safetensors` (the weights under their own names, for any program), `state.safetensors` (optimisers, random
 states, environments) and `checkpoint.json` (counters, contract, config, and the checksums of all three). Nothing is
 pickled.
@@ -34,14 +34,14 @@ RECORD = "checkpoint.json"
 FOLDER = "checkpoint"
 KEEP = 2
 UNREADABLE = OSError, SafetensorError, ValueError, KeyError, TypeError
-"""What reading files may raise that are not what was written."""
+"""Errors of reading damaged files."""
 
 
 @dataclass
 class Checkpoint:
-    """Weights by name, contract, JSON-ready config and counters; `state` is a tree of all else.
+    """Weights by name, contract, JSON-ready config and counters; `state` is a tree of everything else.
 
-    One that was loaded knows its `path` and the checksum of its weights, `weights_sha256`.
+    A loaded checkpoint has its `path` and the checksum of its weights, `weights_sha256`.
     """
 
     policy: Mapping[str, Tensor]
@@ -53,10 +53,10 @@ class Checkpoint:
     weights_sha256: str | None = None
 
     def check(self, env: Contract) -> None:
-        """Refuse environments whose tensors this policy cannot use as they are, in the chunks it was trained in.
+        """Refuse environments whose tensors this policy cannot use unchanged, or with other chunk sizes.
 
         Raises:
-            UserError: on one line, with what differs.
+            UserError: listing the differences on one line.
         """
         rows = [
             f"{size}: expected {getattr(self.contract, size)}, got {getattr(env, size)}"
@@ -65,15 +65,15 @@ class Checkpoint:
         ]
         if rows := rows + self.contract.mismatches(env):
             raise UserError(
-                f"the checkpoint {self.path} was trained under another contract ({'; '.join(rows)}); "
-                "use the task and chunk sizes of its config, or train anew"
+                f"the checkpoint {self.path} was trained with another contract ({'; '.join(rows)}); "
+                "use the task and chunk sizes of its config, or train again"
             )
 
     def restore(self, policy: TrainablePolicy) -> None:
         """Load the weights into `policy`.
 
         Raises:
-            UserError: on one line, where they belong to another network.
+            UserError: on one line, if they belong to another network.
         """
         try:
             policy.load_state_dict(self.policy)
@@ -85,12 +85,13 @@ class Checkpoint:
 
 
 def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
-    """Add `checkpoint` to the directory `run` and drop all but the newest two, and number `kept`; returns its path.
+    """Add `checkpoint` to the run directory `run`; delete all but the newest two and number `kept`; returns its path.
 
-    It is built under a temporary name and renamed when complete, so a kill at any moment leaves the previous one.
+    It is written under a temporary name and renamed when complete, so that a kill at any moment leaves the previous
+    one.
 
     Raises:
-        FloatingPointError: for weights that `load` would refuse, so that the earlier checkpoints stay.
+        FloatingPointError: for weights that `load` would refuse; the earlier checkpoints remain.
     """
     from embodied.saving.weights import implausible
 
@@ -98,7 +99,7 @@ def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
         raise FloatingPointError(f"the policy has diverged and is not saved: {reason}; use a lower learning rate")
     folder = Path(run) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(".*.tmp"):  # of a process killed while it saved
+    for leftover in folder.glob(".*.tmp"):  # left by a process killed while saving
         shutil.rmtree(leftover)
     complete = _complete(folder)
     number = int(complete[-1].name) + 1 if complete else 1
@@ -120,8 +121,8 @@ def load(path: str | Path) -> Checkpoint:
     """Read the checkpoint at `path`: a run's directory (its newest), or one numbered directory.
 
     Raises:
-        UserError: on one line, where there is none, or a file of it is damaged or holds weights that no policy has,
-            saying which other one to use.
+        UserError: on one line, if there is none, a file is damaged, or weights are implausible; it names another
+            checkpoint to use.
     """
     directory = _locate(Path(path))
     with _named_damage(directory):
@@ -132,7 +133,7 @@ def load_weights(path: str | Path, contract: Contract) -> Checkpoint:
     """Weights to start from: of the checkpoint at `path`, as `load` finds it, or of a .safetensors file.
 
     Raises:
-        UserError: as `load`; for a checkpoint whose policy does not read and command what `contract` has.
+        UserError: as `load`; and for a checkpoint whose contract does not fit `contract`.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -148,7 +149,7 @@ def load_weights(path: str | Path, contract: Contract) -> Checkpoint:
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read the weights {path} ({error}); expected a .safetensors file") from error
     if reason := implausible(weights):
-        raise UserError(f"{path} holds no policy: {reason}")
+        raise UserError(f"{path} is not a policy: {reason}")
     return Checkpoint(weights, contract, path=path)
 
 
@@ -173,7 +174,7 @@ def _read(directory: Path) -> Checkpoint:
     sealed.check_files(directory / RECORD, record)
     weights = load_file(directory / WEIGHTS)
     if reason := implausible(weights):
-        raise UserError(f"{WEIGHTS} holds no policy: {reason}")
+        raise UserError(f"{WEIGHTS} is not a policy: {reason}")
     return Checkpoint(
         policy=weights,
         contract=Contract.from_dict(record["contract"]),
@@ -187,12 +188,12 @@ def _read(directory: Path) -> Checkpoint:
 
 @contextmanager
 def _named_damage(directory: Path) -> Iterator[None]:
-    """What is wrong with the checkpoint in `directory`, on one line, with the one to use in its place."""
+    """Report errors in the checkpoint in `directory` as one UserError that names a checkpoint to use instead."""
     try:
         yield
     except UNREADABLE as error:
         others = [other for other in reversed(_complete(directory.parent)) if other != directory and _readable(other)]
-        advice = f"use {others[0]}" if others else "no other one of this run can be read either: train anew"
+        advice = f"use {others[0]}" if others else "no other checkpoint of this run can be read: train again"
         raise UserError(f"the checkpoint {directory} cannot be read ({error}); {advice}") from error
 
 
@@ -209,7 +210,7 @@ def _write(directory: Path, checkpoint: Checkpoint) -> None:
 
     directory.mkdir()
     save_tree(directory / STATE, checkpoint.state)
-    # A flat dict of tensors is a tree whose places are its keys, so any safetensors reader finds the usual names.
+    # A flat dict of tensors is a tree whose names are its keys: any safetensors reader finds the usual names.
     save_tree(directory / WEIGHTS, dict(checkpoint.policy))
     record = {
         "format": FORMAT,

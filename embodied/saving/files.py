@@ -1,4 +1,4 @@
-"""Files that are either complete or not there."""
+"""Files that are either complete or absent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def complete_or_absent(path: Path) -> Iterator[Path]:
-    """Give the body a temporary path to write: it becomes `path` once on the disk, and goes where the body fails."""
+    """Temporary path for the body to write; afterwards it is synced and renamed to `path`, or deleted on an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with named(path):
@@ -24,17 +24,17 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Have an OSError of the body say that it is about `path`: writing to a full disk, alone, says no name."""
+    """Add the name `path` to an OSError of the body, which has none if the disk is full."""
     try:
         yield
     except OSError as error:
-        if error.errno is not None:  # without a number, Python tells nothing but the name any more
+        if error.errno is not None:  # without errno, Python would only print the file name
             error.filename = error.filename or str(path)
         raise
 
 
 def flush(path: Path) -> None:
-    """Wait until the file or directory `path` is on the disk, so that a rename after it never shows less than all."""
+    """Sync the file or directory `path` to the disk, so that a later rename never exposes incomplete content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -43,7 +43,7 @@ def flush(path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename the file or directory `path` to a free name, PATH.aside or one with a number; returns that."""
+    """Rename the file or directory `path` to a free name, PATH.aside or PATH.aside with a number; returns that."""
     for number in count(1):
         aside = path.with_name(f"{path.name}.aside" + (f"_{number}" if number > 1 else ""))
         if not aside.exists():

@@ -1,7 +1,7 @@
-"""JSON that shows damage: its own, and that of the files beside it that it lists.
+"""JSON files with checksums of themselves and of the files that they list.
 
-A sealed file holds the SHA-256 of each listed file under "files" and that of all its fields under "sha256". It is
-written in one way alone: whichever bit of it changes, it is not what `write` makes of what it says.
+A sealed file holds the SHA-256 of each listed file under "files" and that of all its fields under "sha256". Its
+formatting is fixed, so that a change of any bit is found.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from embodied.errors import UserError
 from embodied.saving.files import flush
 
 UNSEALED = 1
-"""Format of files from before there were checksums."""
+"""Format of files without checksums, from earlier versions."""
 
 
 def write(path: Path, record: dict[str, Any], files: Iterable[str]) -> dict[str, Any]:
-    """Write `record`, which tells its "format", to `path` and seal it and `files` beside it; returns what it says."""
+    """Write `record`, which has a "format", to `path` with checksums of `files` in the same folder; returns it."""
     digests = {name: digest(path.with_name(name)) for name in files}
     path.write_bytes(_sealed(json.loads(json.dumps(record | {"files": digests}))))
     flush(path)
@@ -28,11 +28,11 @@ def write(path: Path, record: dict[str, Any], files: Iterable[str]) -> dict[str,
 
 
 def read(path: Path, format_: int) -> dict[str, Any]:
-    """What `write` wrote to `path` in `format_`; the files that it lists are for `check_files`.
+    """The record that `write` wrote to `path` in `format_`; the listed files are checked by `check_files`.
 
     Raises:
-        UserError: on one line, where it is damaged or of another format.
-        OSError: where there is none.
+        UserError: on one line, if it is damaged or of another format.
+        OSError: if it cannot be read.
     """
     data = path.read_bytes()
     try:
@@ -42,26 +42,26 @@ def read(path: Path, format_: int) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UserError(f"{path.name} is damaged: expected an object, got {type(record).__name__}")
     if record.get("format") == UNSEALED:
-        raise UserError(f"{path.name} is of an earlier version, without the checksums that would show damage")
+        raise UserError(f"{path.name} was written by an earlier version, without checksums")
     if data != _sealed(record):
-        raise UserError(f"{path.name} is damaged: its checksum is of another content")
+        raise UserError(f"{path.name} is damaged: its checksum does not match")
     if record["format"] != format_:
-        raise UserError(f"{path.name} is of format {record['format']}, this version reads format {format_}")
+        raise UserError(f"{path.name} has format {record['format']}, this version reads format {format_}")
     return record
 
 
 def check_files(path: Path, record: dict[str, Any]) -> None:
-    """Compare the files that `record`, as read from `path`, lists with their checksums.
+    """Compare the files listed in `record`, read from `path`, with their checksums.
 
     Raises:
-        UserError: on one line, which names the first one that is damaged or missing.
+        UserError: on one line, naming the first one that is damaged or missing.
     """
     for name, expected in record["files"].items():
         file = path.with_name(name)
         if not file.is_file():
             raise UserError(f"{name} is missing")
         if digest(file) != expected:
-            raise UserError(f"{name} is damaged: its checksum is not the one in {path.name}")
+            raise UserError(f"{name} is damaged: its checksum differs from the one in {path.name}")
 
 
 def digest(path: Path) -> str:

@@ -1,8 +1,8 @@
-"""Nested data in one file, without pickle: tensors as safetensors, everything around them as JSON in its header.
+"""Nested data in one file, without pickle: tensors as safetensors, everything else as JSON in the header.
 
-A tree is None, bool, int, float, str, bytes, a tensor, ndarray or TensorDict, or a list, tuple or dict of trees. It
-comes back equal bit for bit, on the CPU; NumPy scalars come back as Python numbers. A checksum of all of it in the
-header tells damage.
+A tree is None, bool, int, float, str, bytes, a tensor, ndarray or TensorDict, or a list, tuple or dict of trees. It is
+read back bit for bit, on the CPU; NumPy scalars become Python numbers. A checksum of everything in the header detects
+damage.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
 
 Tree = Any
-"""What the module docstring lists; Python has no checkable type for it."""
+"""A tree as defined in the module docstring; Python has no checkable type for it."""
 
 _SCALARS = (bool, int, float, str)
 
 
 def save_tree(path: str | Path, tree: Tree) -> None:
-    """Write `tree` to `path`: complete and on the disk, or not at all.
+    """Write `tree` to `path`, completely and synced, or not at all.
 
     Raises:
-        UserError: where the tree holds something that is not in the list above, naming the place.
+        UserError: if the tree contains another type than listed above, naming the place.
     """
     writer = _Writer()
     structure = json.dumps(writer.encode(tree, ()))
     with complete_or_absent(Path(path)) as temporary:
-        # one entry: safetensors writes several in an order of its own, and the same tree is to be the same file
+        # one entry, because safetensors writes several in no fixed order, and files of equal trees shall be equal
         _save_file(writer.tensors, temporary, {"tree": _digest(structure, writer.tensors) + structure})
 
 
@@ -56,7 +56,7 @@ def load_tree(path: str | Path) -> Tree:
     """Read what `save_tree` wrote.
 
     Raises:
-        UserError: where the file is missing, damaged or something else.
+        UserError: if the file is missing, damaged or of another kind.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -64,10 +64,10 @@ def load_tree(path: str | Path) -> Tree:
             sealed = (file.metadata() or {}).get("tree", "")
         digest, structure = sealed[:64], sealed[64:]
         if not re.fullmatch("[0-9a-f]{64}", digest):
-            raise UserError(f"cannot read {path}: it is no tree with a checksum; delete it to have it made anew")
+            raise UserError(f"cannot read {path}: it is not a tree with a checksum; delete it to make it again")
         if digest != _digest(structure, tensors):
             raise UserError(
-                f"cannot read {path}: it is damaged, its checksum is of another content; delete it to have it made anew"
+                f"cannot read {path}: it is damaged, its checksum does not match; delete it to make it again"
             )
         return _decode(json.loads(structure), tensors)
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
@@ -75,7 +75,7 @@ def load_tree(path: str | Path) -> Tree:
 
 
 def copy_tree(tree: Tree) -> Tree:
-    """`tree` in memory of its own: what happens to its tensors and lists later does not change the copy."""
+    """A deep copy of `tree`, including its tensors."""
     if isinstance(tree, Tensor | TensorDictBase):
         return tree.detach().clone()
     if isinstance(tree, np.ndarray):
@@ -93,7 +93,7 @@ class _Writer:
         self._storages: set[int] = set()
 
     def encode(self, node: Tree, place: tuple[str, ...]) -> Tree:
-        """JSON form of `node`, which stands at `place` in the tree."""
+        """JSON form of `node`, which is at `place` in the tree."""
         if isinstance(node, np.generic):
             node = node.item()
         if node is None or isinstance(node, _SCALARS):
@@ -139,7 +139,7 @@ def _digest(structure: str, tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        flat = tensor.as_strided((tensor.numel(),), (1,))  # contiguous; of one element, any stride may be told
+        flat = tensor.as_strided((tensor.numel(),), (1,))  # contiguous; the strides of a single element are arbitrary
         found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()
 

@@ -1,4 +1,4 @@
-"""Weights that no training leaves behind, which a checksum does not tell: it may be that of what was broken before."""
+"""Plausibility of weights: finds damage from before the checksum was computed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from torch import Tensor
 
 LARGEST = 1e6
-"""Magnitude that weights and statistics stay below; those of trained policies are around 1."""
+"""Upper bound on magnitudes of weights and statistics; those of trained policies are around 1."""
 
 
 def implausible(weights: Mapping[str, Tensor]) -> str:
-    """What no policy's `weights` by name can be, on one line; "" where there is nothing.
+    """Why `weights` (by name) cannot be a policy's, on one line; "" if they can.
 
-    Not finite, above `LARGEST`, or a standard deviation (named "std" or "..._std") that is not positive.
+    Refused are values not finite or above `LARGEST`, and standard deviations (named "std" or "..._std") not above 0.
     """
     floats = {name: values for name, values in weights.items() if values.is_floating_point() and values.numel()}
     if broken := [name for name, values in floats.items() if not bool(values.isfinite().all())]:

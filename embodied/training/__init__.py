@@ -1,1 +1,1 @@
-"""The loop of reinforcement learning, and the experiment around it."""
+"""The training loop, and experiments with stages, evaluation and checkpoints."""

@@ -1,8 +1,8 @@
-"""A run as an experiment: its stages, each evaluated on the same episodes, a control, a report, a checkpoint of it all.
+"""A run as an experiment: stages evaluated on the same episodes, a control, a report, and checkpoints.
 
-`loop.py` is what reinforcement learning does inside. The control is SFT that goes on as it was, optimiser, average and
-last learning rate, for as many gradient steps as RL took: RL's gain is reported over the better of the two. A run that
-was killed continues with the numbers of one that was not, where its simulator can be put back to where it was.
+The reinforcement learning loop is in `loop.py`. The control continues SFT, with its optimiser, average and final
+learning rate, for as many gradient steps as RL took: RL's gain is reported over the better of SFT and control. A killed
+run, once resumed, gives the same numbers as an uninterrupted one if its simulator is `Restorable`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from embodied.training.saved_run import SavedRun, Stage
 
 log = logging.getLogger(__name__)
 PATIENCE_S = 1.0
-"""A stop waits for iterations that take less; longer ones are abandoned, which needs a copy of the state before."""
+"""A stop waits for shorter iterations; longer ones are abandoned, which needs a copy of the state before them, s."""
 SEGMENT = 500
-"""Gradient steps of supervised training between two entries in the log, and checkpoints."""
+"""Gradient steps of supervised training between log entries, and between checkpoints."""
 
 
 @dataclass
@@ -53,10 +53,10 @@ class ExperimentConfig:
     """Sizes of a run.
 
     RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations.
-    Evaluations run `evaluation_starts` initial states of each task and distribution. `control` and `video` can be left
-    out. `stages` are sft and rl, one of them, or what the task has demonstrations for if None. `start_from` names a
-    run, a checkpoint or a .safetensors file whose weights and statistics the policy begins with. Policies compute in
-    `precision`; rollouts lie on the simulator's device, in the cpu's memory or on disk, as `storage` says.
+    Evaluations run `evaluation_starts` initial states of each task and distribution. `control` and `video` can be
+    turned off. `stages` are sft, rl or both; if None both, or rl without demonstrations. `start_from` names a run, a
+    checkpoint or a .safetensors file with the policy's initial weights and statistics. Policies compute in `precision`;
+    `storage` places rollouts on the simulator's device, in CPU memory or on disk.
     """
 
     num_envs: int = 100
@@ -73,7 +73,7 @@ class ExperimentConfig:
     sft: SFTConfig = field(default_factory=SFTConfig)
 
     def __post_init__(self) -> None:
-        """Raise UserError for sizes that nothing can be done with."""
+        """Raise UserError for impossible sizes or stages."""
         at_least(self, 0, "env_steps")
         at_least(self, 1, "num_envs", "checkpoint_every", "evaluation_starts", "evaluation_envs")
         if self.stages is not None and tuple(self.stages) not in (("sft",), ("rl",), ("sft", "rl")):
@@ -81,7 +81,7 @@ class ExperimentConfig:
 
 
 class Experiment(SavedRun):
-    """One run in `directory`; where that holds a checkpoint, the run continues."""
+    """One run in `directory`; continues from a checkpoint there, if any."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class Experiment(SavedRun):
         wandb_project: str | None = None,
         demonstrations: Callable[[Contract, Path], Episodes] | None = None,
     ) -> None:
-        """Build all parts, then begin to write; `record`, the composed configuration, is kept in checkpoints.
+        """Build all parts, then begin to write; `record`, the composed configuration, is stored in checkpoints.
 
-        `demonstrations`, called with the task's contract and the directory, take the place of the task's own.
+        `demonstrations`, called with the task's contract and the directory, replaces the task's own demonstrations.
         """
         directory = Path(directory)
         super().__init__(directory, record, config.env_steps, Report(task.name, task.asset_kind, seed))
@@ -118,7 +118,7 @@ class Experiment(SavedRun):
             if not isinstance(self.env, SwitchableEnvironment):
                 self.evaluation_envs = {name: self._environment("eval", name) for name in task.distributions}
             none = torch.zeros(0, *self.contract.action.shape)
-            self._try(Episodes.of(TensorDict({}, [0]), none))  # demonstrations may take long to make
+            self._try(Episodes.of(TensorDict({}, [0]), none))  # before demonstrations, which may take long
         self.demonstrations = self._demonstrate(demonstrations)
         self.stages = self._plan()
         self.stage = self.stages[0]
@@ -139,21 +139,19 @@ class Experiment(SavedRun):
         return [*first, *map(Stage, asked), *control, Stage.DONE]
 
     def _notes(self) -> list[str]:
-        """What the simulator can't do, for the report."""
+        """Missing capabilities of the simulator, for the report."""
         notes = []
         if not isinstance(self.env, NumberedStarts):
             notes.append(
-                "The simulator's initial states have no numbers: no two evaluations are of the same episodes, gains are"
-                " not paired, and no learner tries a failed state again."
+                "The simulator has no numbered initial states: evaluations do not run the same episodes, gains are"
+                " not paired, and learners cannot retry failed states."
             )
         if not isinstance(self.env, Restorable):
-            notes.append(
-                "The simulator can't be put back to where it was: a run that is resumed begins its episodes anew."
-            )
+            notes.append("The simulator's state cannot be restored: a resumed run begins new episodes.")
         return notes
 
     def _policy(self, start_from: str | None = None) -> TrainablePolicy:
-        """A new policy, with the weights of `start_from` where given."""
+        """A new policy, with the weights of `start_from` if given."""
         policy = self._build_policy(self.contract).to(self.device)
         if start_from:
             checkpoint.load_weights(start_from, self.contract).restore(policy)
@@ -163,7 +161,7 @@ class Experiment(SavedRun):
         count, seed = (self.config.num_envs, self.seed) if split == "train" else (self.config.evaluation_envs, 0)
         env = self.task.environment(count, distribution, split, seed, self.device)
         if count < len(env.task_names):
-            raise UserError(f"expected at least {len(env.task_names)} environments, one per task; got {count}")
+            raise UserError(f"expected num_envs of at least {len(env.task_names)}, one per task; got {count}")
         return env
 
     def _demonstrate(self, given: Callable[[Contract, Path], Episodes] | None) -> Episodes | None:
@@ -177,7 +175,7 @@ class Experiment(SavedRun):
         return made
 
     def _try(self, demonstrations: Episodes | None) -> None:
-        """Build learner and collector for another policy: what does not go together says so before anything runs."""
+        """Build learner and collector with a throwaway policy: reports incompatible parts before anything runs."""
         env = self.evaluation_envs.get(self.task.distributions[0], self.env)
         self._learner(env, self._policy(), demonstrations)
 
@@ -189,7 +187,7 @@ class Experiment(SavedRun):
         return learner, collector
 
     def run(self) -> Report:
-        """Run the stages that are left; writes the report and returns it.
+        """Run the remaining stages; writes the report and returns it.
 
         Raises:
             Stopped: after Ctrl-C or SIGTERM, once everything is saved.
@@ -223,7 +221,7 @@ class Experiment(SavedRun):
         self._next()
 
     def _with_privileged(self, observation: TensorDict) -> TensorDict:
-        """`observation` of demonstrations and, from random play, what robots cannot measure: a critic may read it."""
+        """`observation` of demonstrations plus privileged observations from random play, for the critic."""
         missing = [key for key in self.contract.observation if key not in observation.keys()]  # noqa: SIM118 - no dict
         if not missing:
             return observation
@@ -233,7 +231,7 @@ class Experiment(SavedRun):
         return observation.copy().update(played.select(*missing).cpu()[rows])
 
     def _play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
-        """`first_decisions` in environments of their own: the collector's are at their beginning when it takes over."""
+        """`first_decisions` in separate environments, so that the collector's remain untouched."""
         shared = isinstance(self.env, SwitchableEnvironment)
         env = self.env if shared else self._environment("train", self.task.distributions[0])
         return first_decisions(env, generator)
@@ -271,14 +269,14 @@ class Experiment(SavedRun):
         self._next()
 
     def _finish(self, parts: dict[str, Any]) -> None:
-        """Save for good where RL ended: with more `env_steps` a run goes on from there. Older results are void."""
+        """Keep the checkpoint at the end of RL, from which more `env_steps` continue, and drop older results."""
         self.counters["rl_gradient_steps"] = parts["learner"].gradient_steps
         self.counters["rl_checkpoint"] = int(self._save(self._snapshot(parts)).name)
         for name in ("report.json", "video.mp4"):
             (self.directory / name).unlink(missing_ok=True)
 
     def _iterate(self, steps: Iterator[Iteration], parts: dict[str, Any]) -> dict[str, float]:
-        """One collection and update; returns means over the episodes that ended, if any did."""
+        """One collection and update; returns means over the episodes that ended, if any."""
         started, began = time.process_time(), time.perf_counter()
         with self._abandonable(parts) if self.iteration_s > PATIENCE_S else nullcontext():
             step = next(steps)
@@ -304,7 +302,7 @@ class Experiment(SavedRun):
         self._next()
 
     def _supervise(self, learner: SFT, steps: int) -> None:
-        """Train on the demonstrations until `steps` gradient steps are done, resuming where a run was cut off."""
+        """Train on the demonstrations until `steps` gradient steps are done, continuing an interrupted run."""
         assert self.demonstrations is not None
         parts, first, label = {"learner": learner}, learner.gradient_steps, title(self.stage.value)
         self._resume(parts)
@@ -319,7 +317,7 @@ class Experiment(SavedRun):
                 self._keep(parts, due)
 
     def _evaluate(self, policy: Policy, parts: dict[str, Any], stage: str | None = None) -> None:
-        """Evaluate `policy` on what it has not been evaluated on yet, while `parts` of the stage wait."""
+        """Evaluate `policy` on the remaining distributions; checkpoints meanwhile contain `parts` of the stage."""
         stage = stage or self.stage.value
         last = self.stages[-2] if self.stages[-2] is not Stage.CONTROL else Stage.RL
         for distribution in measured(self.task) if stage == last.value else self.task.distributions:
@@ -337,7 +335,7 @@ class Experiment(SavedRun):
 
     @contextmanager
     def _evaluation_env(self, distribution: str, parts: dict[str, Any]) -> Iterator[Environment]:
-        """The environment that evaluates there; one that training needs too is given back, its episodes are lost."""
+        """The environment for evaluation on `distribution`; a shared one is switched back and loses its episodes."""
         if isinstance(self.env, SwitchableEnvironment):
             self.env.switch(distribution, "eval")
             yield self.env
@@ -352,7 +350,7 @@ class Experiment(SavedRun):
             env.close()
 
     def _film(self) -> bool:
-        """Film before and after; returns whether there is a new video."""
+        """Write the video of the policy before and after; returns whether there is a new one."""
         path = self.directory / "video.mp4"
         if not self.config.video or path.exists():
             return False

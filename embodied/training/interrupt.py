@@ -1,4 +1,4 @@
-"""Stopping a run from outside without losing work."""
+"""Stops a run on Ctrl-C or SIGTERM without losing work."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ _STDERR = 2
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
-    """The run was asked to stop and has saved; the message says how to continue."""
+    """The run stopped on request and has saved; the message says how to continue."""
 
 
 class Abandoned(BaseException):
-    """Raised inside `GracefulStop.abandonable` by the first signal; no `except Exception` on the way holds it up."""
+    """Raised inside `GracefulStop.abandonable` by the first signal; `except Exception` does not catch it."""
 
 
 class GracefulStop:
-    """While entered, Ctrl-C and SIGTERM set `requested` and tell what happens now; a second one ends it at once.
+    """While entered, Ctrl-C and SIGTERM set `requested` and print `message`; a second signal ends the program at once.
 
-    A loop looks at `requested` where it can save and leave. What runs long between two looks, and can be repeated from
-    its beginning, runs inside `abandonable`. Outside the main thread, where Python lets nobody handle signals, none of
-    this changes anything.
+    A loop checks `requested` where it can save and leave. Long, repeatable work between two checks runs inside
+    `abandonable`. Outside the main thread, where Python cannot handle signals, this has no effect.
     """
 
     def __init__(self, message: str = "Stopping") -> None:
@@ -36,7 +35,7 @@ class GracefulStop:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Take over the two signals."""
+        """Install the signal handlers."""
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         return self
@@ -44,17 +43,17 @@ class GracefulStop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Give them back."""
+        """Restore the previous signal handlers."""
         self._restore()
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
-        """Raise Abandoned out of the body, wherever it is, once a stop is requested: what it did is half done."""
+        """Raise Abandoned inside the body as soon as a stop is requested; its work is then incomplete."""
         self._abandon = True
         try:
             self._check()
             yield
-            self._check()  # something may have caught it: a callback, a finaliser
+            self._check()  # a callback or finaliser may have caught it
         finally:
             self._abandon = False
 
@@ -65,10 +64,10 @@ class GracefulStop:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
         self._restore()
-        with suppress(OSError):  # nobody reads it
-            below = "\n" if os.isatty(_STDERR) else ""  # a progress bar
+        with suppress(OSError):  # stderr is closed
+            below = "\n" if os.isatty(_STDERR) else ""  # the cursor may be in a progress bar
             line = f"{below}{self.message}; again to quit at once\n"
-            os.write(_STDERR, line.encode())  # a buffered stream may be in the middle of a write
+            os.write(_STDERR, line.encode())  # a buffered stream may be in the middle of a write()
         if self._abandon:
             raise Abandoned
 

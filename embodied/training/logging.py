@@ -1,4 +1,4 @@
-"""What a run writes while it goes on: metrics for programs and dashboards, lines for people."""
+"""Output of a running training: metrics for programs and dashboards, messages for people."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ PACKAGES = ("embodied", "policies", "sims", "real_robot")
 class Logger:
     """Writes metrics to `metrics.jsonl` and TensorBoard in `directory`, and to Weights & Biases if a project is named.
 
-    A resumed run passes how many `rows` its checkpoint knew: what was logged after it is dropped, so that curves join.
-    Where not all of them can be read, the file is set aside, and curves have a gap.
+    A resumed run passes the number of `rows` at its checkpoint: later rows are dropped, so that curves are continuous.
+    If not all of them can be read, the file is renamed and curves have a gap.
 
     Raises:
-        UserError: where Weights & Biases is asked for and not installed.
+        UserError: if Weights & Biases is requested but not installed.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Logger:
                 self._tensorboard.add_scalar(name, value, int(row["step"]), row["time"])
 
     def close(self) -> None:
-        """Finish all files."""
+        """Close all files."""
         self._file.close()
         self._tensorboard.close()
         if self._wandb is not None:
@@ -89,17 +89,17 @@ class Logger:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Finish all files."""
+        """Close all files."""
         self.close()
 
 
 def read_metrics(directory: str | Path) -> list[dict[str, float]]:
-    """Rows of `metrics.jsonl` in `directory`, oldest first; a line that is no row, as one cut short, is left out."""
+    """Rows of `metrics.jsonl` in `directory`, oldest first; invalid lines, such as truncated ones, are skipped."""
     return [row for row in _rows(Path(directory) / METRICS) if row]
 
 
 def _rows(path: Path) -> list[dict[str, float] | None]:
-    """A row of each line of `path`, None where it is none."""
+    """One row per line of `path`; None for invalid lines."""
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return [_row(line) for line in lines]
 
@@ -114,17 +114,17 @@ def _row(line: str) -> dict[str, float] | None:
 
 
 def _kept(directory: Path, rows: int) -> list[dict[str, float]]:
-    """The first `rows` rows of `metrics.jsonl`; where not all are there, it is set aside."""
+    """The first `rows` rows of `metrics.jsonl`; if not all can be read, the file is renamed."""
     path = directory / METRICS
     kept = [row for row in _rows(path)[:rows] if row]
     if len(kept) < rows:
-        where = f"set aside as {set_aside(path)}" if path.exists() else "missing"
+        where = f"renamed to {set_aside(path)}" if path.exists() else "missing"
         log.warning(f"{path} is {where}: {len(kept)} of {rows} rows could be read, curves have a gap")
     return kept
 
 
 def setup_console() -> None:
-    """Show the run's messages (`logging.getLogger("embodied")` and its siblings) above progress bars, and only there.
+    """Print the messages of loggers (`logging.getLogger("embodied")` and others) above progress bars, and only there.
 
     Warnings and errors go to stderr, the rest to stdout.
     """
@@ -137,9 +137,9 @@ def setup_console() -> None:
 
 
 def log_to(directory: Path) -> None:
-    """Write the messages to come into run.log in `directory`, too: with the traceback of what fails.
+    """Also write later messages to run.log in `directory`, with tracebacks.
 
-    The console then says where that is.
+    The console then names this file in place of tracebacks.
     """
     close_log()
     handler = _File(directory / LOG, delay=True, encoding="utf-8")
@@ -149,12 +149,12 @@ def log_to(directory: Path) -> None:
 
 
 def run_log() -> str | None:
-    """Where `log_to` writes now."""
+    """The file that `log_to` writes, or None."""
     return next((handler.baseFilename for handler in _files()), None)
 
 
 def close_log() -> None:
-    """End what `log_to` began."""
+    """Close the file of `log_to`."""
     for handler in _files():
         for package in PACKAGES:
             logging.getLogger(package).removeHandler(handler)
@@ -166,14 +166,14 @@ def _files() -> list[logging.FileHandler]:
 
 
 class _File(logging.FileHandler):
-    """A log that a full disk may cut short: the console tells all of it, too."""
+    """A log file that ignores write errors (full disk): the console also shows every message."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         pass
 
 
 class _Console(logging.Handler):
-    """Writes messages so that they do not tear progress bars, and a traceback only where no file takes it."""
+    """Writes messages without breaking progress bars; tracebacks only if there is no log file."""
 
     def emit(self, record: logging.LogRecord) -> None:
         path = run_log() if record.exc_info else None

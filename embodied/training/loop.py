@@ -1,4 +1,4 @@
-"""Reinforcement learning as a loop: collect, update, again. What `train.py` runs inside its stages, for everyone.
+"""The reinforcement learning loop: collect, update, repeat; for `train.py` and for library users.
 
 for step in train(env, policy, PPOConfig(), env_steps=100_000):
 print(step.env_steps, step.ended.get("success"))
@@ -23,23 +23,23 @@ from embodied.world import ALONE, World
 
 
 class Precision(Enum):
-    """What matrix products are computed in; weights, advantages and losses are float32 all the same."""
+    """Precision of matrix products; weights, advantages and losses are always float32."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
     def on(self, device: torch.device | str) -> AbstractContextManager[object]:
-        """Compute in it on `device`, inside."""
+        """Context in which `device` computes with this precision."""
         return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=self is Precision.BFLOAT16)
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """One collection and update: control steps so far, and of this one alone what follows."""
+    """One collection and update; all but `env_steps` (the total so far) refer to this iteration only."""
 
     env_steps: int
-    episodes: int  # that ended
-    ended: dict[str, float]  # their means: success, episode_return, episode_steps; empty where none ended
+    episodes: int  # number that ended
+    ended: dict[str, float]  # means over these: success, episode_return, episode_steps; empty if none ended
     diverged: int
     metrics: dict[str, float]  # the learner's
     simulation_s: float
@@ -58,7 +58,7 @@ def train(
 ) -> Iterator[Iteration]:
     """Train a new `policy`, in place, for `env_steps` control steps of `env`; yields after every update.
 
-    Its normalisation statistics are taken from random actions at first.
+    Its normalisation statistics are first computed from random actions.
     """
     policy.fit(*(each.to(policy.device) for each in first_decisions(env, seeding.generator(seed, "random play"))))
     policy.start_critic()
@@ -74,10 +74,10 @@ def build(
     seed: int,
     world: World = ALONE,
 ) -> tuple[Learner, Collector]:
-    """The learner of `policy`, and what collects for it in `env`; every process of `world` explores by its own noise.
+    """The learner of `policy` and its collector in `env`; every process of `world` has its own exploration noise.
 
     Raises:
-        UserError: where they do not go together.
+        UserError: if the parts are incompatible.
     """
     learner = algorithm.build(policy, demonstrations, env, seeding.generator(seed, "learner"))
     own = (world.rank,) if world.rank else ()
@@ -96,7 +96,7 @@ def iterations(
     precision: Precision = Precision.FLOAT32,
     world: World = ALONE,
 ) -> Iterator[Iteration]:
-    """Collect `rollout_length` decisions per environment and update, until all processes have `done` `env_steps`.
+    """Collect `rollout_length` decisions per environment and update until all processes together reach `env_steps`.
 
     Schedules of the learner run over `planned` steps, `env_steps` if None.
     """

@@ -1,4 +1,4 @@
-"""The directory of a run: one process at a time works in it, and it takes the place of nothing else."""
+"""The directory of a run: used by one process at a time, never overwriting other files."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from embodied.training.logging import LOG, close_log, log_to
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
-"""Held, by the kernel's means, while a process works in the directory; it says which one."""
+"""Lock file of the process that uses the directory; contains its id."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
 def new_run(output: str | None, name: Path) -> Iterator[Path]:
-    """Make `output`, or a directory called `name`, for the body to work in; what it refuses at once leaves nothing.
+    """Make `output`, or a directory called `name`, for the body; it is removed if the body fails before writing.
 
     Raises:
-        UserError: where `output` holds other files, or another process works there.
+        UserError: if `output` contains other files, or another process uses it.
     """
     directory = Path(output) if output else _numbered(name)
     made = not output or not directory.exists()
     _check_empty(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with _at_work(directory):
-        _check_empty(directory)  # now that no other process can begin there
+        _check_empty(directory)  # locked: no other process can write there now
         try:
             with enough_memory():
                 yield directory
@@ -51,12 +51,12 @@ def new_run(output: str | None, name: Path) -> Iterator[Path]:
 
 @contextmanager
 def resumed_run(path: str | Path) -> Iterator[Path]:
-    """The directory of the run that is to go on: of the run at `path`, or of the one whose checkpoint is at `path`.
+    """The directory of the run to continue, from `path`, a run or a checkpoint of it.
 
-    A checkpoint becomes the newest of its run: later ones are set aside, and come back where the body refuses.
+    A checkpoint becomes the newest of its run: later ones are renamed, and restored if the body fails at once.
 
     Raises:
-        UserError: where there is none, or another process works in it.
+        UserError: if there is none, or another process uses it.
     """
     directory, given = run_of(path), Path(path).resolve()
     with _at_work(directory):
@@ -64,7 +64,7 @@ def resumed_run(path: str | Path) -> Iterator[Path]:
         later = [each for each in _checkpoints(directory) if folder == given.parent and each.name > given.name]
         moved = [(each, set_aside(each)) for each in later]
         for before, after in moved:
-            log.warning(f"{before} is later than the checkpoint to go on from: it is now {after}")
+            log.warning(f"{before} is later than the checkpoint to continue from; renamed to {after}")
         try:
             yield directory
         except UserError:
@@ -75,10 +75,10 @@ def resumed_run(path: str | Path) -> Iterator[Path]:
 
 
 def run_of(path: str | Path) -> Path:
-    """The directory of the run that `path` is, or is a checkpoint of.
+    """The run directory of `path`, which is a run or a checkpoint of one.
 
     Raises:
-        UserError: where there is none.
+        UserError: if there is none.
     """
     given = Path(path)
     for directory in (given, given.parent, given.parent.parent):
@@ -89,7 +89,7 @@ def run_of(path: str | Path) -> Path:
 
 @contextmanager
 def _at_work(directory: Path) -> Iterator[None]:
-    """Lock `directory`, write the messages into its log, and say what is left where the disk is full."""
+    """Lock `directory`, write messages to its log, and report what is saved if the disk is full."""
     with _locked(directory):
         log_to(directory)
         try:
@@ -99,7 +99,7 @@ def _at_work(directory: Path) -> Iterator[None]:
                 raise
             saved = _checkpoints(directory)
             kept = (
-                f"{saved[-1]} is whole: make room and continue with resume={directory}"
+                f"{saved[-1]} is complete: free some space and continue with resume={directory}"
                 if saved
                 else "nothing is saved yet"
             )
@@ -108,14 +108,14 @@ def _at_work(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    with (directory / LOCK).open("a+") as file:  # closing it releases the lock, as does the end of the process
+    with (directory / LOCK).open("a+") as file:  # the lock is released when the file is closed or the process ends
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
             holder = file.read().strip()
             raise UserError(
-                f"process {holder} works in {directory}; wait until it is done, or end it: kill {holder}"
+                f"process {holder} is using {directory}; wait until it ends, or stop it with: kill {holder}"
             ) from error
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
@@ -124,7 +124,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _numbered(name: Path) -> Path:
-    """A new directory: `name`, or with a number where others have that already."""
+    """A new directory: `name`, with a number appended if that exists."""
     for number in count(1):
         directory = name if number == 1 else name.with_name(f"{name.name}_{number}")
         try:
@@ -139,9 +139,9 @@ def _check_empty(directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory} is a file; choose another output")
     if _checkpoints(directory):
-        raise UserError(f"{directory} holds a run; continue it with resume={directory}, or choose another output")
+        raise UserError(f"{directory} already has a run; continue it with resume={directory}, or choose another output")
     if others := _others(directory):
-        raise UserError(f"{directory} holds other files ({', '.join(others[:3])}); choose another output, or move them")
+        raise UserError(f"{directory} has other files ({', '.join(others[:3])}); choose another output, or move them")
 
 
 def _others(directory: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""A run that is checkpointed as a whole, so that one that was killed continues with the numbers of one that was not."""
+"""A run that is checkpointed completely: after a kill it continues with the numbers of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ FREE = {
     "video", "wandb", "device", "threads", "checkpoint_every", "evaluation_envs", "resume", "output", "eval_only",
     "storage",
 }  # fmt: skip
-"""Options that may have another value when a run is resumed: no result depends on them, but for rounding."""
+"""Options that may change when a run is resumed: results depend on them by rounding at most."""
 
 COUNTERS = (
     "iteration", "env_steps", "planned_env_steps", "episodes", "rl_gradient_steps", "rl_checkpoint", "cpu_s",
 )  # fmt: skip
-"""What a run counts; learners plan over `planned_env_steps`, asked for at first; RL ended in the `rl_checkpoint`."""
+"""Counters of a run; schedules use `planned_env_steps`, the first `env_steps`; `rl_checkpoint` is RL's last."""
 
 
 class Stage(Enum):
-    """What a run does now."""
+    """The stages of a run."""
 
     START = "start"
     SFT = "sft"
@@ -46,7 +46,7 @@ class Stage(Enum):
 
 
 class SavedRun:
-    """What a run in `directory` has become so far; `record`, its composed configuration, is kept in checkpoints."""
+    """State of a run in `directory`; `record`, its composed configuration, is stored in checkpoints."""
 
     policy: TrainablePolicy
     stage: Stage
@@ -56,19 +56,19 @@ class SavedRun:
     def __init__(self, directory: Path, record: dict[str, Any], env_steps: int, report: Report) -> None:
         self.directory, self.record, self.report, self.timer = directory, record, report, PhaseTimer()
         self.counters: dict[str, Any] = dict.fromkeys(COUNTERS, 0) | {"planned_env_steps": env_steps}
-        self.before: dict[str, Any] = {}  # where RL and control start: SFT's learner, or a "policy" alone
+        self.before: dict[str, Any] = {}  # start of RL and control: SFT's learner, or only a "policy"
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
-        self.rng: dict[str, Any] = {}  # of the global generators, when those were saved
-        self.iteration_s = math.inf  # how long the last one took
+        self.rng: dict[str, Any] = {}  # states of the global generators at the last save
+        self.iteration_s = math.inf  # duration of the last one
         self._stop = GracefulStop()
 
     def _next(self) -> None:
-        """Enter the stage that follows."""
+        """Enter the next stage."""
         self.stage, self.parts = self.stages[self.stages.index(self.stage) + 1], {}
         self._save(self._snapshot({}))
 
     def _keep(self, parts: dict[str, Any], due: bool) -> None:
-        """Save when `due`, or asked to stop: then leave.
+        """Save if `due` or asked to stop; the latter then ends the run.
 
         Raises:
             Stopped: when asked to.
@@ -80,7 +80,7 @@ class SavedRun:
 
     @contextmanager
     def _abandonable(self, parts: dict[str, Any]) -> Iterator[None]:
-        """Asked to stop inside, leave with the state before: a resumed run repeats the body with the same numbers.
+        """If asked to stop in the body, save the state from before it: a resumed run repeats it with the same numbers.
 
         Raises:
             Stopped: when asked to.
@@ -97,7 +97,7 @@ class SavedRun:
         raise Stopped(f"Stopped and saved. Continue with: {resume_command(self.directory)}")
 
     def _snapshot(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """What a checkpoint holds now, as a tree that shares memory with what it is of."""
+        """Content of a checkpoint, as a tree that shares memory with the running parts."""
         state = {
             "rng": seeding.rng_state(),
             "report": self.report.state_dict(),
@@ -115,7 +115,7 @@ class SavedRun:
 
     @staticmethod
     def saved(directory: Path, record: dict[str, Any], env_steps: int) -> Checkpoint | None:
-        """The newest checkpoint, if any; with more steps asked for than it has, that in which RL ended."""
+        """The newest checkpoint, if any; the one at the end of RL if more steps are now requested."""
         folder = directory / checkpoint.FOLDER
         if not folder.exists():
             return None
@@ -126,7 +126,7 @@ class SavedRun:
         return saved
 
     def _restore(self, saved: Checkpoint) -> int:
-        """Take up `saved`; returns the rows of the log that it knew."""
+        """Continue from `saved`; returns its number of log rows."""
         saved.restore(self.policy)
         self.stage = Stage(saved.counters["stage"])
         self.counters = {name: saved.counters[name] for name in self.counters}
@@ -138,7 +138,7 @@ class SavedRun:
         return saved.counters["log_rows"]
 
     def _resume(self, parts: dict[str, Any]) -> None:
-        """Take up `parts` in the middle of a stage; to build them may have drawn random numbers."""
+        """Restore `parts` in the middle of a stage, and the generators, since building parts draws random numbers."""
         for name, state in self.parts.items():
             parts[name].load_state_dict(state)
         if self.parts:

@@ -1,4 +1,4 @@
-"""Where the wall time of a run goes."""
+"""Wall time of a run by phase."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from contextlib import contextmanager
 
 
 class PhaseTimer:
-    """Wall seconds per named phase; a phase inside another counts for itself alone, so parts add up to the whole."""
+    """Wall seconds per phase; an inner phase does not count for the outer one, so that phases add up to the total."""
 
     def __init__(self, seconds: dict[str, float] | None = None) -> None:
         self.seconds = dict(seconds or {})
         self._inner = 0.0
 
     def add(self, phase: str, seconds: float) -> None:
-        """Count `seconds` measured elsewhere, inside the phase that is running or outside of any."""
+        """Add `seconds` measured elsewhere, and subtract them from the running phase, if any."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         self._inner += seconds
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Count the body of a `with` statement, also when it raises."""
+        """Time the body of a `with` statement, also when it raises."""
         outer, self._inner = self._inner, 0.0
         started = time.perf_counter()
         try:

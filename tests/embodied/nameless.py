@@ -1,4 +1,4 @@
-"""A made-up simulator that can do as little as one may: initial states have no numbers, and nothing puts it back."""
+"""A test simulator with no optional capabilities: no numbered initial states, no restorable state."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def test_a_state_from_before_the_first_reset_has_no_episodes() -> None:
 def test_a_state_of_others_is_refused_before_anything_is_taken_up() -> None:
     env = Counter()
     env.reset()
-    with pytest.raises(UserError, match=r"the saved state has 2 environments, got 4; use num_envs=2"):
+    with pytest.raises(UserError, match=r"the saved state has num_envs=2, got 4"):
         env.load_state_dict(Counter(2).state_dict())
     with pytest.raises(UserError, match=r"the saved taken has shape \(3,\), expected \(2,\); use the options"):
         env.load_state_dict(Counter(tasks=3).state_dict())

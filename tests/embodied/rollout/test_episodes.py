@@ -122,7 +122,7 @@ def test_damage_is_told_and_a_folder_is_not_overwritten(tmp_path):
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"actions\.npy is damaged"):
         read(tmp_path / "made")
-    with pytest.raises(UserError, match="no episodes that can be read"):
+    with pytest.raises(UserError, match="cannot read episodes from"):
         read(tmp_path / "nothing")
 
 
@@ -143,5 +143,5 @@ def test_what_a_run_imitates_is_made_once_for_what_was_asked(tmp_path):
     with pytest.raises(UserError, match=r"made for something else \(control_dt_s: expected 0\.2, got 0\.1\)"):
         made_once(tmp_path / "run", replace(CONTRACT, control_dt_s=0.2), {"seed": 3}, make)
     (made[0] / "actions.npy").unlink()
-    with pytest.raises(UserError, match=r"actions\.npy is missing; delete .* to have it made anew"):
+    with pytest.raises(UserError, match=r"actions\.npy is missing; delete .* to make them again"):
         made_once(tmp_path / "run", CONTRACT, {"seed": 3}, make)

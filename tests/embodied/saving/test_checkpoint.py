@@ -167,7 +167,7 @@ def test_only_a_checkpoint_that_loads_is_recommended(tmp_path):
     previous, newest = save(tmp_path, example(1)), save(tmp_path, example(2))
     for directory in (previous, newest):
         (directory / "state.safetensors").write_bytes(flipped((directory / "state.safetensors").read_bytes(), 800))
-    with pytest.raises(ValueError, match="no other one of this run can be read either: train anew"):
+    with pytest.raises(ValueError, match="no other checkpoint of this run can be read: train again"):
         load(tmp_path)
 
 
@@ -184,7 +184,7 @@ def test_a_checkpoint_without_checksums_is_told_apart(tmp_path):
     earlier = {name: value for name, value in record.items() if name not in ("files", "sha256")} | {"format": 1}
     (directory / "checkpoint.json").write_text(json.dumps(earlier, indent=2) + "\n")
     for read in (load, checkpoints.load_contract):
-        with pytest.raises(ValueError, match=r"of an earlier version, without the checksums .*train anew") as error:
+        with pytest.raises(ValueError, match=r"written by an earlier version, without checksums.*train again") as error:
             read(tmp_path)
         assert "\n" not in str(error.value)
 

@@ -151,7 +151,7 @@ def test_no_flipped_bit_changes_what_comes_back(tmp_path):
 def test_a_file_without_checksum_is_not_taken_for_one_with(tmp_path):
     path = tmp_path / "tree.safetensors"
     save_file({}, path, metadata={"tree": "[1, 2]"})
-    with pytest.raises(ValueError, match="no tree with a checksum; delete it"):
+    with pytest.raises(ValueError, match="not a tree with a checksum; delete it"):
         load_tree(path)
 
 

@@ -255,9 +255,9 @@ def test_what_cannot_work_says_so_before_anything_runs(tmp_path: Path) -> None:
     directory, config = tmp_path / "run", ExperimentConfig(num_envs=8, evaluation_envs=8)
     with pytest.raises(UserError, match="expected a differentiable simulator for algorithm=bptt"):
         Experiment(config, Undemonstrated(), POLICY, SCRATCH["bptt"], directory, record={})
-    with pytest.raises(UserError, match="imitation needs demonstrations, which this task has not"):
+    with pytest.raises(UserError, match="imitation needs demonstrations, but this task has none"):
         Experiment(config, ScratchTask(), POLICY, IMITATION, directory, record={})
-    with pytest.raises(UserError, match="expected at least 2 environments, one per task; got 1"):
+    with pytest.raises(UserError, match="expected num_envs of at least 2, one per task; got 1"):
         Experiment(ExperimentConfig(evaluation_envs=1), Undemonstrated(), POLICY, PPO, directory, record={})
     assert not directory.exists()
 
@@ -348,5 +348,5 @@ def test_a_policy_of_another_contract_is_refused(tmp_path: Path) -> None:
         def environment(self, *_: object, **__: object) -> Reach:
             raise AssertionError("an environment was made first")
 
-    with pytest.raises(ValueError, match=r"trained under another contract .*control_dt_s"):
+    with pytest.raises(ValueError, match=r"trained with another contract .*control_dt_s"):
         Experiment(ExperimentConfig(num_envs=8), OtherTask(), POLICY, LEARNERS["ppo"], tmp_path, record={})

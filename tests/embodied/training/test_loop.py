@@ -155,7 +155,7 @@ def test_a_simulator_that_can_do_little_is_what_it_says() -> None:
 
 def test_without_numbers_nobody_chooses_where_episodes_begin() -> None:
     env = Nameless(4)
-    with pytest.raises(UserError, match="an environment whose initial states have numbers"):
+    with pytest.raises(UserError, match="an environment with numbered initial states"):
         Collector(env, Constant(env._reach, 0.1), torch.Generator(), FixedStarts([0, 0, 0, 0]))
     demonstrations = ReachTask().demonstrations(Path(), 0)
     learned = policy(env)
@@ -165,7 +165,7 @@ def test_without_numbers_nobody_chooses_where_episodes_begin() -> None:
 
 
 class NamelessTask(ReachTask):
-    """On simulators whose initial states have no numbers."""
+    """On simulators without numbered initial states."""
 
     def __init__(self) -> None:
         self.made: list[Nameless] = []
@@ -205,7 +205,7 @@ def test_a_report_says_what_the_simulator_could_not_do(tmp_path: Path) -> None:
     trainer(NamelessTask(), tmp_path).run()
     report, page = json.loads((tmp_path / "report.json").read_text()), (tmp_path / "report.md").read_text()
     assert len(report["notes"]) == 2
-    for note, told in zip(report["notes"], ("initial states have no numbers", "can't be put back"), strict=True):
+    for note, told in zip(report["notes"], ("no numbered initial states", "cannot be restored"), strict=True):
         assert told in note
         assert note in page
     assert [row["repeatable"] for row in report["evaluations"]] == [False] * 3

@@ -72,8 +72,8 @@ def test_a_directory_is_locked_until_its_process_ends_however_it_ends(run: Path)
     for opened in (resumed_run(run), resumed_run(run / "checkpoint" / "000001"), begin(run)):
         with pytest.raises(UserError) as refused, opened:
             pass
-        if "holds a run" not in str(refused.value):
-            assert str(refused.value).startswith(f"process {holder.pid} works in {run}")
+        if "already has a run" not in str(refused.value):
+            assert str(refused.value).startswith(f"process {holder.pid} is using {run}")
     assert (run / "checkpoint" / "000002").exists()
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
@@ -86,7 +86,7 @@ def test_the_same_new_output_is_taken_once(tmp_path: Path):
     output = tmp_path / "run"
     with (
         begin(output),
-        pytest.raises(UserError, match=f"process {os.getpid()} works in"),
+        pytest.raises(UserError, match=f"process {os.getpid()} is using"),
         begin(output),
     ):
         pass
@@ -164,7 +164,7 @@ def test_where_there_is_no_run_says_so(run: Path, path: str):
 
 def test_a_full_disk_says_which_file_and_what_is_left(run: Path):
     with (
-        pytest.raises(UserError, match=r"cannot write \S+safetensors: File too large; \S+/000002 is whole: make room"),
+        pytest.raises(UserError, match=r"cannot write \S+safetensors: File too large; \S+/000002 is complete"),
         resumed_run(run),
         largest_file(20_000),
     ):

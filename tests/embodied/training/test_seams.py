@@ -86,5 +86,5 @@ def test_a_run_is_not_resumed_on_another_order(tmp_path: Path) -> None:
 
     run("position", "task")
     run("position", "task")
-    with pytest.raises(ValueError, match=r"trained under another contract .*order: expected"):
+    with pytest.raises(ValueError, match=r"trained with another contract .*order: expected"):
         run("task", "position")

@@ -141,8 +141,8 @@ def test_what_nothing_can_start_from_is_refused_in_one_line(source: Path, tmp_pa
     broken.write_bytes(b"no weights")
     weights = newest(source) / "policy.safetensors"
     for start, changes, expected in (
-        (source, {"task": Coarse()}, r"trained under another contract \(horizon: expected 2, got 1; executed"),
-        (source, {"task": Other()}, r"trained under another contract .*control_dt_s"),
+        (source, {"task": Coarse()}, r"trained with another contract \(horizon: expected 2, got 1; executed"),
+        (source, {"task": Other()}, r"trained with another contract .*control_dt_s"),
         (source, {"policy": MLPConfig(hidden=[5])}, "are of another network"),
         (weights, {"policy": MLPConfig(hidden=[5])}, "are of another network"),
         (weights, {"task": Coarse()}, "are of another network"),

@@ -58,7 +58,7 @@ def test_damaged_demonstrations_are_refused_and_made_anew_as_they_were(tmp_path:
     data = bytearray(path.read_bytes())
     data[-1] ^= 0x40
     path.write_bytes(data)
-    told = rf"{FOLDER} holds .*actions\.npy is damaged.*; delete .*{FOLDER} to have it made anew"
+    told = rf"{FOLDER}: actions\.npy is damaged.*; delete .*{FOLDER} to make them again"
     with pytest.raises(ValueError, match=told) as caught:
         task().demonstrations(tmp_path, 0)
     assert "\n" not in str(caught.value)
