@@ -1,4 +1,4 @@
-"""Where LIBERO's object and scene models come from: the official tree, or stand-ins of our own making."""
+"""Source of LIBERO's object and scene models: the official files, or generated stand-ins."""
 
 import os
 from contextlib import suppress
@@ -18,7 +18,7 @@ HOW_TO_GET = (
 
 @dataclass(frozen=True)
 class Assets:
-    """An asset source; `root` is the official tree's folder, None for stand-ins. Reports name `kind`."""
+    """An asset source; `root` is the official folder, None for stand-ins; `kind` is shown in reports."""
 
     root: Path | None
     kind: Literal["official", "stand-in"]
@@ -30,8 +30,8 @@ STAND_IN = Assets(None, "stand-in")
 def find_assets(path: str | Path | None = None) -> Assets:
     """Official assets from `path`, $LIBERO_ASSETS or a downloaded copy, else stand-ins.
 
-    `path` may also be the word "stand-in". Raises UserError when a folder is named that does not hold the assets:
-    a typing error must not silently turn a benchmark into one on stand-ins.
+    `path` may also be "stand-in". Raises UserError if a given folder lacks the assets, since a typing error must not
+    silently turn a benchmark into one on stand-ins.
     """
     for source, named in (("assets", path), ("LIBERO_ASSETS", os.environ.get("LIBERO_ASSETS"))):
         if named == STAND_IN.kind:
@@ -50,7 +50,7 @@ def _complete(folder: Path) -> bool:
 
 
 def _downloaded() -> list[Path]:
-    """Copies that stock LIBERO or the hub client keeps in the user's cache; nothing is fetched here."""
+    """Copies of stock LIBERO or the hub client in the user's cache; nothing is downloaded."""
     copies = [Path.home() / ".cache" / "libero" / "assets"]
     try:
         from huggingface_hub import snapshot_download

@@ -1,4 +1,4 @@
-"""LIBERO's object categories: the file each is described in, and at which joint positions it counts as open or on."""
+"""LIBERO's object categories: their model files, and the joint positions at which they are open or turned on."""
 
 from pathlib import Path
 

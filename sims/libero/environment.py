@@ -1,4 +1,4 @@
-"""LIBERO tasks as a vectorised Environment with state observations, and pictures where asked for.
+"""LIBERO tasks as a vectorised Environment with state observations and optional images.
 
 Letters in shape comments: N environments, K executed actions of a chunk, M objects, L words.
 """
@@ -34,14 +34,14 @@ class LiberoEnvironment(RestorableEngine):
         tasks: one or more tasks, of any suites.
         num_envs: N.
         distribution: "official" (LIBERO's 50 initial states) or "wide", see `placement`.
-        split: "train" or "eval": initial states of the wide distribution that have none in common.
-        wording: one of `language.WORDINGS`; of several texts, the number of the initial state chooses.
+        split: "train" or "eval": disjoint initial states of the wide distribution.
+        wording: one of `language.WORDINGS`; if it has several texts, the number of the initial state selects one.
         horizon: H, actions a policy predicts; `executed`: K, actions run between observations.
         step_limit: control steps after which an episode is truncated; the suite's own (`STEP_LIMITS`) if None.
-        assets: where objects come from, or a path to official ones; found by `find_assets` if None.
-        seed: which initial states an unnamed reset takes.
-        threads: of the simulation; all cores if None.
-        image_size: pixels a side of pictures in the observation, rendered once per chunk; none if None.
+        assets: the asset source, or a path to official assets; found by `find_assets` if None.
+        seed: chooses the initial states of a reset without `starts`.
+        threads: number of simulation threads; all cores if None.
+        image_size: side of images in the observation, pixels, rendered once per chunk; no images if None.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LiberoEnvironment(RestorableEngine):
         self._moved: np.ndarray | None = None  # since the last observation; None: all
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """Place what lies about, say what is to be done, and warm up as LIBERO does."""
+        """Place the objects, set the instruction, and run LIBERO's warm-up steps."""
         for env, start in zip(ids.tolist(), starts.tolist(), strict=True):
             self.simulation.write(env, **self._placements[self.task_index[env]](start)._asdict())
             self._instruct(env, start)
@@ -90,7 +90,7 @@ class LiberoEnvironment(RestorableEngine):
         self.simulation.step(self._moved, warm_up, stop_on_success=False)
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """Where the physics diverges, the observation stays that of the chunk before."""
+        """Execute the chunk; if the physics diverges, the observation stays that before the chunk."""
         chunk = actions.detach().double().clamp(-1.0, 1.0).numpy()
         executed = np.zeros(chunk.shape[:2], dtype=bool)
         reward = np.zeros(chunk.shape[:2], dtype=np.float32)
@@ -107,16 +107,16 @@ class LiberoEnvironment(RestorableEngine):
         )
 
     def observe(self) -> TensorDict:
-        """Pictures are rendered of what has moved."""
+        """Observations of all environments; images are rendered only where the state has changed."""
         moved, self._moved = self._moved, np.empty(0, dtype=np.int64)
         return self._observer.observe(moved)
 
     def save(self) -> dict[str, Any]:
-        """MuJoCo's state and the controllers'."""
+        """The state of MuJoCo and the controllers."""
         return self.simulation.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """And say again what is to be done."""
+        """Restore the result of `save` and set the instructions."""
         self.simulation.load_state_dict(state)
         for env, start in enumerate(self.start.tolist()):
             self._instruct(env, start)

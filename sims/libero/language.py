@@ -1,8 +1,8 @@
-"""What a task is called: LIBERO's two wordings of its instruction, and paraphrases of them.
+"""Instructions: LIBERO's two wordings for each task, and paraphrases.
 
-LIBERO's evaluation uses the task's name ("pick up the milk and place it in the basket"), its BDDL files say something
-else ("pick the milk ..."). Paraphrases come from a small grammar. Those that are held out use verbs or orders of
-clauses that no paraphrase of training has: they measure whether other words do.
+LIBERO's evaluation uses the task's name ("pick up the milk and place it in the basket"), its BDDL files have another
+wording ("pick the milk ..."). Paraphrases come from a small grammar. Held-out paraphrases use verbs or orders of
+clauses that do not occur in training: they measure generalisation to other wordings.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from embodied.errors import UserError
 from sims.libero.suite import Task
 
 INSTRUCTION_BYTES = 128
-"""The longest of all wordings of the 130 tasks has 109."""
+"""Bytes; the longest wording of the 130 tasks has 109."""
 
 WORDINGS = ("name", "bddl", "held_out", "training")
-"""The task's name, the BDDL file's, held-out paraphrases, and all of training: both of LIBERO's and paraphrases."""
+"""The task's name, the BDDL file's text, held-out paraphrases, and training's (LIBERO's two and paraphrases)."""
 
 TRAINING, HELD_OUT = range(2)
 LIFT = (("pick up", "pick", "take", "get", "lift up"), ("grab", "grasp", "fetch", "collect"))
@@ -75,7 +75,7 @@ def check_wording(wording: str) -> None:
 
 
 class Wordings:
-    """The instructions of one task in one of `WORDINGS`, by number: the same number says the same in every run."""
+    """The instructions of one task in one of `WORDINGS`, by number; the same in every run."""
 
     def __init__(self, task: Task, wording: str) -> None:
         check_wording(wording)
@@ -86,14 +86,14 @@ class Wordings:
         self._key = f"{task.suite}/{task.name}"
 
     def __call__(self, number: int) -> str:
-        """Instruction `number`; of training's, a quarter each are the name and the BDDL file's."""
+        """Instruction `number`; in training, a quarter each are the name and the BDDL file's text."""
         draw = zlib.crc32(f"{self._key}/{number}".encode())
         draw, kind = divmod(draw, len(self._texts))
         return self._texts[kind][draw % len(self._texts[kind])]
 
 
 def paraphrases(task: Task, wording: str) -> list[str]:
-    """All paraphrases of `task` of the grammar, "training" or "held_out"; no text is among both."""
+    """All paraphrases of `task`, "training" or "held_out"; the two sets are disjoint."""
     split = (TRAINING, HELD_OUT)[wording == "held_out"]
     found = dict.fromkeys(_paraphrases(task.language, split))
     if split == HELD_OUT:
@@ -110,7 +110,7 @@ def _paraphrases(text: str, split: int) -> list[str]:
 
 
 def _clauses(parts: dict[str, str], split: int) -> list[str]:
-    """Pick-and-place: its verbs, its preposition, what the object is in and the order of clauses."""
+    """Pick-and-place: varies verbs, preposition, container and order of clauses."""
     thing, preposition = parts["object"], parts["preposition"]
     things, prepositions = [thing], PREPOSITIONS.get(preposition, ((preposition,),) * 2)[split]
     if thing in CONTAINERS:
@@ -125,7 +125,7 @@ def _clauses(parts: dict[str, str], split: int) -> list[str]:
 
 
 def _verbs(text: str, split: int) -> list[str]:
-    """Other instructions: each of their verbs."""
+    """Other instructions: varies the verbs."""
     verbs = list(dict.fromkeys(VERB.findall(text)))
     choices = [dict(zip(verbs, chosen, strict=True)) for chosen in product(*(VERBS[verb][split] for verb in verbs))]
     return [VERB.sub(lambda found, said=said: said[found[0]], text) for said in choices]

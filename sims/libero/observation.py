@@ -1,6 +1,6 @@
-"""What a LIBERO environment shows: the robot's and all objects' poses, names and the instruction, as one TensorDict.
+"""Observations of LIBERO: poses of the robot and all objects, object names and the instruction, as a TensorDict.
 
-Letters in shape comments: N environments, M objects of the task that has most.
+Letters in shape comments: N environments, M objects (the largest number of any task).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sims.libero.scene.scene import Scene
 
 CONTROL_DT_S = 0.05
 NAME_BYTES = 48
-"""The longest name of LIBERO's objects has 30."""
+"""Bytes; the longest object name in LIBERO has 30."""
 
 XYZ = ("x", "y", "z")
 RGB = ("red", "green", "blue")
@@ -33,10 +33,10 @@ TWO_COLUMNS = ("r11", "r21", "r31", "r12", "r22", "r32")
 
 
 def contract(horizon: int, executed: int, image_size: int | None = None) -> Contract:
-    """What policies of every LIBERO task read and command: H actions are predicted, K executed.
+    """The contract of every LIBERO task: H actions are predicted, K executed.
 
-    Positions are of the world frame, rotations are a matrix's first two columns. Pictures are among what is observed
-    where they have a size, pixels. Names of objects are those of the BDDL file.
+    Positions are in the world frame, rotations are the first two columns of a matrix. Images are observed if
+    `image_size`, pixels, is given. Names of objects are those of the BDDL file.
     """
     observed = _observation_specs(image_size)
     return Contract(observed, action_spec(), CONTROL_DT_S, horizon=horizon, executed=executed)
@@ -79,13 +79,13 @@ class _Group:
     ids: np.ndarray
     scene: Scene
     pose_address: np.ndarray  # [objects, 7]
-    qpos: list[np.ndarray]  # MuJoCo's memory, which stays where it is as long as the simulation lives
+    qpos: list[np.ndarray]  # views into MuJoCo's memory, valid as long as the simulation
 
 
 class Observer:
-    """Reads observations of all environments of a simulation, vectorised over those that share a scene.
+    """Reads observations of all environments of a simulation, vectorised over environments with the same scene.
 
-    Objects are the movable ones, then the fixtures that tasks name. With an `image_size`, pixels, there are pictures.
+    Objects are the movable ones, then the fixtures that tasks name. With `image_size`, pixels, there are images.
     """
 
     def __init__(self, simulation: Simulation, image_size: int | None = None) -> None:
@@ -99,9 +99,9 @@ class Observer:
         self._pictures: torch.Tensor | None = None
 
     def observe(self, moved: Array | None = None) -> TensorDict:
-        """The observations of all environments now, batch [N], in memory of their own.
+        """Present observations of all environments, batch [N]; the caller owns the tensors.
 
-        Where only the environments `moved` [n] have changed since the last call, only they are rendered.
+        Only the environments `moved` [n] are rendered; the others have not changed since the last call.
         """
         poses, joints, gripper = self._nowhere.copy(), np.empty((self.num, 7)), np.empty((self.num, 2))
         for group in self._groups:
@@ -118,7 +118,7 @@ class Observer:
             "end_effector_position": position,
             "end_effector_rotation": two_columns(matrix),
             "gripper_position": gripper,
-            # what the fingers press with once they touch: the controller's ramp, which no position shows
+            # the controller's ramp sets the grip force on contact, which positions do not show
             "gripper_command": self._simulation.memory["gripper"][:, 1:].copy(),
             "object_position": poses[..., :3],
             "object_rotation": two_columns(rotation(poses[..., 3:])),
@@ -128,7 +128,7 @@ class Observer:
         return TensorDict(poses_now | texts | self._images(moved), batch_size=[self.num])
 
     def instruct(self, env: int, instruction: str) -> None:
-        """From now on environment `env` is told `instruction`."""
+        """Set the instruction of environment `env` from now on."""
         self._texts["instruction"][env] = torch.from_numpy(encode(instruction, INSTRUCTION_BYTES))
 
     def _images(self, moved: Array | None) -> dict[str, torch.Tensor]:
@@ -149,7 +149,7 @@ class Observer:
         return {"object_names": names, "object_mask": names[..., 0] != 0, "instruction": instruction}
 
     def _fixture_poses(self, group: _Group) -> Array:
-        """Position and quaternion [environments, fixtures, 7]: of each environment's own model, which places them."""
+        """Position and quaternion [environments, fixtures, 7], from each environment's own model."""
         bodies = [fixture.body for fixture in group.scene.fixtures]
         models = [self._simulation.models[env] for env in group.ids]
         return np.stack([np.hstack((model.body_pos[bodies], model.body_quat[bodies])) for model in models])

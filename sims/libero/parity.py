@@ -1,14 +1,14 @@
 """Agreement with stock LIBERO on recorded episodes: `python -m sims.libero.parity FILES.npz [--json] [--no-sleep]`.
 
-Each file holds episodes of one task recorded in stock LIBERO (robosuite 1.4.0). Three questions are answered. Replayed
-open loop from the initial state, how far is `qpos` (m and rad, largest entry) from the recording after the warm-up?
-Does the whole replay end as the recording did? And how far is `qpos` from the recording after one control step from
-each recorded state, with nothing moving or touched by the robot ("free") and otherwise ("contact")? A recording lacks
-the constraint solver's warm start: it is taken from our step before.
+Each file holds episodes of one task recorded in stock LIBERO (robosuite 1.4.0). Three things are measured: the error of
+`qpos` (m and rad, largest entry) after the warm-up, replayed open loop from the initial state; whether the whole replay
+ends like the recording; and the error of `qpos` after one control step from each recorded state, separately for states
+in which nothing moves or is touched by the robot ("free") and others ("contact"). A recording lacks the constraint
+solver's warm start: it is taken from our previous step.
 
-Contact can be chaotic within one control step, most of all for an object rocking between the fingers. So each step is
-run again from velocities moved by NUDGE: `step_error_contact_floor_p99` is how far two runs of our own then differ, and
-no simulator that is not bit-equal to the recording one can be expected below it.
+Contact can be chaotic within one control step, especially for an object rocking between the fingers. So each step is
+repeated from velocities changed by NUDGE: `step_error_contact_floor_p99` is the difference between these two runs of
+ours, a lower bound for any simulator that is not bit-equal to the recording one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STILL = 1e-3  # m/s and rad/s: objects slower than this are at rest
 
 @dataclass(frozen=True)
 class Parity:
-    """The result for one file; errors in m and rad, 0 where there was no such step."""
+    """The result for one file; errors in m and rad, 0 without such steps."""
 
     file: str
     replays: int
@@ -59,7 +59,7 @@ class Parity:
     sleep: bool
 
 
-class Trace:
+class Recording:
     """One file of E recorded episodes of T control steps, and its task's scene."""
 
     def __init__(self, path: Path, assets: Assets) -> None:
@@ -81,7 +81,7 @@ class Trace:
         return self.arrays["qpos"][episode, step - 1], self.arrays["qvel"][episode, step - 1]
 
     def begin(self, simulation: Simulation) -> None:
-        """Put simulation e where episode e began: its initial state, before the warm-up."""
+        """Put simulation e into episode e's initial state, before the warm-up."""
         for e, state in enumerate(self.arrays["init_state"]):
             qpos, qvel = np.split(state[1:], [self.scene.model.nq])
             self._write(simulation, e, qpos, qvel)
@@ -102,15 +102,15 @@ class Trace:
 
 
 def measure(path: Path, assets: Assets, sleep: bool = True) -> Parity:
-    """Compare with one file of recorded episodes; UserError when it does not fit our scene of its task."""
-    trace = Trace(path, assets)
-    simulation, nudged = (Simulation([trace.scene] * trace.episodes, sleep=sleep) for _ in range(2))
-    warm_up_error, success = _replay(trace, simulation)
-    agree = success == trace.arrays["success"].any(axis=1)
-    error, floor, contact = _single_steps(trace, simulation, nudged)
+    """Compare with one file of recorded episodes; UserError if it does not fit our scene of its task."""
+    recording = Recording(path, assets)
+    simulation, nudged = (Simulation([recording.scene] * recording.episodes, sleep=sleep) for _ in range(2))
+    warm_up_error, success = _replay(recording, simulation)
+    agree = success == recording.arrays["success"].any(axis=1)
+    error, floor, contact = _single_steps(recording, simulation, nudged)
     return Parity(
         file=path.name,
-        replays=trace.episodes,
+        replays=recording.episodes,
         replays_agree=int(agree.sum()),
         warm_up_error_max=_quantile(warm_up_error, 1.0),
         step_error_free_max=_quantile(error[~contact], 1.0),
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("files", nargs="+", type=Path, help="recorded episodes (.npz)")
     parser.add_argument("--json", action="store_true", help="print a list of one object per file")
     parser.add_argument("--no-sleep", action="store_true", help="step objects at rest too, as stock does")
-    parser.add_argument("--assets", type=Path, help="folder of LIBERO's assets (default: as everywhere)")
+    parser.add_argument("--assets", type=Path, help="folder of LIBERO's assets (default: found as in training)")
     options = parser.parse_args(arguments)
     try:
         assets = find_assets(options.assets)
@@ -147,36 +147,38 @@ def _task(path: Path, bddl: str) -> Task:
         for task in load_tasks(suite):
             if task.bddl.name == bddl:
                 return task
-    raise UserError(f"{path}: no LIBERO task is called {bddl}")
+    raise UserError(f"{path}: unknown LIBERO task {bddl}")
 
 
-def _replay(trace: Trace, simulation: Simulation) -> tuple[Array, NDArray[np.bool_]]:
+def _replay(recording: Recording, simulation: Simulation) -> tuple[Array, NDArray[np.bool_]]:
     """Each episode run open loop from its initial state: error after the warm-up, and success, [E]."""
-    ids = np.arange(trace.episodes)
-    trace.begin(simulation)
-    simulation.step(ids, np.broadcast_to(WARM_UP, (trace.episodes, *WARM_UP.shape)), stop_on_success=False)
+    ids = np.arange(recording.episodes)
+    recording.begin(simulation)
+    simulation.step(ids, np.broadcast_to(WARM_UP, (recording.episodes, *WARM_UP.shape)), stop_on_success=False)
     ours = np.stack([data.qpos for data in simulation.data])
-    error = np.abs(ours - trace.arrays["qpos_after_warmup"]).max(axis=1)
-    return error, simulation.step(ids, trace.arrays["actions"])[1]
+    error = np.abs(ours - recording.arrays["qpos_after_warmup"]).max(axis=1)
+    return error, simulation.step(ids, recording.arrays["actions"])[1]
 
 
-def _single_steps(trace: Trace, simulation: Simulation, nudged: Simulation) -> tuple[Array, Array, NDArray[np.bool_]]:
+def _single_steps(
+    recording: Recording, simulation: Simulation, nudged: Simulation
+) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Error, floor and in-contact flag of one control step from each recorded state: [T, E] each."""
-    shape = (trace.steps, trace.episodes)
+    shape = (recording.steps, recording.episodes)
     error, floor, contact = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.bool_)
-    ids = np.arange(trace.episodes)
-    for step in range(trace.steps):
+    ids = np.arange(recording.episodes)
+    for step in range(recording.steps):
         warm = [data.qacc_warmstart.copy() for data in simulation.data]
         for run, nudge in ((simulation, 0.0), (nudged, NUDGE)):
-            trace.start(run, step, nudge)
+            recording.start(run, step, nudge)
             for data, start in zip(run.data, warm, strict=True):
                 data.qacc_warmstart[:] = start if step else 0.0
-        contact[step] = [_busy(trace.scene, data) for data in simulation.data]
+        contact[step] = [_busy(recording.scene, data) for data in simulation.data]
         for run in (simulation, nudged):
-            run.step(ids, trace.arrays["actions"][:, step : step + 1], stop_on_success=False)
-        contact[step] |= [_busy(trace.scene, data) for data in simulation.data]
+            run.step(ids, recording.arrays["actions"][:, step : step + 1], stop_on_success=False)
+        contact[step] |= [_busy(recording.scene, data) for data in simulation.data]
         ours, repeated = (np.stack([data.qpos for data in run.data]) for run in (simulation, nudged))
-        error[step] = np.abs(ours - trace.arrays["qpos"][:, step]).max(axis=1)
+        error[step] = np.abs(ours - recording.arrays["qpos"][:, step]).max(axis=1)
         floor[step] = np.abs(ours - repeated).max(axis=1)
     return error, floor, contact
 

@@ -14,20 +14,22 @@ from sims.libero.scene.bddl import Problem, parse
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
 STEP_LIMITS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_90": 400, "libero_10": 520}
-"""Suite -> control steps of an episode. They are OpenVLA's (arXiv 2406.09246, run_libero_eval.py), which the work after
-it uses: a little more than the longest human demonstration of each suite. LIBERO's own evaluation allows 600 everywhere
-(eval.max_steps of its configuration)."""
+"""Suite -> control steps of an episode. They are OpenVLA's (arXiv 2406.09246, run_libero_eval.py), which later work
+also uses: slightly more than the longest human demonstration of each suite. LIBERO's own evaluation allows 600
+everywhere (eval.max_steps of its configuration)."""
 WARM_UP = np.tile([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0], (5, 1))
-"""Actions that run before every episode, so that objects settle; they count for no limit. LIBERO's own evaluation runs
-five of zeros, which leaves the fingers half open; OpenVLA's runs ten of these, which open them, as every demonstration
-begins. Here: as many as LIBERO's, as OpenVLA's."""
+"""Actions before every episode that let objects settle; not counted by the step limit.
+
+LIBERO's own evaluation runs five zero actions, which leave the fingers half open; OpenVLA's runs ten of these, which
+open them as at the beginning of every demonstration. Here: LIBERO's number of OpenVLA's actions.
+"""
 OFFICIAL_STARTS = 50
 INSTALL = "pip install --no-deps hf-libero==0.1.4 robosuite==1.5.2"
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task of a suite; `language` is the benchmark's instruction, `index` its place in stock's order."""
+    """One task of a suite; `language` is the benchmark's instruction, `index` its position in stock's order."""
 
     suite: str
     index: int
@@ -48,13 +50,13 @@ def load_tasks(suite: str, names_or_indices: Sequence[str | int] | None = None) 
 
 
 def step_limit_of(tasks: Sequence[Task]) -> int:
-    """Control steps that evaluations allow an episode of `tasks`: those of the suite that has most."""
+    """Step limit of evaluations of `tasks`: the largest of their suites."""
     return max(STEP_LIMITS[task.suite] for task in tasks)
 
 
 def initial_states(task: Task) -> np.ndarray:
     """Official initial states of `task`, [50, 1+nq+nv] float64: time, qpos, qvel."""
-    import torch  # here, so that reading tasks alone needs no torch
+    import torch  # here, so that reading tasks needs no torch
 
     path = package_folder("libero") / "libero" / "init_files" / task.suite / f"{task.name}.pruned_init"
     # The files are pickles: only numpy's array constructors may run while they load.
@@ -70,10 +72,10 @@ def initial_states(task: Task) -> np.ndarray:
 
 @cache
 def package_folder(package: str) -> Path:
-    """Folder of an installed package whose data files are read; it is never imported. UserError when missing."""
+    """Folder of an installed package, for its data files; it is not imported. UserError if missing."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"the data of the package {package} is needed for LIBERO; install it with `{INSTALL}`")
+        raise UserError(f"LIBERO needs the data of the package {package}; install it with `{INSTALL}`")
     return Path(next(iter(spec.submodule_search_locations)))
 
 

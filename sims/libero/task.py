@@ -1,4 +1,4 @@
-"""LIBERO pick-and-place tasks as something a run can train on: environments, demonstrations, evaluation, video."""
+"""LIBERO pick-and-place tasks: environments, demonstrations, evaluation, video."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FILMED = 5
 
 @dataclass
 class LiberoTask:
-    """`tasks` (names or numbers; all if empty) of one LIBERO suite, learned by one policy.
+    """`tasks` (names or numbers; all if empty) of one LIBERO suite, for one policy.
 
     `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with
-    action noise `noise` come from the scripted expert. Evaluations allow `step_limit` control steps (None: what the
-    suite's are evaluated with, `suite.STEP_LIMITS`). Training episodes are truncated at `train_step_limit` (None: half
-    of that): a policy that has dithered that long seldom succeeds, and should not be imitated where it does. `assets`
-    is a folder of LIBERO's own objects, or "stand-in".
+    action noise `noise` come from the scripted expert. Evaluation episodes are truncated at `step_limit` control steps
+    (None: the suite's, `suite.STEP_LIMITS`), training episodes at `train_step_limit` (None: half of that), because
+    slower episodes rarely succeed and should not be imitated. `assets` is a folder of LIBERO's own objects, or
+    "stand-in".
     """
 
     name: str = "libero"
@@ -48,24 +48,24 @@ class LiberoTask:
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """Training starts from the wide distribution; LIBERO's own initial states are for evaluation alone."""
+        """Training uses the wide distribution; LIBERO's own initial states are only for evaluation."""
         return ("wide", "official")
 
     @property
     def asset_kind(self) -> str:
-        """What objects are made of: "official" or "stand-in"."""
+        """Kind of the objects' assets: "official" or "stand-in"."""
         return self._assets().kind
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """LIBERO's own initial states, in other words than its evaluation's."""
+        """LIBERO's own initial states with other wordings of the instructions."""
         return ("official:bddl", "official:held_out")
 
     def contract(self, distribution: str) -> Contract:
-        """The same in every distribution, of every suite.
+        """The contract, which is the same for every distribution and suite.
 
         Raises:
-            UserError: for an unknown distribution, and where the simulator is not installed.
+            UserError: for an unknown distribution, or if the simulator is not installed.
         """
         with needs_extra("libero"):
             from sims.libero.observation import contract
@@ -79,11 +79,11 @@ class LiberoTask:
     ) -> LiberoEnvironment:
         """Make environments that start from the `split` ("train" or "eval") of `distribution`; always on the CPU.
 
-        The instruction is the task's name in evaluation and varies in training; "DISTRIBUTION:WORDING" says it in
-        another of `language.WORDINGS`.
+        The instruction is the task's name in evaluation and varies in training; "DISTRIBUTION:WORDING" selects another
+        of `language.WORDINGS`.
 
         Raises:
-            UserError: where the simulator is not installed.
+            UserError: if the simulator is not installed.
         """
         with needs_extra("libero"):
             from sims.libero.environment import LiberoEnvironment
@@ -103,7 +103,7 @@ class LiberoTask:
         """The expert's episodes; made once, then read from `directory`.
 
         Raises:
-            UserError: where `directory` holds demonstrations of something else.
+            UserError: if `directory` has demonstrations of another task or seed.
         """
         from sims.libero.expert.demonstrations import collect
 
@@ -114,7 +114,7 @@ class LiberoTask:
         return made_once(directory, contract, origin, lambda writer: collect(writer, tasks, self.episodes, **made))
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
-        """Film each policy, by caption, in up to five tasks of the wide distribution, from the same starts."""
+        """Write a video of each policy, by caption, from the same starts of up to five tasks (wide distribution)."""
         from sims.libero.environment import LiberoEnvironment
         from sims.libero.rendering.cameras import AGENT_VIEW, Cameras
 

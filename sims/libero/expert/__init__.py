@@ -1,1 +1,1 @@
-"""The scripted expert, how it grasps and plans, and its demonstrations."""
+"""The scripted expert: grasping, planning, demonstrations."""

@@ -1,4 +1,4 @@
-"""Demonstrations of the scripted expert: episodes that succeeded, with an observation before every action.
+"""Demonstrations of the scripted expert: successful episodes with an observation before every action.
 
 They start from the training split of the wide distribution, never from LIBERO's own initial states.
 """
@@ -26,7 +26,7 @@ from sims.libero.suite import Task
 AT_ONCE = 8
 """Environments per task."""
 SPARE_FAILURES = 10
-"""A task is given up after this many more failures than successes."""
+"""Excess of failures over successes at which a task is abandoned."""
 
 
 def collect(
@@ -41,23 +41,23 @@ def collect(
     threads: int | None = None,
     progress: bool = True,
 ) -> None:
-    """Run the expert until it has succeeded in `episodes` episodes of each task; a bar shows how far it is.
+    """Run the expert until it has succeeded in `episodes` episodes of each task.
 
-    They are ordered by task and initial state. In one episode a task is said in all the ways of training.
+    Episodes are ordered by task and initial state. Instructions vary over the training wordings.
 
     Args:
-        writer: of the episodes; its origin tells the initial state of each and the failures of each task.
+        writer: receives the episodes; its origin lists the initial state of each and the failures of each task.
         tasks: pick-and-place tasks.
         episodes: per task.
         assets: see `LiberoEnvironment`.
-        seed: of initial states and noise.
-        noise: standard deviation of the smooth noise on the expert's actions, 1 is full speed.
+        seed: seed of initial states and noise.
+        noise: standard deviation of the smooth noise on the expert's actions; 1 is full speed.
         step_limit: control steps within which an episode has to succeed; the suite's own if None.
-        threads: of the simulation; the result does not depend on it.
-        progress: whether to show the bar.
+        threads: number of simulation threads; the result does not depend on it.
+        progress: whether to show a progress bar.
 
     Raises:
-        UserError: where the expert cannot do a task.
+        UserError: if the expert cannot do a task.
     """
     if episodes < 1:
         raise UserError(f"expected at least one episode per task, got {episodes}")
@@ -84,7 +84,7 @@ def collect(
 
 
 class _Recorder:
-    """Runs the expert everywhere at once and keeps the episodes that succeed."""
+    """Runs the expert in all environments and keeps successful episodes."""
 
     def __init__(self, env: LiberoEnvironment, expert: Expert, episodes: int) -> None:
         self.env, self.expert, self.episodes = env, expert, episodes
@@ -93,12 +93,12 @@ class _Recorder:
         self.kept: list[tuple[int, int, Episodes]] = []  # task, initial state
         self.running = torch.zeros(env.num_envs, dtype=torch.bool)
         self.observation = self._begin(torch.ones(env.num_envs, dtype=torch.bool))
-        # what the running episodes have seen and done so far, [N, step_limit]
+        # observations and actions of the running episodes so far, [N, step_limit]
         self.seen = self.observation.unsqueeze(1).expand(-1, env.step_limit).clone()
         self.done = torch.zeros(env.num_envs, env.step_limit, 7)
 
     def step(self) -> int:
-        """One control step; returns how many episodes it completed successfully."""
+        """Run one control step; returns the number of episodes that succeeded."""
         ids = self.running.nonzero().flatten()
         actions = torch.zeros(self.env.num_envs, 1, 7)
         actions[ids, 0] = torch.from_numpy(self.expert.act(ids.numpy())).float()

@@ -1,7 +1,7 @@
 """A scripted expert that picks and places with privileged state, for demonstrations and as an upper bound.
 
-It closes the loop at every control step: reach above the grasp and down a funnel, close, lift, carry above the target
-and down another funnel, open. What moves before it is grasped is planned for anew, what is lost is grasped again.
+It is closed-loop at every control step: reach above the grasp and down a funnel, close, lift, carry above the target
+and down another funnel, open. Objects that move before the grasp are planned for again, lost ones are grasped again.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Ids = NDArray[np.int64]
 PLACES = ("in", "on_object", "on_site")
 CLOSING_STEPS, OPENING_STEPS = 9, 12
 REACH_STEPS, CARRY_STEPS = 60, 120
-"""After so many steps, what is nearly there counts as there."""
+"""Steps after which a larger tolerance applies to reaching a goal."""
 FUNNEL = 8.0
-"""Height over the goal per distance from its axis."""
+"""Slope of the funnel: height over the goal per distance from its axis."""
 TURN_M = 0.06
-"""Distance that counts as much as one rad of rotation still to do."""
+"""Distance, m, equivalent to one rad of remaining rotation."""
 GAIN, TURN_GAIN = 1.6, 1.2
-"""Commanded displacement per displacement wanted: a little more than one settles faster."""
+"""Commanded displacement per desired displacement: slightly above one settles faster."""
 ACTION_M, ACTION_RAD = 0.05, 0.5
 
 
 class Phase(IntEnum):
-    """What an environment's arm is doing."""
+    """Phases of a pick and place."""
 
     PLAN = 0
     REACH = 1
@@ -43,12 +43,12 @@ class Phase(IntEnum):
 
 
 class Expert:
-    """Acts in all environments of `simulation`; call `reset` where an episode began.
+    """Acts in all environments of `simulation`; call `reset` for environments in which an episode begins.
 
-    `noise` is the standard deviation of smooth noise on the actions, of which 1 is full speed.
+    `noise` is the standard deviation of smooth noise on the actions; 1 is full speed.
 
     Raises:
-        UserError: for a task whose goal is not to put objects somewhere.
+        UserError: for a task that is not pick and place.
     """
 
     def __init__(self, simulation: Simulation, *, noise: float = 0.0, seed: int = 0) -> None:
@@ -58,7 +58,7 @@ class Expert:
             other = next((goal.kind for goal in scene.goal if goal.kind not in PLACES), None)
             if other is not None:
                 raise UserError(
-                    f"no scripted expert for {scene.task.name}: it puts objects somewhere, no {other!r} goals; "
+                    f"no scripted expert for {scene.task.name}: expected pick-and-place goals, got {other!r}; "
                     "choose tasks that it can do, task.tasks=[...]"
                 )
         self._rng = np.random.default_rng(seed)
@@ -101,7 +101,7 @@ class Expert:
         return np.column_stack((moved, np.where(holding, 1.0, -1.0)))
 
     def _height(self, ids: Ids, goal: Array, away: Array, angle: Array) -> Array:
-        """Height [n] to be at: down a funnel around the goal's axis, from the height at which nothing is in the way."""
+        """Desired height [n]: down a funnel around the goal's axis, from the collision-free height `away`."""
         phase = self.phase[ids]
         free = phase <= Phase.CLOSE
         outside = np.where(free, away + TURN_M * angle - 0.005, away - 0.01)
@@ -110,7 +110,7 @@ class Expert:
         return np.minimum(goal + FUNNEL * np.maximum(outside, 0.0), np.maximum(top, goal))
 
     def _advance(self, ids: Ids, hand: Array, held: Array, goal: Array, away: Array) -> None:
-        """Move to the next phase where the present one is done or has failed."""
+        """Advance to the next phase where the present one is complete or has failed."""
         self._timer[ids] += 1
         phase, timer = self.phase[ids], self._timer[ids]
         there = (away < 0.007) & (np.abs(goal[:, 2] - hand[:, 2]) < 0.007) | (away < 0.015) & (timer > REACH_STEPS)
@@ -127,7 +127,7 @@ class Expert:
         self.phase[ids], self._timer[ids] = after, np.where(after == phase, timer, 0)
 
     def _plan(self, ids: Ids) -> None:
-        """Plan in those of `ids` that have no plan; what the goal still lacks comes first."""
+        """Plan for those of `ids` without a plan, for the first unsatisfied part of the goal."""
         for env in ids[self.phase[ids] == Phase.PLAN]:
             scene, data = self.simulation.scenes[env], self.simulation.data[env]
             goal = next((goal for goal in scene.goal if not holds(goal, scene.geom_owner, data)), scene.goal[0])
@@ -138,7 +138,7 @@ class Expert:
             self.phase[env], self._timer[env] = Phase.REACH, 0
 
     def _noise(self, ids: Ids) -> Array:
-        """Noise [n, 6] with a correlation time of some five steps, less on rotations."""
+        """Noise [n, 6] with a correlation time of about five steps, smaller on rotations."""
         fresh = self._rng.standard_normal((len(ids), 6)) * self.noise * (1.0, 1.0, 1.0, 0.3, 0.3, 0.3)
         self._smooth[ids] = 0.8 * self._smooth[ids] + 0.6 * fresh
         return self._smooth[ids]

@@ -1,8 +1,8 @@
-"""Where to grasp an object from above: the scripted expert's planner, on the points of the collision geometry.
+"""Grasp planner of the scripted expert: grasps from above, on points of the collision geometry.
 
-Candidates are the hand's own yaw and steps of 15 degrees from the object's axes. A slice of the object between
-the fingertips falls into runs along the closing direction: a can is one run, a bowl's rim two. A run that fits between
-the fingers is a grasp where neither fingers nor palm would touch anything.
+Candidates are the hand's own yaw and steps of 15 degrees from the object's axes. A slice of the object between the
+fingertips consists of intervals along the closing direction: one for a can, two for a bowl's rim. An interval that fits
+between the fingers is a grasp if neither fingers nor palm would touch anything.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from sims.libero.scene.geometry import Array
 
 YAWS = 12
 OPENING_M = 0.076
-"""Widest run taken between fingers that open to 80 mm."""
+"""Widest interval grasped, m, by fingers that open to 80 mm."""
 FINGER_GAP_M = 0.018
-"""Room a finger needs between two runs."""
+"""Space, m, that a finger needs between two intervals."""
 PAD_HALF_M = 0.009
 PALM_M = 0.025
 """How deep below an object's top the fingertips can go before it touches the palm, with 6 mm to spare."""
@@ -27,9 +27,9 @@ FLOOR_M = 0.0125
 STRETCHED_M = 0.76
 """Horizontal distance from the base beyond which the arm is nearly straight."""
 ABOUT_M = 0.004
-"""Costs as near as this count as the same."""
+"""Costs that differ by less count as equal."""
 MARGIN_M = 0.008
-"""Room beside fingers and palm that is preferred but not needed."""
+"""Preferred clearance beside fingers and palm, m."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Grasp:
 
 
 def best_grasp(own: Array, others: Array, base: Array, axis_yaw: float, preference: float) -> Grasp:
-    """The cheapest grasp of an object: narrow, near its middle, within reach, deep, with room around the hand.
+    """The grasp of lowest cost: narrow, near the object's middle, within reach, deep, with clearance around the hand.
 
     Args:
         own: [P, 3] points of the object, world frame.
@@ -66,14 +66,14 @@ def best_grasp(own: Array, others: Array, base: Array, axis_yaw: float, preferen
                 candidates.append(Grasp(position, yaw, cost))
     if not candidates:
         return Grasp(np.array([*middle, _heights(own)[0]]), axis_yaw, np.inf)
-    # of what is about as good, the least turn: it follows from the hand's pose, as whoever imitates it can see
+    # of nearly equal grasps the smallest rotation: it is a function of the observed hand pose, which helps imitation
     least = min(grasp.cost for grasp in candidates)
     good = [grasp for grasp in candidates if grasp.cost < least + ABOUT_M]
     return min(good, key=lambda grasp: (abs(grasp.yaw - preference), grasp.cost))
 
 
 def _framed(points: Array, middle: Array, turn: Array) -> Array:
-    """Points along and across the closing direction from the middle, heights as they are."""
+    """Points along and across the closing direction, relative to the middle; heights unchanged."""
     return np.column_stack(((points[:, :2] - middle) @ turn, points[:, 2]))
 
 
@@ -88,7 +88,7 @@ def _slots(own: Array, others: Array, height: float) -> Iterator[tuple[float, fl
     ordered = np.sort(level[np.abs(level[:, 1]) <= PAD_HALF_M, 0])
     if not len(ordered):
         return
-    # an object held askew turns in the hand: its whole breadth tells, not that of the slice
+    # an object grasped off-axis rotates in the hand: its whole width matters, not that of the slice
     common = 0.3 * np.ptp(level[:, 0]) + 0.3 * (height - own[:, 2].max())
     for run in np.split(ordered, 1 + np.flatnonzero(np.diff(ordered) > FINGER_GAP_M)):
         width = run[-1] - run[0]

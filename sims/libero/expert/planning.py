@@ -1,4 +1,4 @@
-"""Plans of the scripted expert: how to grasp an object, how high to carry it and where to let it go."""
+"""Plans of the scripted expert: the grasp, the carrying height and the release position."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sims.libero.scene.scene import Scene
 
 SPACING_M = 0.006
 CORRIDOR_M = 0.09
-"""Half width of the way that the hand and what it holds need."""
+"""Half width of the corridor for the hand and the object, m."""
 WRIST_BIAS_RAD = 0.4
-"""The last joint's nominal position is this far from the middle of what it uses."""
+"""Offset of the last joint's nominal position from the middle of its used range, rad."""
 WRIST_ROOM_RAD = 1.2
-"""A quarter turn away from what is this far from the middle, the last joint still has room."""
+"""Offset from the middle, rad, up to which the last joint can still turn by a quarter."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """One pick and place; heights are of the grip point in the world frame, m.
 
-    `grasp` [3] is the grip point relative to the object, `yaw` rad that of the closing direction. The hand comes and
-    carries at the heights `hover` and `carry`, and opens at the height `release`.
+    `grasp` [3] is the grip point relative to the object, `yaw` rad that of the closing direction. The hand approaches
+    at the height `hover`, carries at `carry` and opens at `release`.
     """
 
     grasp: Array
@@ -48,7 +48,7 @@ class Planner:
         self._loose = np.isin(self._root, scene.object_body)
 
     def plan(self, data: mujoco.MjData, predicate: Predicate) -> Plan:
-        """How to make the "in" or "on" `predicate` true from the state of `data`."""
+        """A plan that makes the "in" or "on" `predicate` true from the state of `data`."""
         points = self._cloud.world(data, self._select)
         own, others = points[self._root == predicate.a], points[self._root != predicate.a]
         start, target = data.xpos[predicate.a], target_position(data, predicate)
@@ -59,14 +59,14 @@ class Planner:
         grasp = best_grasp(own, others, base, axis_yaw, preference)
         below = grasp.position[2] - own[:, 2].min()
         release = self._release(data, predicate, points, below)
-        # Above all that is loose, wherever it stands: heights that change with what is on the way are hard to learn.
+        # Above all movable objects, wherever they are: heights that depend on obstacles in the way are hard to learn.
         loose = float(points[self._loose & (self._root != predicate.a), 2].max(initial=-np.inf))
         hover = max(grasp.position[2] + 0.05, loose + 0.03, _highest(others, hand, grasp.position) + 0.03)
         carry = max(release, loose + below + 0.02, _highest(others, grasp.position, target) + below + 0.02)
         return Plan(grasp.position - start, grasp.yaw, hover, carry, release)
 
     def _release(self, data: mujoco.MjData, predicate: Predicate, points: Array, below: float) -> float:
-        """Height at which to open, where the object's bottom is `below` the grip point."""
+        """Height at which to open, if the object's bottom is `below` the grip point."""
         target = target_position(data, predicate)
         on_object = predicate.kind == "on_object"
         body = predicate.b if on_object else self._scene.model.site_bodyid[predicate.b]
@@ -82,12 +82,12 @@ class Planner:
 
 
 def target_position(data: mujoco.MjData, predicate: Predicate) -> Array:
-    """Where the object is wanted: position [3] of the other object or the region, a view that follows the state."""
+    """Target position [3] of the object, of another object or a region; a view into the simulation's state."""
     return (data.xpos if predicate.kind == "on_object" else data.site_xpos)[predicate.b]
 
 
 def _highest(points: Array, start: Array, end: Array) -> float:
-    """Top of the `points` in the corridor between two places, seen from above."""
+    """Maximum height of `points` in the horizontal corridor between two places."""
     way = end[:2] - start[:2]
     along = ((points[:, :2] - start[:2]) @ way / max(way @ way, 1e-9)).clip(0.0, 1.0)
     away = np.linalg.norm(points[:, :2] - start[:2] - along[:, None] * way, axis=1)
@@ -101,7 +101,7 @@ def _axis_yaw(matrix: Array) -> float:
 
 
 def _wrist_middle(base: Array, start: Array, target: Array) -> float:
-    """Yaw of the closing direction that leaves the last joint most room on the way from `start` to `target`.
+    """Yaw of the closing direction that keeps the last joint farthest from its limits from `start` to `target`.
 
     With the hand pointing down, that joint is at 3/4 pi + (direction from the base) - yaw; its range is +-2.9 rad.
     """
@@ -110,7 +110,7 @@ def _wrist_middle(base: Array, start: Array, target: Array) -> float:
 
 
 def _near(yaw: float, middle: float) -> float:
-    """The closing direction `yaw`, either way round, as near as the last joint's range allows: about `middle`."""
+    """The equivalent of the closing direction `yaw` (modulo half a turn) nearest to `middle`."""
     away = yaw - middle
     away -= np.pi * np.round(away / np.pi)
     return middle + float(np.clip(away, -WRIST_ROOM_RAD, WRIST_ROOM_RAD))

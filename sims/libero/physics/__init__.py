@@ -1,1 +1,1 @@
-"""Stepping: many simulations at once, compiled, with robosuite's controller."""
+"""Physics: compiled stepping of many simulations with robosuite's controller."""

@@ -1,4 +1,4 @@
-"""robosuite 1.4's OSC_POSE controller in numpy: the reference for native.c, and what runs where there is no compiler.
+"""robosuite 1.4's OSC_POSE controller in numpy: the reference for native.c, and its replacement without a compiler.
 
 Operational-space control (Khatib 1987) with position and orientation uncoupled: see `torques`.
 """
@@ -20,7 +20,7 @@ GRIPPER_SPEED = np.array([-0.01, 0.01])  # change of the fingers' normalised com
 
 
 def control_step(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: np.void, action: Array) -> bool:
-    """One control step of `action` [7]; `memory` is a record of native.CONTROLLER. False where numbers blow up."""
+    """One control step of `action` [7]; `memory` is a record of native.CONTROLLER. False if the simulation diverges."""
     for substep in range(SUBSTEPS):
         fresh = bool(memory["fresh"])
         if fresh:
@@ -69,7 +69,7 @@ def rotation_matrix(axis_angle: Array) -> Array:
 
 
 def torques(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: np.void, goal_position: Array) -> Array:
-    """Joint torques [7] N m but for what compensates gravity and Coriolis: tau = J'(F - Lambda J p) + M p.
+    """Joint torques [7], N m, without gravity and Coriolis compensation: tau = J'(F - Lambda J p) + M p.
 
     F = (Lambda_pos a_pos, Lambda_rot a_rot) with accelerations a = kp * error - kd * velocity that bring the hand to
     its goal and p = kp (posture - q) - kd qd that bring the joints to their posture; Lambda = pinv(J M^-1 J').
@@ -85,12 +85,12 @@ def torques(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: np
 
 
 def compensated(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, push: Array) -> Array:
-    """Torques to command: gravity and Coriolis compensated, clipped to the actuators' range."""
+    """Commanded torques [7], N m: with gravity and Coriolis compensation, clipped to the actuators' range."""
     return np.clip(push + data.qfrc_bias[scene.arm_dofadr], *model.actuator_ctrlrange[scene.arm_actuator].T)
 
 
 def grip(model: mujoco.MjModel, scene: Scene, memory: np.void, action: float) -> Array:
-    """Finger positions [2] m to command, after the commands moved one substep towards closed (action > 0) or open."""
+    """Commanded finger positions [2], m, after one substep towards closed (action > 0) or open."""
     memory["gripper"] = np.clip(memory["gripper"] + GRIPPER_SPEED * np.sign(action), -1.0, 1.0)
     low, high = model.actuator_ctrlrange[scene.gripper_actuator].T
     return 0.5 * (high + low) + 0.5 * (high - low) * memory["gripper"]
@@ -101,8 +101,8 @@ def _recalled(
 ) -> tuple[Array, Array]:
     """Goal position [3] and torques [7] of an episode's first substep.
 
-    Stock's controller looks at the arm when a reset makes it, and next at the second substep, whatever state is written
-    in between: here it is at rest in its posture.
+    Stock's controller reads the arm's state when a reset creates it, and next at the second substep, whatever state is
+    written in between: the first substep therefore uses the arm at rest in its posture.
     """
     qpos, qvel = data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr]
     data.qpos[scene.arm_qposadr], data.qvel[scene.arm_dofadr] = memory["posture"], 0.0

@@ -24,7 +24,7 @@ static int finite(const double* x, int n) {
   return 1;
 }
 
-// mj_step1, control and mj_step2, without MuJoCo's checks: those write to a log and go on; 0 where numbers blow up.
+// mj_step1, control and mj_step2, without MuJoCo's checks, which only write to a log; 0 if the simulation diverges.
 static int substep(const Simulation* s, const double torques[ARM], double grip) {
   const mjModel* m = s->model;
   mjData* d = s->data;
@@ -38,8 +38,8 @@ static int substep(const Simulation* s, const double torques[ARM], double grip) 
   return 1;
 }
 
-// Stock's controller looks at the arm when a reset makes it, and next at the second substep, whatever state is written
-// in between: an episode's first goal and torques are those of the reset's pose.
+// Stock's controller reads the arm's state when a reset creates it, and next at the second substep, whatever state is
+// written in between: an episode's first goal and torques are those of the reset's pose.
 static int control_step(const Simulation* s, const double action[7]) {
   double goal_position[3], torques[ARM];
   for (int i = 0; i < SUBSTEPS; i++) {
@@ -61,7 +61,7 @@ typedef struct {
   const double* actions;  // [n, steps, 7]
   unsigned char* executed;  // [n, steps]
   unsigned char* success;   // [n]
-  unsigned char* diverged;  // [n] numbers blew up, at the last step executed
+  unsigned char* diverged;  // [n] the last executed step diverged
   int n, steps, stop_on_success;
   atomic_int next;
 } Job;
@@ -122,7 +122,7 @@ void native_close(Pool* pool) {
   free(pool);
 }
 
-// A pool of `threads` threads, the caller of native_step among them; fewer where the system gives no more.
+// A pool of `threads` threads, including the caller of native_step; fewer if the system refuses more.
 Pool* native_open(int threads) {
   Pool* pool = calloc(1, sizeof(Pool));
   if (!pool) return NULL;
@@ -137,7 +137,7 @@ Pool* native_open(int threads) {
   return pool;
 }
 
-// Whether simulation i is at its goal.
+// Whether simulation i satisfies its goal.
 int native_satisfied(const Simulation* simulations, int i) { return satisfied(simulations + i); }
 
 // One chunk of `steps` control steps in each of the simulations ids[0..n-1], which must differ.

@@ -1,4 +1,4 @@
-"""The compiled stepping: native.c, compiled at first use, and its structs for ctypes."""
+"""Compiled stepping: native.c, compiled at first use, and its structs for ctypes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sims.native import load
 
 FOLDER = Path(__file__).parent
 HEADERS = Path(mujoco.__file__).parent / "include"
-# No contraction of a*b+c and nothing of this processor alone: results are the same on every machine. MuJoCo's symbols
-# are found when the library is loaded.
+# No contraction of a*b+c and no processor-specific instructions: results are the same on every machine. MuJoCo's
+# symbols are resolved when the library is loaded.
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=off", "-pthread")
 LINK_FLAGS = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
 KINDS = {"in": 0, "on_object": 1, "on_site": 2, "joint": 3}
@@ -30,7 +30,7 @@ CONTROLLER = np.dtype(
     [("goal_orientation", "f8", (3, 3)), ("posture", "f8", (7,)), ("gripper", "f8", (2,)), ("fresh", "f8")]
 )
 """One simulation's controller memory: goal rotation matrix, null-space joints (rad), finger commands in [-1, 1], and 1
-until the first control step, which starts from what the controller saw when it was made: the arm in its posture."""
+until the first control step, which starts from the arm at rest in its posture."""
 
 
 class NativePredicate(Structure):
@@ -49,7 +49,7 @@ class NativePredicate(Structure):
         """Convert one predicate."""
         count = len(predicate.addresses)
         if count > MAX_ADDRESSES:
-            raise UserError(f"a goal on {count} joints; native.c was built for at most {MAX_ADDRESSES}")
+            raise UserError(f"expected a goal on at most {MAX_ADDRESSES} joints (native_types.h), got {count}")
         return cls(
             *(KINDS[predicate.kind], predicate.a, predicate.b, predicate.owner_a, predicate.owner_b),
             *(int(predicate.any_joint), count, (c_int * MAX_ADDRESSES)(*predicate.addresses)),
@@ -58,7 +58,7 @@ class NativePredicate(Structure):
 
 
 class NativeScene(Structure):
-    """The addresses and the goal of a `Scene` as native.c reads them."""
+    """Addresses and goal of a `Scene` as native.c reads them."""
 
     _fields_ = (
         ("arm_qpos", c_int * 7),
@@ -73,7 +73,7 @@ class NativeScene(Structure):
 
     @classmethod
     def of(cls, scene: Scene) -> NativeScene:
-        """Convert one scene; the result keeps what it points to alive."""
+        """Convert one scene; the result keeps referenced arrays alive."""
         owner = np.ascontiguousarray(scene.geom_owner, dtype=np.int32)
         goal = (NativePredicate * len(scene.goal))(*map(NativePredicate.of, scene.goal))
         native = cls(
@@ -98,7 +98,7 @@ class Pool:
         self._library = library
         self._handle = library.native_open(threads)
         if not self._handle:
-            raise MemoryError("no memory for a pool of threads")
+            raise MemoryError("out of memory for a thread pool")
 
     def step(
         self,
@@ -116,7 +116,7 @@ class Pool:
         return executed, success, diverged
 
     def satisfied(self, simulations: ctypes.Array[NativeSimulation], i: int) -> bool:
-        """Whether simulation `i` is at its goal."""
+        """Whether simulation `i` satisfies its goal."""
         return bool(self._library.native_satisfied(simulations, i))
 
     def close(self) -> None:
@@ -131,11 +131,11 @@ class Pool:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None and one warning where there is no compiler or it fails."""
+    """The compiled library; None, with one warning, if there is no compiler or it fails."""
     try:
         return _load()
     except UserError as error:
-        warnings.warn(f"LIBERO steps in numpy, several times slower: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"LIBERO runs in numpy, several times slower: {error}", RuntimeWarning, stacklevel=2)
         return None
 
 
@@ -145,11 +145,11 @@ def _load() -> ctypes.CDLL | None:
     loaded = load((FOLDER / "native.c").read_text(), FLAGS + LINK_FLAGS, (FOLDER, HEADERS))
     if loaded is None:
         return None
-    assert loaded.native_mujoco_version() == mujoco.mj_version(), "the headers of another MuJoCo"
+    assert loaded.native_mujoco_version() == mujoco.mj_version(), "headers of another MuJoCo version"
     sizes = [loaded.native_simulation_bytes(), loaded.native_scene_bytes(), loaded.native_predicate_bytes()]
     sizes.append(loaded.native_controller_bytes())
     mirrored = [*map(ctypes.sizeof, (NativeSimulation, NativeScene, NativePredicate)), CONTROLLER.itemsize]
-    assert sizes == mirrored, "the structs here are not those of native_types.h"
+    assert sizes == mirrored, "the structs here differ from native_types.h"
     loaded.native_open.restype = c_void_p
     loaded.native_open.argtypes = [c_int]
     loaded.native_close.restype = None

@@ -1,4 +1,4 @@
-// robosuite 1.4's OSC_POSE controller; controller.py tells the same in numpy.
+// robosuite 1.4's OSC_POSE controller; controller.py is the numpy reference.
 #pragma once
 
 #include <math.h>
@@ -9,7 +9,7 @@
 #define GRIPPER_SPEED 0.01    // of the normalised command, per substep
 #define RANK_TOLERANCE 1e-15  // of pinv in robosuite, relative to the largest singular value
 
-// Lower Cholesky factor of the n x n matrix a, in place; 0 where a pivot says that a is close to singular.
+// Lower Cholesky factor of the n x n matrix a, in place; 0 if a is close to singular.
 static int factor(double* a, int n) {
   double largest = 0;
   for (int i = 0; i < n; i++) largest = fmax(largest, a[i * n + i]);
@@ -212,7 +212,7 @@ static int arm_torques(const Simulation* s, const double goal_position[3], doubl
   const double kp = 10, kd = 2 * sqrt(kp);
   for (int i = 0; i < ARM; i++)
     posture[i] = kp * (s->controller->posture[i] - d->qpos[scene->arm_qpos[i]]) - kd * joint_velocity[i];
-  mju_mulMatVec(leak, jacobian, posture, 6, ARM);  // what the posture would do to the hand, taken out again
+  mju_mulMatVec(leak, jacobian, posture, 6, ARM);  // the posture task's effect on the hand, subtracted
   pseudo_solve(inverse, 6, leak);
   mju_subFrom(wrench, leak, 6);
 
@@ -223,7 +223,7 @@ static int arm_torques(const Simulation* s, const double goal_position[3], doubl
   return 1;
 }
 
-// The same where stock's controller last saw the arm: at rest in its posture, from which the goal is set, too.
+// The same for the state that stock's controller last read: the arm at rest in its posture; the goal too.
 static int recalled_torques(const Simulation* s, const double action[7], double goal_position[3], double torques[ARM]) {
   mjData* d = s->data;
   double qpos[ARM], qvel[ARM];
@@ -250,7 +250,7 @@ static void drive_arm(const Simulation* s, const double torques[ARM]) {
   }
 }
 
-// The two fingers' commands creep in opposite senses towards closed (action > 0) or open, in [-1, 1] of their range.
+// The two fingers' commands move in opposite directions towards closed (action > 0) or open, in [-1, 1] of their range.
 static void control_gripper(const Simulation* s, double action) {
   double sign = (action > 0) - (action < 0);
   for (int i = 0; i < 2; i++) {

@@ -1,11 +1,11 @@
-// LIBERO's goal predicates; predicates.py tells the same in numpy.
+// LIBERO's goal predicates; predicates.py is the numpy reference.
 #pragma once
 
 #include <math.h>
 
 #include "native_types.h"
 
-// Whether two geoms of bodies that do not move touch. MuJoCo lists no contacts between those.
+// Whether two geoms of bodies at rest touch: MuJoCo lists no contacts between those.
 static int resting_contact(const mjModel* m, mjData* d, int g1, int g2) {
   if (d->body_awake[m->geom_bodyid[g1]] == mjS_AWAKE || d->body_awake[m->geom_bodyid[g2]] == mjS_AWAKE) return 0;
   if (!((m->geom_contype[g1] & m->geom_conaffinity[g2]) || (m->geom_contype[g2] & m->geom_conaffinity[g1]))) return 0;

@@ -18,7 +18,7 @@ typedef struct {  // addresses in the model
   const Predicate* goal;
 } Scene;
 
-typedef struct {  // what outlives a control step; fresh: none was run yet
+typedef struct {  // state between control steps; fresh: none was run yet
   double goal_orientation[9], posture[ARM], gripper[2], fresh;
 } Controller;
 

@@ -1,4 +1,4 @@
-"""Many LIBERO simulations stepped together: one call runs an action chunk in each, over a pool of threads."""
+"""Many LIBERO simulations: one call runs an action chunk in each, over a thread pool."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
 class Simulation:
-    """N simulations; `scenes[i]` is the i-th one's scene, the same Scene may appear many times.
+    """N simulations; `scenes[i]` is the scene of simulation i; the same Scene may appear many times.
 
     `sleep` lets MuJoCo skip objects at rest (differences of about 5e-6 rad after 60 control steps). `threads` defaults
-    to the cores this process may use; results do not depend on it. Poses in `data[i]` are, as in stock, those before
-    the last physics step was integrated; `qpos` and `qvel` are those after it. Without the compiled library the same
-    numbers come from numpy, slower, after one warning.
+    to the cores available to this process; results do not depend on it. Poses in `data[i]` are, as in stock, those
+    before the last physics step was integrated; `qpos` and `qvel` are those after it. Without the compiled library
+    numpy gives the same numbers, more slowly, with one warning.
     """
 
     def __init__(self, scenes: Sequence[Scene], *, threads: int | None = None, sleep: bool = True) -> None:
@@ -51,12 +51,11 @@ class Simulation:
         body_quat: ArrayLike | None = None,
         initial_joint: ArrayLike | None = None,
     ) -> None:
-        """Start simulation `i` anew from `qpos` [nq], `qvel` [nv]; nothing of its past remains.
+        """Restart simulation `i` from `qpos` [nq], `qvel` [nv].
 
-        `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] place fixtures; the scene's own are used where None. The
-        controller starts as stock's does at reset: its null-space posture, its goal orientation and the place that the
-        first action starts from are those of the arm at `initial_joint` [7] rad (the scene's nominal one where None),
-        whatever `qpos` says.
+        `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] place fixtures; the scene's if None. The controller starts as
+        stock's does at reset: its null-space posture, its goal orientation and the position from which the first action
+        starts are those of the arm at `initial_joint` [7] rad (the scene's nominal ones if None), whatever `qpos` is.
         """
         scene, data, model = self.scenes[i], self.data[i], self.models[i]
         qpos, qvel = _copied("qpos", qpos, model.nq), _copied("qvel", qvel, model.nv)
@@ -77,8 +76,8 @@ class Simulation:
         """Run the chunk `actions` [n, K, 7] in simulations `ids` [n]: (executed [n, K], success [n], diverged [n]).
 
         A simulation that reaches its goal freezes after that control step, unless `stop_on_success` is False; `success`
-        is the goal's truth after the last executed step. One whose numbers blow up ends with that step, without
-        success, and is put back to where it was before the chunk, at rest.
+        is whether the goal holds after the last executed step. A simulation that diverges ends with that step, without
+        success, and is reset to its state before the chunk, at rest.
         """
         ids = np.ascontiguousarray(ids, dtype=np.int32)
         actions = np.ascontiguousarray(actions, dtype=np.float64)
@@ -91,13 +90,13 @@ class Simulation:
         return executed, success, diverged
 
     def satisfied(self, i: int) -> bool:
-        """Whether simulation `i` is at its goal."""
+        """Whether simulation `i` satisfies its goal."""
         if self._pool is None:
             return satisfied(self.scenes[i], self.data[i])
         return self._pool.satisfied(self._native, i)
 
     def state_dict(self) -> dict[str, NDArray]:
-        """Everything needed to continue bit for bit: arrays, the simulations' rows joined end to end."""
+        """Everything needed to continue bit for bit: arrays of the simulations' concatenated rows."""
         return {
             "physics": np.concatenate([_physics(m, d) for m, d in zip(self.models, self.data, strict=True)]),
             "asleep": np.concatenate([data.tree_asleep for data in self.data]),
@@ -107,7 +106,7 @@ class Simulation:
         }
 
     def load_state_dict(self, state: dict[str, NDArray]) -> None:
-        """Continue from `state_dict` of simulations of the same scenes; UserError when the sizes differ."""
+        """Continue from `state_dict` of simulations of the same scenes; UserError if the sizes differ."""
         sizes = {
             "physics": [mujoco.mj_stateSize(model, STATE) for model in self.models],
             "asleep": [model.ntree for model in self.models],
@@ -123,7 +122,7 @@ class Simulation:
             model = self._placed(i, parts["body_pos"][i], parts["body_quat"][i])
             mujoco.mj_resetData(model, data)
             mujoco.mj_setState(model, data, np.ascontiguousarray(parts["physics"][i]), STATE)
-            mujoco.mj_forward(model, data)  # fills what sleeping bodies keep from when they were awake
+            mujoco.mj_forward(model, data)  # sleeping bodies keep derived quantities from when they were awake
             _set_asleep(model, data, parts["asleep"][i])
         self.memory.view(np.float64).reshape(self.num, -1)[:] = state["memory"]
 
@@ -162,13 +161,13 @@ class Simulation:
         return executed, success, diverged
 
     def _rest(self, i: int, qpos: NDArray[np.float64]) -> None:
-        """Put simulation `i` at `qpos`, at rest; nothing else of its state remains."""
+        """Reset simulation `i` to `qpos`, at rest."""
         mujoco.mj_resetData(self.models[i], self.data[i])
         self.data[i].qpos[:] = qpos
         mujoco.mj_forward(self.models[i], self.data[i])
 
     def _placed(self, i: int, body_pos: NDArray[np.float64], body_quat: NDArray[np.float64]) -> mujoco.MjModel:
-        """Simulation `i`'s model with bodies placed so: its own copy once that differs from what the others share."""
+        """Simulation `i`'s model with these body poses: a separate copy if they differ from the shared model."""
         model = self.models[i]
         if np.array_equal(model.body_pos, body_pos) and np.array_equal(model.body_quat, body_quat):
             return model
@@ -180,7 +179,7 @@ class Simulation:
         return model
 
     def _pointers(self) -> object:
-        """The array of structs that native.c steps."""
+        """The array of structs for native.c."""
         scenes = {scene: native.NativeScene.of(scene) for scene in self._shared}
         rows = (native.NativeSimulation * self.num)()
         for i, scene in enumerate(self.scenes):
@@ -190,7 +189,7 @@ class Simulation:
 
 
 def _stepping_model(model: mujoco.MjModel, sleep: bool) -> mujoco.MjModel:
-    """A copy with sleep as wanted and without sensors, which nothing here reads and which take time."""
+    """A copy with `sleep` set and without sensors, which are unused and take time."""
     result = copy.copy(model)
     result.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
     if sleep:
@@ -212,7 +211,7 @@ def _physics(model: mujoco.MjModel, data: mujoco.MjData) -> NDArray[np.float64]:
 
 
 def _set_asleep(model: mujoco.MjModel, data: mujoco.MjData, asleep: NDArray[np.int32]) -> None:
-    """Set which trees sleep, and the arrays MuJoCo derives from that: it would take the former alone for a change."""
+    """Set which trees sleep, and the arrays MuJoCo derives from that; otherwise it would detect a change."""
     data.tree_asleep[:] = asleep
     data.tree_awake[:] = asleep < 0
     moving = model.body_treeid >= 0

@@ -1,1 +1,1 @@
-"""Pictures: of the ray tracer, or of MuJoCo's renderer."""
+"""Rendering: with a ray tracer, or with MuJoCo's renderer."""

@@ -1,4 +1,4 @@
-"""Pictures of many LIBERO simulations, once per chunk: by ray tracing, or by MuJoCo's renderer on a graphics card."""
+"""Camera images of many LIBERO simulations: by ray tracing, or by MuJoCo's renderer on a graphics card."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ Backend = Literal["rays", "gl"]
 
 
 class Renderer(Protocol):
-    """Draws states of one scene; `model` is compiled with visuals. `threads` may draw different scenes at a time."""
+    """Renders states of one scene; `model` is compiled with visuals. `threads` renderers may run concurrently."""
 
     threads: int
 
     def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None: ...
 
     def draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
-        """Pictures [n, cameras, height, width, 3] of n states."""
+        """Images [n, cameras, height, width, 3] of n states."""
         ...
 
 
 class Cameras:
     """The cameras `names` of every simulation in `simulation`.
 
-    The first row of a picture is its top; stock LIBERO's observations have it at the bottom, so a policy trained on
-    stock's pictures needs ours flipped. With stand-ins, and where visual files are missing, pictures are not the
-    benchmark's.
+    The first row of an image is its top; stock LIBERO's observations are upside down, so a policy trained on stock's
+    images needs ours flipped. With stand-ins, or if visual files are missing, images differ from the benchmark's.
 
-    `backend` "rays" traces rays (mujoco_warp: on CUDA where there is one, else on the CPU, without any graphics
-    library), "gl" is MuJoCo's own renderer; `choose_backend` decides if None. Both show the same shapes at the same
-    pixels, but edges, fine textures and highlights differ: train and evaluate a policy on the same one.
+    `backend` "rays" traces rays (mujoco_warp: on CUDA if available, else on the CPU, without any graphics library),
+    "gl" is MuJoCo's own renderer; `choose_backend` decides if None. Both show the same shapes at the same pixels, but
+    edges, fine textures and highlights differ: train and evaluate a policy on the same one.
 
     Raises:
         UserError: for a camera that the scenes lack, or a backend that does not work here.
@@ -71,10 +70,10 @@ class Cameras:
             _check_names(visual, self.names)
             self._posing.append(Posing(visual, scene.model))
             self._renderers.append(renderer(visual, self.names, width, height))
-            self.render([simulation.scenes.index(scene)])  # loads kernels, which threads must not do at the same time
+            self.render([simulation.scenes.index(scene)])  # loads kernels, which is not thread-safe
 
     def render(self, ids: ArrayLike | None = None) -> NDArray[np.uint8]:
-        """Pictures [n, cameras, height, width, 3] of simulations `ids` [n] (all if None) as they are now."""
+        """Images [n, cameras, height, width, 3] of the present states of simulations `ids` [n] (all if None)."""
         ids = np.arange(self._simulation.num) if ids is None else np.asarray(ids, dtype=np.int64)
         pictures = np.empty((len(ids), len(self.names), self.height, self.width, 3), dtype=np.uint8)
         groups = self._group[ids]
@@ -96,9 +95,9 @@ class Cameras:
 
 
 def choose_backend() -> Backend:
-    """The fastest back end that works here: OpenGL only on a graphics card without CUDA.
+    """The fastest available back end: OpenGL only on a graphics card without CUDA.
 
-    On a CPU, OpenGL takes three times as long as the ray tracer. Raises UserError where neither works.
+    On a CPU, OpenGL takes three times as long as the ray tracer. Raises UserError if neither works.
     """
     from sims.libero.rendering.gl_renderer import graphics_card, opengl
 
@@ -120,12 +119,12 @@ def _renderer(backend: Backend) -> type[Renderer]:
         from sims.libero.rendering.ray_tracer import RayTracer
 
         where = warp.get_device().name
-        log.info(f"rendering with mujoco_warp's ray tracer on {where}; compiled once on every machine, about 10 s")
+        log.info(f"rendering with mujoco_warp's ray tracer on {where}; compiled once per machine, about 10 s")
         return RayTracer
     from sims.libero.rendering.gl_renderer import GLRenderer, opengl
 
     if opengl() is None:
-        raise UserError('backend="gl" needs OpenGL, but no context opens here; install EGL or use backend="rays"')
+        raise UserError('backend="gl" needs OpenGL, but it does not work here; install EGL or use backend="rays"')
     log.info(f"rendering with MuJoCo's OpenGL renderer on {opengl()}")
     return GLRenderer
 
@@ -134,4 +133,4 @@ def _check_names(model: mujoco.MjModel, names: Sequence[str]) -> None:
     known = [model.camera(i).name for i in range(model.ncam)]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UserError(f"unknown camera {', '.join(unknown)}; expected among {', '.join(known)}")
+        raise UserError(f"unknown cameras: {', '.join(unknown)}; expected some of {', '.join(known)}")

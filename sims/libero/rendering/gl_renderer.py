@@ -1,4 +1,4 @@
-"""Pictures from MuJoCo's own renderer, the one that stock LIBERO uses; needs OpenGL (EGL, or what MUJOCO_GL names)."""
+"""Images from MuJoCo's renderer, as in stock LIBERO; needs OpenGL (EGL, or the library named by MUJOCO_GL)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from sims.libero.rendering.poses import VISUAL_GROUP, Poses
 
 SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")
-"""Parts of the names of OpenGL implementations that draw on the CPU."""
+"""Parts of the names of OpenGL implementations that run on the CPU."""
 
 
 class GLRenderer:
     """Renders one scene; `model` is compiled with visuals."""
 
-    threads = 1  # the context is current in the one that opened it
+    threads = 1  # the context is current only in the thread that opened it
 
     def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None:
         _context()
-        # A texture's bytes are shown as they are: so did MuJoCo when LIBERO's demonstrations were recorded.
+        # Texture bytes are used without colour conversion, as in the MuJoCo that recorded LIBERO's demonstrations.
         model.tex_colorspace[:] = mujoco.mjtColorSpace.mjCOLORSPACE_LINEAR
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
         self._model, self._data = model, mujoco.MjData(model)
@@ -38,7 +38,7 @@ class GLRenderer:
         self._cameras = [_camera(model, name) for name in cameras]
 
     def draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
-        """Pictures [n, cameras, height, width, 3] of n states of the scene."""
+        """Images [n, cameras, height, width, 3] of n states of the scene."""
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._renderer)  # another scene's may be bound
         return np.stack([[self._draw(pose, camera) for camera in self._cameras] for pose in poses])
 
@@ -57,7 +57,7 @@ class GLRenderer:
 
 
 def graphics_card() -> bool:
-    """Whether OpenGL draws on something other than the CPU."""
+    """Whether OpenGL runs on a graphics card."""
     if not any(Path("/dev/dri").glob("renderD*")):
         return False
     name = opengl()
@@ -65,16 +65,16 @@ def graphics_card() -> bool:
 
 
 def opengl() -> str | None:
-    """What draws here, None where OpenGL does not work."""
+    """Name of the OpenGL implementation; None if OpenGL does not work."""
     try:
         return _context()[1]
-    except Exception:  # a missing library, driver or display each fails in its own way
+    except Exception:  # a missing library, driver or display each raises another error
         return None
 
 
 @functools.cache
 def _context() -> tuple[Any, str]:
-    """One OpenGL context, current for as long as the process lives, and the name of what draws in it."""
+    """One OpenGL context, current until the process ends, and the name of its implementation."""
     if os.environ.get("MUJOCO_GL"):
         from mujoco.gl_context import GLContext
     else:

@@ -1,4 +1,4 @@
-"""Where everything that can be seen is: geoms, cameras and lights, for a state of one simulation."""
+"""Poses of everything visible (geoms, cameras, lights) for a state of one simulation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-VISUAL_GROUP = 1  # geoms to look at; group 0 is what collides
+VISUAL_GROUP = 1  # visual geoms; group 0 has the collision geoms
 
 
 class Poses(NamedTuple):
@@ -24,10 +24,10 @@ class Poses(NamedTuple):
 
 
 class Posing:
-    """Turns states of simulations of one scene into `Poses` of its model with visuals, `visual`.
+    """Computes `Poses` of the model with visuals, `visual`, from states of simulations of one scene.
 
-    Simulations run on a model without visuals, each with its own placement of fixtures. Bodies, cameras and lights
-    are the same in both, so their kinematics is that of the scene's model, and only the geoms are added.
+    Simulations run on a model without visuals, each with its own placement of fixtures. Bodies, cameras and lights are
+    the same in both, so the kinematics of the scene's model is used, and only the geoms are added.
     """
 
     def __init__(self, visual: mujoco.MjModel, model: mujoco.MjModel) -> None:
@@ -46,7 +46,7 @@ class Posing:
         """Poses at `qpos` [nq] with fixtures placed as in `model`, a simulation's."""
         data = self._data
         data.qpos[:] = qpos
-        # Not by `model` itself: with sleep on, kinematics leaves out what does not move.
+        # Not with `model` itself: with sleep on, its kinematics skips bodies at rest.
         self._model.body_pos[:], self._model.body_quat[:] = model.body_pos, model.body_quat
         mujoco.mj_kinematics(self._model, data)
         mujoco.mj_camlight(self._model, data)

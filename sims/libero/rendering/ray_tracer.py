@@ -1,6 +1,6 @@
-"""Pictures from mujoco_warp's ray tracer: no graphics library needed on a CPU, many worlds at once on CUDA.
+"""Images from mujoco_warp's ray tracer: no graphics library needed on a CPU, many worlds at once on CUDA.
 
-It traces one ray per pixel: no anti-aliasing and, as LIBERO's lights ask, no shadows.
+It traces one ray per pixel: no anti-aliasing and, as specified by LIBERO's lights, no shadows.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import numpy as np
 import warp
 from numpy.typing import NDArray
 
-warp.config.log_level = warp.LOG_ERROR  # before mujoco_warp's import: it would report every kernel it loads
+warp.config.log_level = warp.LOG_ERROR  # before importing mujoco_warp, which would log every kernel it loads
 
 import mujoco_warp  # noqa: E402
 
 from sims.libero.rendering.poses import VISUAL_GROUP, Poses  # noqa: E402
 
-EXTENT = 10.0  # m; MuJoCo measures its far plane in it. One value for all scenes: the compiled kernel holds it
-WORLDS_AT_ONCE = 64  # on CUDA; a CPU renders one after the other anyway
+EXTENT = 10.0  # m, unit of MuJoCo's far plane. One value for all scenes, as it is compiled into the kernel
+WORLDS_AT_ONCE = 64  # on CUDA; a CPU renders them one after the other
 GEOM_TYPES = tuple(
     int(getattr(mujoco.mjtGeom, f"mjGEOM_{name}"))
     for name in ("PLANE", "SPHERE", "CAPSULE", "ELLIPSOID", "CYLINDER", "BOX", "MESH")
 )
-"""What can be seen in any scene, whether or not it is in this one: the compiled kernel is for these."""
+"""Geom types of all scenes, for which the kernel is compiled."""
 
 
 class RayTracer:
-    """Renders one scene; `model` is compiled with visuals and may be forgotten afterwards.
+    """Renders one scene; `model` is compiled with visuals and not kept.
 
     All scenes share one compiled kernel.
     """
@@ -54,7 +54,7 @@ class RayTracer:
             render_depth=False,
             render_seg=False,
             render_skybox=True,
-            use_textures=False,  # the library would take them in full size
+            use_textures=False,  # the library would use them in full size
             enabled_geom_groups=[VISUAL_GROUP],
         )
         self._context.textures_registry = _textures(model, limit=max(width, height))
@@ -82,11 +82,11 @@ class RayTracer:
 
 
 _MESHES: weakref.WeakValueDictionary[bytes, warp.Mesh] = weakref.WeakValueDictionary()
-"""Search trees of the meshes in use, by content."""
+"""Search trees (BVH) of the meshes in use, by content."""
 
 
 def _share_meshes(context: mujoco_warp.RenderContext, model: mujoco.MjModel) -> None:
-    """Keep one search tree per mesh for all scenes: the robot's alone take 80 MB."""
+    """Share one search tree per mesh between all scenes: the robot's take 80 MB."""
     shared = [_MESHES.setdefault(_digest(model, i), mesh) for i, mesh in enumerate(context.mesh_registry.values())]
     context.mesh_registry = {mesh.id: mesh for mesh in shared}
     context.mesh_bvh_id = warp.array([mesh.id for mesh in shared], dtype=warp.uint64)
@@ -100,7 +100,7 @@ def _digest(model: mujoco.MjModel, mesh: int) -> bytes:
 
 
 def shrink(pixels: NDArray[np.uint8], limit: int) -> NDArray:
-    """`pixels` [H, W, C] averaged over equal squares so that no side exceeds `limit`; a rest at the rim is cut off."""
+    """`pixels` [H, W, C] averaged over equal squares so that no side exceeds `limit`; the rest is cut off."""
     height, width, channels = pixels.shape
     step = -(-max(height, width) // limit)
     if step == 1:
@@ -111,10 +111,10 @@ def shrink(pixels: NDArray[np.uint8], limit: int) -> NDArray:
 
 
 def _dim(model: mujoco.MjModel) -> None:
-    """Dim the lights so that a white table's middle, seen at 45 degrees, is just white.
+    """Dim the lights so that the middle of a white table, seen at 45 degrees, is just below overexposure.
 
-    OpenGL clips the light on a surface before it multiplies the colour, the ray tracer the product: LIBERO's brighter
-    scenes, made with OpenGL, would be overexposed.
+    OpenGL clips the light on a surface before multiplying by the colour, the ray tracer clips the product: LIBERO's
+    brighter scenes, designed with OpenGL, would be overexposed.
     """
     headlight = model.vis.headlight
     fixed = float(np.max(headlight.ambient + 0.7 * headlight.diffuse + model.light_ambient.sum(0)))
@@ -140,8 +140,8 @@ def _on_table(model: mujoco.MjModel, light: int) -> float:
 def _textures(model: mujoco.MjModel, limit: int) -> list[warp.Texture2D]:
     """The model's textures, none larger than `limit` pixels a side except the sky.
 
-    Averaging stands in for a graphics card's mipmaps: what is finer than the picture would only show as noise. And in
-    full size each of LIBERO's would take 64 MB.
+    Averaging replaces a graphics card's mipmaps: details finer than the image would only show as noise. In full size
+    each of LIBERO's textures would take 64 MB.
     """
     result = []
     for index in range(model.ntex):
@@ -149,7 +149,7 @@ def _textures(model: mujoco.MjModel, limit: int) -> list[warp.Texture2D]:
         first = model.tex_adr[index]
         pixels = model.tex_data[first : first + np.prod(shape)].reshape(shape)
         if model.tex_type[index] != mujoco.mjtTexture.mjTEXTURE_SKYBOX:
-            pixels = shrink(pixels[: shape[1]], limit)  # of a cube's faces, one below the other, the first is for all
+            pixels = shrink(pixels[: shape[1]], limit)  # cube faces are stacked; the first is used for all
         rgba = np.ones((*pixels.shape[:2], 4), dtype=np.float32)
         rgba[..., : max(3, shape[2])] = pixels / np.float32(255)  # one channel is grey
         result.append(warp.Texture2D(warp.array(rgba, dtype=float), filter_mode=warp.TextureFilterMode.LINEAR))

@@ -1,4 +1,4 @@
-"""The workspaces LIBERO's problems take place in: floor, table, kitchen, living room and study, with their cameras."""
+"""LIBERO's workspaces with their cameras: floor, table, kitchen, living room and study."""
 
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LOOKING_ACROSS = (0.6182166934013367, 0.3432307541370392, 0.3432314395904541, 0.
 
 @dataclass(frozen=True)
 class Workspace:
-    """Facts of one problem class; positions in m, world frame.
+    """Constants of one problem class; positions in m, world frame.
 
     `category` is the BDDL category of the workspace itself, `body` the arena body that carries its regions, offset by
     `region_offset`; objects are placed relative to `origin`, fixtures `fixture_lift` above it.
@@ -111,27 +111,27 @@ WORKSPACES = {
 
 
 def workspace_of(problem: Problem) -> Workspace:
-    """The workspace of `problem`; raises UserError for a problem class LIBERO's 130 tasks do not use."""
+    """The workspace of `problem`; raises UserError for a problem class that LIBERO's 130 tasks do not use."""
     if problem.name not in WORKSPACES:
         raise UserError(f"unknown LIBERO problem class {problem.name!r}; expected one of {', '.join(WORKSPACES)}")
     return WORKSPACES[problem.name]
 
 
 def official_arena(workspace: Workspace, assets: Assets) -> ET.Element:
-    """The arena's MJCF from the official assets, sized and textured as the problem class asks."""
+    """The arena's MJCF from the official assets, with the size and textures of the problem class."""
     root = mjcf.load(assets.root / "scenes" / workspace.file)
     if workspace.table_friction is not None:
         _size_table(root, workspace)
     for name, file in (("texplane", workspace.floor), ("tex-wall", workspace.wall)):
         texture = root.find(f"./asset/texture[@name='{name}']")
         styled = Path(texture.get("file")).with_name(file)
-        if styled.exists():  # otherwise the arena's own texture stays
+        if styled.exists():  # otherwise keep the arena's own texture
             texture.set("file", str(styled))
     return root
 
 
 def finish_arena(root: ET.Element, workspace: Workspace, problem: Problem) -> None:
-    """Put the agent camera in place and add a site for every region of the workspace."""
+    """Place the agent camera and add a site for every region of the workspace."""
     camera = root.find(".//camera[@name='agentview']")
     camera.set("pos", mjcf.numbers(workspace.camera_position))
     camera.set("quat", mjcf.numbers(workspace.camera_quaternion))

@@ -35,14 +35,14 @@ class Problem:
 
 
 def parse(path: Path | str) -> Problem:
-    """Read a BDDL file; raises UserError when it is not a LIBERO problem. All names are lower case, as in stock."""
+    """Read a BDDL file; raises UserError if it is not a LIBERO problem. All names are lower case, as in stock."""
     tree = _tree(Path(path))
     if tree[:1] != ["define"]:
         raise UserError(f"{path}: expected a BDDL file that starts with (define (problem ...)), got {tree[:1]}")
     sections = {str(group[0]): group[1:] for group in tree[1:]}
     missing = {"problem", ":objects", ":regions", ":init", ":goal"} - sections.keys()
     if missing:
-        raise UserError(f"{path}: the BDDL sections {', '.join(sorted(missing))} are missing")
+        raise UserError(f"{path}: missing BDDL sections: {', '.join(sorted(missing))}")
     return Problem(
         name=sections["problem"][0],
         language=" ".join(sections.get(":language", [])),
@@ -65,7 +65,7 @@ def _tree(path: Path) -> list:
         elif token == ")" and len(stack) > 1:
             stack[-2].append(stack.pop())
         elif token == ")":
-            raise UserError(f"{path}: one closing parenthesis too many")
+            raise UserError(f"{path}: unbalanced parentheses: one closing parenthesis too many")
         else:
             stack[-1].append(token)
     if len(stack) != 1 or len(stack[0]) != 1:

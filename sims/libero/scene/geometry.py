@@ -1,4 +1,4 @@
-"""Collision geometry as points: what placement and the scripted expert reason about."""
+"""Collision geometry as points, for placement and the scripted expert."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_TICKS = 30
 
 
 class Cloud:
-    """Points that fill every geom with collision at about `spacing` m, faces and corners included; planes have none.
+    """Points that fill every collision geom at about `spacing` m, including faces and corners; planes have none.
 
     `points` [P, 3] are in the frame of their `body` [P]; `root` [P] is the topmost body above it, one per free object
     or fixture.
@@ -59,7 +59,7 @@ def _ticks(half: float, spacing: float) -> Array:
 
 
 def _rounded(unit: Array, kind: int) -> Array:
-    """The cube [-1, 1]^3 as it is for a box, else pressed into a ball or into an upright cylinder."""
+    """Map the cube [-1, 1]^3 to a box (unchanged), a ball or an upright cylinder."""
     if kind == mujoco.mjtGeom.mjGEOM_BOX:
         return unit
     whole = kind in (mujoco.mjtGeom.mjGEOM_SPHERE, mujoco.mjtGeom.mjGEOM_ELLIPSOID)
@@ -94,7 +94,7 @@ def turned(quaternion: Array, yaw: float) -> Array:
 
 
 def hull(points: Array) -> Array:
-    """The few of `points` [P, 2 or 3] that make the footprint at any yaw."""
+    """The subset of `points` [P, 2 or 3] that determines the footprint at any yaw."""
     return points[np.unique((points[:, :2] @ DIRECTIONS.T).argmax(0))]
 
 
@@ -114,9 +114,9 @@ def points_gap(shape: Array, points: Array) -> float:
 
 
 class ArmKinematics:
-    """Pose of the point that the controller moves, from joint angles, in N environments, by product of exponentials.
+    """Pose of the controlled point from joint angles in N environments, by the product of exponentials.
 
-    MuJoCo's own poses are those before the last physics step; these belong to the joint angles they come from.
+    MuJoCo's own poses are those before the last physics step; these are consistent with the joint angles.
     """
 
     def __init__(self, scenes: Sequence[Scene]) -> None:

@@ -8,7 +8,7 @@ from embodied.errors import UserError
 
 SECTIONS = ("actuator", "sensor", "tendon", "equality", "contact")
 REFERENCES = ("name", "material", "texture", "joint", "joint1", "joint2", "mesh", "site", "body1", "body2", "geom")
-"""Attributes that hold a name of the model itself and so take the instance's prefix."""
+"""Attributes that contain a name of the model and therefore get the instance's prefix."""
 
 
 def numbers(values: Iterable[float]) -> str:
@@ -17,11 +17,11 @@ def numbers(values: Iterable[float]) -> str:
 
 
 def load(path: Path) -> ET.Element:
-    """Model at `path`: default classes written out, file names absolute. UserError when missing or unreadable."""
+    """Model at `path`: default classes written out, file names absolute. UserError if missing or unreadable."""
     try:
         root = ET.parse(path).getroot()
     except (OSError, ET.ParseError) as error:
-        raise UserError(f"{path}: expected a readable MJCF file; is the asset folder complete? ({error})") from error
+        raise UserError(f"{path}: cannot read MJCF ({error}); check that the asset folder is complete") from error
     for element in root.iterfind("./asset/*[@file]"):
         element.set("file", str((path.parent / element.get("file", "")).resolve()))
     _write_out_classes(root)
@@ -29,9 +29,9 @@ def load(path: Path) -> ET.Element:
 
 
 def _write_out_classes(root: ET.Element) -> None:
-    """Replace class attributes by the class's values: models are merged, and their classes would clash.
+    """Replace class attributes by the class's values, since classes of merged models would clash.
 
-    Defaults without a class are dropped, and so are nested ones: robosuite does the same, and the dynamics must match.
+    Defaults without a class and nested ones are dropped, as in robosuite, whose dynamics must be matched.
     """
     defaults = {d.get("class"): {child.tag: child.attrib for child in d} for d in root.iterfind("./default/*")}
     for element in root.iter():
@@ -60,7 +60,7 @@ def merge(base: ET.Element, other: ET.Element, body: str | None = None) -> None:
 
 
 def merge_assets(base: ET.Element, other: ET.Element) -> None:
-    """Add `other`'s assets; of two with the same kind and name the first stays, as in robosuite."""
+    """Add `other`'s assets; of two with the same kind and name the first is kept, as in robosuite."""
     assets = _section(base, "asset")
     known = {(asset.tag, asset.get("name")) for asset in assets}
     for asset in other.findall("./asset/*"):
@@ -70,12 +70,12 @@ def merge_assets(base: ET.Element, other: ET.Element) -> None:
 
 
 def is_visual(geom: ET.Element) -> bool:
-    """Whether a geom is only looked at: it never collides, and group 1 takes no part in inertia."""
+    """Whether a geom is visual: it never collides, and group 1 does not contribute to inertia."""
     return geom.get("group") == "1" and geom.get("contype") == "0" and geom.get("conaffinity") == "0"
 
 
 def drop_visuals(root: ET.Element) -> None:
-    """Remove what is only looked at: visual geoms, materials, textures, and meshes that nothing uses any more."""
+    """Remove visual geoms, materials, textures, and unused meshes."""
     remove_geoms(root, is_visual)
     for element in root.iter():
         if element.tag in ("geom", "site"):

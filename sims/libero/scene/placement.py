@@ -1,9 +1,9 @@
-"""Initial states: LIBERO's own and a wide distribution, each a fixed function of (task, distribution, split, index).
+"""Initial states: LIBERO's own and a wide distribution, fixed functions of (task, distribution, split, index).
 
-Both place the task's fixtures anew, as stock does at every reset: anywhere in the areas that its description names.
+Both place the task's fixtures at random, as stock does at every reset, in the areas named by its description.
 `official` are LIBERO's 50 stored states of a task; as in stock, objects do not follow the fixtures that they are on.
-`wide` is in the manner of LIBERO-Plus: every object of the workspace anywhere in the part of it that the arm reaches,
-at any yaw, the robot's joints perturbed; arrangements without room for a gripper between objects are thrown again.
+`wide` is similar to LIBERO-Plus: every object of the workspace anywhere within reach of the arm, at any yaw, with
+perturbed robot joints; arrangements without space for a gripper between objects are drawn again.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ DISTRIBUTIONS = ("official", "wide")
 SPLITS = ("train", "eval")
 
 REACH_X_M = (0.34, 0.74)
-"""Distances in front of the robot's base within which objects are placed ..."""
+"""Range of distances in front of the robot's base for objects, m."""
 REACH_Y_M = (-0.31, 0.31)
-"""... and to its sides ..."""
+"""Range of distances to the sides of the base, m."""
 REACH_RADIUS_M = (0.44, 0.74)
-"""... and in all: where the arm can point straight down. Nearer, its forearm is upright too, which is singular."""
+"""Range of distances from the base, m, in which the hand can point straight down; nearer is singular."""
 CLEARANCE_M = 0.035
-"""Room between objects: a finger and some tolerance."""
+"""Space between objects, m: a finger and some tolerance."""
 CONTAINER_YAW_RAD = 0.2
-"""Containers of the goal turn by quarter turns and up to this angle: see `_Stack.container`."""
+"""Containers of the goal turn by quarter turns plus up to this angle, rad: see `_Stack.container`."""
 JOINT_NOISE_RAD = 0.1
-"""Each arm joint starts within this distance of its nominal position."""
+"""Each arm joint starts within this distance of its nominal position, rad."""
 
 ARRANGEMENTS = 100
 THROWS = 50
 SPACING_M = 0.015
 FIXTURES = 1
-"""What the random numbers of fixtures are drawn for, beside those of objects."""
+"""Purpose of the random numbers of fixtures, separate from those of objects."""
 
 
 def check_names(distribution: str, split: str) -> None:
@@ -53,7 +53,7 @@ def check_names(distribution: str, split: str) -> None:
 
 
 class InitialState(NamedTuple):
-    """`qpos` [nq], `qvel` [nv]; `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] of a model with fixtures placed."""
+    """`qpos` [nq], `qvel` [nv]; `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] with the fixtures placed."""
 
     qpos: Array
     qvel: Array
@@ -102,10 +102,10 @@ def place_fixtures(scene: Scene, rng: np.random.Generator) -> tuple[Array, Array
 
 @dataclass(frozen=True)
 class _Stack:
-    """An object that stands on the workspace and what rests on it: they move as one.
+    """An object on the workspace and the objects on it, which are placed together.
 
-    `container` marks one that holds a region of the goal. LIBERO measures such regions along the world's axes, and at
-    45 degrees to them its box has no width, so that nothing would count as inside.
+    `container` marks one with a region of the goal. LIBERO measures such regions along the world's axes; at 45 degrees
+    to them the box has no width, so that nothing would count as inside.
     """
 
     qposadr: tuple[int, ...]
@@ -114,14 +114,14 @@ class _Stack:
     container: bool
 
     def draw_yaw(self, rng: np.random.Generator) -> float:
-        """A turn from the nominal pose, rad."""
+        """A random yaw relative to the nominal pose, rad."""
         if not self.container:
             return rng.uniform(-np.pi, np.pi)
         return rng.integers(4) * np.pi / 2 + rng.uniform(-CONTAINER_YAW_RAD, CONTAINER_YAW_RAD)
 
 
 class _Wide:
-    """Sampler of the wide distribution; `official` [nq] gives upright orientations and who stands on whom."""
+    """Sampler of the wide distribution; `official` [nq] defines upright orientations and which objects are stacked."""
 
     def __init__(self, scene: Scene, official: Array) -> None:
         self.scene, self.model = scene, copy.copy(scene.model)
@@ -137,9 +137,9 @@ class _Wide:
         self.stacks = sorted((self._stack(group) for group in members), key=lambda s: -np.ptp(s.points, axis=0).max())
 
     def sample(self, rng: np.random.Generator, body_pos: Array, body_quat: Array) -> Array:
-        """One arrangement, qpos [nq], among fixtures placed so.
+        """One arrangement, qpos [nq], with the given fixture poses.
 
-        The room asked for shrinks with every arrangement that did not work out.
+        The required space shrinks with every failed arrangement.
         """
         nominal = self._among(body_pos, body_quat)
         for number in range(ARRANGEMENTS):
@@ -149,7 +149,7 @@ class _Wide:
         raise AssertionError(f"{self.scene.task.name}: no arrangement without overlap in {ARRANGEMENTS}")
 
     def _among(self, body_pos: Array, body_quat: Array) -> Array:
-        """The nominal qpos [nq] with fixtures placed so, and on or in them what begins there."""
+        """The nominal qpos [nq] with the given fixture poses; objects that begin on or in fixtures move with them."""
         nominal = self.nominal.copy()
         if not self.scene.fixtures:
             return nominal
@@ -182,7 +182,7 @@ class _Wide:
     def _throw(
         self, rng: np.random.Generator, stack: _Stack, placed: list[Array], clearance: float
     ) -> tuple[float, Array, Array] | None:
-        """A free (yaw, shift [2], footprint [64]) for one stack, None after many throws."""
+        """A free (yaw, shift [2], footprint [64]) for one stack; None after too many draws."""
         for _ in range(THROWS):
             yaw = stack.draw_yaw(rng)
             place = np.array([rng.uniform(*REACH_X_M), rng.uniform(*REACH_Y_M)])
@@ -194,13 +194,13 @@ class _Wide:
         return None
 
     def _is_start(self, qpos: Array) -> bool:
-        """Whether the robot touches nothing and the goal is not reached."""
+        """Whether the robot touches nothing and the goal is not satisfied."""
         self._kinematics(qpos)
         roots = self.scene.model.body_rootid[self.scene.model.geom_bodyid[self.data.contact.geom]]
         return not (roots == self.robot).any() and not satisfied(self.scene, self.data)
 
     def _standing(self, qpos: Array, stacks: list[tuple[int, ...]]) -> Array:
-        """Raise or lower every stack so that it stands on what is below it (official ones start inside the floor)."""
+        """Raise or lower every stack onto the surface below it (official ones start inside the floor)."""
         self._kinematics(qpos)
         for members in stacks:
             body = int(self.scene.object_body[members[0]])
@@ -219,7 +219,7 @@ class _Wide:
         return _Stack(addresses, points, self.data.xpos[bodies[0], :2].copy(), container)
 
     def _workspace(self) -> tuple[Array, Array]:
-        """Support function [64] of the surface under the anchor, an object; points [P, 2] of what is fixed above it."""
+        """Support function [64] of the surface under the anchor object; points [P, 2] of fixed bodies above it."""
         fixed = ~np.isin(self.cloud.root, [self.robot, *self.scene.object_body])
         points = self.cloud.world(self.data, fixed)
         height = points[:, 2] - self._support(int(self.scene.object_body[self.anchor]))
@@ -229,7 +229,7 @@ class _Wide:
         return edge, np.unique(np.round(obstacles / SPACING_M), axis=0) * SPACING_M
 
     def _support(self, body: int) -> float:
-        """Height in m of the surface under a body, looked for from 5 cm above its origin."""
+        """Height, m, of the surface under a body, searched from 5 cm above its origin."""
         start, down = self.data.xpos[body] + (0.0, 0.0, 0.05), np.array([0.0, 0.0, -1.0])
         distance = mujoco.mj_ray(self.model, self.data, start, down, None, 1, body, np.zeros(1, np.int32))
         if distance < 0:
@@ -242,7 +242,7 @@ class _Wide:
 
 
 def _stacks(scene: Scene) -> list[tuple[int, ...]]:
-    """Indices of objects that start on the workspace, each followed by those of the objects that start on it."""
+    """Indices of the objects on the workspace, each followed by those of the objects on it."""
     regions, names = scene.task.problem.regions, scene.objects
     below = {atom[1]: atom[2] for atom in scene.task.problem.init if len(atom) == 3 and atom[1] in names}
     standing = [name for name, place in below.items() if place in regions and regions[place].ranges]
@@ -262,11 +262,11 @@ def _loads(scene: Scene) -> dict[int, list[int]]:
 
 
 def _move(pose: Array, pivot: Array, yaw: float, shift: Array) -> None:
-    """Turn a `pose` [7], a view, about the vertical through `pivot` [2], and shift it."""
+    """Rotate a `pose` [7] in place about the vertical through `pivot` [2], and shift it."""
     pose[:2] = planar(yaw) @ (pose[:2] - pivot) + pivot + shift
     pose[3:] = turned(pose[3:], yaw)
 
 
 def _yaw(quaternion: Array) -> float:
-    """Angle, rad, of a turn about the vertical."""
+    """Angle, rad, of a rotation about the vertical."""
     return float(2.0 * np.arctan2(quaternion[3], quaternion[0]))

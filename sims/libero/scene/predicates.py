@@ -1,4 +1,4 @@
-"""Goal predicates as LIBERO evaluates them, in numbers that need no names: the Python oracle of the compiled ones.
+"""Goal predicates as in LIBERO, with indices in place of names: the Python reference of the compiled ones.
 
 Positions are those of the last `mj_step1`/`mj_forward`, as in stock: after a control step that is the state before the
 last physics step was integrated.
@@ -21,7 +21,7 @@ BELOW_ON, ABOVE_ON = 0.005, 0.10  # m: height window, around a region's top face
 
 @dataclass(frozen=True)
 class Predicate:
-    """One proposition of a goal; which fields count depends on `kind`.
+    """One proposition of a goal; which fields are used depends on `kind`.
 
     - "in": body `a`'s position lies in the axis-aligned box with half sizes |R size| around site `b`; the lower z bound
       is relaxed by BELOW_IN.
@@ -30,7 +30,7 @@ class Predicate:
       size_z - BELOW_ON < d_z < size_z + ABOVE_ON; and the owners touch unless `owner_b` is -1.
     - "joint": sign * (qpos[address] - threshold) > 0 for any of `addresses` if `any_joint`, else for all.
 
-    R is the site's rotation matrix. Owners touch when some contact is between a geom with `geom_owner` == owner_a and
+    R is the site's rotation matrix. Owners touch if some contact is between a geom with `geom_owner` == owner_a and
     one with owner_b. Positions in m, world frame.
     """
 
@@ -76,7 +76,7 @@ def _touch(predicate: Predicate, geom_owner: np.ndarray, data: mujoco.MjData) ->
 
 
 def _rest_together(wanted: tuple[int, int], geom_owner: np.ndarray, data: mujoco.MjData) -> bool:
-    """Contact between two owners at rest: MuJoCo lists none between bodies that sleep, so distances tell."""
+    """Contact between two owners at rest, from distances: MuJoCo lists no contacts between sleeping bodies."""
     model = data.model
     still = data.body_awake[model.geom_bodyid] != mujoco.mjtSleepState.mjS_AWAKE
     first, second = (np.flatnonzero((geom_owner == owner) & still) for owner in wanted)
@@ -93,7 +93,7 @@ def _geoms_touch(model: mujoco.MjModel, data: mujoco.MjData, i: int, j: int) -> 
 
 
 class GoalCompiler:
-    """Turns a goal's propositions into predicates over the compiled model.
+    """Translates a goal's propositions to predicates on the compiled model.
 
     `instances` maps instance -> (category, its MJCF body element), in the order of owner ids.
     """
@@ -103,7 +103,7 @@ class GoalCompiler:
         self.names = list(instances)
 
     def compile(self, atom: Atom) -> Predicate:
-        """The predicate of `atom`; raises UserError for one LIBERO does not know or a name the scene lacks."""
+        """The predicate of `atom`; raises UserError for one that LIBERO lacks or a name that the scene lacks."""
         if atom[0] in ("open", "close", "turnon", "turnoff"):
             return self._joint(atom)
         if atom[0] in ("in", "on"):
@@ -111,7 +111,7 @@ class GoalCompiler:
         raise UserError(f"goal {atom}: unknown predicate; expected in, on, open, close, turnon or turnoff")
 
     def joints(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Category of the object or region `name`, and the qpos addresses of the joints that open it or turn it on."""
+        """Category of the object or region `name`, and qpos addresses of the joints that open it or turn it on."""
         owner = self._owner_of(name)
         category, body = self.instances[owner]
         joints = [j.get("name") for j in body.iter("joint")] if owner == name else _region_joints(body, name)
@@ -132,7 +132,7 @@ class GoalCompiler:
         owner_a = self.names.index(name)
         if place in self.instances:
             if kind == "in":
-                raise UserError(f"goal {atom}: expected a region to be in, got the object {place}")
+                raise UserError(f"goal {atom}: expected a region, got the object {place}")
             b = self._id(mujoco.mjtObj.mjOBJ_BODY, f"{place}_main")
             return Predicate("on_object", a, b, owner_a=owner_a, owner_b=self.names.index(place))
         site = self._id(mujoco.mjtObj.mjOBJ_SITE, place)
@@ -153,12 +153,12 @@ class GoalCompiler:
     def _id(self, kind: mujoco.mjtObj, name: str) -> int:
         found = mujoco.mj_name2id(self.model, kind, name)
         if found < 0:
-            raise UserError(f"{name}: not in the scene of {self.problem.language!r}; is the asset tree complete?")
+            raise UserError(f"{name}: not in the scene of {self.problem.language!r}; check the asset folder")
         return found
 
 
 def _region_joints(body: ET.Element, site: str) -> list[str]:
-    """Joints stock moves a region by: of the last body that holds the site, before the first body without sites."""
+    """Joints that move a region in stock: of the last body with the site, before the first body without sites."""
     joints: list[str] = []
     for part in body.iter("body"):
         sites = [s.get("name") for s in part.iter("site")]

@@ -9,12 +9,12 @@ from sims.libero.scene import mjcf
 from sims.libero.suite import package_folder
 
 INITIAL_ARM = np.array([0.0, -0.161037389, 0.0, -2.44459747, 0.0, 2.22675220, np.pi / 4])
-"""Joint positions, rad, that LIBERO resets the arm to and pulls towards in the null space."""
+"""Joint positions, rad, to which LIBERO resets the arm, and the target in the null space."""
 ARM_RANGES_RAD = (
     *((-2.8973, 2.8973), (-1.7628, 1.7628), (-2.8973, 2.8973), (-3.0718, -0.0698)),
     *((-2.8973, 2.8973), (-0.0175, 3.7525), (-2.8973, 2.8973)),
 )
-"""Lowest and highest position of each joint: the model's, known without it."""
+"""Lowest and highest position of each joint, rad, as in the model."""
 DAMPING = (0.1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01)
 FRICTION_LOSS = 0.1
 ARMATURE = tuple(5.0 / joint for joint in range(1, 8))
@@ -23,7 +23,7 @@ PEDESTAL_HEIGHT = 0.922  # m: from the floor to the pedestal's frame
 
 
 def panda(base: tuple[float, float, float], pedestal: bool) -> ET.Element:
-    """The robot at `base`, m in the world frame: on a pedestal whose foot is there, or directly there."""
+    """The robot at `base`, m in the world frame: at the foot of a pedestal, or without one."""
     folder = package_folder("robosuite") / "models" / "assets"
     arm = _model(folder / "robots" / "panda" / "robot.xml", "robot0_")
     _as_robosuite_1_4(arm)
@@ -32,7 +32,7 @@ def panda(base: tuple[float, float, float], pedestal: bool) -> ET.Element:
     lift = PEDESTAL_HEIGHT + MOUNT_TOP if pedestal else 0.0
     arm.find("worldbody/body").set("pos", mjcf.numbers((base[0], base[1], base[2] + lift)))
     mount.find("worldbody/body").set("pos", mjcf.numbers((0.0, 0.0, -MOUNT_TOP if pedestal else 0.0)))
-    # Order matters: joint and body ids must come out as in stock.
+    # In this order joint and body ids equal stock's.
     mjcf.merge(arm, gripper, body="robot0_right_hand")
     mjcf.merge(arm, mount, body="robot0_base")
     return arm
@@ -45,7 +45,7 @@ def _model(path: Path, prefix: str) -> ET.Element:
 
 
 def _as_robosuite_1_4(arm: ET.Element) -> None:
-    """Undo what robosuite 1.5 changed, and set what 1.4 and LIBERO set in Python rather than in the file."""
+    """Revert changes of robosuite 1.5, and apply what 1.4 and LIBERO set in Python instead of the file."""
     # 1.5 gave the last link a collision mesh; in 1.4, and so in every LIBERO recording, it has none.
     mjcf.remove_geoms(arm, lambda geom: geom.get("name") == "robot0_link7_collision")
     # 1.5 added a site for its composite controllers.

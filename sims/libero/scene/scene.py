@@ -17,7 +17,7 @@ from sims.libero.scene.stand_ins import STAND_INS, floor_arena, stand_in_model
 from sims.libero.scene.visuals import repair_visuals
 from sims.libero.suite import Task
 
-# robosuite 1.4's base.xml: inertia comes from the collision geoms (group 0) alone.
+# robosuite 1.4's base.xml: only the collision geoms (group 0) have inertia.
 BASE = """<mujoco model="libero">
   <compiler angle="radian" inertiagrouprange="0 0"/>
   <option timestep="0.002" impratio="20" cone="elliptic" density="1.2" viscosity="0.00002"/>
@@ -28,7 +28,7 @@ BASE = """<mujoco model="libero">
 
 @dataclass(frozen=True)
 class Fixture:
-    """A fixture that stock places anew at every reset.
+    """A fixture that stock places at random at every reset.
 
     `ranges` [R, 4] are (x0, y0, x1, y1) in m, world frame: one is chosen at random, then a point in it; `height` is
     the body's z, m; `yaw` (low, high) rad.
@@ -52,10 +52,10 @@ class InitialJoint:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """A compiled task and the addresses its users need; `objects` are the movable ones, M of them, in BDDL order.
+    """A compiled task and its addresses; `objects` are the M movable ones, in BDDL order.
 
-    `geom_owner` [ngeom] is the index into `instances` (objects, then fixtures) of the geom's instance where stock
-    counts its contacts, else -1. `grip_site` is the point OSC controls. `initial_arm` [7] rad.
+    `geom_owner` [ngeom] is the index into `instances` (objects, then fixtures) of the geom's instance if stock counts
+    its contacts, else -1. `grip_site` is the point OSC controls. `initial_arm` [7] rad.
     """
 
     task: Task
@@ -81,11 +81,11 @@ class Scene:
 
 
 def build_scene(task: Task, assets: Assets, visuals: bool = False) -> Scene:
-    """Compose and compile `task`; without `visuals` what is only looked at is left out, the physics is the same.
+    """Compose and compile `task`; without `visuals` visual geoms are omitted, and the physics is the same.
 
-    Step the one without: MuJoCo's threshold for putting a body to sleep (dof_length) counts visual shapes too.
+    Step the model without visuals: MuJoCo's threshold for putting a body to sleep (dof_length) includes visual geoms.
 
-    Raises UserError when `assets` lack what the task needs.
+    Raises UserError if `assets` lack files of the task.
     """
     problem = task.problem
     workspace = workspace_of(problem)
@@ -150,7 +150,7 @@ def _add_instance(root: ET.Element, name: str, model: ET.Element, movable: bool)
 
 
 def _place_fixtures(task: Task, bodies: dict[str, ET.Element], bottoms: dict[str, float]) -> None:
-    """Put every fixture in the middle of the area that stock draws its place from."""
+    """Place every fixture in the middle of the area from which stock draws its position."""
     for name, (ranges, height, yaw) in _fixture_areas(task, bottoms).items():
         x0, y0, x1, y1 = ranges[0]
         angle = sum(yaw) / 2

@@ -174,7 +174,7 @@ FLOOR_ARENA = """<mujoco model="floor">
 
 
 def stand_in_model(category: str) -> ET.Element:
-    """MJCF of `category`'s stand-in, laid out like an official object file."""
+    """MJCF of `category`'s stand-in, structured like an official object file."""
     stand_in = STAND_INS[category]
     root = ET.fromstring("<mujoco><asset/><worldbody><body><body name='object'/></body></worldbody></mujoco>")
     outer = root.find("worldbody/body")
@@ -194,12 +194,12 @@ def stand_in_model(category: str) -> ET.Element:
 
 
 def floor_arena() -> ET.Element:
-    """MJCF of the floor the objects stand on, with the official floor's contact properties."""
+    """MJCF of the floor, with the official floor's contact properties."""
     return ET.fromstring(FLOOR_ARENA)
 
 
 def _collision(part: Box | Can) -> list[dict]:
-    """Boxes in the upright frame: position, quaternion and half sizes."""
+    """Collision boxes in the upright frame: position, quaternion and half sizes."""
     middle, half_height = (part.low + part.high) / 2, (part.high - part.low) / 2
     if isinstance(part, Box):
         return [{"pos": (*part.at, middle), "quat": _tilted(*part.tilt), "half": (part.x, part.y, half_height)}]
@@ -230,7 +230,7 @@ def _tilted(about_x: float, about_y: float) -> tuple[float, ...]:
 
 
 def _pose(shape: dict, up: str) -> dict[str, str]:
-    """Position and quaternion attributes in the body frame of a shape given in the upright frame."""
+    """Position and quaternion attributes, in the body frame, of a shape given in the upright frame."""
     position = np.zeros(3)
     mujoco.mju_rotVecQuat(position, np.array(shape["pos"], dtype=float), np.array(UPRIGHT[up]))
     return {"pos": mjcf.numbers(position), "quat": mjcf.numbers(_product(UPRIGHT[up], shape["quat"]))}

@@ -1,4 +1,4 @@
-"""Make pictures possible where visual files are missing: plain materials, and collision shapes for lost meshes."""
+"""Replacements for missing visual files: plain materials, and collision shapes for missing meshes."""
 
 import warnings
 import xml.etree.ElementTree as ET
@@ -18,19 +18,19 @@ COLOURS = {
     "white_yellow_mug": "0.93 0.82 0.40 1",
     "wooden_tray": "0.62 0.44 0.26 1",
 }
-"""Category -> colour where the texture is missing."""
+"""Category -> colour if the texture is missing."""
 PLAIN = "0.75 0.75 0.75 1"
-MISSING = (  # the same words for every scene, so that Python shows them once
+MISSING = (  # the same text for every scene, so that Python shows it once
     "visual files of the LIBERO assets are missing: plain colours and collision shapes are shown instead, "
-    "so pictures are not the benchmark's; the physics is"
+    "so images differ from the benchmark's; the physics does not"
 )
 
 
 def repair_visuals(root: ET.Element, categories: dict[str, str]) -> None:
-    """Take out visual files that do not exist, with one warning; `categories` maps instance -> category.
+    """Remove references to missing visual files, with one warning; `categories` maps instance -> category.
 
-    The dynamics never change: only visual geoms, textures and materials are touched, and the shapes shown in place of
-    a lost mesh collide with nothing.
+    The dynamics never change: only visual geoms, textures and materials are touched, and the shapes shown in place of a
+    missing mesh do not collide.
     """
     missing = [asset for asset in root.find("asset") if asset.get("file") and not Path(asset.get("file")).exists()]
     meshes = {asset.get("name") for asset in missing if asset.tag == "mesh"}

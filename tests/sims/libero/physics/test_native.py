@@ -40,7 +40,7 @@ def test_without_headers_it_warns_once_with_the_compilers_message(monkeypatch, t
     headers = tmp_path / "none" / "include"
     headers.mkdir(parents=True)
     monkeypatch.setattr(native, "HEADERS", headers)
-    warned_once(r"LIBERO steps in numpy, .*mujoco\.h")
+    warned_once(r"LIBERO runs in numpy, .*mujoco\.h")
 
 
 @pytest.mark.usefixtures("fresh")
