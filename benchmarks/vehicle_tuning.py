@@ -38,14 +38,14 @@ RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "turn_m": (0.01, 0.1), "window_s": (0.15, 0.6),
     },
     "pure pursuit": {
-        "ahead_m": (0.4, 1.5), "ahead_s": (0.02, 0.3), "sideways_m_s2": (2.5, 7.0), "braking_m_s2": (1.5, 7.0),
+        "ahead_m": (0.4, 1.5), "ahead_s": (0.02, 0.3), "lateral_m_s2": (2.5, 7.0), "braking_m_s2": (1.5, 7.0),
     },
     "follow the gap": {
-        "margin_m": (0.03, 0.25), "share": (0.2, 0.8), "aim_m": (0.4, 2.0), "sideways_m_s2": (2.5, 7.0),
+        "margin_m": (0.03, 0.25), "share": (0.2, 0.8), "aim_m": (0.4, 2.0), "lateral_m_s2": (2.5, 7.0),
         "braking_m_s2": (2.0, 7.0), "stop_m": (0.3, 1.5),
     },
     "raceline": {
-        "margin_m": (0.22, 0.36), "sideways_m_s2": (5.2, 7.0), "driving_m_s2": (3.5, 6.5), "braking_m_s2": (4.5, 8.0),
+        "margin_m": (0.22, 0.36), "lateral_m_s2": (5.2, 7.0), "driving_m_s2": (3.5, 6.5), "braking_m_s2": (4.5, 8.0),
         "join": (1.0, 4.0), "early_s": (0.05, 0.2), "pursuit.ahead_m": (0.25, 0.8), "pursuit.ahead_s": (0.1, 0.25),
     },
 }  # fmt: skip

@@ -1,1 +1,1 @@
-"""Wheeled vehicles with a planar lidar: differential drive and bicycle models, rooms to cross and tracks to race on."""
+"""Wheeled vehicles with a planar lidar: differential drive and bicycle models; rooms and race tracks."""

@@ -1,4 +1,4 @@
-"""The functions of native.c, compiled at first use, and what they are given."""
+"""The functions of native.c, compiled at first use, and pointers to tensors for them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sims import counter_rng, native
 from sims.vehicle.vehicles import PARAMETERS
 
 
-def given(*tensors: Tensor) -> list[ctypes.c_void_p]:
-    """Where the numbers of contiguous tensors of one to four bytes a number are."""
+def pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
+    """Pointers to the data of contiguous tensors (float32, int32 or bool)."""
     for tensor in tensors:
         assert tensor.is_contiguous()
         assert tensor.dtype in (torch.float32, torch.int32, torch.bool)
@@ -24,7 +24,7 @@ def given(*tensors: Tensor) -> list[ctypes.c_void_p]:
 
 @cache
 def library() -> Any:  # noqa: ANN401 - a library has the functions it has
-    """The compiled functions; ask `native.compiler` first whether there are any."""
+    """The compiled functions; needs a compiler, see `native.compiler`."""
     indices = ", ".join((*map(str.upper, PARAMETERS), "PARAMETERS"))
     head = f"{counter_rng.C_SOURCE}enum {{ {indices} }};\n"
     compiled = native.load(head + Path(__file__).with_name("native.c").read_text())
@@ -36,7 +36,7 @@ def library() -> Any:  # noqa: ANN401 - a library has the functions it has
         "scan": [long, long, *[number] * 4, *[pointer] * 6, *shapes, pointer],
         "open_cells": [long, long, *[number] * 3, *shapes, pointer],
         "clearance": [long, number, number, long, pointer, long, pointer, pointer],
-        "spread": [long, long, number, pointer, pointer],
+        "shortest_distances": [long, long, number, pointer, pointer],
     }
     for name, arguments in types.items():
         function = getattr(compiled, name)

@@ -1,7 +1,7 @@
-"""Equations of motion of a batch of vehicles in torch: what the compiled ones are held to, and what runs on CUDA.
+"""Equations of motion of a batch of vehicles in torch: reference of the compiled code, and used on CUDA.
 
-State [N, 7]: x, y (m, world), yaw (rad, counter-clockwise, not wrapped), forward and leftward velocity (m/s, base), yaw
-rate (rad/s), steering angle (rad).
+State [N, 7]: x, y (m, world), yaw (rad, counter-clockwise, not wrapped), forward and lateral velocity (m/s, base, left
+positive), yaw rate (rad/s), steering angle (rad).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from sims.vehicle.vehicles import PARAMETERS, Model
 STATE = ("x", "y", "yaw", "forward", "leftward", "yaw_rate", "steering")
 GRAVITY = 9.81
 ROLLING_M_S, SLIPPING_M_S = 0.5, 1.0
-"""Tyres roll without slip below the first speed, slip above the second: slip angles are not defined at rest."""
+"""Tyres roll without slip below the first speed, slip above the second, m/s: slip angles are undefined at rest."""
 
 
 def step(model: Model, state: Tensor, command: Tensor, parameters: Tensor, dt_s: float) -> Tensor:
     """State [N, 7] after `dt_s` of `command` [N, 2] with `parameters` [N, P], by one explicit Euler step.
 
-    A differential drive is commanded forward speed (m/s) and yaw rate (rad/s), a bicycle steering angle (rad) and
-    forward speed. Speeds follow with a first-order lag and limited acceleration. The dynamic bicycle is the
-    single-track model with longitudinal load transfer (Althoff et al. 2017, CommonRoad); a tyre's side force is
-    F = mu F_z tanh(C alpha), less where friction is used for accelerating.
+    Commands are forward speed (m/s) and yaw rate (rad/s) of a differential drive, steering angle (rad) and forward
+    speed of a bicycle. Speeds follow with a first-order lag and limited acceleration. The dynamic bicycle is the
+    single-track model with longitudinal load transfer (Althoff et al. 2017, CommonRoad); a tyre's lateral force is F =
+    mu F_z tanh(C alpha), reduced by the friction used for acceleration.
     """
     p = dict(zip(PARAMETERS, parameters.unbind(1), strict=True))
     x, y, yaw, forward, leftward, rate, steering = state.unbind(1)
@@ -48,7 +48,7 @@ def _bicycle(
     model: Model, forward: Tensor, leftward: Tensor, rate: Tensor, steering: Tensor, acceleration: Tensor,
     p: dict[str, Tensor], dt_s: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Forward and leftward velocity and yaw rate after `dt_s`."""
+    """Forward velocity, lateral velocity and yaw rate after `dt_s`."""
     base = p["front_axle_m"] + p["rear_axle_m"]
     rolled = forward + dt_s * acceleration
     rolling_rate = rolled * steering.tan() / base

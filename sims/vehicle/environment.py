@@ -1,6 +1,7 @@
 """Vehicles in numbered worlds as a vectorised Environment.
 
-Letters in shape comments: N environments, K executed actions of a chunk, M environments that begin an episode, B beams.
+Letters in shape comments: N environments, K executed actions of a chunk, M environments that begin an episode, B lidar
+beams.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ MOMENT = ("state", "ranges", "steps", "memory")
 
 
 class VehicleEnvironment(RestorableEngine):
-    """N vehicles, each in an episode of its own. Actions are clipped to their limits.
+    """N vehicles in separate episodes. Actions are clipped to their limits.
 
-    Initial state `start` is a world with all that is random in its episode. An episode is terminated where the vehicle
-    touches something, and where the task says so; it is truncated at the step limit.
+    The number `start` of an initial state determines the world and all random numbers of the episode. An episode is
+    terminated if the vehicle touches something or the task ends it; it is truncated at the step limit.
 
     Args:
         num_envs: N.
         mdp: the task.
-        vehicle: what drives.
-        randomisation: every episode's `vehicles.SCATTERED` differ from the vehicle's by up to this share.
-        lidar: in place of the task's.
-        split: "train" or "eval": worlds that have none in common.
-        executed: K, actions of a chunk, all of which are executed.
+        vehicle: parameters of the vehicle.
+        randomisation: share by which `vehicles.SCATTERED` parameters vary between episodes.
+        lidar: replaces the task's lidar.
+        split: "train" or "eval": disjoint sets of worlds.
+        executed: K, actions of a chunk, all executed.
         step_limit: control steps after which an episode is truncated; the task's if None.
-        seed: which initial states an unnamed reset takes.
-        device: where it runs: "cpu" (compiled C) or a CUDA device (torch).
-        backend: "c" or "torch" in place of the device's own.
+        seed: chooses the initial states of a reset without `starts`.
+        device: "cpu" (compiled C) or a CUDA device (torch).
+        backend: "c" or "torch"; None: the device's default.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class VehicleEnvironment(RestorableEngine):
         self._allocate()
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
-        """Put the vehicles into their worlds, at rest but for what the world says."""
+        """Place the vehicles in their worlds, at rest or with the world's initial speed."""
         starts = starts.cpu()
         made = worlds(self.mdp, self.split, starts).to(self.device)
         now, count = self.now, len(ids)
@@ -93,7 +94,7 @@ class VehicleEnvironment(RestorableEngine):
         now.ranges[ids] = self._scan(state, ids)
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
-        """A vehicle that touches something has failed, whatever it reached."""
+        """Execute the chunk; a vehicle that touches something fails, even at the goal."""
         rewards, ran = [], []
         hit, won = torch.zeros(2, self.num_envs, dtype=torch.bool, device=self.device)
         for k, action in enumerate(actions.float().unbind(1)):
@@ -110,18 +111,18 @@ class VehicleEnvironment(RestorableEngine):
         )  # fmt: skip
 
     def observe(self) -> TensorDict:
-        """What the lidar, the task and the last command tell."""
+        """Observations of the lidar, the task and the last command."""
         now = self.now
         seen = {"lidar": now.ranges, **self.mdp.observe(now), "previous_action": self._previous}
         return TensorDict({name: part.clone() for name, part in seen.items()}, batch_size=[self.num_envs])
 
     def save(self) -> dict[str, Any]:
-        """Worlds are made again from their numbers."""
+        """State of the vehicles; worlds are made again from their numbers."""
         moment = {name: getattr(self.now, name).clone() for name in MOMENT}
         return moment | {"previous": self._previous.clone(), "hit": self._hit.clone()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """And the worlds."""
+        """Restore vehicles and worlds."""
         begun = (self.start >= 0).nonzero().squeeze(1)
         if len(begun):
             self.begin(begun, self.start[begun])
@@ -142,7 +143,7 @@ class VehicleEnvironment(RestorableEngine):
         self._hit = torch.zeros(count, dtype=torch.bool, device=device)
 
     def _move(self, action: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One control step of who is `active`; returns reward, who touched something and who arrived, [N] each."""
+        """One control step of the `active` vehicles; returns reward, contact and success, [N] each."""
         before, world = self.now, self.now.world
         state, hit = self.simulator.advance(
             before.state, action, self.parameters, world["circles"], world["segments"], ~active
@@ -164,7 +165,7 @@ class VehicleEnvironment(RestorableEngine):
 
 
 def contract(mdp: Mdp, vehicle: Vehicle, lidar: Lidar, executed: int = 1) -> Contract:
-    """What policies read and command: chunks of K actions, all of which are executed."""
+    """The contract: chunks of K actions, all executed."""
     action = action_spec(mdp, vehicle)
     specs = {
         "lidar": TensorSpec((lidar.beams,), unit="m", frame="lidar"), **mdp.OBSERVED,

@@ -1,4 +1,4 @@
-"""What a task of a vehicle is: worlds, what is observed beside the lidar, reward, when an episode ends."""
+"""Protocol of vehicle tasks: worlds, observations besides the lidar, rewards, ends of episodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ X, Y, YAW, FORWARD, LEFTWARD, YAW_RATE, STEERING = range(7)
 
 @dataclass
 class Moment:
-    """N vehicles at one moment; `memory` [N, R] is what the task remembers of the episode."""
+    """State of N vehicles at one time; `memory` [N, R] is the task's state of the episode."""
 
     state: Tensor  # [N, 7]
     ranges: Tensor  # [N, B] m, of the lidar
@@ -31,7 +31,7 @@ class Moment:
 
 @dataclass
 class Outcome:
-    """What a control step came to, all [N]: `done` ends an episode as a success, `memory` [N, R] goes on."""
+    """Result of a control step, all [N]: `done` ends an episode as a success; next `memory` [N, R]."""
 
     reward: Tensor
     done: Tensor
@@ -39,7 +39,7 @@ class Outcome:
 
 
 class Mdp(Maker, Protocol):
-    """A frozen dataclass of numbers, a Markov decision process of one vehicle in numbered worlds."""
+    """A Markov decision process of one vehicle in numbered worlds, a frozen dataclass of its parameters."""
 
     INSTRUCTION: ClassVar[str]
     MODEL: ClassVar[Model]
@@ -50,23 +50,23 @@ class Mdp(Maker, Protocol):
     OBSERVED: ClassVar[Mapping[str, TensorSpec]]
     STEP_LIMIT: ClassVar[int]
     ENDLESS: ClassVar[bool]
-    """Whether what follows a success is worth as much as before: it is truncated then, else terminated."""
+    """Whether a success truncates the episode (the task could continue) or terminates it."""
 
     def begin(self, state: Tensor, world: TensorDict) -> Tensor:
-        """Memory [M, R] of episodes that begin with `state` [M, 7]."""
+        """Memory [M, R] of episodes beginning in `state` [M, 7]."""
         ...
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Observations of the names in `OBSERVED`."""
+        """Observations with the names in `OBSERVED`."""
         ...
 
     def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:
-        """Reward and memory of the step between two moments, in which `hit` [N] touched something.
+        """Reward and memory of the step from `before` to `after`, in which `hit` [N] touched something.
 
         The memory of `after` is not set yet. `action` and `previous` [N, 2] are in half ranges around the middle.
         """
         ...
 
     def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
-        """Quantities of the episodes, [N] each."""
+        """Metrics of the episodes, [N] each."""
         ...

@@ -1,4 +1,4 @@
-"""Circles and segments seen and touched by vehicles, in torch: the oracle of the compiled code, and what runs on CUDA.
+"""Lidar and contact with circles and segments in torch: reference of the compiled code, and used on CUDA.
 
 Circles are [N, C, 3] (centre x, y, radius), segments [N, S, 4] (x, y of both ends), m, world.
 """
@@ -15,15 +15,16 @@ from embodied.errors import UserError
 from sims.counter_rng import COUNTER, GOLDEN, mix
 
 FAR_M = 1e6
-"""Where shapes lie that fill up a world with fewer than others."""
-BYTES_MEAN, BYTES_STD = 510.0, 147.8  # of the sum of four uniform bytes
+"""Position, m, of unused shapes, which pad worlds to the same number."""
+BYTES_MEAN, BYTES_STD = 510.0, 147.8  # sum of four uniform bytes
 
 
 @dataclass(frozen=True)
 class Lidar:
-    """A planar lidar: `beams` over the `field_rad` around its front, from right to left; `noise_m` is a deviation.
+    """A planar lidar: `beams` over a field of view of `field_rad` around the front, from right to left; `noise_m` is a
+    standard deviation.
 
-    Over a full turn the last beam is one spacing before the first, else both ends of the field have one.
+    In a full circle the last beam is one spacing before the first, else both ends of the field have a beam.
     """
 
     beams: int = 64
@@ -32,9 +33,9 @@ class Lidar:
     noise_m: float = 0.01
 
     def __post_init__(self) -> None:
-        """Raise UserError for a lidar that can not be."""
+        """Raise UserError for impossible values."""
         if self.beams < 2 or not 0.0 < self.field_rad <= 2.0 * math.pi + 1e-6 or self.range_m <= 0 or self.noise_m < 0:
-            raise UserError(f"expected 2 beams or more in (0, 2 pi] rad, a positive range and noise >= 0, got {self}")
+            raise UserError(f"expected beams >= 2, field_rad in (0, 2 pi], range_m > 0 and noise_m >= 0, got {self}")
 
     @property
     def spacing_rad(self) -> float:
@@ -42,14 +43,14 @@ class Lidar:
         return self.field_rad / (self.beams if self.field_rad > 6.28 else self.beams - 1)
 
     def angles(self) -> Tensor:
-        """Of the beams from the front, rad, [beams]."""
+        """Angles of the beams from the front, rad, [beams]."""
         return -0.5 * self.field_rad + self.spacing_rad * torch.arange(self.beams)
 
 
 def cast(origin: Tensor, angles: Tensor, circles: Tensor, segments: Tensor, range_m: float) -> Tensor:
     """Distance [N, B] from `origin` [N, 2] to the first shape in the directions `angles` [N, B] (rad, world).
 
-    `range_m` where there is none. Who is inside a circle does not see it.
+    `range_m` if there is none. A circle that contains the origin is not seen.
     """
     direction = torch.stack((angles.cos(), angles.sin()), -1).unsqueeze(2)  # [N, B, 1, 2]
     far = torch.full((), range_m, device=origin.device)
@@ -69,9 +70,10 @@ def cast(origin: Tensor, angles: Tensor, circles: Tensor, segments: Tensor, rang
 
 
 def noisy(ranges: Tensor, key: Tensor, steps: Tensor, lidar: Lidar) -> Tensor:
-    """Ranges [N, B] with noise, where something was hit; a function of `key` [N] and control `steps` [N] alone.
+    """Ranges [N, B] with noise on hits; a function of `key` [N] and control `steps` [N] only.
 
-    The noise is a sum of four uniform bytes of a counter-based generator: nearly normal, within 3.5 deviations.
+    The noise is a sum of four uniform bytes of a counter-based generator: nearly normal, within 3.5 standard
+    deviations.
     """
     draw = mix(key.long() + steps.long() * COUNTER).unsqueeze(1)
     words = mix(draw ^ ((torch.arange(ranges.shape[1], device=ranges.device) + 1) * GOLDEN & 0xFFFFFFFF))
@@ -93,7 +95,7 @@ def touching(pose: Tensor, half: Tensor, circles: Tensor, segments: Tensor) -> T
     round_hit = (outside.square().sum(-1) < circles[..., 2].square()).any(1)
     first, last = to_base(segments[..., :2]), to_base(segments[..., 2:])
     edge = last - first
-    edge = torch.where(edge.abs() < 1e-9, 1e-9, edge)  # the part of each segment inside both pairs of sides
+    edge = torch.where(edge.abs() < 1e-9, 1e-9, edge)  # clip each segment to both pairs of sides
     one, two = (-size - first) / edge, (size - first) / edge
     enter, leave = torch.minimum(one, two).amax(-1).clamp_min(0.0), torch.maximum(one, two).amin(-1).clamp_max(1.0)
     return round_hit | (enter <= leave).any(1)

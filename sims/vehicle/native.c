@@ -1,9 +1,8 @@
-// Motion, contact and lidar of N vehicles, one after the other; the oracles are dynamics.py and geometry.py.
+// Motion, contact and lidar of N vehicles, one after the other; the references are dynamics.py and geometry.py.
 //
-// simulator.py puts an enum of a vehicle's parameters before this text: indices such as LENGTH_M, and PARAMETERS,
-// how many there are. Arrays are [N, ...] row by row. Shapes that are too far to matter are left out before anything is
-// computed for them: in a step those that cannot be reached, in a scan those out of range, and of the others every
-// shape is tested against those beams alone that may meet it.
+// compiled.py places an enum of a vehicle's parameters before this text: indices such as LENGTH_M, and PARAMETERS,
+// their number. Arrays are [N, ...] in row-major order. Distant shapes are skipped: in a step those that cannot be
+// reached, in a scan those out of range; every other shape is tested only against the beams that may hit it.
 
 #include <math.h>
 #include <stdint.h>
@@ -62,7 +61,7 @@ static void move(long model, float *s, const float *command, const float *p, flo
     s[YAW] += dt * s[RATE];
 }
 
-// Whether the outline meets one of the shapes named by `round` and `straight`.
+// Whether the outline meets one of the shapes with indices in `round` and `straight`.
 static int touching(const float *s, const float *p, const float *circles, const int *round, int rounds,
                     const float *segments, const int *straight, int straights) {
     float cosine = cosf(s[YAW]), sine = sinf(s[YAW]), half[2] = {0.5f * p[LENGTH_M], 0.5f * p[WIDTH_M]};
@@ -99,7 +98,7 @@ static inline float apart(float ax, float ay, float bx, float by) {
     return x * x + y * y;
 }
 
-// `substeps` steps of `dt` for those that are not frozen; who touches something stands still there, and `hit` is 1.
+// `substeps` steps of `dt` for vehicles that are not frozen; at a contact the vehicle stops and `hit` is 1.
 void advance(long n, long substeps, float dt, long model, const uint8_t *frozen, const float *command,
              const float *parameters, long nc, const float *circles, long ns, const float *segments, float *state,
              uint8_t *hit) {
@@ -163,7 +162,7 @@ static void beams(const Scan *s, long from, long to, float ax, float ay, float e
     }
 }
 
-// The same on all beams between the directions `low` and `low + width`, in any turn.
+// The same on all beams between the directions `low` and `low + width`, modulo a full turn.
 static void sweep(const Scan *s, float low, float width, float ax, float ay, float ex, float ey, float radius) {
     float slack = 1.0f + 1e-3f / s->spacing, turn = 2.0f * PI / s->spacing;
     float from = (low - s->first) / s->spacing - slack, to = from + width / s->spacing + 2.0f * slack;
@@ -183,7 +182,7 @@ static void disturb(const Scan *s, float noise, uint32_t draw) {
     }
 }
 
-// Ranges `out` [N, beams] from where the lidars are; `cosine` and `sine` are those of the beams from the front.
+// Ranges `out` [N, beams] of the lidars; `cosine` and `sine` are those of the beams' angles from the front.
 void scan(long n, long beams, float first, float spacing, float range, float noise, const float *cosine,
           const float *sine, const float *state, const float *parameters, const int32_t *key, const int32_t *steps,
           long nc, const float *circles, long ns, const float *segments, float *out) {
@@ -222,7 +221,7 @@ void scan(long n, long beams, float first, float spacing, float range, float noi
     }
 }
 
-// Cells [m, size, size] of square rooms around the origin whose middles are farther than `clear` from every shape: 1.
+// 1 for cells [m, size, size] of square rooms around the origin whose centres are farther than `clear` from shapes.
 void open_cells(long m, long size, float cell, float half, float clear, long nc, const float *circles, long ns,
                 const float *segments, uint8_t *open) {
     for (long k = 0; k < m; k++, circles += 3 * nc, segments += 4 * ns, open += size * size) {
@@ -232,7 +231,7 @@ void open_cells(long m, long size, float cell, float half, float clear, long nc,
             const float *c = circles + 3 * j, *g = segments + 4 * (j - nc);
             float ax = round ? c[0] : g[0], ay = round ? c[1] : g[1], bx = round ? ax : g[2], by = round ? ay : g[3];
             float radius = round ? c[2] : 0.0f, ex = bx - ax, ey = by - ay;
-            float squared = ex * ex + ey * ey, reach = radius + clear + cell;  // a cell more: it is tested below
+            float squared = ex * ex + ey * ey, reach = radius + clear + cell;  // one cell more, tested exactly below
             squared = squared < 1e-9f ? 1e-9f : squared;
             long low_x = clamp((fminf(ax, bx) - reach + half) / cell, 0.0f, size);
             long low_y = clamp((fminf(ay, by) - reach + half) / cell, 0.0f, size);
@@ -250,9 +249,11 @@ void open_cells(long m, long size, float cell, float half, float clear, long nc,
     }
 }
 
-// One row of `spread`, from the row `before` it, if there is one; then along it in the direction `way`, where that or
-// the sweep before changed anything, which `fresh` says.
-static int sweep_row(long size, float cell, long way, int fresh, const float *cost, const float *before, float *value) {
+// One row of `shortest_distances`, from the row `before` it, if any; then along it in `direction`, if that or
+// the previous sweep (`fresh`) changed anything. Returns whether it did.
+static int sweep_row(
+    long size, float cell, long direction, int fresh, const float *cost, const float *before, float *value
+) {
     int changed = 0;
     for (long j = 0; before && j < size; j++) {
         float straight = before[j] + cell * cost[j];
@@ -267,26 +268,27 @@ static int sweep_row(long size, float cell, long way, int fresh, const float *co
         }
     }
     if (!changed && !fresh) return 0;
-    for (long i = 1, j = way > 0 ? 1 : size - 2; i < size; i++, j += way) {
-        float best = value[j - way] + cell * cost[j];
+    for (long i = 1, j = direction > 0 ? 1 : size - 2; i < size; i++, j += direction) {
+        float best = value[j - direction] + cell * cost[j];
         changed |= best < value[j];
         value[j] = best < value[j] ? best : value[j];
     }
     return changed;
 }
 
-// Distances `value` [m, size, size]: every cell takes the best of its eight neighbours with the step from there, times
-// its own `cost`, until none changes. Rows are swept down and up in turn.
-void spread(long m, long size, float cell, const float *cost, float *value) {
+// Distances `value` [m, size, size]: every cell takes the minimum over its eight neighbours of their distance plus the
+// step length times its own `cost`, until none changes. Rows are swept down and up alternately.
+void shortest_distances(long m, long size, float cell, const float *cost, float *value) {
     uint8_t fresh[size];
     for (long k = 0; k < m; k++, cost += size * size, value += size * size) {
         memset(fresh, 1, size);
         for (int changed = 1; changed;) {
             changed = 0;
-            for (long way = 1; way >= -1; way -= 2) {
-                for (long n = 0, i = way > 0 ? 0 : size - 1; n < size; n++, i += way) {
+            for (long direction = 1; direction >= -1; direction -= 2) {
+                for (long n = 0, i = direction > 0 ? 0 : size - 1; n < size; n++, i += direction) {
                     float *row = value + i * size;
-                    fresh[i] = sweep_row(size, cell, way, fresh[i], cost + i * size, n ? row - way * size : 0, row);
+                    const float *before = n ? row - direction * size : 0;
+                    fresh[i] = sweep_row(size, cell, direction, fresh[i], cost + i * size, before, row);
                     changed |= fresh[i];
                 }
             }
@@ -294,8 +296,8 @@ void spread(long m, long size, float cell, const float *cost, float *value) {
     }
 }
 
-// Smallest distance `out` [n, poses] of a rectangle at `pose` [n, poses, 3] from `points` [n, beams, 2]; from those that
-// are too far from the first pose to matter it is not taken: more than `FARTHEST` is not told apart.
+// Smallest distance `out` [n, poses] of a rectangle at `pose` [n, poses, 3] from `points` [n, beams, 2]. Points far from
+// the first pose are skipped: distances above `FARTHEST` are not exact.
 #define FARTHEST 3.0f
 void clearance(long n, float half_length, float half_width, long poses, const float *pose, long beams,
                const float *points, float *out) {

@@ -1,4 +1,4 @@
-"""Drive to a goal among obstacles that nobody has mapped: local planning with a differential drive and a lidar."""
+"""Drive to a goal among unmapped obstacles: local planning with a differential drive and a lidar."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from embodied.contract import TensorSpec
 from sims.vehicle.episode import FORWARD, YAW, YAW_RATE, Moment, Outcome
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.rooms import rooms
+from sims.vehicle.shortest_paths import path_length_at, path_lengths
 from sims.vehicle.vehicles import Model
-from sims.vehicle.ways import remaining, ways
 from sims.vehicle.worlds import Array
 
 
 @dataclass(frozen=True)
 class Navigate:
-    """Numbers of the task.
+    """Parameters of the task.
 
     Attributes:
         goal_m: an episode succeeds this close to the goal.
-        half_m, divided, obstacles_low, obstacles_high, gap_m, way_m: of the rooms, see `rooms.rooms`.
-        reward_goal, reward_collision: at the end; reward_progress: per m of the free way to the goal.
-        weight_time: per second; weight_turn: of the squared change of the yaw rate's command, in half its range.
+        half_m, divided, obstacles_low, obstacles_high, gap_m, distance_m: parameters of the rooms, see `rooms.rooms`.
+        reward_goal, reward_collision: at the end; reward_progress: per m of the shortest path to the goal.
+        weight_time: penalty per second; weight_turn: penalty of the squared change of the yaw rate command, in half
+            ranges.
     """
 
     goal_m: float = 0.3
@@ -37,7 +38,7 @@ class Navigate:
     obstacles_low: int = 10
     obstacles_high: int = 20
     gap_m: float = 0.75
-    way_m: float = 6.0
+    distance_m: float = 6.0
     reward_goal: float = 8.0
     reward_collision: float = -8.0
     reward_progress: float = 1.0
@@ -57,37 +58,37 @@ class Navigate:
         "goal_direction": TensorSpec((2,), unit="1", frame="base", names=("x", "y")),
         "velocity": TensorSpec((2,), unit="m/s, rad/s", frame="base", names=("speed", "yaw_rate")),
         "time": TensorSpec((1,), unit="s", privileged=True),
-        "way": TensorSpec((1,), unit="m", privileged=True),
+        "path_length": TensorSpec((1,), unit="m", privileged=True),
     }
 
     def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
-        """Rooms with obstacles, and the way [M, G, G] to the goal from everywhere, see `ways`."""
+        """Rooms with obstacles, and lengths [M, G, G] of shortest paths to the goal, see `shortest_paths`."""
         made = rooms(
             rng, count, half_m=self.half_m, divided=self.divided,
             obstacles=(self.obstacles_low, self.obstacles_high), gap_m=self.gap_m,
-            way_m=self.way_m,
+            distance_m=self.distance_m,
         )  # fmt: skip
         circles, segments, route = (torch.from_numpy(made[name]).float() for name in ("circles", "segments", "route"))
-        return made | {"way": ways(circles, segments, route[:, 0], self.half_m).numpy()}
+        return made | {"path_length": path_lengths(circles, segments, route[:, 0], self.half_m).numpy()}
 
     def begin(self, state: Tensor, world: TensorDict) -> Tensor:
-        """The way driven, m."""
+        """Length of the driven path, m."""
         return torch.zeros(len(state), 1, device=state.device)
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Where the goal is from the vehicle, its velocity; for the critic, time since the beginning and way ahead."""
-        way, yaw = _to_goal(now), now.state[:, YAW]
-        distance, angle = way.norm(dim=1, keepdim=True), torch.atan2(way[:, 1], way[:, 0]) - yaw
+        """Goal relative to the vehicle, velocity; for the critic, elapsed time and length of the shortest path."""
+        to_goal, yaw = _to_goal(now), now.state[:, YAW]
+        distance, angle = to_goal.norm(dim=1, keepdim=True), torch.atan2(to_goal[:, 1], to_goal[:, 0]) - yaw
         return {
             "goal_distance": distance,
             "goal_direction": torch.stack((angle.cos(), angle.sin()), 1),
             "velocity": now.state[:, [FORWARD, YAW_RATE]],
             "time": self.DT_S * now.steps.float().unsqueeze(1),
-            "way": self._remaining(now).unsqueeze(1),
+            "path_length": self._remaining(now).unsqueeze(1),
         }
 
     def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:
-        """Progress less time and turning; more for arriving, less for touching something."""
+        """Reward for progress and arrival, penalties for time, turning and contact."""
         near, far = self._remaining(after), self._remaining(before)
         done = _to_goal(after).norm(dim=1) < self.goal_m
         turn = (action[:, 1] - previous[:, 1]).square()
@@ -97,16 +98,16 @@ class Navigate:
         return Outcome(reward, done, before.memory + driven)
 
     def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
-        """Collisions; time and way of episodes that arrived, and the way over the straight line."""
-        way = now.memory[:, 0]
-        arrived = {"time_s": self.DT_S * now.steps, "path_m": way, "path_over_straight": way / now.world["length_m"]}
+        """Collisions; for successes, time, path length, and path length over straight distance."""
+        path = now.memory[:, 0]
+        arrived = {"time_s": self.DT_S * now.steps, "path_m": path, "path_over_straight": path / now.world["length_m"]}
         return {"collision": hit.float()} | {
             name: torch.where(success, value, torch.nan) for name, value in arrived.items()
         }
 
     def _remaining(self, now: Moment) -> Tensor:
-        """The way ahead [N], m; the straight line where no cell of the grid near the vehicle is free."""
-        found = remaining(now.world["way"], now.state[:, :2], self.half_m)
+        """Length of the shortest path [N], m; the straight distance if no grid cell near the vehicle is free."""
+        found = path_length_at(now.world["path_length"], now.state[:, :2], self.half_m)
         return torch.where(found.isfinite(), found, _to_goal(now).norm(dim=1))
 
 

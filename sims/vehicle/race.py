@@ -1,4 +1,4 @@
-"""Race alone on a closed track that nobody has seen, by the lidar: laps without touching a wall."""
+"""Race alone on an unknown closed track with a lidar: laps without touching a wall."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from sims.vehicle.vehicles import Model
 from sims.vehicle.worlds import Array
 
 AHEAD = 20
-"""Points of the middle line that the critic is told."""
+"""Points of the centre line in the critic's observation."""
 WINDOW = 6
-"""Points of it to each side of the last place among which the nearest is looked for: more than a step is long."""
+"""Points to each side of the last place among which the nearest is searched: more than the length of a step."""
 
 
 @dataclass(frozen=True)
 class Race:
-    """Numbers of the task.
+    """Parameters of the task.
 
     Attributes:
-        laps: after which a race is won.
-        radius_low_m, radius_high_m, half_width_low_m, half_width_high_m: of the tracks, see `tracks.tracks`.
-        reward_progress: per m along the middle line; reward_collision: at a wall.
-        weight_steering: of the squared change of the steering command, in half its range.
+        laps: number of laps of a race.
+        radius_low_m, radius_high_m, half_width_low_m, half_width_high_m: parameters of the tracks, see `tracks.tracks`.
+        reward_progress: per m along the centre line; reward_collision: at a wall.
+        weight_steering: penalty of the squared change of the steering command, in half ranges.
     """
 
     laps: int = 3
@@ -57,7 +57,7 @@ class Race:
         "yaw_rate": TensorSpec((1,), unit="rad/s", frame="base"),
         "steering": TensorSpec((1,), unit="rad"),
         "route": TensorSpec((AHEAD, 2), unit="m", frame="base", names=("x", "y"), privileged=True),
-        # for planners that know the map: which one, and where on it; float64, so that no network reads it
+        # for planners that know the map: its number and the pose on it; float64, so that no network reads it
         "place": TensorSpec(
             (5,), "float64", "1, 1, m, m, rad", "world", ("split", "world", "x", "y", "yaw"), privileged=True
         ),
@@ -71,11 +71,11 @@ class Race:
         )  # fmt: skip
 
     def begin(self, state: Tensor, world: TensorDict) -> Tensor:
-        """Progress along the middle line since the first point and place on it, m; laps, steps when the last ended."""
+        """Progress since the first point of the centre line, m; place on it, m; laps; steps at the end of the last."""
         return torch.zeros(len(state), 4, device=state.device)
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Velocity, yaw rate and steering angle, and for the critic the middle line ahead; for planners their place."""
+        """Velocity, yaw rate and steering angle, for the critic the centre line ahead, for planners map and pose."""
         state = now.state
         ahead = torch.arange(AHEAD, device=state.device)
         points = _points(now, _index(now, now.memory) + ahead) - state[:, None, :2]
@@ -90,11 +90,11 @@ class Race:
         }
 
     def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:
-        """Progress less changes of steering, and less for touching a wall."""
+        """Reward for progress, penalties for changes of steering and for contact."""
         length = after.world["length_m"]
         gone, place, laps, lap_steps = before.memory.unbind(1)
         now = _place(after, before.memory)
-        step = (now - place + 0.5 * length) % length - 0.5 * length  # the shorter way around
+        step = (now - place + 0.5 * length) % length - 0.5 * length  # the shorter direction around the track
         gone = gone + step
         lap = gone >= (laps + 1.0) * length
         laps = laps + lap.float()
@@ -113,19 +113,19 @@ class Race:
 
 
 def _index(now: Moment, memory: Tensor) -> Tensor:
-    """Number of the point of the middle line at the place that `memory` [N, 4] holds, [N, 1]."""
+    """Index [N, 1] of the centre line's point at the place in `memory` [N, 4]."""
     return (memory[:, 1:2] / now.world["length_m"].unsqueeze(1) * POINTS).round().long()
 
 
 def _points(now: Moment, numbers: Tensor) -> Tensor:
-    """Points [N, P, 2] of the middle line with `numbers` [N, P], which may go on around it."""
+    """Points [N, P, 2] of the centre line with indices `numbers` [N, P], which wrap around."""
     return now.world["route"].gather(1, (numbers % POINTS).unsqueeze(2).expand(-1, -1, 2))
 
 
 def _place(now: Moment, memory: Tensor) -> Tensor:
-    """Place on the middle line, m from its first point, [N]: at the foot of the perpendicular on its nearest edges.
+    """Place on the centre line [N], m from its first point: foot of the perpendicular on its nearest edges.
 
-    `memory` [N, 4] holds the place a step ago.
+    `memory` [N, 4] has the previous place.
     """
     at, window = now.state[:, None, :2], torch.arange(-WINDOW, WINDOW + 1, device=now.state.device)
     near = _index(now, memory) + window

@@ -1,6 +1,6 @@
-"""Random rooms: circles, boxes and thin walls between a start and a goal, far enough apart to drive between any two.
+"""Random rooms: circles, boxes and thin walls between a start and a goal, with space to drive between any two.
 
-Some rooms are divided by a wall with a door, through which the way may lead.
+Some rooms are divided by a wall with a door.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from sims.vehicle.geometry import FAR_M
 from sims.vehicle.worlds import Array
 
 SHAPES = 20
-"""Obstacles at most."""
+"""Largest number of obstacles."""
 KEPT, FIXED = 2, 6
-"""Places that obstacles keep away from: start, goal; sides of the room and parts of the wall that divides it."""
+"""Number of places that obstacles keep away from (start, goal); sides of the room and parts of its dividing wall."""
 DISCS = 7
-"""An obstacle is covered by so many discs along its axis, which its distance from others is taken to."""
+"""Number of discs along an obstacle's axis that cover it, for distances between obstacles."""
 TRIES = 48
 
 
@@ -27,25 +27,25 @@ def rooms(
     divided: float,
     obstacles: tuple[int, int],
     gap_m: float,
-    way_m: float,
+    distance_m: float,
 ) -> dict[str, Array]:
-    """`count` square rooms, see `worlds.Maker`; the route is the goal alone.
+    """`count` square rooms, see `worlds.Maker`; the route is only the goal.
 
     Args:
-        rng: draws.
-        count: of rooms.
-        half_m: half their width.
-        divided: share of rooms that a wall with a door divides.
-        obstacles: fewest and most; a room holds fewer where no more fit.
-        gap_m: between any two obstacles, and around start, goal and the wall that divides, at least.
-        way_m: from start to goal, at least.
+        rng: random generator.
+        count: number of rooms.
+        half_m: half the width of the rooms.
+        divided: share of rooms with a dividing wall.
+        obstacles: smallest and largest number; a room has fewer if no more fit.
+        gap_m: smallest distance between two obstacles, and around start, goal and dividing wall.
+        distance_m: smallest distance from start to goal.
     """
     wall, along_x = _partitions(rng, count, half_m, divided)
     aside = _across(wall[:, :1, :2], along_x)[:, 0]
-    start, goal = _ends(rng, half_m - gap_m, way_m, aside, along_x, gap_m)
+    start, goal = _ends(rng, half_m - gap_m, distance_m, aside, along_x, gap_m)
     wanted = rng.integers(obstacles[0], obstacles[1] + 1, count)
     kept = np.stack((start, goal), 1)
-    taken = np.full((count, KEPT + SHAPES, DISCS, 3), -FAR_M, dtype=np.float32)  # discs of start, goal and obstacles
+    taken = np.full((count, KEPT + SHAPES, DISCS, 3), -FAR_M, dtype=np.float32)  # start, goal and obstacles as discs
     taken[:, :KEPT, :, :2], taken[..., 2] = kept[:, :, None], 0.0
     circles, segments = np.full((count, SHAPES, 3), FAR_M), np.full((count, FIXED + 4 * SHAPES, 4), FAR_M)
     circles[..., 2], segments[:, :4] = 0.0, _sides(np.zeros((1, 2)), np.zeros(1), np.full((1, 2), half_m))
@@ -75,7 +75,7 @@ def rooms(
 def _partitions(rng: np.random.Generator, count: int, half_m: float, share: float) -> tuple[Array, Array]:
     """Both parts of dividing walls [M, 2, 4], one on each side of a door, and whether they lie along x [M].
 
-    Where there is none the wall is far away.
+    Unused walls are far away.
     """
     along_x, middle = rng.uniform(size=count) < 0.5, rng.uniform(-0.7, 0.7, count) * half_m
     half, aside = rng.uniform(0.6, 0.9, count), rng.uniform(-0.3, 0.3, count) * half_m
@@ -87,20 +87,20 @@ def _partitions(rng: np.random.Generator, count: int, half_m: float, share: floa
 
 
 def _across(points: Array, along_x: Array) -> Array:
-    """How far along the axis that a dividing wall lies across `points` [M, D, 2] are, [M, D]."""
+    """Coordinate [M, D] of `points` [M, D, 2] perpendicular to the dividing wall."""
     return np.where(along_x[:, None], points[..., 1], points[..., 0])
 
 
 def _ends(
-    rng: np.random.Generator, reach_m: float, way_m: float, aside: Array, along_x: Array, gap_m: float
+    rng: np.random.Generator, reach_m: float, distance_m: float, aside: Array, along_x: Array, gap_m: float
 ) -> tuple[Array, Array]:
-    """Start and goal [M, 2] in a square, at least `way_m` apart and `gap_m` from the dividing wall."""
+    """Start and goal [M, 2] in a square, at least `distance_m` apart and `gap_m` from the dividing wall."""
     ends = np.zeros((len(aside), 2, 2))
     left = np.arange(len(aside))
     while len(left):
         ends[left] = rng.uniform(-reach_m, reach_m, (len(left), 2, 2))
         close = (np.abs(_across(ends[left], along_x[left]) - aside[left, None]) < gap_m).any(1)
-        left = left[close | (np.linalg.norm(ends[left, 1] - ends[left, 0], axis=1) < way_m)]
+        left = left[close | (np.linalg.norm(ends[left, 1] - ends[left, 0], axis=1) < distance_m)]
     return ends[:, 0], ends[:, 1]
 
 

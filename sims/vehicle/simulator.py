@@ -10,21 +10,21 @@ from torch import Tensor
 
 from sims.native import choose
 from sims.vehicle import dynamics
-from sims.vehicle.compiled import given, library
+from sims.vehicle.compiled import library, pointers
 from sims.vehicle.geometry import Lidar, cast, noisy, touching
 from sims.vehicle.vehicles import PARAMETERS, Model
 
 
 class Simulator:
-    """Moves vehicles and scans around them.
+    """Steps vehicles and simulates their lidars.
 
     Args:
         model: the equations of motion.
-        lidar: what scans.
+        lidar: the lidar of every vehicle.
         dt_s: time between commands.
-        substeps: steps of the dynamics in that time, each with a test for contact.
+        substeps: integration steps per command, each with a test for contact.
         device: "cpu" or a CUDA device.
-        backend: "c" or "torch" in place of the device's own.
+        backend: "c" or "torch"; None: the device's default.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class Simulator:
     def advance(
         self, state: Tensor, command: Tensor, parameters: Tensor, circles: Tensor, segments: Tensor, frozen: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """State [N, 7] after one control step with `command` [N, 2], and who touched a shape, [N] bool.
+        """State [N, 7] after one control step with `command` [N, 2], and contact, [N] bool.
 
-        Who does stands still from that substep on; who is `frozen` [N] does not move at all.
+        Vehicles in contact stop at that substep; `frozen` [N] ones do not move at all.
         """
         if self.backend == "c":
             return self._advance(state, command, parameters, circles, segments, frozen)
@@ -64,8 +64,8 @@ class Simulator:
             out = torch.empty(len(state), lidar.beams)
             library().scan(
                 len(state), lidar.beams, float(self.angles[0]), lidar.spacing_rad, lidar.range_m, lidar.noise_m,
-                *given(*self._directions, state, parameters, key, steps),
-                circles.shape[1], *given(circles), segments.shape[1], *given(segments, out),
+                *pointers(*self._directions, state, parameters, key, steps),
+                circles.shape[1], *pointers(circles), segments.shape[1], *pointers(segments, out),
             )  # fmt: skip
             return out
         yaw, mounted = state[:, 2:3], parameters[:, PARAMETERS.index("lidar_x_m"), None]
@@ -79,7 +79,7 @@ class Simulator:
         state, hit = state.clone(memory_format=torch.contiguous_format), torch.empty_like(frozen)
         library().advance(
             len(state), self.substeps, self.dt_s / self.substeps, int(self.model),
-            *given(frozen, command, parameters), circles.shape[1], *given(circles), segments.shape[1],
-            *given(segments, state, hit),
+            *pointers(frozen, command, parameters), circles.shape[1], *pointers(circles), segments.shape[1],
+            *pointers(segments, state, hit),
         )  # fmt: skip
         return state, hit

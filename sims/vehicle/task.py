@@ -1,4 +1,4 @@
-"""Vehicle tasks as something a run can train on: environments, evaluation, pictures."""
+"""Vehicle tasks: environments, baselines, video."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
+from sims.vehicle.drawing import Array, Map, draw
 from sims.vehicle.environment import VehicleEnvironment, contract
 from sims.vehicle.episode import Mdp
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.navigate import Navigate
-from sims.vehicle.pictures import Array, Map, draw
 from sims.vehicle.planners.dwa import DynamicWindow
 from sims.vehicle.planners.gap import FollowTheGap
 from sims.vehicle.planners.mapping import MappingPlanner
@@ -42,10 +42,10 @@ def _numbers(given: Any) -> dict[str, float]:  # noqa: ANN401 - a dataclass of n
 
 @dataclass
 class VehicleTask:
-    """A goal, and who drives to it: what both goals share.
+    """Common part of both vehicle tasks.
 
-    `vehicle` holds the vehicle's numbers (`vehicles.Vehicle`), `numbers` and `lidar` those of the task and of its
-    lidar. Each episode's dynamics differ by up to the share `randomisation`. An episode is truncated after
+    `vehicle` has the vehicle's parameters (`vehicles.Vehicle`), `numbers` and `lidar` those of the task and of its
+    lidar. The dynamics of each episode vary by up to the share `randomisation`. An episode is truncated after
     `step_limit` control steps.
     """
 
@@ -61,7 +61,7 @@ class VehicleTask:
     distributions: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        """Raise UserError for what there is not."""
+        """Raise UserError for unknown or impossible values."""
         if not 0.0 <= self.randomisation < 1.0:
             raise UserError(f"expected task.randomisation in [0, 1), got {self.randomisation}")
         self._vehicle = _changed(self.VEHICLE, self.vehicle, "task.vehicle")
@@ -71,11 +71,11 @@ class VehicleTask:
 
     @property
     def asset_kind(self) -> None:
-        """There are no objects."""
+        """None: there are no assets."""
         return
 
     def contract(self, distribution: str) -> Contract:
-        """That of the goal, the vehicle and its lidar.
+        """The contract of the task with its vehicle and lidar.
 
         Raises:
             UserError: for an unknown distribution.
@@ -86,7 +86,7 @@ class VehicleTask:
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> VehicleEnvironment:
-        """Make environments; `split` "eval" has worlds that training has not.
+        """Make environments; worlds of `split` "eval" do not occur in training.
 
         Raises:
             UserError: for an unknown distribution or split.
@@ -98,20 +98,20 @@ class VehicleTask:
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
-        """There are none: policies begin from nothing."""
+        """None: policies are learned from scratch."""
         return
 
     @property
     def driven(self) -> tuple[Vehicle, Lidar, Mdp]:
-        """The vehicle, its lidar and the task's numbers, with all that the options changed."""
+        """The vehicle, its lidar and the task's parameters, with the options applied."""
         return self._vehicle, self._lidar, self._mdp
 
     def baselines(self) -> dict[str, Policy]:
-        """The usual planners of the goal, by name, on what this task drives."""
+        """Classical planners of the task, by name, for its vehicle."""
         raise NotImplementedError
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
-        """Film each policy, by caption, from the same starts; trajectories.png beside it shows the ways driven."""
+        """Write a video of each policy, by caption, from the same starts, and trajectories.png with driven paths."""
         films, last = {}, []
         for caption, policy in policies.items():
             env = self.environment(FILMED, self.distributions[0], "eval", device=device)
@@ -128,7 +128,7 @@ class VehicleTask:
 
 @dataclass
 class NavigateTask(VehicleTask):
-    """Drive a Jackal among obstacles that nobody has mapped, in random rooms."""
+    """Drive a Jackal among unmapped obstacles in random rooms."""
 
     name: str = "vehicle_navigate"
     vehicle: dict[str, float] = field(default_factory=lambda: _numbers(JACKAL))
@@ -148,7 +148,7 @@ class NavigateTask(VehicleTask):
 
 @dataclass
 class RaceTask(VehicleTask):
-    """Race an F1TENTH car on random tracks that it does not know."""
+    """Race an F1TENTH car on random unknown tracks."""
 
     name: str = "vehicle_race"
     vehicle: dict[str, float] = field(default_factory=lambda: _numbers(F1TENTH))
@@ -161,7 +161,7 @@ class RaceTask(VehicleTask):
     distributions: ClassVar[tuple[str, ...]] = ("tracks",)
 
     def baselines(self) -> dict[str, Policy]:
-        """Two that know the track, and one that has the lidar alone."""
+        """Two planners that know the track, and one that only has the lidar."""
         contract = self.contract("tracks")
         return {
             "pure pursuit": PurePursuit(contract, self._vehicle),
@@ -171,14 +171,14 @@ class RaceTask(VehicleTask):
 
 
 class _Drive:
-    """Draws episodes and remembers where they went."""
+    """Draws episodes with their paths."""
 
     def __init__(self, env: VehicleEnvironment) -> None:
         self.env = env
         self.trails: list[list[Array]] = [[] for _ in range(env.num_envs)]
 
     def render(self, ids: NDArray[np.int64]) -> Frames:
-        """Pictures of environments `ids` as they are now."""
+        """Images of the present state of environments `ids`."""
         now, lidar = self.env.now, self.env.simulator.lidar
         pictures = []
         for row in ids.tolist():
@@ -195,10 +195,10 @@ class _Drive:
 
 
 def _changed(given: T, numbers: Mapping[str, float], option: str) -> T:
-    """The dataclass `given` with other `numbers`, by name.
+    """The dataclass `given` with `numbers`, by name, replaced.
 
     Raises:
-        UserError: for a number that it does not have, and for a part of what comes whole.
+        UserError: for an unknown name, or a fraction in place of an integer.
     """
     known = _numbers(given)
     if unknown := [name for name in numbers if name not in known]:

@@ -8,14 +8,14 @@ from sims.vehicle.geometry import FAR_M
 from sims.vehicle.worlds import Array
 
 POINTS = 128
-"""Of the middle line, equally far apart."""
+"""Number of points of the centre line, equally spaced."""
 FINE = 256
 SPEED_M_S = 4.0
-"""Vehicles begin at up to this speed."""
+"""Largest initial speed, m/s."""
 WAVES = np.arange(2, 7)
-"""Waves around the circle that bend it into a track."""
+"""Frequencies of the waves that deform the circle into a track."""
 CLEARANCE_M = 0.5
-"""Between walls of neighbouring parts of a track, and from the inner wall to a curve's centre, at least."""
+"""Smallest distance between walls of neighbouring parts of a track, and from the inner wall to a curve's centre, m."""
 
 
 def tracks(
@@ -23,11 +23,11 @@ def tracks(
 ) -> dict[str, Array]:
     """`count` tracks, see `worlds.Maker`: the circle's radius r at angle t is R (1 + sum_k a_k cos(k t + c_k)).
 
-    The route is the middle line; vehicles begin at its first point, nearly in its direction. There are no circles.
+    The route is the centre line; vehicles begin at its first point, nearly in its direction. There are no circles.
 
     Args:
-        rng: draws.
-        count: of tracks.
+        rng: random generator.
+        count: number of tracks.
         radius_m: range of R.
         half_width_m: range of half the width between the walls.
     """
@@ -55,18 +55,18 @@ def tracks(
 
 
 def _lines(rng: np.random.Generator, radius_m: Array) -> Array:
-    """Middle lines [M, POINTS, 2], counter-clockwise, from a random point on."""
+    """Centre lines [M, POINTS, 2], counter-clockwise, from a random first point."""
     count = len(radius_m)
     turn = np.linspace(0.0, 2.0 * np.pi, FINE + 1)
     size = rng.uniform(0.0, 1.2, (count, len(WAVES), 1)) / WAVES[:, None] ** 1.5
     bend = size * np.cos(WAVES[:, None] * turn + rng.uniform(0.0, 2.0 * np.pi, (count, len(WAVES), 1)))
     radius = radius_m[:, None] * (1.0 + bend.sum(1))
     x, y = radius * np.cos(turn), radius * np.sin(turn)
-    way = np.concatenate((np.zeros((count, 1)), np.cumsum(np.hypot(np.diff(x), np.diff(y)), 1)), 1)
+    arc = np.concatenate((np.zeros((count, 1)), np.cumsum(np.hypot(np.diff(x), np.diff(y)), 1)), 1)
     found = np.zeros((count, POINTS, 2))
     for row in range(count):
-        wanted = way[row, -1] * np.arange(POINTS) / POINTS
-        found[row] = np.stack((np.interp(wanted, way[row], x[row]), np.interp(wanted, way[row], y[row])), -1)
+        wanted = arc[row, -1] * np.arange(POINTS) / POINTS
+        found[row] = np.stack((np.interp(wanted, arc[row], x[row]), np.interp(wanted, arc[row], y[row])), -1)
         found[row] = np.roll(found[row], rng.integers(POINTS), axis=0)
     return found
 

@@ -1,4 +1,4 @@
-"""What drives: dimensions, actuators and tyres, as numbers that every episode may vary."""
+"""Vehicle parameters: dimensions, actuators and tyres, which may vary per episode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Model(IntEnum):
-    """Equations of motion; the numbers are those of native.c. See `dynamics.step`."""
+    """Equations of motion, see `dynamics.step`; the values equal those in native.c."""
 
     DIFFERENTIAL_DRIVE = 0
     KINEMATIC_BICYCLE = 1
@@ -23,16 +23,16 @@ class Vehicle:
 
     Attributes:
         length_m, width_m: outline.
-        lidar_x_m: how far the lidar is mounted in front of the middle.
+        lidar_x_m: distance of the lidar in front of the middle.
         speed_min_m_s, speed_max_m_s: limits of the commanded speed.
-        acceleration_m_s2, deceleration_m_s2: of the speed, at most.
+        acceleration_m_s2, deceleration_m_s2: limits of the speed's change.
         lag_s: time constant with which speeds follow commands.
-        yaw_rate_rad_s, yaw_acceleration_rad_s2: of a differential drive, at most.
-        steering_rad, steering_rate_rad_s: of a bicycle, at most.
+        yaw_rate_rad_s, yaw_acceleration_rad_s2: limits of a differential drive.
+        steering_rad, steering_rate_rad_s: limits of a bicycle.
         front_axle_m, rear_axle_m: distances of the axles from the centre of mass.
         mass_kg, inertia_kg_m2, height_m: mass, moment about the vertical axis, height of the centre of mass.
-        friction: between tyres and road.
-        front_stiffness, rear_stiffness: cornering stiffness, 1/rad: side force over load and friction at little slip.
+        friction: coefficient of friction between tyres and road.
+        front_stiffness, rear_stiffness: cornering stiffness, 1/rad: lateral force over load and friction at small slip.
     """
 
     length_m: float
@@ -57,9 +57,9 @@ class Vehicle:
     rear_stiffness: float = 0.0
 
     def scattered(self, draws: Tensor, share: float) -> Tensor:
-        """Parameters [N, P], each off by `share` times a number in [-1, 1] of `draws` [N, D], but for the outline.
+        """Parameters [N, P], those in `SCATTERED` changed by `share` times `draws` [N, D] in [-1, 1].
 
-        Limits of commands stay as they are: the contract states them.
+        Limits of commands do not vary: they are part of the contract.
         """
         values = torch.tensor(tuple(asdict(self).values()), device=draws.device).repeat(len(draws), 1)
         values[:, SCATTERED] *= 1.0 + share * draws
@@ -74,14 +74,13 @@ SCATTERED = [
         "inertia_kg_m2", "friction", "front_stiffness", "rear_stiffness",
     )
 ]  # fmt: skip
-"""What `randomisation` varies."""
+"""Parameters varied by `randomisation`."""
 
 JACKAL = Vehicle(
     length_m=0.508, width_m=0.430, lidar_x_m=0.0, speed_min_m_s=0.0, speed_max_m_s=1.0, acceleration_m_s2=2.0,
     deceleration_m_s2=2.0, lag_s=0.1, yaw_rate_rad_s=1.5, yaw_acceleration_rad_s2=6.0,
 )  # fmt: skip
-"""A differential drive with the outline of Clearpath's Jackal, at half its highest speed; lag and accelerations are
-round figures of the class."""
+"""Differential drive: outline of Clearpath's Jackal, half its highest speed; typical lag and accelerations."""
 F1TENTH = Vehicle(
     length_m=0.58, width_m=0.31, lidar_x_m=0.275, speed_min_m_s=0.0, speed_max_m_s=8.0, acceleration_m_s2=9.51,
     deceleration_m_s2=9.51, lag_s=0.1, steering_rad=0.4189, steering_rate_rad_s=3.2, front_axle_m=0.15875,

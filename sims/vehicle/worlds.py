@@ -1,4 +1,4 @@
-"""Numbered worlds: the rooms, obstacles and tracks that episodes happen in, made in blocks and the same every time.
+"""Numbered worlds of episodes (rooms, obstacles, tracks), made in blocks, always the same.
 
 Letters: M worlds, C circles, S segments, P points of the route.
 """
@@ -19,19 +19,19 @@ from sims.vehicle.vehicles import SCATTERED
 
 Array = NDArray[Any]
 BLOCK = 256
-"""Worlds that are made together: a draw of all of them costs little more than a draw of one."""
+"""Number of worlds made together, which costs little more than one."""
 SPLITS = ("train", "eval")
 
 
 class Maker(Protocol):
-    """Makes worlds; hashable, and equal to others that make the same."""
+    """Makes worlds; hashable, and equal to makers of the same worlds."""
 
     def worlds(self, rng: np.random.Generator, count: int) -> dict[str, Array]:
         """`count` worlds, each drawn from `rng`.
 
-        They are circles [M, C, 3] (centre, radius), segments [M, S, 4] (both ends), the pose [M, 3] in which a vehicle
-        begins, the route [M, P, 2] that it is to take, all in m and rad, world, the route's length_m [M], and the
-        vehicle's initial speed_m_s [M].
+        They are circles [M, C, 3] (centre, radius), segments [M, S, 4] (both ends), the vehicle's initial pose [M, 3],
+        the route [M, P, 2] to drive, all in m and rad, world, the route's length_m [M], and the vehicle's initial
+        speed_m_s [M].
         """
         ...
 
@@ -39,7 +39,7 @@ class Maker(Protocol):
 def worlds(maker: Maker, split: str, starts: Tensor) -> TensorDict:
     """The worlds of initial states `starts` [M] int64: what `maker` makes, `draws` [M, D] in [-1, 1].
 
-    Their names are in `world` [M, 2]: the split, as a number, and the initial state.
+    `world` [M, 2] identifies them: the split, as a number, and the initial state.
 
     Raises:
         ValueError: for an unknown split.

@@ -1,1 +1,1 @@
-"""Planners that drive without learning: baselines, with and without a map."""
+"""Classical planners as baselines, with and without a map."""

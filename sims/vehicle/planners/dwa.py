@@ -1,11 +1,11 @@
 """The dynamic window approach (Fox, Burgard and Thrun 1997, IEEE Robotics & Automation Magazine 4(1)) as a policy.
 
-It reads what a learned policy reads, and knows the vehicle. A velocity is admissible if the vehicle can stop before it
-touches anything, after one control step of it. Differs from the paper:
-    - beams of the lidar are the obstacles, and the vehicle is its rectangle, not a disc;
-    - that it can stop is tested along the way that it takes then, with its lag and its limits of acceleration;
-    - velocities are scored by how near they lead to the goal, too, as in ROS's local planners;
-    - where none is left that moves, it turns in place towards a free way, as far as its rectangle allows.
+It reads the observations of a learned policy, and knows the vehicle's parameters. A velocity is admissible if, after
+one control step with it, the vehicle can stop before it touches anything. Differs from the paper:
+    - obstacles are lidar hits, and the vehicle is a rectangle, not a disc;
+    - stopping is tested along the predicted braking path, with lag and acceleration limits;
+    - velocities are also scored by the distance to the goal that they lead to, as in ROS's local planners;
+    - if no moving velocity is admissible, it turns in place towards a free direction, as far as its rectangle allows.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from torch import Tensor
 from embodied.contract import Contract
 from embodied.policy import Decision
 from sims.native import choose
-from sims.vehicle.compiled import given, library
+from sims.vehicle.compiled import library, pointers
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.vehicles import Vehicle
 
 SPEEDS, RATES = 7, 21
-"""Velocities of the window: so many speeds with as many yaw rates."""
+"""Numbers of speeds and of yaw rates in the window; all pairs are tried."""
 SUBSTEP_S, EVERY = 0.05, 2
-"""Of the ways that are foreseen, and every which of their places is looked at."""
+"""Time step of predicted paths, and every how many poses are checked."""
 LEAST_M_S = 0.1
-"""Slower than this is no way forward, and slow enough to turn in place."""
+"""Slower speeds, m/s, do not count as moving; turning in place begins below it."""
 HEADINGS, STAY = 36, 0.1
-"""Directions among which a free one is looked for; what an angle to turn by costs, over one from the goal."""
+"""Number of candidate directions; cost of an angle to turn by, relative to an angle from the goal."""
 AHEAD_RAD, SETTLE_S = 0.3, 0.3
-"""It turns in place to a goal that is farther aside than this; time constant of turning to a direction."""
+"""Angle of the goal above which it turns in place, rad; time constant of turning to a direction, s."""
 NEAR_M = 0.5
-"""Nearer to the goal than this, its direction matters less and less."""
+"""Distance to the goal, m, below which its direction has less and less weight."""
 TOUCH_M, TOLERANCE_M = 0.005, 0.002
-"""Least distance that is no contact; less than this is no nearer."""
+"""Smallest distance without contact, m; smaller changes of distance are ignored, m."""
 FAR_M = 1e3
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Numbers of the planner; tuned on training worlds, see README.md.
+    """Parameters of the planner; tuned on training worlds, see README.md.
 
     Attributes:
-        horizon_s: how long a velocity is followed for its score.
-        window_s: how long speeds may change at full acceleration.
-        margin_m, turn_m: nearer to the outline than the first is contact; where it would stop, nothing is nearer to the
-            circle around the outline than the second, so that it can turn.
-        clearance_m: beyond this, more distance from obstacles is no gain.
-        free_m: a direction is free that is free so far ahead.
+        horizon_s: duration of the predicted path that is scored.
+        window_s: duration for which speeds may change at full acceleration.
+        margin_m, turn_m: clearance of the outline; and, at the stopping pose, of the circle around the outline, so that
+            it can turn there.
+        clearance_m: distance from obstacles above which the score does not increase.
+        free_m: distance for which a free direction must be free.
         goal, heading, clearance, speed: weights of the distance from the goal (m), of the angle to it (rad), of the
             share of `clearance_m`, and of the speed (m/s).
     """
@@ -69,7 +69,7 @@ class Weights:
 
 
 class DynamicWindow:
-    """Takes the best velocity from which it can stop in time; else it brakes, then turns in place."""
+    """Chooses the best velocity from which it can stop in time; else it brakes, then turns in place."""
 
     def __init__(self, contract: Contract, vehicle: Vehicle, lidar: Lidar, weights: Weights | None = None) -> None:
         self.contract, self.vehicle, self.lidar, self.weights = contract, vehicle, lidar, weights or Weights()
@@ -94,7 +94,7 @@ class DynamicWindow:
         points = self.points(ranges)
         speed, turn = self._window(velocity)
         now = clearance(torch.zeros(len(goal), 1, 3, device=goal.device), points, self.half)
-        margin = now.clamp(TOUCH_M, self.weights.margin_m)  # who is near already may go away
+        margin = now.clamp(TOUCH_M, self.weights.margin_m)  # a vehicle that is already near may move away
         safe, turnable = self._admissible(points, velocity, speed, turn, margin)
         score = self._score(points, velocity, speed, turn, margin, goal)
         forward = torch.where(safe & turnable & (speed >= LEAST_M_S), score, -torch.inf)
@@ -107,13 +107,13 @@ class DynamicWindow:
         return torch.where(best.values.isfinite().unsqueeze(1), chosen, 0.0)
 
     def points(self, ranges: Tensor) -> Tensor:
-        """What the lidar saw, [N, B, 2], m, base; far away where it saw nothing."""
+        """Lidar hits [N, B, 2], m, base; far away for beams without a hit."""
         beams = self.lidar.angles().to(ranges.device)
         seen = torch.where(ranges < self.lidar.range_m, ranges, FAR_M)
         return torch.stack((seen * beams.cos() + self.vehicle.lidar_x_m, seen * beams.sin()), 2)
 
     def _window(self, velocity: Tensor) -> tuple[Tensor, Tensor]:
-        """Speeds and yaw rates that can be reached, every pair, [N, SPEEDS * RATES] each."""
+        """All pairs of reachable speeds and yaw rates, [N, SPEEDS * RATES] each."""
         v, room = self.vehicle, self.weights.window_s
         speed = _between(
             (velocity[:, 0] - room * v.deceleration_m_s2).clamp(v.speed_min_m_s, v.speed_max_m_s),
@@ -126,36 +126,36 @@ class DynamicWindow:
     def _admissible(
         self, points: Tensor, velocity: Tensor, speed: Tensor, turn: Tensor, margin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Whether it touches nothing with each command [N, C] and braking then; whether it has room to turn there."""
-        way = self._foresee(velocity, speed, turn, self.braking, self.step)
-        safe = (_along(way, points, self.half) >= margin.unsqueeze(2)).all(2)
-        around = clearance(way[:, :, -1], points, (0.0, 0.0))
-        room = points.norm(dim=2).amin(1, keepdim=True) - TOLERANCE_M  # of who has too little now, no less
+        """Whether each command [N, C], then braking, avoids contact, and whether there is space to turn afterwards."""
+        path = self._foresee(velocity, speed, turn, self.braking, self.step)
+        safe = (_along(path, points, self.half) >= margin.unsqueeze(2)).all(2)
+        around = clearance(path[:, :, -1], points, (0.0, 0.0))
+        room = points.norm(dim=2).amin(1, keepdim=True) - TOLERANCE_M  # if it is already too little, no less than now
         return safe, around >= room.clamp_max(self.radius)
 
     def _score(
         self, points: Tensor, velocity: Tensor, speed: Tensor, turn: Tensor, margin: Tensor, goal: Tensor
     ) -> Tensor:
-        """Score [N, C] of following commands [N, C] for the horizon, until something is in the way."""
+        """Score [N, C] of following commands [N, C] for the horizon or until an obstacle."""
         w = self.weights
-        way = self._foresee(velocity, speed, turn, round(w.horizon_s / SUBSTEP_S))
-        apart = _along(way, points, self.half)
+        path = self._foresee(velocity, speed, turn, round(w.horizon_s / SUBSTEP_S))
+        apart = _along(path, points, self.half)
         reached = (apart >= margin.unsqueeze(2)).cumprod(2).bool()
-        dx, dy = goal[:, 0, None, None] - way[..., 0], goal[:, 1, None, None] - way[..., 1]
-        cost = torch.where(reached, self._cost(dx, dy, way[..., 2]), torch.inf).amin(2)  # it may pass the goal
+        dx, dy = goal[:, 0, None, None] - path[..., 0], goal[:, 1, None, None] - path[..., 1]
+        cost = torch.where(reached, self._cost(dx, dy, path[..., 2]), torch.inf).amin(2)  # it may pass the goal
         here = self._cost(goal[:, :1], goal[:, 1:], torch.zeros_like(goal[:, :1]))
         room = torch.where(reached, (apart / w.clearance_m).clamp_max(1.0), 0.0).mean(2)
         return w.speed * speed + w.clearance * room - torch.where(cost.isfinite(), cost, here)
 
     def _cost(self, dx: Tensor, dy: Tensor, yaw: Tensor) -> Tensor:
-        """Of being at (-dx, -dy) from the goal with heading `yaw`."""
+        """Cost of being at (-dx, -dy) from the goal with heading `yaw`."""
         distance, angle = (dx.square() + dy.square()).sqrt(), wrapped(torch.atan2(dy, dx) - yaw).abs()
         return self.weights.goal * distance + self.weights.heading * angle * (distance / NEAR_M).clamp_max(1.0)
 
     def _turn(self, points: Tensor, now: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
         """Yaw rate [N] of turning in place to the free direction nearest to the goal, and score [N] of doing so.
 
-        It only counts as progress where that is the goal's direction; elsewhere it is what is left to do.
+        Turning counts as progress only if that is the goal's direction; otherwise it is the last resort.
         """
         w, fastest = self.weights, self.vehicle.yaw_rate_rad_s
         aim, bearing = self._free_direction(points, goal), torch.atan2(goal[:, 1], goal[:, 0])
@@ -165,7 +165,7 @@ class DynamicWindow:
         return (aim / SETTLE_S).clamp(-fastest, fastest).unsqueeze(1), torch.where(to_goal, score, -FAR_M)
 
     def _free_direction(self, points: Tensor, goal: Tensor) -> Tensor:
-        """The direction [N] nearest to the goal's in which there is room to go and to turn, rad."""
+        """The direction [N], rad, nearest to the goal's with space to drive and to turn."""
         bearing = torch.atan2(goal[:, 1:], goal[:, :1])
         turned = torch.arange(HEADINGS, device=goal.device) * (2.0 * math.pi / HEADINGS)
         heading = wrapped(bearing + turned)  # [N, HEADINGS]
@@ -182,7 +182,7 @@ class DynamicWindow:
     def _foresee(
         self, velocity: Tensor, speed: Tensor, turn: Tensor, substeps: int, commanded: int | None = None
     ) -> Tensor:
-        """Poses [N, C, T, 3] with commands [N, C], of which the last `substeps - commanded` are to stop."""
+        """Predicted poses [N, C, T, 3] with commands [N, C] for `commanded` substeps, then braking."""
         v = self.vehicle
         forward, rate = velocity[:, :1].expand_as(speed), velocity[:, 1:].expand_as(turn)
         x = y = yaw = torch.zeros_like(speed)
@@ -202,25 +202,27 @@ class DynamicWindow:
         return torch.stack(poses, 2)
 
 
-def _along(way: Tensor, points: Tensor, half: tuple[float, float]) -> Tensor:
-    """`clearance` [N, C, T] at the poses of `way` [N, C, T, 3]."""
-    return clearance(way.flatten(1, 2), points, half).view(way.shape[:-1])
+def _along(path: Tensor, points: Tensor, half: tuple[float, float]) -> Tensor:
+    """`clearance` [N, C, T] at the poses of `path` [N, C, T, 3]."""
+    return clearance(path.flatten(1, 2), points, half).view(path.shape[:-1])
 
 
 def wrapped(angle: Tensor) -> Tensor:
-    """The same angle from -pi to pi."""
+    """The equivalent angle in [-pi, pi]."""
     return torch.remainder(angle + math.pi, 2.0 * math.pi) - math.pi
 
 
 def clearance(poses: Tensor, points: Tensor, half: tuple[float, float], backend: str | None = None) -> Tensor:
-    """Smallest distance [N, P] of the outline at `poses` [N, P, 3] from `points` [N, B, 2], m."""
+    """Smallest distance [N, P], m, of the outline at `poses` [N, P, 3] from `points` [N, B, 2]."""
     if choose(backend, poses.device) == "c":
         out = torch.empty(poses.shape[:2])
         poses, points = poses.contiguous(), points.contiguous()
-        library().clearance(len(poses), *half, poses.shape[1], *given(poses), points.shape[1], *given(points, out))
+        library().clearance(
+            len(poses), *half, poses.shape[1], *pointers(poses), points.shape[1], *pointers(points, out)
+        )
         return out
     found = []
-    for pose in poses.unbind(1):  # one after the other: it fits into the cache
+    for pose in poses.unbind(1):  # one after the other, to fit into the cache
         (x, y, cos, sin) = (part.unsqueeze(1) for part in (pose[:, 0], pose[:, 1], pose[:, 2].cos(), pose[:, 2].sin()))
         dx, dy = points[..., 0] - x, points[..., 1] - y
         along = ((cos * dx + sin * dy).abs() - half[0]).clamp_min(0.0)
@@ -230,5 +232,5 @@ def clearance(poses: Tensor, points: Tensor, half: tuple[float, float], backend:
 
 
 def _between(low: Tensor, high: Tensor, count: int) -> Tensor:
-    """`count` numbers from `low` to `high` [N], [N, count]."""
+    """`count` equally spaced numbers from `low` to `high` [N], [N, count]."""
     return low.unsqueeze(1) + (high - low).unsqueeze(1) * torch.linspace(0.0, 1.0, count, device=low.device)

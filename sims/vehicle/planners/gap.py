@@ -1,7 +1,8 @@
-"""Follow the gap (Sezer and Gokasan 2012, Robotics and Autonomous Systems 60(9)) as F1TENTH cars do, by lidar alone.
+"""Follow the gap (Sezer and Gokasan 2012, Robotics and Autonomous Systems 60(9)) as on F1TENTH cars, with the lidar
+only.
 
-What is seen is widened by half the vehicle (the disparity extender), the widest free gap ahead is steered into, and the
-speed is one from which it can stop within what is free there and drive the curve.
+Obstacles are widened by half the vehicle (the disparity extender), the vehicle steers into the farthest free gap, and
+the speed allows stopping within the free distance and driving the curve.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from sims.vehicle.vehicles import Vehicle
 
 @dataclass(frozen=True)
 class GapNumbers:
-    """Numbers of the planner; tuned on training worlds, see README.md.
+    """Parameters of the planner; tuned on training worlds, see README.md.
 
     Attributes:
-        margin_m: beside the vehicle.
-        share: a gap is where at least this share of the farthest range is free.
-        aim_m: it steers on a circle through a point that is so far away in the gap, at most.
-        sideways_m_s2, braking_m_s2: accelerations in curves and before what ends the free way.
-        stop_m: it would stop so far before that.
+        margin_m: clearance beside the vehicle.
+        share: a gap consists of beams with at least this share of the farthest range.
+        aim_m: largest distance of the target point in the gap; it steers on a circle through this point.
+        lateral_m_s2, braking_m_s2: accelerations in curves and before obstacles.
+        stop_m: distance from the obstacle at which it would stop.
     """
 
     margin_m: float = 0.129
     share: float = 0.343
     aim_m: float = 0.497
-    sideways_m_s2: float = 5.25
+    lateral_m_s2: float = 5.25
     braking_m_s2: float = 3.86
     stop_m: float = 0.494
 
@@ -59,14 +60,14 @@ class FollowTheGap:
         curvature = 2.0 * y / (x.square() + y.square())  # of the rear axle's circle, as in pure pursuit
         steering = ((v.front_axle_m + v.rear_axle_m) * curvature).atan().clamp(-v.steering_rad, v.steering_rad)
         speed = (2.0 * numbers.braking_m_s2 * (room - numbers.stop_m).clamp_min(0.05)).sqrt()
-        speed = torch.minimum(speed, (numbers.sideways_m_s2 / curvature.abs().clamp_min(1e-3)).sqrt())
+        speed = torch.minimum(speed, (numbers.lateral_m_s2 / curvature.abs().clamp_min(1e-3)).sqrt())
         actions = torch.stack((steering, speed.clamp(v.speed_min_m_s, v.speed_max_m_s)), 1)
         actions = actions.unsqueeze(1).expand(-1, self.contract.horizon, -1)
         empty = TensorDict({}, batch_size=[len(actions)])
         return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
 
     def _widened(self, ranges: Tensor) -> Tensor:
-        """How far [N, B] the vehicle can go in each direction: what is seen takes half its width to both sides."""
+        """Free distance [N, B] of the vehicle in each direction: obstacles are widened by half its width."""
         angles = self.lidar.angles().to(ranges.device)
         half = 0.5 * self.vehicle.width_m + self.numbers.margin_m
         covers = (half / ranges.clamp_min(half)).asin().unsqueeze(2)  # [N, B seen, 1]
@@ -74,7 +75,7 @@ class FollowTheGap:
         return torch.where(near, ranges.unsqueeze(2), self.lidar.range_m).amin(1)
 
     def _gap(self, free: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
-        """Direction [N] of the middle of the gap around the farthest of `free` [N, B], and how far it is free there."""
+        """Direction [N] of the middle of the gap around the farthest of `free` [N, B], and the free distance there."""
         farthest = free.max(1)
         closed = (free < self.numbers.share * farthest.values.unsqueeze(1)).long()
         walls = closed.cumsum(1)

@@ -1,6 +1,6 @@
-"""Pure pursuit (Coulter 1992, CMU-RI-TR-92-01) of a track's middle line as a policy.
+"""Pure pursuit (Coulter 1992, CMU-RI-TR-92-01) of a track's centre line as a policy.
 
-It is told the middle line ahead, which a learned policy is not, and drives curves at a fixed sideways acceleration,
+It reads the centre line ahead, which a learned policy does not, and drives curves at a fixed lateral acceleration,
 braking in time.
 """
 
@@ -19,21 +19,21 @@ from sims.vehicle.vehicles import Vehicle
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers of the controller; tuned on training worlds, see README.md.
+    """Parameters of the controller; tuned on training worlds, see README.md.
 
     Attributes:
-        ahead_m, ahead_s: it aims at the point that is so far ahead along the line, more by speed.
-        sideways_m_s2, braking_m_s2: accelerations in curves and before them.
+        ahead_m, ahead_s: look-ahead distance along the line, at rest and per speed.
+        lateral_m_s2, braking_m_s2: accelerations in curves and before them.
     """
 
     ahead_m: float = 0.9
     ahead_s: float = 0.05
-    sideways_m_s2: float = 3.5
+    lateral_m_s2: float = 3.5
     braking_m_s2: float = 2.0
 
 
 class PurePursuit:
-    """Steers on a circle through a point of the line ahead."""
+    """Steers on a circle through a point ahead on the line."""
 
     def __init__(self, contract: Contract, vehicle: Vehicle, numbers: Numbers | None = None) -> None:
         self.contract, self.vehicle, self.numbers = contract, vehicle, numbers or Numbers()
@@ -50,39 +50,37 @@ class PurePursuit:
         return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
 
     def curvature(self, route: Tensor, speed: Tensor, least_m: Tensor | None = None) -> Tensor:
-        """Of the rear axle's circle through a point of `route` [N, W, 2] (m, base) ahead at `speed` [N], [N], 1/m.
+        """Curvature [N], 1/m, of the rear axle's circle through a point of `route` [N, W, 2] (m, base) at `speed` [N].
 
-        The point is as far ahead as the numbers say, at `least_m` [N].
+        The point is at the look-ahead distance, at least `least_m` [N].
         """
-        length, way = _way(route)
+        length, arc = _arc_lengths(route)
         wanted = self.numbers.ahead_m + self.numbers.ahead_s * speed
         wanted = (wanted if least_m is None else torch.maximum(wanted, least_m)).unsqueeze(1)
-        index = torch.searchsorted(way, wanted.clamp_max(way.amax(1, keepdim=True))).clamp(1, way.shape[1] - 1)
-        share = (wanted - way.gather(1, index - 1)) / length.gather(1, index - 1)
+        index = torch.searchsorted(arc, wanted.clamp_max(arc.amax(1, keepdim=True))).clamp(1, arc.shape[1] - 1)
+        share = (wanted - arc.gather(1, index - 1)) / length.gather(1, index - 1)
         first, last = (route.gather(1, i.unsqueeze(2).expand(-1, -1, 2))[:, 0] for i in (index - 1, index))
         target = first + share.clamp(0.0, 1.0) * (last - first)
-        back = self.vehicle.rear_axle_m  # circles are those of the rear axle
+        back = self.vehicle.rear_axle_m  # circles of the rear axle
         return 2.0 * target[:, 1] / ((target[:, 0] + back).square() + target[:, 1].square())
 
     def steering(self, curvature: Tensor) -> Tensor:
-        """Steering angle [N] with which the rear axle rolls on circles of `curvature` [N]."""
+        """Steering angle [N], rad, with which the rear axle rolls on circles of `curvature` [N]."""
         base, most = self.vehicle.front_axle_m + self.vehicle.rear_axle_m, self.vehicle.steering_rad
         return (base * curvature).atan().clamp(-most, most)
 
     def _speed(self, route: Tensor) -> Tensor:
-        """The highest speed [N] from which every curve ahead is reached slowly enough, m/s."""
-        (length, way), edge = _way(route), route[:, 1:] - route[:, :-1]
+        """The highest speed [N], m/s, from which it can brake in time for every curve ahead."""
+        (length, arc), edge = _arc_lengths(route), route[:, 1:] - route[:, :-1]
         before, after = edge[:, :-1], edge[:, 1:]
         turn = torch.atan2(before[..., 0] * after[..., 1] - before[..., 1] * after[..., 0], (before * after).sum(-1))
         bend = torch.nn.functional.avg_pool1d(turn.abs().unsqueeze(1), 3, 1, 1, count_include_pad=False)[:, 0]
         curvature = bend / (0.5 * (length[:, :-1] + length[:, 1:]))
-        squared = (
-            self.numbers.sideways_m_s2 / curvature.clamp_min(1e-3) + 2.0 * self.numbers.braking_m_s2 * way[:, 1:-1]
-        )
+        squared = self.numbers.lateral_m_s2 / curvature.clamp_min(1e-3) + 2.0 * self.numbers.braking_m_s2 * arc[:, 1:-1]
         return squared.amin(1).sqrt().clamp(self.vehicle.speed_min_m_s, self.vehicle.speed_max_m_s)
 
 
-def _way(route: Tensor) -> tuple[Tensor, Tensor]:
-    """Lengths [N, W - 1] of the edges of `route` [N, W, 2] and how far along it its points are [N, W], m."""
+def _arc_lengths(route: Tensor) -> tuple[Tensor, Tensor]:
+    """Lengths [N, W - 1] of the edges of `route` [N, W, 2] and arc lengths [N, W] of its points, m."""
     length = (route[:, 1:] - route[:, :-1]).norm(dim=-1)
     return length, torch.cat((torch.zeros_like(length[:, :1]), length.cumsum(1)), 1)

@@ -1,6 +1,6 @@
 """The raceline of least curvature (Heilmeier et al. 2019, Vehicle System Dynamics 58(10)), driven by pure pursuit.
 
-It is told the map and where it is on it, which a learned policy is not. Letters: M tracks, P points of a line,
+It reads the map and its pose on it, which a learned policy does not. Letters: M tracks, P points of a line,
 N observations, W points of a window ahead.
 """
 
@@ -20,31 +20,31 @@ from sims.vehicle.vehicles import Vehicle
 from sims.vehicle.worlds import SPLITS, Maker, worlds
 
 ROUNDS, STEPS = 6, 12
-"""Linearisations of the curvature, and steps of the quadratic programme of each."""
+"""Linearisations of the curvature, and solver steps of each quadratic programme."""
 SHARES = (1.0, 0.5, 0.2, 0.05)
-"""Of a step, the best of which is taken."""
+"""Candidate step lengths, of which the best is taken."""
 FINER = 4
-"""Points of a raceline for each of the middle line's."""
+"""Points of a raceline for each point of the centre line."""
 EASE_M_S = 0.3
-"""It brakes in a curve by no more than asking for so much less than it drives."""
+"""Largest reduction, m/s, of the commanded speed below the present one in a curve."""
 WINDOW = 100
-"""Points ahead that pursuit may need."""
+"""Number of points ahead for pure pursuit."""
 
 
 @dataclass(frozen=True)
 class RacelineNumbers:
-    """Numbers of the planner; tuned on training worlds, see README.md.
+    """Parameters of the planner; tuned on training worlds, see README.md.
 
     Attributes:
-        margin_m: between the outline's side and the walls.
-        sideways_m_s2, driving_m_s2, braking_m_s2: accelerations, of which the first and the others share the grip.
-        join: it aims at least so many times further ahead than it is off the line.
-        early_s: the speed is that of the point of the line where it will be so much later.
-        pursuit: how far ahead it aims.
+        margin_m: clearance between the outline and the walls.
+        lateral_m_s2, driving_m_s2, braking_m_s2: accelerations; lateral and longitudinal ones share the grip.
+        join: the look-ahead distance is at least this multiple of the distance from the line.
+        early_s: the speed is that of the line's point reached this much later.
+        pursuit: parameters of the pure pursuit.
     """
 
     margin_m: float = 0.353
-    sideways_m_s2: float = 6.45
+    lateral_m_s2: float = 6.45
     driving_m_s2: float = 4.89
     braking_m_s2: float = 5.28
     join: float = 1.25
@@ -53,7 +53,7 @@ class RacelineNumbers:
 
 
 class Raceline:
-    """Drives the line of least curvature as fast as grip allows."""
+    """Drives the minimum-curvature line as fast as grip allows."""
 
     def __init__(
         self, contract: Contract, vehicle: Vehicle, maker: Maker, numbers: RacelineNumbers | None = None
@@ -70,7 +70,7 @@ class Raceline:
         place = observation["place"].cpu()
         middle, line, speeds = self._values(place[:, :2].long())
         at, yaw = place[:, None, 2:4].float(), place[:, 4:].float()
-        nearest = (middle - at).square().sum(2).argmin(1, keepdim=True)  # other parts of the track have other walls
+        nearest = (middle - at).square().sum(2).argmin(1, keepdim=True)  # only among points near the place
         rows = torch.arange(len(at)).unsqueeze(1)
         near = (FINER * nearest + torch.arange(-4 * FINER, 4 * FINER + 1)) % line.shape[1]
         nearest = near.gather(1, (line[rows, near] - at).square().sum(2).argmin(1, keepdim=True))
@@ -80,10 +80,10 @@ class Raceline:
         speed = observation["velocity"][:, 0].cpu()
         bend = self.pursuit.curvature(route, speed, self.numbers.join * route[:, 0].norm(dim=1))
         length = (route[:, 1:] - route[:, :-1]).norm(dim=2)
-        along = (-route[:, 0, 0]).clamp_min(0.0)  # how far behind it the nearest point is
-        way = torch.cat((torch.zeros_like(length[:, :1]), length.cumsum(1)), 1)
-        wanted = _at(way, speeds[rows, ahead], (along + self.numbers.early_s * speed).unsqueeze(1))[:, 0]
-        safe = (self.numbers.sideways_m_s2 / bend.abs().clamp_min(1e-3)).sqrt()  # where it is off the line
+        along = (-route[:, 0, 0]).clamp_min(0.0)  # distance of the nearest point behind the vehicle
+        arc = torch.cat((torch.zeros_like(length[:, :1]), length.cumsum(1)), 1)
+        wanted = _at(arc, speeds[rows, ahead], (along + self.numbers.early_s * speed).unsqueeze(1))[:, 0]
+        safe = (self.numbers.lateral_m_s2 / bend.abs().clamp_min(1e-3)).sqrt()  # for its circle back to the line
         safe = torch.maximum(safe, speed - EASE_M_S)
         steering = self.pursuit.steering(bend) + self._understeer() * speed.square() * bend
         most = self.vehicle.steering_rad
@@ -93,12 +93,12 @@ class Raceline:
         return Decision(actions, empty, torch.zeros(len(actions), 1, device=actions.device))
 
     def _understeer(self) -> float:
-        """How much more the front axle slips than the rear, rad per m/s^2."""
+        """Understeer gradient: slip angle of the front minus the rear axle, rad per m/s^2."""
         v = self.vehicle
         return (1.0 / v.front_stiffness - 1.0 / v.rear_stiffness) / (v.friction * GRAVITY)
 
     def _values(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Middle line and raceline [N, P, 2] and speeds [N, P] of the worlds `keys` [N, 2] (split, number)."""
+        """Centre line and raceline [N, P, 2] and speeds [N, P] of the worlds `keys` [N, 2] (split, number)."""
         wanted = [tuple(key) for key in keys.tolist()]
         for split in range(len(SPLITS)):
             new = sorted({key[1] for key in wanted if key[0] == split and key not in self.lines})
@@ -120,25 +120,24 @@ class Raceline:
         """The highest speeds [M, P] on closed lines [M, P, 2] within the vehicle's and the grip's limits, m/s."""
         numbers, length = self.numbers, (line.roll(-1, 1) - line).norm(dim=2)
         bend = curvature(line).abs().clamp_min(1e-3)
-        speed = (numbers.sideways_m_s2 / bend).sqrt().clamp_max(self.vehicle.speed_max_m_s)
+        speed = (numbers.lateral_m_s2 / bend).sqrt().clamp_max(self.vehicle.speed_max_m_s)
         squared, points = speed.square(), line.shape[1]
         for backwards, most in ((False, numbers.driving_m_s2), (True, numbers.braking_m_s2)):
-            for step in range(2 * points):  # the second time around knows how the first ended
+            for step in range(2 * points):  # the second lap continues from the first
                 here, there = step % points, (step + 1) % points
                 edge = here
                 if backwards:
                     here, there, edge = -here % points, -(here + 1) % points, -(here + 1) % points
-                used = (squared[:, here] * bend[:, here] / numbers.sideways_m_s2).clamp_max(1.0)
+                used = (squared[:, here] * bend[:, here] / numbers.lateral_m_s2).clamp_max(1.0)
                 gain = 2.0 * most * (1.0 - used.square()).sqrt() * length[:, edge]
                 squared[:, there] = torch.minimum(squared[:, there], squared[:, here] + gain)
         return squared.sqrt()
 
 
 def least_curvature(middle: Tensor, room: Tensor) -> Tensor:
-    """Closed lines [M, P, 2] of least squared curvature, up to `room` [M, P] aside of closed lines `middle`, m.
+    """Closed lines [M, P, 2] of least squared curvature within `room` [M, P], m, of the closed lines `middle`.
 
-    The curvature is linearised in the offsets to the left of `middle`, the quadratic programme that follows is solved,
-    and again from there.
+    The curvature is linearised in the offsets to the left of `middle` and the quadratic programme solved, repeatedly.
     """
     tangent = middle.roll(-1, 1) - middle.roll(1, 1)
     tangent = tangent / tangent.norm(dim=2, keepdim=True)
@@ -154,20 +153,20 @@ def least_curvature(middle: Tensor, room: Tensor) -> Tensor:
 
 
 def curvature(line: Tensor) -> Tensor:
-    """Of closed lines [..., P, 2], to the left, 1/m."""
+    """Curvature of closed lines [..., P, 2], positive to the left, 1/m."""
     first, second = 0.5 * (line.roll(-1, -2) - line.roll(1, -2)), line.roll(-1, -2) - 2.0 * line + line.roll(1, -2)
     cross = first[..., 0] * second[..., 1] - first[..., 1] * second[..., 0]
     return cross / first.square().sum(-1).pow(1.5)
 
 
 def _finer(line: Tensor) -> Tensor:
-    """The smooth closed line through `line` [M, P, 2] at FINER times as many points: waves of its own lengths."""
+    """Fourier interpolation of the closed line `line` [M, P, 2] at FINER times as many points."""
     waves, points = torch.fft.rfft(line, dim=1), line.shape[1]
     return FINER * torch.fft.irfft(waves, FINER * points, dim=1)
 
 
 def _linearised(middle: Tensor, normal: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
-    """Curvature [M, P] times the root of the length that it stands for, and its slope [M, P, P] by the offsets."""
+    """Curvature [M, P] weighted by the root of the segment length, and its Jacobian [M, P, P] by the offsets."""
 
     def weighed(offset: Tensor) -> Tensor:
         line = middle + offset.unsqueeze(-1) * normal
@@ -175,7 +174,7 @@ def _linearised(middle: Tensor, normal: Tensor, offset: Tensor) -> tuple[Tensor,
 
     points, small = offset.shape[1], 1e-5
     bend, slope = weighed(offset), torch.zeros(*offset.shape, points, dtype=offset.dtype)
-    for each in range(4):  # a point bends its neighbours alone, so that every fourth may move at once
+    for each in range(4):  # a point only affects its neighbours, so that every fourth can be perturbed at once
         moved = torch.zeros(points, dtype=offset.dtype)
         moved[each::4] = small
         change = (weighed(offset + moved) - bend) / small
@@ -186,7 +185,7 @@ def _linearised(middle: Tensor, normal: Tensor, offset: Tensor) -> tuple[Tensor,
 
 
 def _box_programme(matrix: Tensor, start: Tensor, x: Tensor, room: Tensor) -> Tensor:
-    """The x [M, P] within `room` that makes x' matrix x / 2 + start' x least, by projected Newton steps."""
+    """The x [M, P] within +-`room` that minimises x' matrix x / 2 + start' x, by projected Newton steps."""
 
     def cost(x: Tensor) -> Tensor:
         return ((0.5 * (matrix @ x.unsqueeze(2))[..., 0] + start) * x).sum(1)
@@ -203,9 +202,9 @@ def _box_programme(matrix: Tensor, start: Tensor, x: Tensor, room: Tensor) -> Te
     return x
 
 
-def _at(way: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
-    """`values` [N, W] that belong to `way` [N, W], which grows, where it is `wanted` [N, 1]; interpolated."""
-    index = torch.searchsorted(way, wanted).clamp(1, way.shape[1] - 1)
-    before, after = way.gather(1, index - 1), way.gather(1, index)
+def _at(arc: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
+    """`values` [N, W], given at increasing arc lengths `arc` [N, W], interpolated at `wanted` [N, 1]."""
+    index = torch.searchsorted(arc, wanted).clamp(1, arc.shape[1] - 1)
+    before, after = arc.gather(1, index - 1), arc.gather(1, index)
     share = ((wanted - before) / (after - before)).clamp(0.0, 1.0)
     return values.gather(1, index - 1) + share * (values.gather(1, index) - values.gather(1, index - 1))

@@ -152,7 +152,7 @@ def bends(line):
 def test_a_raceline_stays_on_the_track_and_bends_less_at_the_speed_that_grip_allows():
     env = RACE.environment(8, "tracks", "train")
     observation = env.reset(starts=torch.arange(8))
-    planner = Raceline(env.contract, F1TENTH, RACE._mdp, RacelineNumbers(margin_m=0.2, sideways_m_s2=6.0))
+    planner = Raceline(env.contract, F1TENTH, RACE._mdp, RacelineNumbers(margin_m=0.2, lateral_m_s2=6.0))
     planner.act(observation)
     for row in range(8):
         middle, line, speed = planner.lines[0, row]

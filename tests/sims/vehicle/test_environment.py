@@ -100,7 +100,7 @@ def test_the_goal_is_seen_from_the_vehicle():
     assert seen["goal_direction"][0].tolist() == pytest.approx([0.8, 0.6], abs=1e-6)
     assert seen["velocity"][0].tolist() == pytest.approx([0.5, -0.3])
     assert seen["time"][0].tolist() == pytest.approx([3.0])
-    assert env.contract.observation["way"].privileged
+    assert env.contract.observation["path_length"].privileged
 
 
 def test_laps_are_counted_forwards_and_a_race_ends_after_the_last():

@@ -29,7 +29,7 @@ def test_starts_and_goals_of_rooms_are_free_and_far_apart():
     for pose in (made["pose"], goal):
         assert not touching(pose, half, made["circles"], made["segments"]).any()
         assert (pose[:, :2].abs() <= mdp.half_m - mdp.gap_m).all()
-    assert (made["length_m"] >= mdp.way_m).all()
+    assert (made["length_m"] >= mdp.distance_m).all()
     obstacles = (made["circles"][..., 2] > 0).sum(1) + (made["segments"][:, 6:, 0] < FAR_M / 2).sum(1) // 4
     assert obstacles.min() >= 5
     assert 0.45 < (made["segments"][:, 4, :2].amax(1) < FAR_M / 2).float().mean() < 0.75  # divided by a wall

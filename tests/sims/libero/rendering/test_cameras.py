@@ -129,7 +129,7 @@ def test_both_back_ends_show_the_same(simulation, cameras):
 
 
 def test_unknown_cameras_are_listed_with_the_known_ones(simulation):
-    with pytest.raises(ValueError, match=r"unknown camera overhead; expected among .*agentview"):
+    with pytest.raises(ValueError, match=r"unknown cameras: overhead; expected some of .*agentview"):
         Cameras(simulation, ("overhead",), backend="rays")
 
 

@@ -60,5 +60,5 @@ def test_dropping_visuals_keeps_everything_that_collides(model):
 
 
 def test_a_missing_file_is_one_clear_error(tmp_path):
-    with pytest.raises(ValueError, match=r"nothing\.xml: expected a readable MJCF file"):
+    with pytest.raises(ValueError, match=r"nothing\.xml: cannot read MJCF"):
         mjcf.load(tmp_path / "nothing.xml")

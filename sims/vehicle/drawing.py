@@ -1,4 +1,4 @@
-"""Vehicles drawn from above: walls and obstacles, the way driven, what the lidar sees, the vehicle and its goal."""
+"""Drawings of vehicles from above: walls, obstacles, driven path, lidar hits, vehicle and goal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Array = NDArray[np.floating]
 PAPER, WALL, SHAPE, RAY = (24, 26, 30), (150, 155, 165), (92, 98, 110), (58, 70, 58)
 TRAIL, GOAL, BODY, FRONT = (90, 160, 250), (70, 190, 90), (225, 225, 230), (235, 80, 70)
 SCALE = 2
-"""Drawn so many times larger, then reduced: lines are smooth."""
+"""Factor of supersampling, for smooth lines."""
 
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """What stands still in one world: circles [C, 3], segments [S, 4], goals or a middle line [P, 2], m."""
+    """The static parts of one world: circles [C, 3], segments [S, 4], goals or a centre line [P, 2], m."""
 
     circles: Array
     segments: Array
@@ -28,25 +28,25 @@ class Map:
 
     @property
     def walls(self) -> Array:
-        """The segments that are there [W, 4]; the others are far away, in x or in y."""
+        """The used segments [W, 4]; unused ones are far away in x or in y."""
         return self.segments[(self.segments < FAR_M / 2).all(1)]
 
     def frame(self) -> tuple[Array, float]:
-        """Middle of the picture, m, and pixels per metre."""
+        """Centre of the image, m, and pixels per metre."""
         points = self.walls.reshape(-1, 2)
         low, high = points.min(0), points.max(0)
         return (low + high) / 2.0, SCALE * self.size / (float((high - low).max()) + 0.4)
 
 
 def draw(world: Map, trail: Array, outline: tuple[float, float], origin: Array, hits: Array) -> NDArray[np.uint8]:
-    """One picture [size, size, 3].
+    """One image [size, size, 3].
 
     Args:
-        world: where it drives.
-        trail: poses so far [T, 3], the last that of now; m, rad, world.
-        outline: length and width, m.
-        origin: of the lidar [2], m, world.
-        hits: ends of its rays [B, 2], m, world.
+        world: static parts of the world.
+        trail: poses so far [T, 3], the last one present; m, rad, world.
+        outline: length and width of the vehicle, m.
+        origin: position of the lidar [2], m, world.
+        hits: end points of its beams [B, 2], m, world.
     """
     image = Image.new("RGB", (SCALE * world.size, SCALE * world.size), PAPER)
     pen, (middle, scale) = ImageDraw.Draw(image), world.frame()

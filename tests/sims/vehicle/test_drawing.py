@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
+from sims.vehicle.drawing import GOAL, WALL, Map, draw
 from sims.vehicle.navigate import Navigate
-from sims.vehicle.pictures import GOAL, WALL, Map, draw
 from sims.vehicle.worlds import worlds
 
 
