@@ -21,8 +21,7 @@ BYTES_MEAN, BYTES_STD = 510.0, 147.8  # sum of four uniform bytes
 
 @dataclass(frozen=True)
 class Lidar:
-    """A planar lidar: `beams` over a field of view of `field_rad` around the front, from right to left; `noise_m` is a
-    standard deviation.
+    """A planar lidar: `beams` over `field_rad` around the front, from right to left; `noise_m` is a standard deviation.
 
     In a full circle the last beam is one spacing before the first, else both ends of the field have a beam.
     """

@@ -296,8 +296,8 @@ void shortest_distances(long m, long size, float cell, const float *cost, float 
     }
 }
 
-// Smallest distance `out` [n, poses] of a rectangle at `pose` [n, poses, 3] from `points` [n, beams, 2]. Points far from
-// the first pose are skipped: distances above `FARTHEST` are not exact.
+// Smallest distance `out` [n, poses] of a rectangle at `pose` [n, poses, 3] from `points` [n, beams, 2]. Distant points
+// are skipped: distances above `FARTHEST` are not exact.
 #define FARTHEST 3.0f
 void clearance(long n, float half_length, float half_width, long poses, const float *pose, long beams,
                const float *points, float *out) {

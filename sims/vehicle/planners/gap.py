@@ -1,5 +1,4 @@
-"""Follow the gap (Sezer and Gokasan 2012, Robotics and Autonomous Systems 60(9)) as on F1TENTH cars, with the lidar
-only.
+"""Follow the gap (Sezer and Gokasan 2012, Robotics and Autonomous Systems 60(9)) for F1TENTH cars, with only a lidar.
 
 Obstacles are widened by half the vehicle (the disparity extender), the vehicle steers into the farthest free gap, and
 the speed allows stopping within the free distance and driving the curve.

@@ -69,7 +69,7 @@ def test_tracks_are_closed_and_wide_enough_to_turn():
         apart = (wall[:, :, :2] - line).norm(dim=-1)
         assert (apart > mdp.half_width_low_m - 1e-3).all()
         assert (apart < mdp.half_width_high_m + 1e-3).all()
-        # no wall comes nearer to any part of the middle line than half the track is wide, but for its corners
+        # no wall comes nearer to any part of the centre line than half the track is wide, but for its corners
         near = torch.cdist(wall[:, :, :2], line).amin(2)
         assert (near > 0.9 * apart.mean(1, keepdim=True)).all()
     half = 0.5 * torch.tensor([[F1TENTH.length_m, F1TENTH.width_m]]).expand(BLOCK, 2)

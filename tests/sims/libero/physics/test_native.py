@@ -50,5 +50,5 @@ def test_it_is_compiled_at_first_use():
 
 
 def test_too_many_joints_in_a_goal_are_refused():
-    with pytest.raises(ValueError, match="at most 8 joints .*got 9"):
+    with pytest.raises(ValueError, match=r"at most 8 joints .*got 9"):
         native.NativePredicate.of(Predicate("joint", addresses=tuple(range(9))))
