@@ -1,4 +1,4 @@
-"""The house: arrows between packages, smallest install, file sizes."""
+"""Architecture: imports between packages, smallest install, file sizes."""
 
 import ast
 import subprocess
@@ -39,7 +39,7 @@ def imported_modules(path: Path) -> set[str]:
 
 
 def modules_in(code: str) -> set[str]:
-    """Those that `code` imports: also inside of functions, and for type checkers alone."""
+    """Modules that `code` imports, also inside functions and only for type checkers."""
     found: set[str] = set()
     nodes: list[ast.AST] = [ast.parse(code)]
     for node in nodes:
@@ -74,7 +74,7 @@ def test_a_file_tells_one_story(path: Path):
 
 
 def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
-    """Every module that a way from it leads back to, with that way: the shortest."""
+    """Modules in import cycles, each with its shortest cycle."""
     found = []
     for first in arrows:
         ways = [[first]]
@@ -98,7 +98,7 @@ def test_circles_are_found():
 
 
 def test_imports_go_in_no_circle():
-    # Nor inside functions or for type checkers alone: what two modules need of each other belongs into a third.
+    # Nor inside functions or for type checkers: code that two modules need from each other belongs in a third.
     arrows = {module: imported_modules(path) - {module} for module, path in MODULES.items()}
     found = circles(arrows)
     assert not found, " -> ".join(found[0])

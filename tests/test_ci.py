@@ -1,4 +1,4 @@
-"""What CI runs, with commands that tell how they were called in place of the real ones."""
+"""The commands of CI, with stubs that record their calls in place of the real ones."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Every task with every policy and every algorithm: the parts build, or one line says what goes together."""
+"""Every task with every policy and every algorithm: the parts build, or a one-line error lists the valid ones."""
 
 from itertools import product
 
@@ -64,5 +64,5 @@ def test_what_a_task_does_not_take_is_one_line_that_names_all_it_takes(task: str
 
 
 def test_a_task_of_which_nothing_is_said_says_where():
-    with pytest.raises(UserError, match=r"combinations\.yaml does not say what task=tea takes"):
+    with pytest.raises(UserError, match=r"combinations\.yaml does not list task=tea"):
         combinations.chosen(["task=tea"])

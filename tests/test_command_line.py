@@ -1,4 +1,4 @@
-"""The programs as a user runs them: a whole small run, its evaluation, its continuation, and wrong questions."""
+"""The programs as a user runs them: a whole small run, its evaluation, its continuation, and wrong options."""
 
 import json
 import os
@@ -215,7 +215,7 @@ def test_an_evaluation_with_a_slow_policy(copied: Path, refused):
     record = json.loads((copied / "evaluation.json").read_text())
     assert (record["delay_s"], record["execution"], record["task"]["executed"]) == (0.1, "inpaint", 2)
     assert "one of inpaint, blend" in refused(evaluate, *few, "delay_s=0.1")
-    assert "no more is covered by horizon=8 executed=4" in refused(evaluate, *few, "delay_s=0.3", "execution=naive")
+    assert "the longest for horizon=8 executed=4" in refused(evaluate, *few, "delay_s=0.3", "execution=naive")
 
 
 def test_what_cannot_be_compared_or_begun_is_one_line(refused, finished: Path):
@@ -337,7 +337,7 @@ def test_parts_that_do_not_go_together_are_one_line_that_says_what_does(refused,
 def test_cuda_that_is_not_here_is_one_line(refused, monkeypatch, finished: Path, tmp_path: Path, module):
     monkeypatch.setattr(torch.version, "cuda", None)
     options = [*SMALL, f"output={tmp_path / 'run'}"] if module is train else [f"checkpoint={finished}"]
-    assert "device=cuda, but this PyTorch is built without CUDA" in refused(module, *options, "device=cuda")
+    assert "device=cuda, but this PyTorch has no CUDA" in refused(module, *options, "device=cuda")
     assert not (tmp_path / "run").exists()
 
 
@@ -350,7 +350,7 @@ def test_an_output_that_holds_a_run_is_not_written_over(refused, copied: Path):
 @pytest.mark.parametrize(
     ("option", "told"),
     [
-        ("task.executed=2", "has task.executed=4, got 2; a run is continued as it is, with more env_steps at most"),
+        ("task.executed=2", "has task.executed=4, got 2; only env_steps may grow"),
         ("policy.width=32", "has policy.width=16, got 32"),
         ("seed=1", "has seed=0, got 1"),
         ("env_steps=90", "has env_steps=100, got 90"),

@@ -1,4 +1,4 @@
-"""export.py as a user runs it: from a checkpoint whose policy alone is rebuilt, to files or one line."""
+"""export.py as a user runs it: from a checkpoint to files or a one-line error."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.real_robot.firmware.policies import CONFIGS, contract, make
 
 ROOT = Path(__file__).parent.parent
 CONFIG = {
-    # the task is of a kind that is not here: an export builds no task
+    # an unknown task: an export builds no task
     "choices": {"task": "somewhere_else", "policy": "mlp", "algorithm": "another"},
     "values": {"task": {"name": "somewhere_else"}, "policy": {"hidden": [64, 64], "initial_std": 0.3}, "seed": 3},
 }
@@ -66,7 +66,7 @@ def test_a_checkpoint_becomes_c_whatever_its_task(trained: Path):
     assert record["weights_sha256"] in (output / "policy.h").read_text()
     written = Contract.from_dict(json.loads((output / "contract.json").read_text()))
     assert written == make("mlp").deployable().contract
-    written.bind(contract("mlp"))  # what trained it can feed it
+    written.bind(contract("mlp"))  # its training task can provide its observations
 
 
 @pytest.mark.parametrize(("kind", "memory"), [("recurrent", 16), ("attention", 0)])

@@ -1,4 +1,4 @@
-"""Ratios of the throughput benchmark, by hand: pictures are compared with as many pictures."""
+"""Ratios of the throughput benchmark, by hand: both render the same number of images."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The list of faults that `make mutants` puts into a copy of the tree belongs to this tree."""
+"""The faults of `make mutants` match this tree."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""The benchmark of the quadrotors: its statistics by hand, and that what it runs are options of the programs."""
+"""The benchmark of the quadrotors: its statistics by hand, and valid options of the programs it runs."""
 
 import json
 import re

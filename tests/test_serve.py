@@ -1,4 +1,4 @@
-"""serve.py as a user runs it: a process that serves a checkpoint until it is asked to stop."""
+"""serve.py as a user runs it: a process that serves a checkpoint until it is stopped."""
 
 import os
 import re

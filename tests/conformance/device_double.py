@@ -1,13 +1,13 @@
-"""A device that is none: tensors that say they are on a GPU, compute on the CPU, and refuse what a GPU refuses.
+"""A test double of a GPU: tensors that claim to be on a GPU, compute on the CPU, and refuse what a GPU refuses.
 
 Inside `with DeviceDouble() as double:` the name "cuda" means the double. Tensors, modules and generators are moved and
-made there as ever (`.to("cuda")`, `device=...`). What mixes its tensors with others raises `MixedError`, also where
-CUDA would copy in silence: a tensor of the double indexed by one of the CPU. Numbers of no dimension may be mixed where
-an operation works number by number, as CUDA has it. What is carried across on purpose is counted in
-`double.transfers`: "to the device", "to the host", "number" (item, float, bool) and "copy_" into a tensor elsewhere.
+made there as usual (`.to("cuda")`, `device=...`). Operations that mix its tensors with others raise `MixedError`, also
+where CUDA would copy silently: a tensor of the double indexed by one of the CPU. As with CUDA, zero-dimensional CPU
+tensors may be mixed in elementwise operations. Explicit transfers are counted in `double.transfers`: "to the device",
+"to the host", "number" (item, float, bool) and "copy_" into a tensor elsewhere.
 
-Underneath every tensor is one of the CPU, so results are those of the CPU, bit for bit. Autograd sees the CPU alone,
-so it is asked for nothing that it would make by itself.
+Every tensor wraps one of the CPU, so results are those of the CPU, bit for bit. Autograd only sees the CPU, so it must
+not create tensors by itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DoubleTensor(Tensor):
     """A tensor of the double; `inner`, of the CPU, holds its numbers."""
 
     inner: Tensor
-    transfers: ClassVar[Counter[str]] = Counter()  # of the double that is in use
+    transfers: ClassVar[Counter[str]] = Counter()  # of the active double
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
@@ -71,7 +71,7 @@ class DoubleTensor(Tensor):
         return self.inner.data_ptr()
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        return _moved(self, args, kwargs)  # methods of its own: a TensorDict moves tensors in threads, without the mode
+        return _moved(self, args, kwargs)  # own methods: a TensorDict moves tensors in threads, without the mode
 
     def cpu(self, **kwargs: Any) -> Tensor:
         return _moved(self, ("cpu",), {})
@@ -101,7 +101,7 @@ class DoubleTensor(Tensor):
 
 
 def _check(func: Any, given: list[Tensor]) -> None:
-    """Raise `MixedError` where CUDA would, and where it would copy unasked."""
+    """Raise `MixedError` where CUDA would fail or copy silently."""
     others = [each for each in given if not isinstance(each, DoubleTensor)]
     if not others:
         return
@@ -144,7 +144,7 @@ class _ToHost(torch.autograd.Function):
 
 
 class DoubleGenerator(CpuGenerator):
-    """Draws for tensors of the double alone."""
+    """A generator that only draws tensors of the double."""
 
     @property
     def device(self) -> torch.device:
@@ -152,14 +152,14 @@ class DoubleGenerator(CpuGenerator):
 
 
 class _Generator(CpuGenerator):
-    """What stands for torch.Generator."""
+    """Replaces torch.Generator."""
 
     def __new__(cls, device: torch.device | str = "cpu") -> Any:
         return DoubleGenerator() if ours(device) else CpuGenerator(device)
 
 
 class DeviceDouble(TorchFunctionMode):
-    """Makes "cuda" the double, inside."""
+    """Context in which "cuda" is the double."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class DeviceDouble(TorchFunctionMode):
         if not self.depth:
             self.found = torch.Generator, torch.cuda.current_device
             torch.Generator, torch.cuda.current_device = _Generator, lambda: 0
-            # Modules get new parameters when they move: a tensor can't become one of another class.
+            # Modules get new parameters when they move, since a tensor cannot change its class.
             self.overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
             torch.__future__.set_overwrite_module_params_on_conversion(True)
             DoubleTensor.transfers = self.transfers
@@ -238,7 +238,7 @@ def ours(device: torch.device | str | int) -> bool:
 
 
 def _placed(made: Tensor) -> DoubleTensor:
-    """A new tensor that was asked for there."""
+    """A new tensor on the double."""
     return DoubleTensor(made.detach()).requires_grad_(made.requires_grad)
 
 

@@ -1,9 +1,8 @@
-"""Nothing mixes devices: policies, learners, collectors and evaluations beside a device that refuses it.
+"""Policies, learners, collectors and evaluations do not mix devices.
 
-The device is a double (`device_double.py`), as most machines that run the tests have no GPU. What a real one would
-still add: kernels that CUDA lacks or that round otherwise, what only CUDA's own checks refuse, its memory, its streams
-and what is late on them, autocast, its random numbers, its generators' states, and how long anything takes. Devices of
-gradients are less strict here: autograd sees tensors of the CPU.
+The device is a double (`device_double.py`), as most machines that run the tests have no GPU. Not covered: missing or
+differently rounding CUDA kernels, CUDA's own checks, its memory, asynchronous streams, autocast, its random numbers and
+generator states, and timing. Devices of gradients are less strict here: autograd sees tensors of the CPU.
 """
 
 import copy
@@ -119,7 +118,7 @@ def test_policies_stay_where_they_are(double: DeviceDouble, name: str, tmp_path:
     for deterministic in (False, True):
         decision = policy.act(seen, deterministic=deterministic, generator=generator)
         everywhere(decision, True)
-    if not name.startswith("flow"):  # whose fixed noise is the CPU's
+    if not name.startswith("flow"):  # its fixed noise is on the CPU
         assert not (double.transfers - before).keys() - {"number"}
     decision = policy.act(seen, generator=generator)
     evaluation = policy.evaluate(seen, decision.sample)

@@ -1,4 +1,4 @@
-"""What every Environment promises, checked on all that we have."""
+"""Requirements of every Environment, checked on all of them."""
 
 import os
 from collections.abc import Callable
@@ -47,7 +47,7 @@ ASSETS = find_assets(os.environ.get("LIBERO_ASSETS") or "stand-in")
 
 
 def swarm(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> SwarmEnvironment:
-    # One drone a world: those of a world share their episodes, which tests/sims/swarm holds them to.
+    # One drone per world; tests/sims/swarm tests worlds with several.
     mdp = Swarm(drones=1)
     return SwarmEnvironment(num_envs, mdp=mdp, executed=executed, step_limit=step_limit, seed=seed)
 
@@ -105,7 +105,7 @@ def make(request) -> Callable[..., NumberedStarts]:
 
 
 def actions(env: NumberedStarts, seed: int) -> torch.Tensor:
-    """Random chunks [N, K, A] inside the limits, small enough that nobody succeeds by chance at once."""
+    """Random chunks [N, K, A] inside the limits, small enough that none succeeds by chance at once."""
     spec = env.contract.action
     low, high = torch.tensor(spec.low), torch.tensor(spec.high)
     shape = (env.num_envs, env.contract.executed, *spec.shape)
@@ -122,7 +122,7 @@ def same(first, second) -> bool:
         return first is second
     if isinstance(first, torch.Tensor):
         return first.dtype == second.dtype and same(first.cpu().numpy(), second.cpu().numpy())
-    return bool(np.array_equal(first, second, equal_nan=True))  # NaN: a metric that is not defined yet
+    return bool(np.array_equal(first, second, equal_nan=True))  # NaN: a metric that is undefined so far
 
 
 def steps(env: NumberedStarts) -> torch.Tensor:
@@ -292,7 +292,7 @@ def test_a_saved_state_continues_bit_for_bit(make, tmp_path):
     other.reset()
     other.step(actions(other, 5))
     assert same(other.load_state_dict(load_tree(tmp_path / "state")), now)
-    for seed in (1, 2, 3):  # some end on the way
+    for seed in (1, 2, 3):  # some end in between
         here, there = env.step(actions(env, seed)), other.step(actions(other, seed))
         assert same(vars(here), vars(there))
     assert same(env.reset(), other.reset())  # the next starts too

@@ -1,4 +1,4 @@
-"""What every trainable policy promises, checked on all that we have."""
+"""Requirements of every trainable policy, checked on all of them."""
 
 import copy
 from collections.abc import Callable
@@ -40,7 +40,7 @@ CONFIGS = {
 
 
 def observations(count: int, seed: int = 0) -> TensorDict:
-    """What all policies read, with a memory for those that have one."""
+    """Observations for all policies, with memory for recurrent ones."""
     memory = torch.randn(count, 16, generator=generator(seed))
     mass = torch.randn(count, 2, generator=generator(seed + 1))
     return given.observations(count, seed).update({MEMORY: memory, "mass": mass})
@@ -51,7 +51,7 @@ def make(request) -> Callable:
     def build(seed: int = 0, fitted: bool = True):
         torch.manual_seed(seed)
         policy = CONFIGS[request.param].build(CONTRACT)
-        for parameter in policy.parameters():  # so that no layer is at its special beginning
+        for parameter in policy.parameters():  # so that no layer has its special initial weights
             parameter.data += 0.05 * torch.randn_like(parameter)
         if request.param == "flow, ranking":
             policy.start_ranking()
@@ -75,7 +75,7 @@ def test_shapes(make):
     evaluation = policy.evaluate(observations(5), decision.sample)
     assert evaluation.log_prob.shape == evaluation.entropy.shape == (5, 1)
     assert policy.value(observations(5)).shape == evaluation.value.shape == decision.value.shape == (5,)
-    assert policy.act(observations(5), deterministic=True).value is None  # nobody asks for it
+    assert policy.act(observations(5), deterministic=True).value is None  # not requested
 
 
 def test_one_forward_gives_the_value_too(make):

@@ -1,4 +1,4 @@
-"""What every Task promises, checked on all that have a name."""
+"""Requirements of every Task, checked on all of them."""
 
 import pytest
 

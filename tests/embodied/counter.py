@@ -1,4 +1,4 @@
-"""The smallest simulator that stands on the engine: every action of an environment is added to its number."""
+"""The smallest simulator on the engine: every action is added to the environment's number."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ GOAL, ABYSS, BLOWN, HOME = 5.0, -5.0, 50.0, 0.5
 
 
 class Counter(RestorableEngine):
-    """x begins at 0; at `GOAL` the task ends with success, at `ABYSS` without, at `BLOWN` the numbers have blown up.
+    """x begins at 0; at `GOAL` the task ends with success, at `ABYSS` without, at `BLOWN` the simulation diverges.
 
-    A step that leads to `HOME` ends the episode before its limit, without a failure.
+    A step to `HOME` truncates the episode before its limit.
     """
 
     def __init__(

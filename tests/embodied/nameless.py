@@ -11,7 +11,7 @@ from tests.embodied.reach import Reach
 
 
 class Nameless:
-    """Reach from initial states that it alone chooses; every one that began is in `begun`, by its environment."""
+    """Reach that chooses its initial states itself; `begun` lists them by environment."""
 
     def __init__(self, num_envs: int, tasks: int = 2, seed: int = 0) -> None:
         self._reach = Reach(num_envs, tasks=tasks)
@@ -36,7 +36,7 @@ class Nameless:
 
 
 class Single(Nameless):
-    """The only one in its process: it serves training and all evaluations by turns."""
+    """A simulator that can exist once per process, for training and all evaluations by turns."""
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs)

@@ -10,7 +10,7 @@ from embodied.environment import Transition
 
 
 class Reach:
-    """Position starts at a number given by (task, start); each action moves it; |x| < 0.1 ends with success."""
+    """The initial position depends on (task, start); each action moves it; |x| < 0.1 ends with success."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Two sides of a seam agree on names, units, frames, limits and chunk sizes, or say in a table where they do not."""
+"""Contracts agree on names, units, frames, limits and chunk sizes, or a table lists the differences."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What the engine promises of every simulator that stands on it, held against the smallest one."""
+"""Guarantees of the engine for every simulator, tested with the smallest one."""
 
 import logging
 
@@ -122,7 +122,7 @@ def test_what_ended_stays_as_it_ended_until_its_reset() -> None:
     env = Counter(3, tasks=1)
     env.reset()
     env.step(chunk(GOAL, ABYSS, HOME))
-    env.x += 1.0  # what a simulator does to the frozen is not read
+    env.x += 1.0  # results of frozen environments are ignored
     later = env.step(chunk(0.0, 0.0, 0.0))
     assert (later.terminated.tolist(), later.truncated.tolist()) == ([True, True, False], [False, False, True])
     assert later.success.tolist() == [True, False, False]
@@ -238,7 +238,7 @@ def test_a_saved_state_holds_books_streams_and_simulator() -> None:
     assert torch.equal(other.load_state_dict(state)["x"], expected)
     env.step(chunk(0.0, 0.0, 0.0, 1.0))
     env.reset()
-    assert other.seed == 1  # nor is what was taken up changed by what went on
+    assert other.seed == 1  # nor do later steps change the loaded state
     assert other.steps.tolist() == [1, 1, 1, 3]
     for name, flags in (
         ("terminated", [True, True, False, False]),

@@ -1,4 +1,4 @@
-"""Streams that repeat and do not disturb each other."""
+"""Random streams are repeatable and independent of each other."""
 
 import random
 
@@ -14,7 +14,7 @@ def draw() -> tuple[float, float, float]:
 
 
 def test_derived_seeds_are_the_same_in_every_version():
-    # Written down once: a change would silently change every published number.
+    # Fixed values: a change would silently change every published number.
     assert derive(0, "evaluation") == 6820539615729336404
     assert derive(7, "wide", "train", 3) == 9084303576120047757
 

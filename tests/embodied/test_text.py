@@ -1,4 +1,4 @@
-"""Text is bytes that come back, and never less than was said."""
+"""Text is encoded and decoded without loss."""
 
 import numpy as np
 import pytest

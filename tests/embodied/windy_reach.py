@@ -1,4 +1,4 @@
-"""A small task that takes a memory: SmoothReach in a wind that only a simulator knows."""
+"""A small task that needs memory: SmoothReach with wind as a privileged observation."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tests.embodied.smooth_reach import SmoothReach
 
 
 class WindyReach(SmoothReach):
-    """Every step moves the point by the wind of its episode, too: one of five from -0.12 to 0.12, by the start."""
+    """Every step also moves the point by the episode's wind: one of five from -0.12 to 0.12, chosen by the start."""
 
     def __init__(self, num_envs: int, step_limit: int = 12, device: torch.device | str = "cpu") -> None:
         super().__init__(num_envs, step_limit, device)

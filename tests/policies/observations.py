@@ -1,4 +1,4 @@
-"""Random observations with the keys that object-token policies read."""
+"""Random observations with the keys of object-token policies."""
 
 import torch
 from tensordict import TensorDict

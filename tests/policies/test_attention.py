@@ -1,4 +1,4 @@
-"""The attention policy: neighbours are a set, those that are not there change nothing, and it learns from them."""
+"""The attention policy: neighbours are a set, absent ones have no effect, and it learns from them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A turned or mirrored scene asks for the turned or mirrored action."""
+"""A rotated or mirrored scene has the rotated or mirrored action."""
 
 import math
 
@@ -75,7 +75,7 @@ def test_what_the_instruction_mentions_is_never_hidden() -> None:
 def test_where_nothing_in_sight_is_mentioned_nothing_is_hidden() -> None:
     observation = observations(100)
     observation["instruction"][:50] = 0
-    observation["object_mask"][50:, [0, 2]] = False  # what is mentioned
+    observation["object_mask"][50:, [0, 2]] = False  # mentioned objects
     seen = hide_distractors(observation, 1.0)["object_mask"]
     assert torch.equal(seen, observation["object_mask"])
 

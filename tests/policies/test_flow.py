@@ -54,7 +54,7 @@ def test_chunks_of_a_new_policy_lie_as_near_as_its_initial_deviation_says() -> N
 
 
 def ode_ends(policy: FlowPolicy, x: torch.Tensor, observation: TensorDict) -> torch.Tensor:
-    """Normalised chunks that noise `x` flows to."""
+    """Normalised chunks generated from noise `x`."""
     with torch.no_grad():
         path, _, _ = policy._denoise(x, policy.encoder(observation), deterministic=True, generator=None)
     return path[:, -1]
@@ -159,7 +159,7 @@ def test_the_candidate_of_highest_advantage_is_executed(deterministic: bool) -> 
 
     policy.advantage = watched
     one = policy.act(observation, deterministic=deterministic).actions
-    assert not seen  # until told to rank
+    assert not seen  # until ranking starts
     policy.start_ranking()
     decision = policy.act(observation, deterministic=deterministic)
     assert seen["actions"].shape == (30, 6, 4, 2)
@@ -244,7 +244,7 @@ def test_encoder_and_augmentation_follow_from_the_contract() -> None:
     policy = FlowConfig(width=16).build(SCENE)
     assert isinstance(policy.encoder, ObjectEncoder)
     assert isinstance(policy.augment, CartesianScene)
-    other = FlowConfig(width=16).build(contract())  # objects, but actions that no turn is known of
+    other = FlowConfig(width=16).build(contract())  # objects, but actions without a known rotation
     assert isinstance(other.encoder, ObjectEncoder)
     assert other.augment is None
     assert isinstance(flat().encoder, FlatEncoder)
@@ -280,7 +280,7 @@ def test_what_a_contract_does_not_have_is_one_line_that_says_what_to_use(setting
 def test_a_flat_actor_acts_in_the_units_of_its_contract() -> None:
     policy = flat(reciprocal=["lidar"])
     low, high = torch.tensor(FLAT.action.low), torch.tensor(FLAT.action.high)
-    policy.fit(driving(64), (low + high) / 2 + torch.zeros(64, 2))  # nothing was ever varied
+    policy.fit(driving(64), (low + high) / 2 + torch.zeros(64, 2))  # actions never varied
     torch.testing.assert_close(policy.action_std, 0.1 * (high - low))
     actions = policy.act(driving(200, 1), deterministic=True).actions[:, 0]
     assert ((low <= actions) & (actions <= high)).all()
@@ -311,11 +311,11 @@ def test_a_critic_begins_with_the_eye_of_the_actor_and_sees_more() -> None:
     assert critic.shape == (32, 9)
     assert torch.equal(critic[:, :8], actor)
     assert critic[:, 8].any()
-    assert torch.equal(policy.advantage_encoder.layers[0].weight, actor)  # what ranks has no more to go by
+    assert torch.equal(policy.advantage_encoder.layers[0].weight, actor)  # the ranking input has no other actions
 
 
 def test_it_learns_to_reach_by_ppo() -> None:
-    """From nothing, from sparse reward: what policy=flow algorithm=ppo does on every task."""
+    """Learning from scratch with sparse reward, as policy=flow algorithm=ppo does."""
     torch.manual_seed(0)
     env = Reach(64)
     policy = FlowConfig(width=16, hidden=32).build(env.contract)

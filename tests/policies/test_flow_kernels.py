@@ -86,7 +86,7 @@ def mixture_velocity(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("noise_level", [0.5, 1.0])
 def test_stochastic_steps_keep_the_marginals_of_the_ode(noise_level: float) -> None:
-    """All of 1000 steps are noisy; samples are distributed as t noise + (1 - t) action, on the way and at the end."""
+    """All of 1000 steps are noisy; samples are distributed as t noise + (1 - t) action, during and at the end."""
     torch.manual_seed(0)
     grid, count = TimeGrid(1000), 10_000
     x = torch.randn(count, 1, 1)

@@ -1,4 +1,4 @@
-"""What the policy reads from names, and that padding and order of objects do not matter."""
+"""Features of object names; padding and order of objects do not matter."""
 
 import pytest
 import torch
@@ -119,7 +119,7 @@ def test_a_scene_without_objects_has_finite_features_and_gradients() -> None:
     attended = slice(2 * 32, None)  # nothing; the hand's own features stay
     assert (found[2, attended] == 0.0).all()
     assert torch.equal(found[2, : 2 * 32], full[2, : 2 * 32])
-    empty["object_position"][2] += 1.0  # what is not there is not seen
+    empty["object_position"][2] += 1.0  # absent objects have no effect
     assert torch.equal(encoder(empty), found)
     found.square().sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())

@@ -1,4 +1,4 @@
-"""The Gaussian policy: its log-probability by hand, and what it cannot read."""
+"""The Gaussian policy: its log-probability by hand, and refused contracts."""
 
 import math
 
@@ -68,7 +68,7 @@ def test_only_the_critic_reads_what_is_privileged_and_layers_are_the_actor():
         x = torch.tanh(x @ weight.T + bias)
     torch.testing.assert_close(policy.actions(seen).squeeze(1), 2 * x + 1)
     torch.testing.assert_close(policy.act(seen, deterministic=True).actions, policy.actions(seen))
-    del seen["wind"]  # a robot does not know it
+    del seen["wind"]  # missing on a robot
     policy.act(seen, deterministic=True)
 
 

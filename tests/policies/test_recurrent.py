@@ -1,4 +1,4 @@
-"""The recurrent policy: its memory is in the open, and it learns what takes one."""
+"""The recurrent policy: explicit memory, and learning a task that needs memory."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A policy comes back from a checkpoint alone, or one line says why not."""
+"""A policy can be rebuilt from its checkpoint only, or a one-line error says why not."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Statistics that follow what is seen are those of all that was seen, and leave ratios at one."""
+"""Running statistics equal those of all observations so far, and keep ratios at one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Words become the same integers in every process, in every script, and are remembered."""
+"""Words have the same integers in every process and script, and are cached."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_a_table_gives_the_ids_of_texts_of_any_shape_again_and_again(monkeypatch
     assert torch.equal(table(text(*said, "other").view(5, 1, -1))[:4, 0], expected)
     assert len(table.rows) == 4
     monkeypatch.setattr(words, "REMEMBERED", 4)
-    assert torch.equal(table(text("new", *said))[1:], expected)  # forgets, and reads anew
+    assert torch.equal(table(text("new", *said))[1:], expected)  # clears the cache and reads again
     assert len(table.rows) == 4
     with pytest.raises(UserError, match="at most 5 words"):
         table(text("a b c d e f"))

@@ -1,4 +1,4 @@
-"""A robot for tests: it does at once what it is told, and keeps a list of everything that it was told."""
+"""A robot for tests: executes commands at once and records all of them."""
 
 import numpy as np
 

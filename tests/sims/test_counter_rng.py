@@ -33,7 +33,7 @@ def test_mixing_is_the_published_function():
 
 
 def test_draws_stay_those_of_the_runs_that_were_published():
-    # Initial states are numbered, and a number has stood for the same one since: these may never change.
+    # These values may never change: the numbers of initial states must keep their meaning.
     found = [uniform((1, 2), 0, 0), uniform((1, 2), -1, 5), uniform((2**32 - 1, 7), 499, 63)]
     assert [int(u * 2**24) for u in found] == [7161673, 10172855, 16344945]
 

@@ -1,4 +1,4 @@
-"""C compiled at first use: once, whole or not at all, and again where anything that it depends on is another."""
+"""C compiled at first use: once, completely or not at all, and again if any dependency changes."""
 
 import ctypes
 import subprocess

@@ -11,7 +11,7 @@ def column(*values: float) -> torch.Tensor:
 
 
 def run(**changes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two decisions of two steps, discount 0.5, trace 0.5."""
+    """Two decisions of two steps, discount 0.5, lambda 0.5."""
     arguments = {
         "reward": torch.tensor([[[1.0, 2.0]], [[0.0, 4.0]]]),
         "executed": torch.ones(2, 1, 2, dtype=torch.bool),
@@ -41,7 +41,7 @@ def test_termination_drops_the_bootstrap_and_cuts_the_recursion() -> None:
 
 
 def test_time_limit_bootstraps_from_the_true_next_observation_and_cuts_the_recursion() -> None:
-    # the final observation is worth 9, the next episode's first one (5) plays no part: 2 + .25 * 9 - 3
+    # the final observation is worth 9, the next episode's first one (5) is not used: 2 + .25 * 9 - 3
     truncated = torch.tensor([[True], [False]])
     advantage, _ = run(truncated=truncated, next_value=column(9.0, 8.0))
     torch.testing.assert_close(advantage, column(1.25, -1.0))

@@ -1,4 +1,4 @@
-"""Analytic gradients: the objective and its gradient by hand, learning, resuming, and what has no gradients."""
+"""Analytic gradients: the objective and its gradient by hand, learning, resuming, and refusal without gradients."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def test_objective_by_hand() -> None:
     _, learner, collector = make(envs=2, terminal_weight=3.0, discount=0.5)
     rollout = collector.collect(4)
     x = rollout.next_observation()["position"].squeeze(-1).detach()
-    assert rollout.executed.all()  # nobody arrives in four steps of an untrained policy
+    assert rollout.executed.all()  # an untrained policy does not succeed in four steps
     weights = torch.tensor([1.0, 0.5, 0.25, 0.125 + 2.0]).unsqueeze(1)
     torch.testing.assert_close(learner._objective(rollout).detach(), -(weights * x.square()).sum(0).mean() / 4)
 
@@ -117,7 +117,7 @@ def test_step_by_step_a_rollout_is_the_same() -> None:
     _, learner, fused = make()
     _, _, stepped = make()
     stepped.env.unroll = None
-    for _ in range(3):  # some episodes end on the way
+    for _ in range(3):  # some episodes end in between
         one, other = fused.collect(4), stepped.collect(4)
         for field in ("reward", "executed", "terminated", "truncated", "success", "actions", "start", "task_index"):
             torch.testing.assert_close(getattr(one, field), getattr(other, field))

@@ -1,4 +1,4 @@
-"""Distillation: the phases follow each other, the student finds out what it is not told, and runs continue."""
+"""Distillation: order of phases, inference of privileged observations by the student, and resuming."""
 
 import copy
 import gc

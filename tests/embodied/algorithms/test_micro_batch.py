@@ -1,4 +1,4 @@
-"""How much a network keeps of a row, and how many rows fit, against numbers counted by hand."""
+"""Bytes that a network keeps per row, and rows that fit, against hand-counted numbers."""
 
 import pytest
 import torch

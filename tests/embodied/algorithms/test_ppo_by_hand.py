@@ -28,7 +28,7 @@ def make(envs: int = ROWS, **settings: float) -> tuple[MLPPolicy, PPO, Collector
 
 
 def minibatch(policy: MLPPolicy, ratio: float, advantage: float) -> TensorDict:
-    """Decisions of `policy` as an older one would have made them `ratio` times less likely; returns are 2."""
+    """Decisions whose old probability is that of `policy` divided by `ratio`; returns are 2."""
     observation = Reach(ROWS).reset(starts=torch.arange(ROWS))
     decision = policy.act(observation, generator=torch.Generator().manual_seed(1))
     return TensorDict(
@@ -116,13 +116,13 @@ def test_the_critic_is_trained_alone_at_first() -> None:
 
 @pytest.mark.parametrize(("target_kl", "taken"), [(1e-6, 2), (1e6, 6)])
 def test_an_update_ends_once_the_policy_has_moved_far(target_kl: float, taken: int) -> None:
-    """Of three minibatches and two epochs; the divergence is that before each step, nothing at the first."""
+    """Three minibatches, two epochs; the KL divergence is measured before each step, zero at the first."""
     _, learner, collector = make(minibatch=8, epochs=2, target_kl=target_kl, learning_rate=0.05)
     assert learner.update(collector.collect(4), 0.0)["minibatches"] == taken == learner.gradient_steps
 
 
 def constant(policy: MLPPolicy, value: float) -> None:
-    """Let its critic say `value` everywhere."""
+    """Set its critic to `value` everywhere."""
     torch.nn.init.zeros_(policy.critic[-1].weight)
     torch.nn.init.constant_(policy.critic[-1].bias, value)
 
@@ -166,7 +166,7 @@ def test_what_a_person_did_is_no_merit_of_the_policy() -> None:
     own = torch.tensor([True, True, False, True]).view(4, 1)
     batch, *_ = learner._prepare(replace(rollout, value=torch.full_like(rollout.value, 4.0)), ALONE)
     assert torch.equal(batch["own"], own)
-    # the second decision is followed by what the third one's state is worth, the last one by that of what comes then
+    # the second decision is bootstrapped from the third one's value, the last one from the following value
     assert batch["return"][own].tolist() == [0.25 * (1.0 + 1.0), 1.0 + 0.25 * 4.0, 0.25 * 4.0]
     advantage = torch.tensor([0.5, 2.0, 1.0]) - 4.0
     torch.testing.assert_close(batch["advantage"][own], (advantage - advantage.mean()) / advantage.std())
@@ -178,7 +178,7 @@ def test_what_a_person_did_is_not_learned_from() -> None:
     learner.update(rollout, 0.0)
     after = {name: value.clone() for name, value in policy.state_dict().items()}
     strange = rollout.sample.clone()
-    strange["raw"][2, 0] += 3.0  # what the policy would have done in place of the person
+    strange["raw"][2, 0] += 3.0  # the policy's action in place of the person's
     other, again, _ = make(envs=2, discount=0.5, gae_lambda=1.0)
     other.load_state_dict(before)
     again.update(replace(rollout, sample=strange), 0.0)
@@ -232,7 +232,7 @@ def test_pieces_keep_no_more_than_the_budget_allows() -> None:
 
 
 def test_minibatches_are_taken_from_where_the_rollout_lies_one_after_the_other() -> None:
-    """A rollout on disk need not fit into memory, nor one in memory onto the policy's device."""
+    """Rollouts on disk may exceed memory, rollouts in memory may exceed the policy's device."""
     _, learner, collector = make(minibatch=8)
     batch, *_ = learner._prepare(collector.collect(4), ALONE)
     parts = list(learner._minibatches(batch))

@@ -1,4 +1,4 @@
-"""Processes that train together learn what one with all their environments would; here they are threads."""
+"""Several processes learn the same as one with all environments; here they are threads."""
 
 import copy
 import threading
@@ -14,7 +14,7 @@ from tests.embodied.algorithms.test_ppo_by_hand import make, taken_over
 
 
 class Two:
-    """The world of two threads, as one of them sees it."""
+    """One thread's view of a world of two threads."""
 
     size = 2
 
@@ -30,7 +30,7 @@ class Two:
 
 
 def half(rollout: Rollout, rank: int) -> Rollout:
-    """Its environments from the first, or from the middle one on."""
+    """The first or second half of the environments."""
     count = rollout.done.shape[1]
     columns = slice(rank * count // 2, (rank + 1) * count // 2)
     parts = {
@@ -49,7 +49,7 @@ def half(rollout: Rollout, rank: int) -> Rollout:
 
 
 def averaged(learner: PPO, world: Two) -> None:
-    """What wraps the modules of a run in several processes does in the backward pass."""
+    """Averages gradients as the wrapper of modules in several processes does."""
 
     def average(*_: object) -> None:
         for parameter in (parameter for group in learner.parameters for parameter in group):
@@ -87,7 +87,7 @@ def together(rollout: Rollout, before: dict, **settings: float) -> dict[int, tup
 
 
 def led(rollout: Rollout) -> Rollout:
-    """A person leads the first half of its environments, but for the last two decisions."""
+    """A person controls the first half of the environments, except in the last two decisions."""
     human = torch.zeros_like(rollout.executed)
     human[:-2, : human.shape[1] // 2] = True
     return replace(rollout, human=human)
@@ -103,7 +103,7 @@ def test_two_processes_learn_what_one_with_all_environments_would(person: bool) 
     rollout = led(rollout) if person else rollout
     assert len(rollout.final_rows)
     expected = learner.update(rollout, 0.0)
-    assert 1 < expected["minibatches"] < 12  # the divergence stopped it
+    assert 1 < expected["minibatches"] < 12  # stopped by the KL divergence
     found = together(rollout, before, **settings)
     whole = learner._prepare(rollout, ALONE)[0]["advantage"]
     torch.testing.assert_close(torch.cat([found[rank][2] for rank in range(2)], 1), whole, rtol=1e-3, atol=1e-4)
@@ -116,7 +116,7 @@ def test_two_processes_learn_what_one_with_all_environments_would(person: bool) 
             torch.testing.assert_close(value, policy.state_dict()[name], rtol=1e-3, atol=1e-4)
     means = {name: sum(found[rank][1][name] for rank in range(2)) / 2 for name in ("kl", "policy_loss", "value_loss")}
     assert means == pytest.approx({name: expected[name] for name in means}, rel=1e-3, abs=1e-4)
-    assert found[0][1]["kl"] != pytest.approx(found[1][1]["kl"], rel=1e-2)  # they would not have stopped together
+    assert found[0][1]["kl"] != pytest.approx(found[1][1]["kl"], rel=1e-2)  # alone they stop at different steps
 
 
 def test_a_process_without_own_decisions_in_a_minibatch_steps_with_the_other() -> None:
@@ -149,7 +149,7 @@ def test_a_process_whose_environments_a_person_led_waits_for_nobody() -> None:
 
         def sum(self, values: torch.Tensor) -> torch.Tensor:
             asked.append(values.numel())
-            return values * 0  # nobody has a decision of their own
+            return values * 0  # no process has own decisions
 
     assert learner.update(rollout, 0.0, Counted()) == {}
-    assert len(asked) == 2  # the scale of rewards, and how many decisions there are
+    assert len(asked) == 2  # the reward scale and the number of decisions

@@ -1,4 +1,4 @@
-"""Ranking learns which of its own chunks are better, from what was executed, and goes on where it stopped."""
+"""Ranking learns from executed chunks which of its candidates are better, and resumes exactly."""
 
 import copy
 from dataclasses import replace

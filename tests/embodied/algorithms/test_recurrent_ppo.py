@@ -1,4 +1,4 @@
-"""PPO trains a policy with a memory through time: by the scores of sequences, and where nothing else helps."""
+"""PPO trains a policy with memory through time: scores of sequences, and a task that needs memory."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.embodied.reach import Reach
 
 
 class Recall(Reach):
-    """A sign is shown with the first observation of an episode; the third and last action is to have it."""
+    """The first observation of an episode shows a sign, which the third and last action must have."""
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs, executed=1, horizon=1, step_limit=3, tasks=1)

@@ -1,4 +1,4 @@
-"""The scale of rewards: by hand, resumed, and where reward is rare at first."""
+"""The reward scale: by hand, resumed, and with rare rewards at first."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Self-imitation learns from its own successes, from nothing else, and goes on where it stopped."""
+"""Self-imitation learns only from demonstrations and its successes, and resumes exactly."""
 
 import copy
 import math
@@ -27,7 +27,7 @@ def demonstrations() -> Episodes:
 
 
 def demonstrated(learner: SelfImitation) -> list[list[float]]:
-    """The chunks that there are in the demonstrations."""
+    """All chunks of the demonstrations."""
     episodes = learner.demonstrations
     return episodes.chunks(torch.arange(len(episodes)), 2)["actions"].flatten(1).tolist()
 
@@ -98,7 +98,7 @@ def test_a_new_network_takes_over_at_the_end_of_a_round_and_only_then():
     learner.update(collector.collect(5), 1.0)
     pairs = zip(policy.actor_parameters(), last.actor_parameters(), strict=True)
     assert all(torch.equal(mine, learned) for mine, learned in pairs)
-    assert learner.sft.policy is last  # the last round ends with the run: no network begins in vain
+    assert learner.sft.policy is last  # the last round ends with the run: no unused network is made
 
 
 def test_the_learning_rate_falls_in_each_round():

@@ -1,4 +1,4 @@
-"""Supervised training: windows of episodes, the average that acts, and the same numbers after a stop."""
+"""Supervised training: chunks of episodes, the moving average, and exact resuming."""
 
 import copy
 import math

@@ -27,7 +27,7 @@ def make(seed: int = 0, **settings) -> tuple[MLPPolicy, TD3, Collector]:
 def test_targets_by_hand() -> None:
     policy, learner, collector = make(target_noise=0.5, noise_clip=0.3, lookahead=1)
     for parameter in (*learner.target_policy.parameters(), *learner.target_critics.parameters()):
-        parameter.data += torch.randn_like(parameter)  # what learns is elsewhere by now
+        parameter.data += torch.randn_like(parameter)  # the trained networks have moved on
     rows = learner._rows(collector.collect(6))
     ended = rows["carry"] == 0
     assert ended.any()
@@ -69,7 +69,7 @@ def test_targets_reach_no_further_than_where_a_person_takes_over() -> None:
     following = rollout.next_observation()["position"][:, going]
     torch.testing.assert_close(rows["next_observation", "position"][:2, going], following[[0, 3]])
     torch.testing.assert_close(rows["carry"][0, going], torch.full((int(going.sum()),), 0.9**2))
-    assert (rows[1:] == alone[1:]).all()  # what the person did is stored as any action is
+    assert (rows[1:] == alone[1:]).all()  # a person's actions are stored like others
 
 
 def test_critics_are_two_networks() -> None:
@@ -97,7 +97,7 @@ def test_the_policy_moves_once_in_so_many_steps_and_its_targets_with_it() -> Non
         moved.append(not torch.equal(policy.actor[0].weight, actor))
         expected = target.lerp(policy.actor[0].weight, 0.25) if moved[-1] else target
         torch.testing.assert_close(learner.target_policy.actor[0].weight, expected)
-    assert moved == [False, False, False, True]  # the first rows are for warming up
+    assert moved == [False, False, False, True]  # the first rows are warm-up
 
 
 def test_learns_to_reach_from_sparse_reward() -> None:

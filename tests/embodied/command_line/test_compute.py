@@ -1,4 +1,4 @@
-"""A device, cores or memory that are not here are one clear line, before anything starts where that can be."""
+"""Missing devices, cores or memory give a one-line error, before anything starts if possible."""
 
 import resource
 import subprocess
@@ -30,10 +30,10 @@ def test_pytorch_gets_the_threads_that_are_asked_for():
 @pytest.mark.parametrize("threads", [0, -1, 10**6])
 def test_threads_that_no_machine_has_are_refused(threads, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(3))
-    with pytest.raises(UserError, match=f"expected threads of 1 to 64 on these 3 cores, got {threads}"):
+    with pytest.raises(UserError, match=rf"expected threads from 1 to 64 \(cores here: 3\), got {threads}"):
         prepare("cpu", threads=threads)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(100))
-    with pytest.raises(UserError, match="threads of 1 to 800 on these 100 cores"):
+    with pytest.raises(UserError, match=r"threads from 1 to 800 \(cores here: 100\)"):
         prepare("cpu", threads=threads)
 
 
@@ -73,12 +73,12 @@ def test_an_unknown_device_is_refused(device):
 
 def test_cuda_that_is_not_here_is_refused(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(ValueError, match="device=cuda, but this PyTorch is built without CUDA"):
+    with pytest.raises(ValueError, match="device=cuda, but this PyTorch has no CUDA"):
         prepare("cuda")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     prepare("cuda:0")
-    with pytest.raises(ValueError, match="device=cuda:1, but there are 1 CUDA devices"):
+    with pytest.raises(ValueError, match="device=cuda:1, but CUDA devices found: 1;"):
         prepare("cuda:1")
 
 

@@ -1,4 +1,4 @@
-"""A bar on a terminal, a line now and then in a log."""
+"""A bar on a terminal, occasional lines in a log."""
 
 import io
 import sys

@@ -1,4 +1,4 @@
-"""What a robot with a slow policy runs, by hand and by its own policy."""
+"""Actions of a robot with a slow policy, by hand and compared with its policy."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.embodied.reach import Reach
 
 
 class Counter:
-    """Chunks that name themselves: the i-th action of the n-th chunk is 10 n + i; it counts in its memory."""
+    """Numbered actions: action i of chunk n is 10 n + i; n is counted in the memory."""
 
     def __init__(self, horizon: int = 8, executed: int = 4) -> None:
         self.contract = Reach(1, horizon=horizon, executed=executed).contract
@@ -28,7 +28,7 @@ class Counter:
 
 
 class Inpainter(Counter):
-    """Follows the running chunk where that is frozen, and nothing else of it."""
+    """Repeats the frozen part of the running chunk, and nothing else of it."""
 
     def inpaint(self, observation, running, *, deterministic=False, generator=None):
         decision = self.act(observation)
@@ -87,7 +87,7 @@ def test_without_delay_nothing_changes_but_what_blending_adds(execution):
 
 
 class Left:
-    """Moves by what is left to the origin within the chunk, as seen when it began."""
+    """Moves by the remaining distance to the origin within the chunk, as observed at its beginning."""
 
     def __init__(self, env: Reach) -> None:
         self.contract = env.contract

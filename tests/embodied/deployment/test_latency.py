@@ -1,4 +1,4 @@
-"""Observations and commands arrive when they should, by hand; what is random is the same in every run."""
+"""Observations and commands arrive on time, by hand; random latencies are the same in every run."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def make(executed: int = 1, num_envs: int = 2, **latency) -> LatencyEnvironment:
 
 
 def run(env: LatencyEnvironment, actions: list[float]) -> tuple[list[float], list[float]]:
-    """Positions of environment 0 as they are and as they are seen, from x = 0.3 on."""
+    """True and observed positions of environment 0, from x = 0.3 on."""
     seen = [env.reset(starts=torch.zeros(env.num_envs, dtype=torch.long))["position"][0].item()]
     true = [env.env.position[0].item()]
     chunks = torch.tensor(actions).view(-1, 1, env.contract.executed, 1).expand(-1, env.num_envs, -1, -1)
@@ -143,7 +143,7 @@ def test_gradients_pass_through_what_was_delayed():
     gradients = torch.autograd.grad(rewards[-1], commands, allow_unused=True)
     assert gradients[0].abs().sum() > 0
     assert gradients[1].abs().sum() > 0
-    assert gradients[2] is None or not gradients[2].any()  # still under way
+    assert gradients[2] is None or not gradients[2].any()  # still in transit
     env.detach()
     assert not env.step(torch.zeros(2, 1, 1)).reward.requires_grad
 
@@ -162,7 +162,7 @@ def test_impossible_latencies_are_refused(wrong: dict):
 
 
 class Filmed:
-    """A task whose films have no latency."""
+    """A task whose videos have no latency."""
 
     name, distributions, asset_kind = "filmed", ("reach",), None
 

@@ -1,4 +1,4 @@
-"""Networks as they are deployed: layers against PyTorch's own, what is kept of a contract, names of elements."""
+"""Deployed networks: layers against PyTorch's, reduced contracts, names of elements."""
 
 import torch
 from torch import nn
@@ -52,7 +52,7 @@ def test_empty_rows_weigh_nothing_and_the_order_of_rows_does_not_matter():
     other[:, 0, 0] += 5.0
     assert (attend(other) != before).any(1).all()
     rows[..., 1] = 0.0
-    assert attend(rows).isfinite().all()  # nobody around
+    assert attend(rows).isfinite().all()  # no neighbours
 
 
 def test_actions_are_in_the_limits_whatever_rounding_does():

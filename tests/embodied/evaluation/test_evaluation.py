@@ -1,4 +1,4 @@
-"""A success rate is the right number, the same number every time, with the right interval."""
+"""Success rates and intervals are correct and repeatable."""
 
 from dataclasses import replace
 
@@ -219,7 +219,7 @@ def test_summary_holds_rates_and_intervals_per_task():
 
 
 def test_without_numbers_every_episode_that_was_dealt_counts() -> None:
-    """Those that succeed end early: whoever counted the first to end would find too many of them."""
+    """Successful episodes end early: counting the first to end would overestimate success."""
     env = Nameless(6, tasks=2)
     result = evaluate(env, Constant(env._reach, -0.1), starts_per_task=7)
     assert len(env.begun) == 14

@@ -1,4 +1,4 @@
-"""The report says what was measured, in the form that programs expect."""
+"""The report contains the measurements, in the format that programs expect."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Gaps between back ends are paired and right, whatever order episodes ran in."""
+"""Gaps between back ends are paired and correct for any order of episodes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Videos: what is filmed is what evaluation runs, tiles are where they belong, files are whole or absent."""
+"""Videos: episodes equal those of evaluation, tiles are placed correctly, files are complete or absent."""
 
 import imageio.v3 as iio
 import imageio_ffmpeg
@@ -22,12 +22,12 @@ class Homing:
     def act(self, observation, *, deterministic=False, generator=None):
         assert deterministic
         position = observation["position"].unsqueeze(1).expand(-1, 4, 1)
-        # All four at once are too far, so that how often it decides shows in the outcome.
+        # All four at once overshoot, so that the decision rate affects the outcome.
         return Decision(-position.sign() * self.speed, observation, torch.zeros(len(position), 1))
 
 
 def camera(env):
-    """Pictures whose grey level is the position of the point."""
+    """Images whose grey level is the position of the point."""
 
     def render(ids):
         level = (128 + 100 * env.position[torch.as_tensor(ids)]).round().to(torch.uint8).numpy()
@@ -63,7 +63,7 @@ def test_frames_can_be_fewer_than_chunks():
 
 def test_chunks_that_do_not_fit_are_refused():
     env = Reach(1, executed=3, horizon=3)
-    with pytest.raises(ValueError, match="chunks of 3 actions fill the policy's 4"):
+    with pytest.raises(ValueError, match="executed=4 of the policy to be a multiple of the environment's 3"):
         film(env, Homing(0.1), torch.tensor([0]), camera(env))
 
 

@@ -1,4 +1,4 @@
-"""Episodes keep what happened, give chunks that end with their episode, and come back from the disk as they were."""
+"""Episodes: content, chunks that end with their episode, and exact reading from disk."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_they_come_back_from_the_disk_as_they_were(tmp_path):
     assert same(found, Episodes.join(parts))
     assert (contract, origin) == (CONTRACT, {"seed": 3})
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
-    assert np.load(tmp_path / "made/observation.picture.npy").shape == (11, 4, 4, 3)  # as any program reads it
+    assert np.load(tmp_path / "made/observation.picture.npy").shape == (11, 4, 4, 3)  # readable by any program
 
 
 def test_rows_are_read_when_they_are_asked_for(tmp_path):

@@ -1,4 +1,4 @@
-"""Memories are carried along episodes, restarted with them, and the same whatever runs beside them."""
+"""Memories are kept during episodes, reset with them, and independent of other environments."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from tests.embodied.reach import FixedStarts, Reach
 
 
 class Patient:
-    """Waits for `patience` decisions of an episode, then moves to the left; it knows how many from its memory alone."""
+    """Waits for `patience` decisions of an episode, then moves to the left; counts them only in its memory."""
 
     def __init__(self, env: Reach, patience: int) -> None:
         self.contract, self.patience = env.contract, patience

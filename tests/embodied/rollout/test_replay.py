@@ -54,7 +54,7 @@ def test_ring_overwrites_the_oldest() -> None:
 
 
 def random_rollout(draw: torch.Generator, envs: int, decisions: int, executed: int) -> Rollout:
-    """Endings anywhere, chunks that stop early only there; numbers that nothing else has."""
+    """Random endings, chunks that stop early only there; all values are distinct."""
     shape = (decisions, envs)
     done = torch.rand(shape, generator=draw) < 0.3
     count = torch.randint(1, executed + 1, shape, generator=draw).where(done, torch.tensor(executed))
@@ -76,7 +76,7 @@ def random_rollout(draw: torch.Generator, envs: int, decisions: int, executed: i
 
 
 class OneByOne:
-    """The assembler told environment by environment, decision by decision."""
+    """A reference assembler: environment by environment, decision by decision."""
 
     def __init__(self, horizon: int, envs: int) -> None:
         self.horizon, self.running = horizon, [[] for _ in range(envs)]

@@ -1,4 +1,4 @@
-"""Collection keeps episodes, true final observations and start bookkeeping straight."""
+"""Collection: episodes, true final observations and initial states are correct."""
 
 import copy
 
@@ -65,7 +65,7 @@ def test_failed_starts_come_back_until_attempts_are_used_up() -> None:
     )  # start 0 fails, odd starts succeed
     begun = rollout.start[torch.cat((torch.tensor([True]), rollout.done[:-1, 0]))].flatten().tolist()
     first = begun[0]
-    failing = [2, 1] if first % 2 == 0 else [1, 2]  # attempts that even and odd starts take
+    failing = [2, 1] if first % 2 == 0 else [1, 2]  # attempts that even and odd starts need
     expected = [first + offset for offset in range(4) for _ in range(failing[offset % 2])]
     assert begun[: len(expected)] == expected[: len(begun)]
 
@@ -147,7 +147,7 @@ def test_first_decisions_are_of_many_episodes_and_actions_cover_the_limits() -> 
     assert len(observation) == len(actions) == 5 * 8 * 8  # episodes, decisions, environments
     assert env.start.tolist() == [4] * 8
     assert observation["position"][:8].abs().min() >= 0.3 - 1e-6  # where episodes begin
-    assert observation["position"].abs().min() < 0.3  # and where they lead
+    assert observation["position"].abs().min() < 0.3  # and the observations after them
     assert actions.abs().max() <= 0.25
     assert actions.std() == pytest.approx(0.5 / 12**0.5, rel=0.1)
 

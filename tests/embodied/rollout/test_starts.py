@@ -1,4 +1,4 @@
-"""Initial states that are tried again, dealt all at once: the same as one after the other."""
+"""Retried initial states: assigning all at once equals assigning one after the other."""
 
 from collections import deque
 
@@ -10,7 +10,7 @@ from embodied.rollout.starts import RECENT, RetryStarts
 
 
 class OneByOne:
-    """The same, told environment by environment."""
+    """The reference, environment by environment."""
 
     def __init__(self, task_index: list[int], retry: float, attempts: int, generator: torch.Generator) -> None:
         self.task_index, self.retry, self.attempts, self.generator = task_index, retry, attempts, generator
@@ -98,12 +98,12 @@ def test_what_is_abandoned_was_no_attempt_and_retries_are_dealt_again() -> None:
     assert starts.firsts.tolist() == [False, True]
     starts.abandon()
     dealt = starts(everyone, ~everyone)
-    assert starts.firsts.tolist() == [False, True]  # nobody ended an episode
+    assert starts.firsts.tolist() == [False, True]  # no environment ended an episode
     assert dealt[0] == begun[0]
     assert starts.running[0].tolist() == [int(begun[0]), 1]  # still the second attempt
     assert (starts.running[1:, 1] == 0).all()
     assert not len(starts.failed[0])
-    assert starts.first_attempts() == {}  # until everyone has ended an episode since
+    assert starts.first_attempts() == {}  # until every environment has ended an episode since
     starts(everyone, everyone)
     assert starts.firsts.tolist() == [False, True, True, True, True]
     assert starts.first_attempts() == {"first_attempts_success": 0.8}

@@ -1,4 +1,4 @@
-"""Where a rollout lies changes no number of it, and nothing stays behind; every picture is held once."""
+"""The storage of a rollout changes no value and leaves no files; every image is stored once."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ SIDE = 128
 
 
 class Cameras(EpisodeEngine):
-    """Two pictures of noise; nothing else happens."""
+    """Two images of noise; nothing else happens."""
 
     def __init__(self, num_envs: int, step_limit: int = 5) -> None:
         picture = TensorSpec((SIDE, SIDE, 3), dtype="uint8")
@@ -45,7 +45,7 @@ class Cameras(EpisodeEngine):
 
 
 class Still:
-    """Commands nothing."""
+    """Commands zeros."""
 
     def __init__(self, env: EpisodeEngine) -> None:
         self.contract = env.contract
@@ -110,7 +110,7 @@ def mapped(folder: Path) -> int:
 
 def test_nothing_stays_of_what_lay_on_disk(tmp_path: Path) -> None:
     collector, rollout = collected(Storage.DISK, tmp_path)
-    assert not list(tmp_path.iterdir())  # no name for anything else
+    assert not list(tmp_path.iterdir())  # no other process can open it
     opened = len(os.listdir("/proc/self/fd"))
     if Path("/proc/self/maps").exists():
         assert mapped(tmp_path) > 0  # it is on disk

@@ -207,7 +207,7 @@ def test_weights_of_no_policy_are_refused_on_one_line(name, value, told, tmp_pat
     save_tree(newest / "policy.safetensors", broken)
     record = json.loads((newest / "checkpoint.json").read_text())
     sealed.write(newest / "checkpoint.json", record, checkpoints.FILES)
-    with pytest.raises(ValueError, match=f"policy.safetensors holds no policy: {told}.*; use {previous}$") as error:
+    with pytest.raises(ValueError, match=f"policy.safetensors is not a policy: {told}.*; use {previous}$") as error:
         load(tmp_path)
     assert "\n" not in str(error.value)
 

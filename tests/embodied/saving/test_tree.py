@@ -1,4 +1,4 @@
-"""What goes into a file comes out, bit for bit, and nothing else is accepted."""
+"""Trees are read back bit for bit, and other files are refused."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""A whole run on a small task: its stages and what is told of them, parts that do not fit, starts and endings."""
+"""A whole run on a small task: stages and their report, incompatible parts, start and end."""
 
 import copy
 import json
@@ -94,7 +94,7 @@ SFT_CONFIG = SFTConfig(SFT_STEPS, batch=16, learning_rate=3e-3)
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch):
-    """To draw them takes most of the time of a run as small as these."""
+    """Drawing curves takes most of the time of such a small run."""
     monkeypatch.setattr(embodied.training.experiment, "CURVES", {})
 
 
@@ -129,7 +129,7 @@ def test_a_run_reports_every_stage(tmp_path: Path, algorithm: str) -> None:
 
 def test_the_control_is_supervised_training_that_never_stopped(tmp_path: Path) -> None:
     class Watched(Experiment):
-        """Keeps the weights of what is evaluated."""
+        """Records the weights of evaluated policies."""
 
         def _evaluate(self, policy, *rest):
             weights[self.stage.value] = {name: value.clone() for name, value in policy.state_dict().items()}
@@ -209,7 +209,7 @@ def test_every_environment_is_asked_to_be_where_the_policy_is(tmp_path: Path) ->
 
 
 def test_success_and_return_are_told_where_an_episode_ended(tmp_path: Path) -> None:
-    """Episodes of at most seven steps, two decisions of one step an iteration: none ends in the first."""
+    """Episodes of up to seven steps, two decisions of one step per iteration: none ends in the first."""
 
     class Away(SmoothReach):
         """Nothing succeeds."""

@@ -1,4 +1,4 @@
-"""The first signal asks, the second insists."""
+"""The first signal requests a stop, the second stops at once."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Metrics survive a kill and join after a resume."""
+"""Metrics survive a kill and are continuous after a resume."""
 
 import logging
 import sys
@@ -34,7 +34,7 @@ def test_a_resumed_run_drops_what_its_checkpoint_did_not_know(tmp_path):
         rows = logger.rows
         logger.log(20, {"rollout/success": 0.9})
     with (tmp_path / METRICS).open("a") as file:
-        file.write('{"step": 30, "rollout/succ')  # killed while it wrote
+        file.write('{"step": 30, "rollout/succ')  # killed while writing
     with Logger(tmp_path, rows=rows) as logger:
         logger.log(20, {"rollout/success": 0.25})
     expected = [(10, 0.125), (20, 0.25)]

@@ -1,4 +1,4 @@
-"""The loop that collects and updates: it learns, counts what it ran, and asks no more of a simulator than it must."""
+"""The training loop learns, counts its steps, and only needs the minimal simulator protocol."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_all_that_ended_is_counted() -> None:
 
 
 class Twin:
-    """One of two processes that do the same."""
+    """One of two identical processes."""
 
     rank, size = 1, 2
 
@@ -176,7 +176,7 @@ class NamelessTask(ReachTask):
 
 
 class SingleTask(NamelessTask):
-    """On the only one there is."""
+    """With a simulator that can exist once per process."""
 
     distributions = ("wide", "narrow")
 
@@ -188,7 +188,7 @@ class SingleTask(NamelessTask):
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch):
-    """To draw them takes most of the time of a run as small as these."""
+    """Drawing curves takes most of the time of such a small run."""
     monkeypatch.setattr(embodied.training.experiment, "CURVES", {})
 
 
@@ -223,7 +223,7 @@ def test_a_report_on_a_simulator_that_can_do_it_all_has_no_notes(tmp_path: Path)
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 def dies(after: int) -> type[Experiment]:

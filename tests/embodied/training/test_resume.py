@@ -1,4 +1,4 @@
-"""A run that was killed, stopped, or asked for more goes on as if nothing had happened; another one is refused."""
+"""Killed, stopped and extended runs continue with unchanged numbers; other runs are refused."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def interruptible():
 
 
 def left(directory: Path) -> dict:
-    """What a run leaves but for times: report, metrics, and all tensors of its last checkpoint, bit for bit."""
+    """Everything a run writes except times: report, metrics, and all tensors of its last checkpoint."""
     report = json.loads((directory / "report.json").read_text())
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     saved = checkpoint.load(directory)
@@ -54,14 +54,14 @@ def left(directory: Path) -> dict:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Checkpoints often, and no drawing of curves, which takes most of the time of a run as small as these."""
+    """Frequent checkpoints, and no drawing of curves, which takes most of the time of such a small run."""
     monkeypatch.setattr(embodied.training.experiment, "SEGMENT", 10)
     monkeypatch.setattr(embodied.training.experiment, "CURVES", {})
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """What the run of an algorithm leaves that nobody stopped."""
+    """Results of an algorithm's uninterrupted run."""
     found: dict[tuple, dict] = {}
 
     def get(algorithm: str, iterations: int = ITERATIONS) -> dict:
@@ -75,7 +75,7 @@ def whole(tmp_path_factory):
 
 
 def until_done(make) -> int:
-    """Run what `make` makes, again after every stop; returns the number of stops."""
+    """Run the experiments of `make`, again after every stop; returns the number of stops."""
     stops = 0
     while True:
         try:
@@ -89,7 +89,7 @@ def until_done(make) -> int:
 @pytest.mark.parametrize("algorithm", [*LEARNERS, *SCRATCH])
 def test_stopping_and_continuing_changes_no_number(tmp_path: Path, whole, algorithm: str) -> None:
     class StopsOften(Experiment):
-        """Asked to stop after every few looks."""
+        """Requests a stop after every few checks."""
 
         looks = 0
 
@@ -103,11 +103,11 @@ def test_stopping_and_continuing_changes_no_number(tmp_path: Path, whole, algori
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 class DiesInEveryStage(Experiment):
-    """Nothing is saved when it dies, once a stage, between two checkpoints."""
+    """Dies once per stage, between two checkpoints, without saving."""
 
     died: set[Stage]
 
@@ -158,7 +158,7 @@ def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_pat
 
 def test_what_building_a_learner_draws_does_not_shift_what_its_updates_draw(tmp_path: Path, monkeypatch) -> None:
     class DrawingConfig(PPOConfig):
-        """Of a learner with networks of its own and dropout: both draw from torch's global generator."""
+        """A learner with its own networks and dropout, which both use torch's global generator."""
 
         def build(self, *parts):
             learner = super().build(*parts)
@@ -184,7 +184,7 @@ def test_a_kill_before_the_first_checkpoint_of_rl_changes_no_bit(tmp_path: Path)
             return super()._iterate(*parts)
 
     class ToldTask(ReachTask):
-        """The critic is told the wind, which demonstrations do not hold: random play does."""
+        """The critic observes the wind, which is missing in demonstrations and taken from random play."""
 
         def contract(self, distribution):
             return WindyReach(1).contract
@@ -335,7 +335,7 @@ def test_other_options_are_refused_and_those_that_no_result_depends_on_are_not(t
     resumed().run()
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     for changes, told in (
-        ({"seed": 1}, r"has seed=0, got 1; a run is continued as it is, with more env_steps at most"),
+        ({"seed": 1}, r"has seed=0, got 1; only env_steps may grow"),
         ({"sft": {"steps": 60}}, r"has sft.steps=50, got 60"),
         ({"env_steps": 470}, r"has env_steps=480, got 470"),
         ({"env_steps": 560, "seed": 2}, r"has seed=0, got 2;"),

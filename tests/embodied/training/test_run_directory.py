@@ -1,4 +1,4 @@
-"""One process at a time works in a run's directory, and nothing that is there is written over."""
+"""A run's directory is used by one process at a time, and no existing file is overwritten."""
 
 import os
 import resource
@@ -97,7 +97,7 @@ def test_an_output_with_other_files_is_refused_and_left_as_it_is(tmp_path: Path)
     for name in "abcd":
         (tmp_path / "notes" / name).write_text("mine")
     with (
-        pytest.raises(UserError, match=r"notes holds other files \(a, b, c\)"),
+        pytest.raises(UserError, match=r"notes has other files \(a, b, c\)"),
         begin(tmp_path / "notes"),
     ):
         pass
@@ -109,7 +109,7 @@ def test_an_output_with_other_files_is_refused_and_left_as_it_is(tmp_path: Path)
 def test_a_run_without_a_checkpoint_is_neither_resumed_nor_written_over(tmp_path: Path):
     (tmp_path / "checkpoint").mkdir()
     with (
-        pytest.raises(UserError, match=r"holds other files \(checkpoint\); choose"),
+        pytest.raises(UserError, match=r"has other files \(checkpoint\); choose"),
         begin(tmp_path),
     ):
         pass

@@ -1,4 +1,4 @@
-"""A policy never acts on elements in another order than it was built for: wherever two meet, that is refused."""
+"""Elements in another order than the policy's are refused wherever policies and environments are combined."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +33,7 @@ class NamedReach(Reach):
 
 
 class NamedTask:
-    """Whose simulator may change between two runs."""
+    """A task whose simulator may change between two runs."""
 
     name, distributions, asset_kind = "reach", ("wide",), None
 

@@ -1,4 +1,4 @@
-"""Runs that begin with the weights of another one, and stages that were asked for."""
+"""Runs that start from the weights of another one, and selected stages."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from tests.embodied.training.test_loop import Killed, dies
 
 @pytest.fixture(autouse=True)
 def no_curves(monkeypatch):
-    """To draw them takes most of the time of a run as small as these."""
+    """Drawing curves takes most of the time of such a small run."""
     monkeypatch.setattr(embodied.training.experiment, "CURVES", {})
 
 

@@ -1,4 +1,4 @@
-"""Phases add up to the whole."""
+"""Phases add up to the total."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The Crazyflie example, compiled against the interface that it uses and flown on this machine."""
+"""The Crazyflie example, compiled against its interface and simulated on this machine."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_it_commands_what_the_policy_does_on_the_same_state(tmp_path: Path, kind
         (20, 1),
         (21, 0),
         (23, 1),
-    ]  # when, and whether to fly
+    ]  # time, and whether to fly
     health, *said = fly(tmp_path / "export", "\n".join(f"{step} {mode} {numbers}" for step, mode in steps))
     assert health == [1.0]
     assert {row[-1] for row in said} == {2.0}  # controlModeForce

@@ -1,4 +1,4 @@
-"""Exported C against the policy it comes from, on this machine; what is refused, and that nothing is left of it."""
+"""Exported C against its policy, on this machine; refused exports leave no files."""
 
 import ctypes
 import json
@@ -38,7 +38,7 @@ def test_floats_do_what_the_policy_does(exported, kind: str):
     assert torch.equal(samples.outputs, rollout_outputs(make(kind), make(kind).deployable(), samples.inputs))
     contract = Contract.from_dict(json.loads((directory / "contract.json").read_text()))
     assert contract == make(kind).deployable().contract
-    assert "force" not in contract.observation  # what only a simulator knows
+    assert "force" not in contract.observation  # privileged
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,7 +199,7 @@ def without_unit():
 
 
 class Another(type(make("mlp"))):
-    """What it says it does is not what it does."""
+    """Its deployed network differs from its actions."""
 
     def deployable(self) -> Network:
         network = super().deployable()

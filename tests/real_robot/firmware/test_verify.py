@@ -183,7 +183,7 @@ def test_the_crazyflie_example_builds_for_its_core(exported, tmp_path: Path, kin
 
 
 def test_outputs_are_those_of_the_emulated_core(exported, tmp_path: Path):
-    """Not of this machine: a policy whose kernels differ on the core gives other actions there."""
+    """A policy whose kernels differ on the core gives different actions there than on this machine."""
     directory = Path(shutil.copytree(exported("mlp"), tmp_path / "export"))
     other = "#ifdef __arm__\n  return 0.5f;\n#endif\n  return x * p / q;"
     exchange(directory, "policy_kernels.h", "return x * p / q;", other)

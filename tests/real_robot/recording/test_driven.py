@@ -1,4 +1,4 @@
-"""Recordings as episodes for a contract: every bit as it was measured, with names in the order asked for."""
+"""Recordings as episodes for a contract: measured values bit for bit, elements in the contract's order."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_episodes_are_what_was_driven_without_a_break(recording: Recording):
     assert [len(episode) for _, episode in found] == LENGTHS
     for steps, (_, episode) in zip(STEPS, found, strict=True):
         assert episode.human.tolist() == [step == 1 for step in steps]
-        assert not episode.success.any()  # nobody said
+        assert not episode.success.any()  # not recorded
         for row, step in enumerate(steps):
             assert torch.equal(episode.actions[row], torch.tensor([step / 10, -step / 10]))
             for key, value in seen(step).items():

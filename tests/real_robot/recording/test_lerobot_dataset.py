@@ -1,4 +1,4 @@
-"""Datasets: what a robot did becomes a LeRobot dataset, comes back, and trains; others' are read or refused clearly."""
+"""Recordings become LeRobot datasets, are read back and train; foreign datasets are read or clearly refused."""
 
 import json
 import shutil

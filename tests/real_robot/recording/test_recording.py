@@ -1,4 +1,4 @@
-"""Recordings: everything comes back, other readers agree, a killed or starved recorder loses little and tells."""
+"""Recordings: lossless, readable by other tools; a killed or starved recorder loses little and reports it."""
 
 import os
 import signal

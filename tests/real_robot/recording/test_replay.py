@@ -1,4 +1,4 @@
-"""A recording replayed through the policy: the same actions bit for bit, and a difference where there is one."""
+"""A recording replayed through the policy: equal actions bit for bit, and differences are found."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""train.py demonstrations=DATASET: what a robot recorded trains a policy for the task whose contract it serves."""
+"""train.py demonstrations=DATASET: a robot's recordings train a policy for a task with their contract."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A quadrotor hovers for three episodes, by nothing but its constant thrust."""
+    """A quadrotor hovers for three episodes with constant thrust."""
     folder = tmp_path_factory.mktemp("flown")
     config, _ = compose(TrainConfig, "train", ["task=quadrotor_hover"], GROUPS)
     environment = config.task.environment(1, config.task.distributions[0], "train", 0)

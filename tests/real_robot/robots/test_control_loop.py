@@ -14,7 +14,7 @@ from tests.real_robot.plant import Plant
 
 
 class Time:
-    """Passes when it is slept, or worked."""
+    """A clock that advances by sleeping or working."""
 
     def __init__(self, wakes_late_s: float = 0.0) -> None:
         self.now, self.wakes_late_s = 100.0, wakes_late_s
@@ -58,7 +58,7 @@ def test_missed_deadlines_are_skipped_not_made_up_for():
     began, timing = run(work)
     np.testing.assert_allclose(began, [0.0, 0.01, 0.05, 0.06, 0.07, 0.09], atol=1e-5)
     assert (timing.periods, timing.missed, timing.overruns) == (6, 4, 2)
-    _, timing = run([0.001, 0.001, 0.05])  # what passes after the last period is nobody's deadline
+    _, timing = run([0.001, 0.001, 0.05])  # time after the last period violates no deadline
     assert (timing.periods, timing.missed, timing.overruns) == (3, 0, 1)
 
 
@@ -145,7 +145,8 @@ def test_a_watchdog_holds_when_the_program_hangs():
 
 
 def test_real_time_is_asked_for_and_refusals_are_told():
-    # in a process of its own, which it changes; without the right to lock memory or a priority, both are refused
+    # in a separate process, because it changes the process; without the right to lock memory or a priority, both are
+    # refused
     code = (
         "import gc, os, resource\n"
         "from real_robot.robots.control_loop import prefer_real_time\n"

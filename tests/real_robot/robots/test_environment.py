@@ -1,4 +1,4 @@
-"""A robot as an Environment: the same as the simulator that it wraps, and a person beside it."""
+"""A robot as an Environment: equal to its simulator; human intervention."""
 
 from dataclasses import replace
 

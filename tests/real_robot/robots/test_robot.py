@@ -1,4 +1,4 @@
-"""A simulated robot: the simulator's observations and time, behind what a real robot has."""
+"""A simulated robot: the simulator's observations and time through the interface of a real robot."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_every_command_and_every_hold_is_one_period():
     assert robot.clock() == reading.stamp_s
     assert reading.observation["position"] == pytest.approx([0.6])
     assert robot.transition.observation["position"].item() == pytest.approx(0.6)
-    assert robot.reset().sequence == 4  # measurements count on, and so does time
+    assert robot.reset().sequence == 4  # measurement counter and time continue
     assert robot.clock() == reading.stamp_s
 
 
@@ -96,4 +96,4 @@ def test_a_quadrotor_is_flown_and_stopped_through_safety():
     assert steps <= 20.0 * env.contract.control_dt_s * (1 + 1e-9)
     before = robot.clock()
     assert controller.tick().state is State.STOPPED
-    assert robot.clock() > before  # it holds, and time goes on
+    assert robot.clock() > before  # it holds, and time continues

@@ -1,4 +1,4 @@
-"""A robot that is not ROS: Eclipse Cyclone DDS, a vendor other than rclpy's here, speaks to our nodes on the wire.
+"""A robot without ROS: Eclipse Cyclone DDS, another vendor than rclpy's here, communicates with our nodes.
 
 `python dds_robot.py DOMAIN ROW LOG` measures at 50 Hz, follows commands at once, and writes one JSON line for every
 message: what it sent, what it received, and as which type and with which QoS the sender offered it.
@@ -157,7 +157,7 @@ def now() -> Time:
 
 
 def push() -> float:
-    """Something that moves the robot, so that every state is another one."""
+    """A motion that makes every state of the robot different."""
     return 0.3 * math.sin(3.0 * time.monotonic())
 
 
@@ -187,7 +187,7 @@ class Arm:
 
 
 class Base:
-    """A differential drive that has the speed it was told."""
+    """A differential drive that moves at the commanded speed."""
 
     state = ("odom", Odometry)
     command = ("cmd_vel", TwistStamped)

@@ -1,4 +1,4 @@
-"""Our nodes drive a robot that runs another vendor's DDS: names, types, QoS and bytes on the wire are ROS's."""
+"""Our nodes drive a robot with another vendor's DDS: names, types, QoS and bytes are ROS's."""
 
 import json
 import sys

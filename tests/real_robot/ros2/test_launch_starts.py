@@ -1,4 +1,4 @@
-"""What launch files ask for starts with real rclpy and can be configured from its parameter files."""
+"""The nodes of launch files start with real rclpy and can be configured from the parameter files."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def test_everything_that_is_launched_starts(name: str, tmp_path: Path, hover: Pa
             nodes.spawn(f"robot1/{node.name}", argv(node, tmp_path))
         for full in list(nodes.running):
             assert nodes.state(full) == "unconfigured"
-            if name == "quadrotor":  # px4_msgs are not on PyPI: that is told on one line
+            if name == "quadrotor":  # px4_msgs are not on PyPI: reported on one line
                 with pytest.raises(ValueError, match="px4_msgs/msg/VehicleOdometry not found"):
                     nodes.change(full, "configure")
             else:

@@ -50,7 +50,7 @@ def settings(context: rclpy.Context, **parameters: Any) -> Settings:
     )
     try:
         found = read_settings(node, Settings)
-        assert node.get_parameter("inner.rate_hz").value == found.inner.rate_hz  # told where it was left out
+        assert node.get_parameter("inner.rate_hz").value == found.inner.rate_hz  # reported if missing
         return found
     finally:
         node.destroy_node()

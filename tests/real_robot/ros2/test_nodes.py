@@ -27,7 +27,7 @@ LATCHED = QoSProfile(depth=10, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
 
 
 class Robot(Processes):
-    """A hovering drone, slower than life so that a busy machine keeps up, and what its nodes say."""
+    """A hovering drone, slower than real time so that a busy machine keeps up, and its nodes' messages."""
 
     def __init__(self, run: Path, directory: Path) -> None:
         super().__init__(directory)

@@ -1,4 +1,4 @@
-"""What a robot with a status is told: real publishers and subscriptions within one process."""
+"""A robot with a status: real publishers and subscriptions within one process."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

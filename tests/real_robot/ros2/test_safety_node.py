@@ -71,7 +71,7 @@ class Both(Processes):
         self.command.publish(codec.encode({ACTION: np.array([action])}, types, stamp_s))
 
     def live(self) -> None:
-        """Say that the policy lives."""
+        """Publish the policy's heartbeat."""
         self.heartbeat.publish(Header())
 
     def spin_for(self, seconds: float) -> None:

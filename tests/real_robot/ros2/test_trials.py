@@ -1,4 +1,4 @@
-"""Trials on a robot, which sim_node plays in real time; the person's answers are written down here."""
+"""Trials on a robot, simulated by sim_node in real time, with scripted answers of a person."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Motion inside all limits passes unchanged; targets out of reach are met in nearly the least time, without passing."""
+"""Motion inside all limits passes unchanged; other targets are reached in nearly minimal time, without overshoot."""
 
 import math
 

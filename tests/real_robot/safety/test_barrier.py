@@ -1,4 +1,4 @@
-"""The nearest velocity that keeps distance is found exactly, and distance is kept."""
+"""The nearest velocity that keeps the distance is found exactly, and the distance is kept."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""No more energy is put into the world than the tank held and the world gave back."""
+"""The energy output never exceeds the tank's initial energy plus the returned energy."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_by_hand():
 
 
 class Pressing(Plant):
-    """It meets a force that changes as it likes."""
+    """It meets an arbitrarily changing force."""
 
     def __init__(self, kind: Kind, seed: int) -> None:
         super().__init__(kind, np.zeros(2))

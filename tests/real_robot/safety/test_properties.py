@@ -1,4 +1,4 @@
-"""No command outside any limit reaches `write`, whatever is asked for; bad input holds at once; an e-stop latches.
+"""No command outside any limit reaches `write`, for any request; bad input holds at once; an e-stop latches.
 
 Cases: one is one call of `Safety.command` (or of another method, in the last test). Their number is the product of
 `examples` and of the calls in each, and is asserted where it is run: 259,000 in all.

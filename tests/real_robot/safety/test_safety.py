@@ -1,4 +1,4 @@
-"""The state machine, bounds on what is observed, and what a robot's own programs rely on."""
+"""The state machine, bounds on observations, and guarantees for a robot's own programs."""
 
 import ast
 import copy
@@ -217,7 +217,7 @@ def test_tilt(tilt, form):
 
 
 class Flier:
-    """A point in the air that accelerates as it is told, and brakes when it holds."""
+    """A point in the air that accelerates as commanded, and brakes when it holds."""
 
     DECELERATION = 4.0
 

@@ -26,7 +26,7 @@ DT_S = 0.05
 
 
 class Counter:
-    """Chunks that name themselves: the i-th action of the n-th chunk is (100 n + i, -(100 n + i)); inpaints frozen."""
+    """Numbered actions: action i of chunk n is (100 n + i, -(100 n + i)); repeats frozen actions."""
 
     def __init__(self, horizon: int = 8, executed: int = 4) -> None:
         action = TensorSpec((2,), names=("up", "down"), low=(-1e6,) * 2, high=(1e6,) * 2)

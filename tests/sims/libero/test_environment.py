@@ -185,7 +185,7 @@ def test_physics_that_diverges_fails_that_episode_alone(caplog):
 
 
 class Diverges(LiberoEnvironment):
-    """Its numbers blow up in the second chunk of initial state 3 of the first task."""
+    """It diverges in the second chunk of initial state 3 of the first task."""
 
     def step(self, actions):
         for i in ((self.start == 3) & (self.task_index == 0) & (self.steps == 4)).nonzero().flatten().tolist():

@@ -1,4 +1,4 @@
-"""In how many words a task is told: both of LIBERO's wordings, and paraphrases that training never says."""
+"""Wordings of instructions: both of LIBERO's, and paraphrases that do not occur in training."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def test_every_task_has_paraphrases_that_training_never_says(task) -> None:
     assert len(held_out) >= 4
     assert not {*held_out} & {*training, task.language, task.problem.language}
     assert max(len(text.encode()) for text in (*training, *held_out)) <= INSTRUCTION_BYTES
-    # what they are about is said in all of them
+    # all of them name object and target
     said = re.findall("milk|soup|sauce|bowl|plate|stove|drawer|mug|book|microwave|pot", task.language)
     assert all(word in text for word in said for text in (*training, *held_out))
 

@@ -1,4 +1,4 @@
-"""The parity tool on recordings of our own making, and on stock LIBERO's where its assets and recordings are."""
+"""The parity tool on generated recordings, and on stock LIBERO's if assets and recordings are available."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_our_own_recording_agrees(tmp_path):
 def test_a_recording_that_began_elsewhere_is_noticed(tmp_path):
     path = record(tmp_path / "own.npz", steps=1)
     arrays = dict(np.load(path))
-    arrays["initial_joint"][1] += 0.01  # where stock's controller first saw the arm
+    arrays["initial_joint"][1] += 0.01  # state that stock's controller read first
     np.savez(path, **arrays)
     assert parity.measure(path, STAND_IN, sleep=False).warm_up_error_max > 1e-3
 

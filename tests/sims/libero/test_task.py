@@ -1,4 +1,4 @@
-"""LIBERO as a task to train on: which environments, and demonstrations that belong to this very task."""
+"""LIBERO tasks: environments, and demonstrations that belong to exactly this task."""
 
 import dataclasses
 import os
@@ -85,7 +85,7 @@ def test_demonstrations_of_something_else_are_refused(tmp_path: Path, change: di
 def test_demonstrations_of_another_contract_are_refused(tmp_path: Path):
     task().demonstrations(tmp_path, 0)
     found, contract, origin = read(tmp_path / FOLDER)
-    shutil.rmtree(tmp_path / FOLDER)  # what is mapped stays
+    shutil.rmtree(tmp_path / FOLDER)  # mapped data stays valid
     with EpisodeWriter(tmp_path / FOLDER, dataclasses.replace(contract, control_dt_s=0.02), origin) as writer:
         writer.add(found)
     with pytest.raises(ValueError, match=r"control_dt_s: expected 0\.05, got 0\.02"):

@@ -1,4 +1,4 @@
-"""Hover as an environment: what an episode begins with, is disturbed by, and ends with; gradients through steps."""
+"""The hover environment: initial states, disturbances, ends of episodes; gradients through steps."""
 
 import math
 

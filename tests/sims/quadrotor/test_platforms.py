@@ -1,4 +1,4 @@
-"""Random platforms that a teacher is told, and those that no training ever has."""
+"""Random platforms observed by a teacher, and platforms that are held out from training."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_the_unseen_are_ten_from_32_g_to_2400_g_which_no_training_can_draw():
 
 
 def test_only_the_unseen_lie_inside_the_ranges_but_for_their_arms():
-    """Thrust-to-weight, mass and the rotors' lags; what a platform is drawn from is in `sample_platforms`."""
+    """Thrust-to-weight, mass and rotor lags of platforms; their distribution is in `sample_platforms`."""
     draws = torch.rand(DRAWS, 1 << 16, generator=generator(1, "draws"))
     drawn = {name: row for name, row in zip(PARAMETERS, sample_platforms(draws), strict=True)}
     weight = drawn["mass_kg"] * GRAVITY

@@ -1,4 +1,4 @@
-"""Throws, and when one has recovered from them."""
+"""Random throws, and the condition of recovery."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What each goal takes reaches its environments; nothing else is taken."""
+"""The options of each task reach its environments; others are refused."""
 
 from dataclasses import fields
 

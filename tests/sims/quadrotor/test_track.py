@@ -1,4 +1,4 @@
-"""References and what is told of them."""
+"""References and their observations."""
 
 import dataclasses
 import math

@@ -30,7 +30,7 @@ FIELDS = "reward", "executed", "terminated", "truncated", "success"
 
 
 def oracle(env, layers, decisions):
-    """What `unroll` promises, step by step: no code of its module, and no compiled code where `env` has none."""
+    """A step-by-step reference for `unroll` without its code, and without compiled code if `env` has none."""
     remembered = "action_history" if "action_history" in env.contract.observation else "previous_action"
     found, observation = [], env.observe()
     for _ in range(decisions):
@@ -48,7 +48,7 @@ def oracle(env, layers, decisions):
 
 
 def both(decisions, layers, history=1, num_envs=70, step_limit=500, **options):
-    """The same flight from the same starts, by `unroll` and by the oracle on plain torch, with their environments."""
+    """One flight from the same starts, by `unroll` and by the reference in plain torch, with both environments."""
     found = []
     for backend, fly in ((None, QuadrotorEnvironment.unroll), ("torch", oracle)):
         env = QuadrotorEnvironment(num_envs, history=history, step_limit=step_limit, backend=backend, **options)

@@ -1,4 +1,4 @@
-"""Swarms as an environment: who collides, what that does to the others, practice, resuming, gradients, evaluation."""
+"""Swarm environments: collisions and their effects, practice, resuming, gradients, evaluation."""
 
 import pytest
 import torch
@@ -200,7 +200,7 @@ def test_a_collision_is_flown_again_from_a_moment_before():
             assert (env.worlds.fate[0] == FLYING).all()
             assert env.step(hover(env)).executed[:4].all()
     assert 4 <= replayed <= 22  # 12 of 40
-    env.reset(mask=over, starts=torch.full((8,), 5))  # a start that is named is no collision's
+    env.reset(mask=over, starts=torch.full((8,), 5))  # given starts are not replays of collisions
     assert int(env.steps[0]) == 0
 
 

@@ -1,4 +1,4 @@
-"""What is near, what collides, what blows downwards, what is seen, and worlds; all by hand."""
+"""Neighbours, collisions, downwash, observations, and worlds; all by hand."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_downwash_is_that_of_neural_swarm_below_within_its_column():
     # 8 g on 34 g at 0.3 m; from the first, 4 g at 0.5 m, and from the second, 10 g at 0.2 m; the fourth is beside the
     # first two, and 0.1 m under the third, 12 g.
     assert downwash(position, flying)[0].tolist() == pytest.approx([0.0, 8 / 34, (4 + 10) / 34, 12 / 34, 0.0])
-    flying[0, 1] = False  # who is gone neither blows nor is blown at
+    flying[0, 1] = False  # removed drones neither cause nor feel downwash
     assert downwash(position, flying)[0].tolist() == pytest.approx([0.0, 0.0, 4 / 34, 12 / 34, 0.0])
     assert downwash(place((0, 0, 2), (0, 0, 1.29)), flying[:, 3:])[0].tolist() == [0.0, 0.0]
 

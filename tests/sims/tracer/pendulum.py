@@ -1,4 +1,4 @@
-"""A program that is no quadrotor: pendulums with noise in what is seen, pushed by a torque, until they are over."""
+"""Another traced program: pendulums with a torque and noisy observations, in episodes."""
 
 import torch
 
@@ -45,7 +45,7 @@ PENDULUM = Program(
 
 
 def given(lanes: int) -> dict[str, torch.Tensor]:
-    """Inputs but for the action; the first observation with them."""
+    """Inputs except the action; and the first observation."""
     g = torch.Generator().manual_seed(0)
     key = torch.randint(-(2**31), 2**31, (2, lanes), generator=g, dtype=torch.int64).int()
     return {

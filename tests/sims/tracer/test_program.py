@@ -1,4 +1,4 @@
-"""A program of its own: compiled and in plain torch, with gradients, on any device, and with a policy in one call."""
+"""A traced program: compiled and in plain torch, with gradients, on any device, and with a policy in one call."""
 
 from itertools import pairwise
 
@@ -39,7 +39,7 @@ def test_other_devices_run_torch_and_say_so():
 
 
 def by_steps(layers, decisions, inputs, past):
-    """What `unroll.run` promises, one step at a time in plain torch."""
+    """A reference for `unroll.run`, one step at a time in plain torch."""
     inputs, remembered = dict(inputs), list(past)
     seen, rewards = [inputs.pop("observation")], []
     for _ in range(decisions):
@@ -68,7 +68,7 @@ def test_a_policy_in_the_same_call_is_a_loop_over_steps(history):
     kernels = Kernels([PENDULUM], CPU, appendix=unroll.source(PENDULUM, observed=2))
     one = unroll.run(kernels.library, PENDULUM, layers, decisions, inputs, past)
     reward, seen, state = by_steps(layers, decisions, inputs, past)
-    assert 0.0 < one.executed.mean() < 1.0  # some end on the way
+    assert 0.0 < one.executed.mean() < 1.0  # some end in between
     torch.testing.assert_close(one.reward, reward, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(one.observation, seen, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(one.state[-1], state, rtol=1e-3, atol=1e-3)

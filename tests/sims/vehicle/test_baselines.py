@@ -1,4 +1,4 @@
-"""Planners that are not learned: what they do where the right answer is plain; that they arrive and touch nothing."""
+"""Classical planners: behaviour in simple situations; arrival without contact."""
 
 import math
 
@@ -23,7 +23,7 @@ needs_compiler = pytest.mark.skipif(native.compiler() is None, reason="no C comp
 
 
 def scene(distance: float = 6.0, direction: tuple[float, float] = (1.0, 0.0), speed: float = 0.5, **ranges: float):
-    """What a robot sees in the open, but for `ranges` at beams "ahead", "left" or "right" and their neighbours."""
+    """Observations in the open, except `ranges` at beams "ahead", "left" or "right" and their neighbours."""
     lidar = torch.full((1, 90), 6.0)
     for side, value in ranges.items():
         middle = {"ahead": 45, "left": 67, "right": 22}[side]
@@ -60,11 +60,11 @@ def test_dwa_drives_no_faster_than_it_can_stop():
     before = 0.8
     for range_m in (0.55, 0.6, 0.65):
         speed, _ = dwa(ahead=range_m, left=range_m, right=range_m, speed=before)
-        change = 0.1 * JACKAL.deceleration_m_s2  # in one control step, which is what a command is sure to last
+        change = 0.1 * JACKAL.deceleration_m_s2  # in one control step, the shortest duration of a command
         speed = min(max(speed, before - change), before + change)
         room = range_m - 0.5 * JACKAL.length_m
         assert speed**2 / (2.0 * JACKAL.deceleration_m_s2) + 0.1 * speed <= room
-    assert dwa(ahead=1.4, speed=0.8)[0] >= 0.5  # there is time yet
+    assert dwa(ahead=1.4, speed=0.8)[0] >= 0.5  # there is still time
 
 
 def test_dwa_does_not_turn_on_the_spot_where_its_rectangle_has_no_room():
@@ -143,7 +143,7 @@ def test_the_line_of_least_curvature_of_a_round_track_is_the_widest_circle():
 
 
 def bends(line):
-    """Curvature [P], 1/m, at the points of a closed line [P, 2], and the way [P, 2] from each to the next."""
+    """Curvature [P], 1/m, at the points of a closed line [P, 2], and the vectors [P, 2] from each to the next."""
     before, after = line - line.roll(1, 0), line.roll(-1, 0) - line
     cross = before[:, 0] * after[:, 1] - before[:, 1] * after[:, 0]
     return cross.abs() / (before.norm(dim=1) * after.norm(dim=1) * (0.5 * (before + after)).norm(dim=1)), after

@@ -1,4 +1,4 @@
-"""Pictures: every room fills its own, whether a wall divides it or not."""
+"""Drawings: every room fills its image, with or without a dividing wall."""
 
 import numpy as np
 import torch
@@ -18,5 +18,5 @@ def test_every_room_fills_its_picture_and_shows_its_goal():
         picture = draw(world, pose[None], (0.5, 0.4), pose[:2], np.zeros((0, 2)))
         walls = (np.abs(picture.astype(int) - WALL) < 30).all(-1)
         where = np.argwhere(walls)
-        assert ((where.max(0) - where.min(0)) > 0.7 * 128).all()  # boxes may stick out of a room, which is then smaller
+        assert ((where.max(0) - where.min(0)) > 0.7 * 128).all()  # boxes may extend beyond the room
         assert (np.abs(picture.astype(int) - GOAL) < 30).all(-1).any()

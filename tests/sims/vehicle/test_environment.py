@@ -94,7 +94,7 @@ def test_the_goal_is_seen_from_the_vehicle():
     mdp, env = Navigate(), navigate(1)
     env.reset()
     world, state = env.now.world, torch.tensor([[1.0, 2.0, math.pi / 2.0, 0.5, 0.0, -0.3, 0.0]])
-    world["route"][0, 0] = torch.tensor([-2.0, 6.0])  # 3 m to the left, 4 m ahead of who looks along y
+    world["route"][0, 0] = torch.tensor([-2.0, 6.0])  # 3 m to the left, 4 m ahead of a vehicle facing along y
     seen = mdp.observe(Moment(state, env.now.ranges, torch.tensor([30]), env.now.memory, world))
     assert seen["goal_distance"].tolist() == [[5.0]]
     assert seen["goal_direction"][0].tolist() == pytest.approx([0.8, 0.6], abs=1e-6)

@@ -1,4 +1,4 @@
-"""Worlds: the same every time, none shared by the splits, passable."""
+"""Worlds: repeatable, disjoint between splits, passable."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
-"""Runs launch files where ROS's `launch` is not installed: a small recorder has its place, as it is not on PyPI.
+"""Runs launch files without ROS's `launch`, which is not on PyPI: a small recorder replaces it.
 
-It keeps what a launch file asks for, and makes of it the command lines that launch_ros would make.
+It records a launch file's actions and makes the command lines that launch_ros would make.
 """
 
 import sys
@@ -56,7 +56,7 @@ def recorder() -> Iterator[None]:
 
 @dataclass
 class Started:
-    """What launching came to."""
+    """The result of launching."""
 
     arguments: dict[str, str]
     nodes: list[Any]

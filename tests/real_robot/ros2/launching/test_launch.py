@@ -1,4 +1,4 @@
-"""Launch files: every one describes what the table of nodes says, with files that exist and arguments that arrive."""
+"""Launch files: nodes as in the table of nodes, existing files, and arguments that reach the nodes."""
 
 import ast
 import compileall

@@ -92,7 +92,7 @@ def store() -> Any:
 
 
 def types(name: str) -> Callable[[], Any]:
-    """What `installed` is to ROS: a class whose instances have all fields, zero."""
+    """Replaces ROS's `installed`: a class whose instances have all fields set to zero."""
     return lambda: _zero((Nodetype.NAME, name))
 
 

@@ -1,4 +1,4 @@
-"""Codecs: messages by hand, round trips over the wire's bytes, and what is refused."""
+"""Codecs: messages by hand, round trips through serialised bytes, and refused messages."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Robot tables: every row carries what it says over the wire, fits the policies it is for, and refuses others."""
+"""Robot tables: every row transmits its quantities, fits its policies and refuses others."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_a_row_serves_the_policy_it_is_for(robot, wanted, options):
     table = robot_table(robot, wanted, options)
     wanted.bind(table.contract)
     keys = [key for topic in table.states for key in topic.codec.specs] + list(table.remembered)
-    assert len(keys) == len(set(keys))  # nothing comes twice
+    assert len(keys) == len(set(keys))  # no duplicates
     assert not any(topic.name.startswith("/") for topic in (*table.states, table.command))  # namespaces apply
 
 

@@ -1,4 +1,4 @@
-"""All 130 tasks with LIBERO's own assets: only where LIBERO_ASSETS names them."""
+"""All 130 tasks with LIBERO's own assets; skipped without LIBERO_ASSETS."""
 
 import json
 import os
@@ -164,7 +164,7 @@ def test_stand_ins_weigh_turn_and_measure_what_the_official_objects_do(official,
 
 
 def _object(body: ET.Element) -> mujoco.MjModel:
-    """A model of that object alone, without what is only looked at; inertia as in a scene."""
+    """A model of one object without visual geoms; inertia as in a scene."""
     root = ET.fromstring(BASE)
     root.find("worldbody").append(body)
     mjcf.drop_visuals(root)
