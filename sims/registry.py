@@ -2,6 +2,7 @@
 
 from sims.libero.task import LiberoTask
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, RaceTask, RecoverTask, TrackTask
+from sims.robosuite.task import RobosuiteTask
 from sims.swarm.task import SwarmTask
 from sims.vehicle.task import NavigateTask
 from sims.vehicle.task import RaceTask as VehicleRaceTask
@@ -14,6 +15,7 @@ TASKS: dict[str, type] = {
     "quadrotor_race_schema": RaceTask,
     "quadrotor_any_schema": AnyPlatformTask,
     "quadrotor_swarm_schema": SwarmTask,
+    "robosuite_schema": RobosuiteTask,
     "vehicle_navigate_schema": NavigateTask,
     "vehicle_race_schema": VehicleRaceTask,
 }

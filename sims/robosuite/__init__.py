@@ -1,0 +1,1 @@
+"""robosuite's manipulation tasks, with its own controllers, rewards and success checks."""

@@ -1,0 +1,132 @@
+"""robosuite's environments, one after another in this process, as a vectorised Environment.
+
+Letters in shape comments: N environments, K executed actions of a chunk, A action dimension, M environments that begin.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.engine import Outcome, RestorableEngine
+from embodied.errors import UserError
+from sims.robosuite.catalogue import entry
+from sims.robosuite.contract import contract
+from sims.robosuite.world import Options, World
+
+SPLITS = ("train", "eval")
+
+
+class RobosuiteEnvironment(RestorableEngine):
+    """N environments of one task. Actions are clipped to their limits.
+
+    With the sparse reward, 1 at the step that succeeds, an episode is terminated by success, and in evaluation it always
+    is. Trained with robosuite's shaped reward, which pays for every step near the goal, it goes on to its limit, as
+    robosuite's own do: to end it would cost what it earned.
+
+    Args:
+        num_envs: N.
+        options: task, robots, controller and reward.
+        split: "train" or "eval": initial states that have none in common.
+        images: cameras whose pictures are observed, of `image_size` pixels a side, rendered once a chunk.
+        horizon: H, actions a policy predicts; `executed`: K, actions run between observations.
+        step_limit: control steps after which an episode is truncated; the task's of `catalogue` if None.
+        seed: which initial states an unnamed reset takes.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        options: Options,
+        split: str = "train",
+        images: tuple[str, ...] = (),
+        image_size: int = 128,
+        horizon: int = 1,
+        executed: int = 1,
+        step_limit: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if split not in SPLITS:
+            raise UserError(f"unknown split {split!r}; expected one of {', '.join(SPLITS)}")
+        about = entry(options.task)
+        super().__init__(
+            contract(options, images, image_size, horizon, executed),
+            num_envs,
+            about.step_limit if step_limit is None else step_limit,
+            task_names=(options.task,),
+            instructions=(about.instruction,),
+            seed=seed,
+        )
+        self.options, self.split, self.images, self.image_size = options, split, images, image_size
+        self.ends = split == "eval" or not options.shaped
+        self.worlds = [World(options) for _ in range(num_envs)]
+        self._low, self._high = (np.array(each) for each in (self.contract.action.low, self.contract.action.high))
+        self._seen = TensorDict(
+            {
+                name: torch.zeros(num_envs, *spec.shape, dtype=getattr(torch, spec.dtype))
+                for name, spec in self.contract.observation.items()
+            },
+            batch_size=[num_envs],
+        )
+
+    def begin(self, ids: Tensor, starts: Tensor) -> None:
+        """Place robots and objects as the numbers say."""
+        for env, start in zip(ids.tolist(), starts.tolist(), strict=True):
+            self.worlds[env].begin(self.options.task, self.split, start)
+            self._look(env)
+
+    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+        """Where the physics diverges, the observation stays that of the chunk before."""
+        chunk = actions.detach().double().numpy().clip(self._low, self._high)
+        reward, executed = torch.zeros(chunk.shape[:2]), torch.zeros(chunk.shape[:2], dtype=torch.bool)
+        success, diverged = torch.zeros(2, self.num_envs, dtype=torch.bool)
+        for env in left.nonzero().flatten().tolist():
+            for k in range(int(left[env])):
+                earned, reached, blown = self.worlds[env].step(chunk[env, k])
+                executed[env, k], success[env], diverged[env] = True, bool(success[env]) or reached, blown
+                if not blown:
+                    reward[env, k] = earned if self.options.shaped else float(reached)
+                if blown or (reached and self.ends):
+                    break
+            if not diverged[env]:
+                self._look(env)
+        success &= ~diverged
+        ended = success if self.ends else torch.zeros_like(success)
+        return Outcome(reward, executed, ended, success, diverged=diverged)
+
+    def observe(self) -> TensorDict:
+        """What robosuite's sensors and cameras show."""
+        return self._seen.clone()
+
+    def save(self) -> dict[str, Any]:
+        """Physics, grippers and what was seen of each that has begun."""
+        saved = [world.save() for world in self.worlds]
+        stacked = {name: np.stack([state[name] for state in saved]) for name in saved[0]}
+        return stacked | {"seen": self._seen.clone().to_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Episodes are begun again from their numbers first."""
+        for env, (start, steps) in enumerate(zip(self.start.tolist(), self.steps.tolist(), strict=True)):
+            if start >= 0:
+                self.worlds[env].begin(self.options.task, self.split, start)
+            if start >= 0 and steps:
+                self.worlds[env].restore({name: state[name][env] for name in ("physics", "grippers")})
+        for name, seen in state["seen"].items():
+            self._seen[name] = seen.clone()
+
+    def close(self) -> None:
+        """Free models, data and pictures' contexts."""
+        for world in self.worlds:
+            world.env.close()
+
+    def _look(self, env: int) -> None:
+        for name, value in self.worlds[env].observe().items():
+            self._seen[name][env] = torch.from_numpy(value)
+        for camera in self.images:
+            picture = self.worlds[env].picture(camera, self.image_size)
+            self._seen[f"{camera}_image"][env] = torch.from_numpy(picture.copy())

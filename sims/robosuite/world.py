@@ -1,0 +1,149 @@
+"""One robosuite environment: numbered episodes, what its sensors read once a chunk, pictures, a state to return to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied import seeding
+from embodied.errors import UserError
+from sims.robosuite.adapted import robosuite
+from sims.robosuite.catalogue import entry
+
+Array = NDArray[np.float64]
+CONTROLLERS = ("OSC_POSE", "OSC_POSITION", "JOINT_POSITION")
+"""Of an arm. Nothing of theirs but the episode's first pose outlasts an action, so that a state can be returned to."""
+MEASURED = ("joint_pos", "joint_vel", "eef_pos", "eef_quat", "gripper_qpos", "gripper_qvel")
+"""What an arm knows of itself; robosuite's other sensors tell the same in other words, or accelerations."""
+STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+BLOWN_UP = (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+"""MuJoCo then begins anew from its default state, by itself."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What robosuite is asked for: `task` as `catalogue` has it, one robot for each of its arms."""
+
+    task: str
+    robots: tuple[str, ...] = field(default=())
+    controller: str = CONTROLLERS[0]
+    shaped: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise UserError for what robosuite has not."""
+        about = entry(self.task)
+        object.__setattr__(self, "robots", tuple(self.robots) or ("Panda",) * about.arms)
+        if len(self.robots) != about.arms:
+            raise UserError(f"{self.task} has {about.arms} arms, got task.robots={list(self.robots)}")
+        if self.controller not in CONTROLLERS:
+            raise UserError(f"expected task.controller as one of {', '.join(CONTROLLERS)}, got {self.controller!r}")
+        if self.shaped and not about.shaped:
+            raise UserError(f"robosuite has no shaped reward for {self.task}; use task.shaped=false")
+
+
+class World:
+    """One environment of robosuite's, `env`.
+
+    Objects whose size it draws when it builds a model (the cube, the peg, the hammer) have one size in all worlds, that
+    of its seed 0: building a model takes longer than most episodes.
+    """
+
+    def __init__(self, options: Options) -> None:
+        package = robosuite()
+        if unknown := set(options.robots) - set(package.ALL_ROBOTS):
+            raise UserError(f"unknown robots {sorted(unknown)}; expected {', '.join(sorted(package.ALL_ROBOTS))}")
+        self.env = package.make(
+            options.task, robots=list(options.robots), has_offscreen_renderer=False, use_camera_obs=False,
+            controller_configs=[_controller(name, options.controller) for name in options.robots],
+            reward_shaping=options.shaped, hard_reset=False, ignore_done=True, seed=0,
+        )  # fmt: skip
+        self.env.reset()
+        single = getattr(self.env, "single_object_mode", 0) == 1  # which object it is changes with the episode
+        kept = [f"robot{i}_{name}" for i in range(len(options.robots)) for name in MEASURED]
+        sensors = self.env._observables.items()
+        self.objects = tuple(
+            name
+            for name, sensor in sensors
+            if sensor.modality == "object" and (sensor.is_active() or single) and "world_pose" not in name
+        )
+        self.proprioception = tuple(name for name, _ in sensors if name in kept)
+
+    def begin(self, task: str, split: str, start: int) -> None:
+        """Put robot and objects where initial state `start` of `split` has them."""
+        drawn = np.random.default_rng(seeding.derive(start, "robosuite", task, split))
+        self.env.rng.bit_generator.state = drawn.bit_generator.state  # the placements' too: they share it
+        self.env.reset()
+
+    def step(self, action: Array) -> tuple[float, bool, bool]:
+        """One control step; returns reward, success and whether the numbers blew up."""
+        sensors, self.env._observables = self.env._observables, {}  # `observe` reads them, once a chunk
+        reward = self.env.step(action)[1]
+        self.env._observables = sensors
+        warnings = self.env.sim.data.warning
+        blown = any(warnings[int(kind)].number for kind in BLOWN_UP)
+        return float(reward), bool(self.env._check_success()), blown
+
+    def observe(self) -> dict[str, Array]:
+        """What robosuite's sensors read now, by its names."""
+        read: dict[str, Any] = {}
+        for name, sensor in self.env._observables.items():
+            read[name] = np.asarray(sensor._sensor(read), dtype=np.float64)
+        return {name: np.atleast_1d(read[name]) for name in (*self.proprioception, *self.objects)}
+
+    def picture(self, camera: str, size: int) -> NDArray[np.uint8]:
+        """What `camera` sees, uint8 [size, size, 3].
+
+        Raises:
+            UserError: for an unknown camera, and where OpenGL does not work.
+        """
+        sim = self.env.sim
+        if camera not in sim.model.camera_names:
+            raise UserError(f"unknown camera {camera!r}; expected one of {', '.join(sim.model.camera_names)}")
+        if sim._render_context_offscreen is None:
+            from robosuite.utils.binding_utils import MjRenderContextOffscreen
+
+            try:
+                view = MjRenderContextOffscreen(sim, device_id=-1).vopt
+            except (ImportError, AttributeError, RuntimeError) as error:
+                raise UserError(f"pictures need OpenGL ({error}); install EGL or use task.images=[] video=false") from error
+            view.geomgroup[:2] = 0, 1  # what is seen, not what collides
+        return sim.render(size, size, camera_name=camera)[::-1]  # OpenGL's first row is the lowest
+
+    def save(self) -> dict[str, Array]:
+        """The physics, and how far each gripper's command has closed it."""
+        model, data = self.env.sim.model._model, self.env.sim.data._data
+        state = np.empty(mujoco.mj_stateSize(model, STATE))
+        mujoco.mj_getState(model, data, state, STATE)
+        return {"physics": state, "grippers": np.concatenate([gripper.current_action for gripper in self._grippers()])}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Take up what `save` gave; the episode has been begun."""
+        model, data = self.env.sim.model._model, self.env.sim.data._data
+        mujoco.mj_setState(model, data, state["physics"], STATE)
+        ends = np.cumsum([len(gripper.current_action) for gripper in self._grippers()])
+        for gripper, command in zip(self._grippers(), np.split(state["grippers"], ends[:-1]), strict=True):
+            gripper.current_action = command.copy()
+        for robot in self.env.robots:
+            for controller in robot.composite_controller.part_controllers.values():
+                controller.new_update = True  # where the arm is has to be read again
+        mujoco.mj_step1(model, data)  # its poses
+
+    def _grippers(self) -> list[Any]:
+        pairs = [(robot, arm) for robot in self.env.robots for arm in robot.arms]
+        return [robot.gripper[arm] for robot, arm in pairs if robot.has_gripper[arm]]
+
+
+def _controller(robot: str, arms: str) -> dict[str, Any]:
+    """The composite controller of `robot`, its arms with that of a name."""
+    from robosuite.controllers import load_composite_controller_config, load_part_controller_config
+
+    config = load_composite_controller_config(robot=robot)
+    for part, settings in config["body_parts"].items():
+        if "gripper" in settings and settings["type"] != arms:
+            chosen = load_part_controller_config(default_controller=arms)
+            config["body_parts"][part] = chosen | {"gripper": settings["gripper"]}
+    return config
