@@ -12,7 +12,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 ROS := .venv-ros
-# Conflicts are not reported: hf-libero and robosuite are here for their data, without what their code needs.
+# Conflicts are not reported: hf-libero is here for its data, without what its code needs, robosuite with less than it asks for.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
@@ -64,7 +64,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --editable '.[libero,onnx,robot,dev]'
+	$(PIP) --editable '.[libero,onnx,robosuite,robot,dev]'
 	@touch $@
 
 # Its wheels set LD_LIBRARY_PATH for every Python of their environment, so they have one of their own, which adds the

@@ -64,7 +64,8 @@ def test_arrows_point_to_the_core(path: Path):
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_simulators_of_others_are_read_never_imported(path: Path):
-    assert not set(imported(path)) & {"libero", "robosuite"}
+    own = {"robosuite"} if path.parent == ROOT / "sims" / "robosuite" else set()  # it runs, for that is what it is for
+    assert not set(imported(path)) & {"libero", "robosuite"} - own
 
 
 @pytest.mark.parametrize("path", [*SOURCES, *ROOT.glob("*.py")], ids=name)

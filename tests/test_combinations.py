@@ -43,7 +43,7 @@ def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
     assert combinations.chosen([f"task={task}"]) == tuple(record["choices"].values())
     for policy, algorithm in combinations.taken(task):
         config = composed(task, policy, algorithm)
-        given = demonstrations(env.contract) if task == "libero_pick" else None
+        given = demonstrations(env.contract) if task in ("libero_pick", "robosuite_lift") else None
         built = config.policy.build(env.contract)
         learner = config.algorithm.build(built, given, env, seeding.generator(0, "learner"))
         learner.collector(env, built, seeding.generator(0, "noise"), learner.starts)

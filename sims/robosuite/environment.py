@@ -24,8 +24,8 @@ SPLITS = ("train", "eval")
 class RobosuiteEnvironment(RestorableEngine):
     """N environments of one task. Actions are clipped to their limits.
 
-    With the sparse reward, 1 at the step that succeeds, an episode is terminated by success, and in evaluation it always
-    is. Trained with robosuite's shaped reward, which pays for every step near the goal, it goes on to its limit, as
+    With the sparse reward, 1 at the step that succeeds, an episode is terminated by success; so it is in evaluation.
+    Trained with robosuite's shaped reward, which pays for every step near the goal, it goes on to its limit, as
     robosuite's own do: to end it would cost what it earned.
 
     Args:

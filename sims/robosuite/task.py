@@ -64,7 +64,7 @@ class RobosuiteTask:
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """robosuite's own placements."""
+        """Where robosuite places things."""
         return ("placed",)
 
     @property

@@ -88,10 +88,11 @@ class World:
         return float(reward), bool(self.env._check_success()), blown
 
     def observe(self) -> dict[str, Array]:
-        """What robosuite's sensors read now, by its names."""
+        """What robosuite's sensors read now, by its names; robosuite itself tells some poses a control step late."""
         read: dict[str, Any] = {}
-        for name, sensor in self.env._observables.items():
-            read[name] = np.asarray(sensor._sensor(read), dtype=np.float64)
+        for _ in range(2):  # the nuts' poses in the gripper are made of what is read after them
+            for name, sensor in self.env._observables.items():
+                read[name] = np.asarray(sensor._sensor(read), dtype=np.float64)
         return {name: np.atleast_1d(read[name]) for name in (*self.proprioception, *self.objects)}
 
     def picture(self, camera: str, size: int) -> NDArray[np.uint8]:
@@ -109,7 +110,7 @@ class World:
             try:
                 view = MjRenderContextOffscreen(sim, device_id=-1).vopt
             except (ImportError, AttributeError, RuntimeError) as error:
-                raise UserError(f"pictures need OpenGL ({error}); install EGL or use task.images=[] video=false") from error
+                raise UserError(f"no OpenGL ({error}): install EGL, or use task.images=[] video=false") from error
             view.geomgroup[:2] = 0, 1  # what is seen, not what collides
         return sim.render(size, size, camera_name=camera)[::-1]  # OpenGL's first row is the lowest
 

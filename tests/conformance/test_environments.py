@@ -17,6 +17,8 @@ from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
+from sims.robosuite.environment import RobosuiteEnvironment
+from sims.robosuite.world import Options as RobosuiteOptions
 from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import Swarm
 from sims.vehicle.environment import VehicleEnvironment
@@ -82,6 +84,16 @@ def vehicle(goal: str) -> Callable[..., VehicleEnvironment]:
     return make
 
 
+def robosuite(shaped: bool) -> Callable[..., RobosuiteEnvironment]:
+    def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> RobosuiteEnvironment:
+        return RobosuiteEnvironment(
+            num_envs, options=RobosuiteOptions("Lift", shaped=shaped), horizon=4, executed=executed,
+            step_limit=step_limit, seed=seed,
+        )  # fmt: skip
+
+    return make
+
+
 # A new environment is a row here: what makes it, for `num_envs`, `executed` (K), `step_limit` and `seed`.
 ENVIRONMENTS = {
     "engine": counter,
@@ -95,6 +107,7 @@ ENVIRONMENTS = {
     "quadrotor race": quadrotor(RaceTask),
     "quadrotor any": quadrotor(AnyPlatformTask),
     "quadrotor swarm": swarm,
+    "robosuite lift": robosuite(shaped=True),
     **{f"vehicle {goal}": vehicle(goal) for goal in ("navigate", "race")},
 }
 
