@@ -88,9 +88,12 @@ class World:
         return float(reward), bool(self.env._check_success()), blown
 
     def observe(self) -> dict[str, Array]:
-        """What robosuite's sensors read now, by its names; robosuite itself tells some poses a control step late."""
+        """What robosuite's sensors read now, by its names.
+
+        Robosuite itself makes the poses of nuts and other things in the gripper of the last step's and now's readings.
+        """
         read: dict[str, Any] = {}
-        for _ in range(2):  # the nuts' poses in the gripper are made of what is read after them
+        for _ in range(2):  # poses in the gripper are made of what is read after them
             for name, sensor in self.env._observables.items():
                 read[name] = np.asarray(sensor._sensor(read), dtype=np.float64)
         return {name: np.atleast_1d(read[name]) for name in (*self.proprioception, *self.objects)}
