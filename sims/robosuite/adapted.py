@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import re
+from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 
 from embodied.command_line.extras import needs_extra
@@ -22,6 +23,8 @@ def robosuite() -> ModuleType:
     Raises:
         UserError: where it, or what it needs, is not installed, and for another version.
     """
+    if find_spec("robosuite") is None:
+        raise UserError(f"robosuite is not installed: pip install --no-deps robosuite=={VERSION}")
     before = os.environ.get("MUJOCO_GL")
     log = logging.getLogger("robosuite_logs")
     log.disabled = True  # importing it warns of optional packages, every episode of body parts that a Panda has not

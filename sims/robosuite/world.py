@@ -77,6 +77,8 @@ class World:
         drawn = np.random.default_rng(seeding.derive(start, "robosuite", task, split))
         self.env.rng.bit_generator.state = drawn.bit_generator.state  # the placements' too: they share it
         self.env.reset()
+        for gripper in self._grippers():
+            gripper.format_action(np.zeros(gripper.dof))  # moves nothing; its command takes the shape that it keeps
 
     def step(self, action: Array) -> tuple[float, bool, bool]:
         """One control step; returns reward, success and whether the numbers blew up."""

@@ -25,7 +25,7 @@ def test_the_expert_lifts_the_cube_wherever_it_lies():
 def test_demonstrations_are_made_once_and_end_in_success(tmp_path):
     task = RobosuiteTask(shaped=False, horizon=8, executed=4, episodes=2)
     made = task.demonstrations(tmp_path, seed=0)
-    assert (len(made), made.success.tolist(), made.terminated.tolist()) == (2, [True] * 2, [True] * 2)
+    assert (len(made.ends), made.success.tolist(), made.terminated.tolist()) == (2, [True] * 2, [True] * 2)
     assert made.reward.sum() == 2
     read = task.demonstrations(tmp_path, seed=0)
     assert (read.actions == made.actions).all()
