@@ -64,7 +64,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --editable '.[libero,onnx,robosuite,robot,dev]'
+	$(PIP) --editable '.[libero,maniskill,onnx,robosuite,robot,dev]'
 	@touch $@
 
 # Its wheels set LD_LIBRARY_PATH for every Python of their environment, so they have one of their own, which adds the

@@ -1,6 +1,7 @@
 """Tasks by the name used in configs/task/."""
 
 from sims.libero.task import LiberoTask
+from sims.maniskill.task import ManiSkillTask
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, RaceTask, RecoverTask, TrackTask
 from sims.robosuite.task import RobosuiteTask
 from sims.swarm.task import SwarmTask
@@ -9,6 +10,7 @@ from sims.vehicle.task import RaceTask as VehicleRaceTask
 
 TASKS: dict[str, type] = {
     "libero": LiberoTask,
+    "maniskill_schema": ManiSkillTask,
     "quadrotor_hover_schema": HoverTask,
     "quadrotor_track_schema": TrackTask,
     "quadrotor_recover_schema": RecoverTask,

@@ -15,6 +15,8 @@ from embodied.saving.tree import load_tree, save_tree
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
+from sims.maniskill.environment import ManiSkillEnvironment
+from sims.maniskill.worlds import Options
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
 from sims.robosuite.environment import RobosuiteEnvironment
@@ -74,6 +76,11 @@ def libero(distribution: str) -> Callable[..., LiberoEnvironment]:
     return make
 
 
+def maniskill(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> ManiSkillEnvironment:
+    options = Options("PushCube-v1")
+    return ManiSkillEnvironment(num_envs, options=options, executed=executed, step_limit=step_limit, seed=seed)
+
+
 def vehicle(goal: str) -> Callable[..., VehicleEnvironment]:
     def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> VehicleEnvironment:
         mdp, who = (Navigate(), JACKAL) if goal == "navigate" else (Race(), F1TENTH)
@@ -101,6 +108,7 @@ ENVIRONMENTS = {
     "reach, late": late_reach,
     "libero wide": libero("wide"),
     "libero official": libero("official"),
+    "maniskill": maniskill,
     "quadrotor hover": quadrotor(HoverTask),
     "quadrotor track": quadrotor(TrackTask),
     "quadrotor recover": quadrotor(RecoverTask),

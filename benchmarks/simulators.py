@@ -1,0 +1,101 @@
+"""What this library adds to another one's simulator: control steps per CPU-second, ours beside the library's own loop.
+
+    python benchmarks/simulators.py [maniskill] [--steps 200] [--runs 7] [--output FILE]
+
+Both loops step as many worlds with the same random actions, alternating in every run; the library's resets where an
+episode ends and keeps nothing. Rates are of CPU time in one thread: the best run of each, which a busy machine disturbs
+least. The overhead is the time that ours takes beyond the library's, of the library's. One function a simulator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
+
+
+@dataclass
+class Row:
+    """One simulator: `ours` and `theirs` make `steps` steps of each of `worlds` worlds."""
+
+    name: str
+    worlds: int
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+
+
+def maniskill(steps: int) -> Row:
+    """PickCube from state, two worlds; the library's loop is over its base environments."""
+    from sims.maniskill.environment import ManiSkillEnvironment
+    from sims.maniskill.worlds import Options
+
+    options, worlds = Options("PickCube-v1"), 2
+    env = ManiSkillEnvironment(worlds, options=options)
+    bare = [options.make() for _ in range(worlds)]
+    shares = 2 * torch.rand(steps, worlds, 7, generator=torch.Generator().manual_seed(0)) - 1
+    actions = shares / env.scale.gain + env.scale.centre
+
+    def ours() -> None:
+        env.reset(starts=torch.arange(worlds))
+        for step in range(steps):
+            done = env.step(actions[step].unsqueeze(1)).done
+            if done.any():
+                env.reset(mask=done)
+
+    def theirs() -> None:
+        for world, each in enumerate(bare):
+            each.reset(seed=world)
+        for step in range(steps):
+            for world, each in enumerate(bare):
+                _, _, ended, _, info = each.step(shares[step, world : world + 1])
+                if ended or info["elapsed_steps"] >= env.step_limit:
+                    each.reset(seed=step)
+
+    return Row("ManiSkill PickCube-v1", worlds, ours, theirs)
+
+
+SIMULATORS = {"maniskill": maniskill}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("simulators", nargs="*", default=list(SIMULATORS), help=", ".join(SIMULATORS))
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    rows = {}
+    print(f"{'steps per CPU-second':28} {'ours':>8} {'library':>8} {'overhead':>9}")
+    for name in options.simulators:
+        row = SIMULATORS[name](options.steps)
+        taken = {"ours": [], "theirs": []}
+        for _ in range(options.runs):
+            for which, times in taken.items():
+                began = time.process_time()
+                getattr(row, which)()
+                times.append(time.process_time() - began)
+        rates = {which: options.steps * row.worlds / min(times) for which, times in taken.items()}
+        overhead = rates["theirs"] / rates["ours"] - 1
+        print(f"{row.name:28} {rates['ours']:8.0f} {rates['theirs']:8.0f} {overhead:9.1%}", flush=True)
+        rows[name] = {**rates, "overhead": overhead, "worlds": row.worlds}
+    if options.output:
+        where = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+        record = {"steps": options.steps, "runs": options.runs, **where, "rows": rows}
+        options.output.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""ManiSkill tasks as something a run can train on: environments, demonstrations, video."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from embodied import seeding
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.evaluation.video import Frames, film, tile, write_video
+from embodied.policy import Policy
+from embodied.rollout.episodes import Episodes, made_once
+from sims.maniskill.worlds import BATCHED, REWARDS, Options
+
+if TYPE_CHECKING:
+    from sims.maniskill.environment import ManiSkillEnvironment
+
+FILMED, STRIDE = 4, 2
+"""Episodes in a video, and control steps between its frames."""
+
+
+@dataclass
+class ManiSkillTask:
+    """The library's task `id`, with one of the robot's own control modes.
+
+    `reward` is normalized_dense, dense or sparse. Cameras take pictures of `images` by `images` pixels (none if null);
+    poses of objects are then privileged. An episode is truncated after `step_limit` control steps (the library's if
+    null). `episodes` demonstrations, whose actions are noisy by `noise` half ranges, come from the library's solutions.
+    """
+
+    name: str = "maniskill"
+    id: str = "PickCube-v1"
+    control_mode: str = "pd_ee_delta_pose"
+    reward: str = "normalized_dense"
+    images: int | None = None
+    step_limit: int | None = None
+    executed: int = 1
+    episodes: int = 0
+    noise: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Raise UserError for what there is not."""
+        if self.reward not in REWARDS:
+            raise UserError(f"unknown task.reward {self.reward!r}; expected one of {', '.join(REWARDS)}")
+        if self.images is not None and self.images < 1:
+            raise UserError(f"expected task.images of at least one pixel, got {self.images}")
+        if min(self.executed, self.episodes + 1) < 1 or self.noise < 0.0:
+            got = f"executed={self.executed}, episodes={self.episodes}, noise={self.noise}"
+            raise UserError(
+                f"expected task.executed of at least 1, task.episodes and task.noise of at least 0, got {got}"
+            )
+        self._contract: Contract | None = None
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """The library's own initial states."""
+        return ("initial_states",)
+
+    @property
+    def asset_kind(self) -> None:
+        """The library's own objects, always."""
+        return
+
+    def contract(self, distribution: str) -> Contract:
+        """That of the scene, which is made once to ask it.
+
+        Raises:
+            UserError: for an unknown distribution, and where the simulator is not installed.
+        """
+        self._check(distribution)
+        if self._contract is None:
+            from sims.maniskill.contract import describe
+
+            world = self._options.make()
+            self._contract, _ = describe(world, self.executed)
+            world.close()
+        return self._contract
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> ManiSkillEnvironment:
+        """Make environments; on a GPU where the task runs there (`worlds.BATCHED`), else on the CPU.
+
+        Raises:
+            UserError: for an unknown distribution or split, and where the simulator is not installed.
+        """
+        self._check(distribution)
+        return self._environment(num_envs, self._options, split, seed, device)
+
+    def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
+        """The solutions' episodes; made once, then read from `directory`. None without `episodes`.
+
+        Raises:
+            UserError: where the library has no solution, or `directory` holds demonstrations of something else.
+        """
+        if not self.episodes:
+            return None
+        from sims.maniskill.demonstrations import collect
+
+        contract, generator = self.contract(self.distributions[0]), seeding.generator(seed, "demonstrations")
+        origin = {
+            key: getattr(self, key) for key in ("id", "control_mode", "reward", "step_limit", "episodes", "noise")
+        }
+
+        def make(writer: object) -> None:
+            env = self._environment(1, self._options, "train", 0, "cpu", executed=1)
+            collect(writer, env, self.episodes, self.noise, generator)
+            env.close()
+
+        return made_once(directory, contract, origin | {"seed": seed}, make)
+
+    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+        """Film each policy, by caption, from the same starts.
+
+        Raises:
+            UserError: without Vulkan.
+        """
+        env = self._environment(FILMED, replace(self._options, film=True), "eval", 0, "cpu")
+
+        def render(ids: np.ndarray) -> Frames:
+            return np.stack([env.worlds[i].render_rgb_array()[0].cpu().numpy() for i in ids])
+
+        films = {
+            name: film(env, policy, torch.arange(FILMED), render, device, STRIDE) for name, policy in policies.items()
+        }
+        write_video(path, tile(films), round(1.0 / (env.contract.control_dt_s * self.executed * STRIDE)))
+        env.close()
+
+    @property
+    def _options(self) -> Options:
+        return Options(self.id, self.control_mode, self.reward, self.images)
+
+    def _environment(
+        self, num_envs: int, options: Options, split: str, seed: int, device: str, executed: int | None = None
+    ) -> ManiSkillEnvironment:
+        from sims.maniskill.environment import BatchedManiSkillEnvironment, ManiSkillEnvironment
+
+        played = {
+            "options": options, "split": split, "executed": executed or self.executed, "step_limit": self.step_limit,
+            "seed": seed,
+        }  # fmt: skip
+        if device != "cpu" and options.id in BATCHED:
+            return BatchedManiSkillEnvironment(num_envs, device=device, **played)
+        return ManiSkillEnvironment(num_envs, **played)
+
+    def _check(self, distribution: str) -> None:
+        if distribution not in self.distributions:
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
