@@ -1,4 +1,4 @@
-"""Measure a trained policy: python evaluate.py checkpoint=DIR [key=value ...].
+"""Evaluate a trained policy: python evaluate.py checkpoint=DIR [key=value ...].
 
 DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. The same command gives the same numbers.
 """
@@ -35,9 +35,9 @@ log = logging.getLogger("embodied")
 class EvaluateConfig(ComparisonConfig):
     """`suite`, `assets` and `threads` default to those of training, `distributions` to all of the task.
 
-    LIBERO's take a wording, `[official:bddl]`. `video` or `render` films some episodes. With an `execution` (inpaint,
-    blend, naive, synchronous) inference takes `delay_s`, save a planner's, while the robot goes on, `executed` actions
-    between observations. Options `latency.*`, those of train.py, make sensors and actuators late; else as in training.
+    LIBERO's accept a wording, `[official:bddl]`. `video` or `render` records some episodes. With an `execution`
+    (inpaint, blend, naive, synchronous) inference takes `delay_s`, except for planners, while the robot continues, with
+    `executed` actions between observations. Options `latency.*` are those of train.py; by default as in training.
     """
 
     checkpoint: str = MISSING
@@ -53,7 +53,7 @@ class EvaluateConfig(ComparisonConfig):
 
 
 def run(arguments: list[str]) -> None:
-    """Measure what is asked for, print the table, write it into the run."""
+    """Evaluate, print the table, and write it into the run."""
     late = [argument for argument in arguments if argument.startswith("latency.")]
     config, given = compose(EvaluateConfig, "evaluate", [each for each in arguments if each not in late], {})
     config.check()

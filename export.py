@@ -1,7 +1,7 @@
 """Export a trained policy: python export.py checkpoint=DIR target=c|onnx|torchscript [key=value ...].
 
-DIR is a run, such as outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy holds its
-normaliser; contract.json beside it says what goes in and what comes out. C is proved on an emulated microcontroller by
+DIR is a run, such as outputs/quadrotor_hover/<run>, or one of its checkpoints. The exported policy includes
+normalisation; contract.json beside it describes inputs and outputs. C is verified on an emulated microcontroller by
 `python -m real_robot.firmware.verify OUTPUT`. Options, with their defaults, are printed by --help.
 """
 
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> None:
     record = export(policy, options, output)
     log.info(f"wrote {output}: {summary(record)}")
     if config.target is Target.c:
-        log.info(f"prove it: python -m real_robot.firmware.verify {output}")
+        log.info(f"verify it: python -m real_robot.firmware.verify {output}")
 
 
 def describe(_: list[str]) -> str:

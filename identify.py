@@ -1,8 +1,8 @@
 """Fit a quadrotor's airframe to its recorded flights: python identify.py recordings=[FILE,...] [key=value ...].
 
 Recordings are those of `real_robot/recording/`, with position, rotation, velocity and angular velocity. Every fourth
-segment is held out: what the fitted airframe predicts of those is told beside what the one it began with did. Motion
-tells ratios: mass and inertia come out for the thrust curve that `airframe` has. Options are printed by --help.
+segment is held out: prediction errors on those are reported for the initial and the fitted airframe. Motion only
+determines ratios: mass and inertia are relative to the thrust curve of `airframe`. Options are printed by --help.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from sims.quadrotor.fitting import KEYS, FlightModel
 
 log = logging.getLogger("embodied")
 GUESSES = {"drag_x": 0.1, "drag_y": 0.1, "drag_z": 0.1, "delay_s": 0.5 * DT_S}
-"""Where an airframe has none of it: drag per kg of mass, N s/m, and s."""
+"""Initial values if the airframe has zero: drag per kg of mass, N s/m, and delay, s."""
 
 
 @dataclass
 class IdentifyConfig:
-    """`airframe` is the first guess; `steps` are in a segment; delays of up to `delay_steps` are looked for."""
+    """`airframe` is the first guess; `steps` are in a segment; delays of up to `delay_steps` are tried."""
 
     recordings: list[str] = MISSING
     airframe: str = "crazyflie"
@@ -52,7 +52,7 @@ class IdentifyConfig:
 
 
 def run(arguments: list[str]) -> None:
-    """Fit, tell, and write `output`."""
+    """Fit, print the estimates, and write `output`."""
     config, _ = compose(IdentifyConfig, "identify", arguments, {})
     prepare("cpu", config.threads)
     if config.airframe not in AIRFRAMES:
@@ -84,7 +84,7 @@ def run(arguments: list[str]) -> None:
 
 
 def parameter(airframe: Airframe, name: str, delay_steps: int) -> Parameter:
-    """What is looked for: up to five times more or less; drag and delay may also be none."""
+    """A parameter to fit: up to five times more or less than the first guess; drag and delay may be zero."""
     if name == "delay_s":
         return Parameter(name, airframe.delay_s or GUESSES[name], 0.0, delay_steps * DT_S)
     initial = getattr(airframe, name) or GUESSES.get(name, 0.0) * airframe.mass_kg

@@ -1,8 +1,8 @@
 """Serve a trained policy to robots: python serve.py checkpoint=DIR [key=value ...].
 
 DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. Clients are
-`real_robot/serving/policy_client.py` and openpi's; they send the token in `token_file`, which is made where there is
-none. Without encryption: to reach a robot elsewhere, leave host as it is and use a tunnel. Options, with their
+`real_robot/serving/policy_client.py` and openpi's; they send the token in `token_file`, which is created if missing.
+There is no encryption: to reach a robot elsewhere, keep the default host and use a tunnel. Options, with their
 defaults, are printed by --help.
 """
 
@@ -32,7 +32,7 @@ log = logging.getLogger("embodied")
 
 @dataclass
 class ServeConfig:
-    """`port=0` takes a free one; `clients` at most are served at once; `token_file` defaults to one in the run."""
+    """`port=0` chooses a free one; at most `clients` are served at once; `token_file` defaults to one in the run."""
 
     checkpoint: str = MISSING
     host: str = "127.0.0.1"
@@ -63,17 +63,17 @@ def run(arguments: list[str]) -> None:
 
 
 def token(path: Path) -> str:
-    """What stands in `path`; a new token, for the owner's eyes alone, where there is no such file.
+    """The token in `path`; if missing, a new one that only the owner can read.
 
     Raises:
-        UserError: where others may read it.
+        UserError: if other users can read it.
     """
     if not path.exists():
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
     if path.stat().st_mode & 0o077:
-        raise UserError(f"others may read the token in {path}; chmod 600 {path}")
+        raise UserError(f"other users can read the token in {path}; run: chmod 600 {path}")
     return path.read_text().strip()
 
 

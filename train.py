@@ -35,12 +35,12 @@ GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS}
 
 @dataclass
 class TrainConfig(ExperimentConfig):
-    """Options of train.py: those of a run, and its parts.
+    """Options of train.py: those of a run, and those of its parts.
 
-    `seed` draws all that is random. `device` holds policy and learner; PyTorch takes `threads` cores. `wandb` names a
-    project to log to. `output` is the directory of a new run. `demonstrations` takes the place of the task's own: a
+    `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
+    names a project to log to. `output` is the directory of a new run. `demonstrations` replaces the task's own: a
     LeRobot dataset, a recording, or a folder of recordings. `resume` names the directory of a run to continue with its
-    own configuration, or one of its checkpoints; `eval_only` measures it instead.
+    own configuration, or one of its checkpoints; `eval_only` evaluates it instead.
     """
 
     task: Any = MISSING
@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> None:
     prepare(config.device, config.threads)
     if config.eval_only:
         evaluate_instead(resumed, arguments)
-    record["values"]["resume"] = None  # a run is the same however often it was stopped
+    record["values"]["resume"] = None  # not part of the run, which may be resumed several times
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     name = Path("outputs") / config.task.name / f"{stamp}_seed{config.seed}"
     with resumed_run(resumed) if resumed else new_run(config.output, name) as directory:
@@ -79,16 +79,16 @@ def run(arguments: list[str]) -> None:
 
 
 def evaluate_instead(resumed: str | None, arguments: list[str]) -> NoReturn:
-    """Become evaluate.py, which takes the options that are left."""
+    """Run evaluate.py with the remaining options."""
     if resumed is None:
-        raise UserError("eval_only=true needs the run to measure: resume=DIR")
+        raise UserError("eval_only=true needs a run to evaluate: resume=DIR")
     options = [a for a in arguments if a.partition("=")[0] not in ("resume", "eval_only", *GROUPS)]
     evaluate = str(Path(__file__).with_name("evaluate.py"))
     os.execv(sys.executable, [sys.executable, evaluate, f"checkpoint={resumed}", *options])
 
 
 def describe(arguments: list[str]) -> str:
-    """What there is to choose, and the options of what is chosen."""
+    """Text of --help: the choices, and the options of the chosen ones."""
     config, record = compose(TrainConfig, "train", arguments, GROUPS)
     listed = [f"{group}: {', '.join(names(group, GROUPS))}" for group in GROUPS]
     chosen = " ".join(f"{group}={name}" for group, name in record["choices"].items())

@@ -59,8 +59,8 @@ def test_what_a_task_does_not_take_is_one_line_that_names_all_it_takes(task: str
         first, _, takes = str(caught.value).partition(f" do not go with task={task}, which takes ")
         assert first == f"policy={policy} algorithm={algorithm}"
         assert "\n" not in takes
-        told = [entry.replace("policy=", "").split(" with algorithm=") for entry in takes.split("; ")]
-        assert [(name, each) for name, listed in told for each in listed.split("|")] == combinations.taken(task)
+        message = [entry.replace("policy=", "").split(" with algorithm=") for entry in takes.split("; ")]
+        assert [(name, each) for name, listed in message for each in listed.split("|")] == combinations.taken(task)
 
 
 def test_a_task_of_which_nothing_is_said_says_where():

@@ -221,8 +221,8 @@ def test_an_evaluation_with_a_slow_policy(copied: Path, refused):
 def test_what_cannot_be_compared_or_begun_is_one_line(refused, finished: Path):
     asked = f"checkpoint={finished}", "threads=1"
     assert "libero_pick has no planners to compare with" in refused(evaluate, *asked, "baselines=true")
-    told = refused(evaluate, *asked, "baselines=true", "sim_to_real=[simulator]")
-    assert "back ends run a policy alone" in told
+    message = refused(evaluate, *asked, "baselines=true", "sim_to_real=[simulator]")
+    assert "back ends run a policy alone" in message
     assert "expected a first initial state of at least 0, got -1" in refused(evaluate, *asked, "first_start=-1")
 
 
@@ -247,20 +247,20 @@ def test_an_unknown_task_is_one_line_that_lists_the_tasks():
 
 
 def test_help_lists_what_there_is_and_the_options_of_what_is_chosen(capsys):
-    def told(*chosen: str) -> str:
+    def message(*chosen: str) -> str:
         assert program.main(train.run, train.describe, [*chosen, "--help"]) == 0
         return capsys.readouterr().out
 
-    assert "task: libero_pick, " in told()
-    assert "algorithm: bptt, distillation, ppo, ranking" in told()
-    assert "num_envs=100 " in told()
-    hover = told("task=quadrotor_hover", "algorithm=ppo")
+    assert "task: libero_pick, " in message()
+    assert "algorithm: bptt, distillation, ppo, ranking" in message()
+    assert "num_envs=100 " in message()
+    hover = message("task=quadrotor_hover", "algorithm=ppo")
     assert "task=quadrotor_hover takes policy=mlp with algorithm=bptt|ppo|td3" in hover
     assert "task.reward.reward_alive=3.0\n" in hover
     assert re.search(r"^algorithm\.final_lr_share=0\.02 +# .*decay linearly", hover, re.MULTILINE)
     assert re.search(r"^task\.history=1 +# The policy observes its last", hover, re.MULTILINE)
     assert "task.suite" not in hover
-    assert "algorithm.teacher_steps=" in told("task=quadrotor_any")
+    assert "algorithm.teacher_steps=" in message("task=quadrotor_any")
 
 
 def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
@@ -276,7 +276,7 @@ def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ("num_envs=a", "num_envs: Value 'a' of type 'str' could not be converted to Integer"),
         ("num_env=3", "unknown option 'num_env'"),
@@ -294,16 +294,16 @@ def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
         ("task.episodes=0", "at least one episode per task"),
         ("resume=/nowhere", "no checkpoint in /nowhere"),
         ("resume=", "expected key=value, got 'resume='"),
-        ("eval_only=true", "eval_only=true needs the run to measure: resume=DIR"),
+        ("eval_only=true", "eval_only=true needs a run to evaluate: resume=DIR"),
     ],
 )
-def test_a_wrong_option_is_one_line_and_leaves_nothing(refused, tmp_path: Path, option: str, told: str):
-    assert told in refused(train, *SMALL, f"output={tmp_path / 'run'}", option)
+def test_a_wrong_option_is_one_line_and_leaves_nothing(refused, tmp_path: Path, option: str, message: str):
+    assert message in refused(train, *SMALL, f"output={tmp_path / 'run'}", option)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("task", "option", "told"),
+    ("task", "option", "message"),
     [
         ("quadrotor_hover", "num_envs=1e10", "out of memory, 80000000000 bytes were asked for; use a"),
         ("quadrotor_hover", "policy.hidden=[1000000,1000000]", "4000000000000 bytes were asked for; use a smaller"),
@@ -316,8 +316,8 @@ def test_a_wrong_option_is_one_line_and_leaves_nothing(refused, tmp_path: Path, 
         ("vehicle_race", "task.numbers.laps=2.7", "expected a whole number as task.numbers.laps, got 2.7"),
     ],
 )
-def test_sizes_that_no_machine_has_are_one_line_and_leave_nothing(refused, tmp_path: Path, task, option, told):
-    assert told in refused(train, f"task={task}", "threads=1", f"output={tmp_path / 'run'}", option)
+def test_sizes_that_no_machine_has_are_one_line_and_leave_nothing(refused, tmp_path: Path, task, option, message):
+    assert message in refused(train, f"task={task}", "threads=1", f"output={tmp_path / 'run'}", option)
     assert not (tmp_path / "run").exists()
 
 
@@ -348,7 +348,7 @@ def test_an_output_that_holds_a_run_is_not_written_over(refused, copied: Path):
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ("task.executed=2", "has task.executed=4, got 2; only env_steps may grow"),
         ("policy.width=32", "has policy.width=16, got 32"),
@@ -357,9 +357,9 @@ def test_an_output_that_holds_a_run_is_not_written_over(refused, copied: Path):
         ("algorithm=ppo", "the saved run has algorithm=ranking"),
     ],
 )
-def test_a_run_is_not_resumed_as_something_else(refused, copied: Path, option: str, told: str):
+def test_a_run_is_not_resumed_as_something_else(refused, copied: Path, option: str, message: str):
     before = files(copied)
-    assert told in refused(train, f"resume={copied}", option)
+    assert message in refused(train, f"resume={copied}", option)
     assert files(copied) == before
 
 
@@ -398,6 +398,6 @@ def test_a_checkpoint_of_another_contract_is_not_evaluated(refused, copied: Path
     record = json.loads(path.read_text())
     record["config"]["values"]["task"][field] = value
     sealed.write(path, record, record["files"])
-    told = refused(evaluate, f"checkpoint={copied}")
-    assert f"trained with another contract ({field}: expected" in told
+    message = refused(evaluate, f"checkpoint={copied}")
+    assert f"trained with another contract ({field}: expected" in message
     assert not (copied / "evaluation.json").exists()

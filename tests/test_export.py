@@ -58,7 +58,7 @@ def test_a_checkpoint_becomes_c_whatever_its_task(trained: Path):
     output = trained / "export" / "c"
     first, second = completed.stdout.splitlines()
     assert first.startswith(f"wrote {output}: 5636 parameters, 22856 bytes of constants, 0 bytes of RAM, 512 bytes of")
-    assert second == f"prove it: python -m real_robot.firmware.verify {output}"
+    assert second == f"verify it: python -m real_robot.firmware.verify {output}"
     kept = {"policy.c", "policy.h", "policy_kernels.h", "contract.json", "export.json", "samples.safetensors"}
     assert kept | {"stm32f405", "crazyflie"} == {path.name for path in output.iterdir()}
     record = json.loads((output / "export.json").read_text())
@@ -129,7 +129,7 @@ def test_without_onnx_it_says_which_extra(trained: Path, ask, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["target=onnx", "opset=5"], "expected opset from 17 to 20, got 5"),
         (["target=c", "opset=17"], "opset=17 is for target=onnx, got target=c"),
@@ -139,12 +139,12 @@ def test_without_onnx_it_says_which_extra(trained: Path, ask, monkeypatch):
         (["wieghts=int8"], "unknown option 'wieghts'"),
     ],
 )
-def test_a_wrong_option_is_one_line_and_leaves_nothing(trained: Path, ask, options: list[str], told: str):
+def test_a_wrong_option_is_one_line_and_leaves_nothing(trained: Path, ask, options: list[str], message: str):
     status, lines = ask(f"checkpoint={trained}", *options)
     assert status == 1
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
-    assert told in lines[0]
+    assert message in lines[0]
     assert not (trained / "export").exists()
 
 

@@ -24,12 +24,12 @@ def test_every_run_is_one_that_the_programs_know(result: str):
 
 @pytest.mark.parametrize("result", [name for name in MEASURED if (RESULTS / f"quadrotor_{name}.json").exists()])
 def test_stored_results_are_of_one_clean_commit(result: str):
-    told = json.loads((RESULTS / f"quadrotor_{result}.json").read_text())
-    assert re.fullmatch("[0-9a-f]{40}", told["git_commit"])
-    assert {run["git_commit"] for run in told["runs"]} == {told["git_commit"]}
-    assert {run["variant"] for run in told["runs"]} == MEASURED[result].keys()
-    assert told["rows"] == rows(told["runs"])
-    assert not told["options"]
+    record = json.loads((RESULTS / f"quadrotor_{result}.json").read_text())
+    assert re.fullmatch("[0-9a-f]{40}", record["git_commit"])
+    assert {run["git_commit"] for run in record["runs"]} == {record["git_commit"]}
+    assert {run["variant"] for run in record["runs"]} == MEASURED[result].keys()
+    assert record["rows"] == rows(record["runs"])
+    assert not record["options"]
 
 
 @pytest.mark.parametrize("document", ["README.md", "sims/quadrotor/README.md", "sims/libero/README.md"])

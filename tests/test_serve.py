@@ -64,8 +64,8 @@ def test_a_token_is_kept_and_not_shared(tmp_path: Path):
 
 
 def test_help_lists_the_options():
-    told = serve.describe([])
-    assert all(option in told for option in ("checkpoint=...", "host=127.0.0.1", "token_file=null", "clients=8 "))
+    message = serve.describe([])
+    assert all(option in message for option in ("checkpoint=...", "host=127.0.0.1", "token_file=null", "clients=8 "))
 
 
 def test_a_port_that_is_none_is_one_line(run: Checkpoint, tmp_path: Path):

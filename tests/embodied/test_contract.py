@@ -124,11 +124,11 @@ def test_each_difference_is_one_row(provider, row):
     assert differences(provider) == [row]
 
 
-def test_other_action_elements_are_told_from_both_sides():
+def test_other_action_elements_are_listed_for_both_sides():
     # one more at the provider would run without a command, one fewer would drop one
     three = action(shape=(3,), names=("left", "right", "tail"), low=(-1.0, -2.0, 0.0), high=(1.0, 2.0, 1.0))
-    told = "action elements: policy commands ('left', 'right'), provider takes ('left', 'right', 'tail')"
-    assert told in differences(three)
+    row = "action elements: policy commands ('left', 'right'), provider takes ('left', 'right', 'tail')"
+    assert row in differences(three)
     with pytest.raises(ValueError, match=r"missing \['tail'\]"):
         three.bind(CONTRACT)
     unnamed = changed(action=TensorSpec((2,)))
@@ -136,7 +136,7 @@ def test_other_action_elements_are_told_from_both_sides():
         unnamed.bind(changed(action=TensorSpec((2,), names=("left", "right"))))
 
 
-def test_all_differences_are_told_at_once():
+def test_all_differences_are_listed_at_once():
     assert len(differences(changed(control_dt_s=0.1, observation={}, action=action(unit="m").action))) == 4
 
 

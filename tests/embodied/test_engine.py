@@ -75,16 +75,16 @@ def test_a_reset_of_nobody_only_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"mask": torch.ones(3, dtype=torch.bool)}, r"expected mask of shape \(4,\), got \(3,\)"),
         ({"starts": torch.zeros(4, 1)}, r"expected starts of shape \(4,\), got \(4, 1\)"),
         ({"starts": torch.tensor([0, 0, -1, 0])}, r"expected initial states >= 0, got \[0, 0, -1, 0\]"),
     ],
 )
-def test_other_shapes_and_numbers_are_refused(given: dict, told: str) -> None:
+def test_other_shapes_and_numbers_are_refused(given: dict, message: str) -> None:
     env = Counter()
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         env.reset(**given)
     assert not env.begun
     assert env.start.tolist() == [-1] * 4
@@ -152,7 +152,7 @@ def test_an_end_at_the_limit_is_the_tasks_own() -> None:
     assert ended.success.tolist() == [True, False, False]
 
 
-def test_what_blew_up_has_failed_and_is_told_once(caplog) -> None:
+def test_what_blew_up_has_failed_and_is_reported_once(caplog) -> None:
     env = Counter(2, tasks=1, step_limit=2)
     env.reset(starts=torch.tensor([8, 9]))
     env.step(chunk(0.1, 0.1, second=(0.0, 0.0))[:, :3])
@@ -172,7 +172,7 @@ def test_what_blew_up_has_failed_and_is_told_once(caplog) -> None:
     assert not env.diverged.any()
 
 
-def test_the_transition_is_told_after_the_books_were_closed() -> None:
+def test_the_transition_is_made_after_the_flags_are_updated() -> None:
     env = Counter(1, tasks=1)
     seen = []
     env.observe = lambda: seen.append((env.done.tolist(), env.steps.tolist())) or Counter.observe(env)

@@ -27,14 +27,14 @@ def test_bytes_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("Müsli", "got 6 bytes: 'Müsli'"), ("a\0b", r"none of them zero; got a zero: 'a\\x00b'")]
+    ("text", "message"), [("Müsli", "got 6 bytes: 'Müsli'"), ("a\0b", r"none of them zero; got a zero: 'a\\x00b'")]
 )
-def test_what_does_not_fit_is_refused_and_never_cut(text, told):
-    with pytest.raises(UserError, match=told):
+def test_what_does_not_fit_is_refused_and_never_cut(text, message):
+    with pytest.raises(UserError, match=message):
         encode(text, 5)
 
 
-def test_what_is_no_utf_8_is_told_so():
+def test_bytes_that_are_not_utf_8_are_refused():
     with pytest.raises(UserError, match="expected text in UTF-8"):
         decode(np.array([255, 0], np.uint8))
 
@@ -48,7 +48,7 @@ def test_text_for_an_array_of_a_spec():
 
 
 @pytest.mark.parametrize(("text", "shape"), [(["milk"], (6,)), ("milk", (-1, 6)), ([1], (-1, 6)), (7, (6,))])
-def test_what_is_no_text_is_told_so(text, shape):
+def test_values_that_are_not_text_are_refused(text, shape):
     with pytest.raises(UserError, match=r"expected (text|a list of texts), got"):
         encode_as(text, shape)
 

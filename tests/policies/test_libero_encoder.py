@@ -19,8 +19,8 @@ def test_mention_by_hand() -> None:
     shares = mention(observation["object_names"], observation["instruction"])[0]
     # "pick the milk and place it in the basket": the milk before the basket; "alphabet soup" is not there
     torch.testing.assert_close(shares, torch.tensor([[1.0, 0.0], [0.0, 0.0], [1.0, 1 / 2]]))
-    told = torch.tensor([hash_words("from the basket take soup, then alphabet, then milk")])
-    shares = mention(observation["object_names"], told)[0]  # basket, soup, alphabet, milk
+    instruction = torch.tensor([hash_words("from the basket take soup, then alphabet, then milk")])
+    shares = mention(observation["object_names"], instruction)[0]  # basket, soup, alphabet, milk
     torch.testing.assert_close(shares, torch.tensor([[1.0, 3 / 4], [1.0, 1 / 4], [1.0, 0.0]]))
 
 
@@ -37,12 +37,12 @@ def test_words_never_seen_are_not_read_and_known_ones_are() -> None:
     encoder = ObjectEncoder(32)
     encoder.fit(observation)
 
-    def told(said: str) -> torch.Tensor:
+    def encoded(said: str) -> torch.Tensor:
         return encoder(observation.clone().set("instruction", text(said).expand(5, -1)))
 
     plain = encoder(observation)
-    torch.testing.assert_close(told("kindly pick up the milk and now place it in the little basket"), plain)
-    assert not torch.allclose(told("pick the milk and place it in it"), plain)
+    torch.testing.assert_close(encoded("kindly pick up the milk and now place it in the little basket"), plain)
+    assert not torch.allclose(encoded("pick the milk and place it in it"), plain)
     other = ObjectEncoder(32)
     other.load_state_dict(encoder.state_dict())
     torch.testing.assert_close(other(observation), plain)

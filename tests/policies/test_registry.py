@@ -33,13 +33,13 @@ def test_it_acts_as_it_was_trained(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("choice", "values", "told"),
+    ("choice", "values", "message"),
     [
         ("transformer", {}, "names no policy; expected a checkpoint of train.py"),
         ("mlp", {"hidden": [32]}, "are of another network"),
         ("mlp", {"heads": 3}, "is of another version"),
     ],
 )
-def test_what_cannot_be_rebuilt_is_told(tmp_path: Path, choice: str, values: dict, told: str):
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_rebuilt_is_reported(tmp_path: Path, choice: str, values: dict, message: str):
+    with pytest.raises(ValueError, match=message):
         trained_policy(saved(tmp_path, choice, **values))

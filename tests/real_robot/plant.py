@@ -22,7 +22,7 @@ class Plant:
     def __init__(self, kind: Kind, start: np.ndarray, dt_s: float = DT_S, scale: float = 1.0) -> None:
         self.contract = contract(dt_s, tuple("abcdefg"[: len(start)]))
         self.kind, self.scale, self.position = kind, scale, np.array(start, np.float64)
-        self.told: list[np.ndarray | None] = []  # None: hold
+        self.commands: list[np.ndarray | None] = []  # None: hold
         self.ticks = 0
 
     def clock(self) -> float:
@@ -36,7 +36,7 @@ class Plant:
         return Reading({"position": self.position.copy()}, self.clock(), self.ticks)
 
     def write(self, action: np.ndarray) -> None:
-        self.told.append(action)
+        self.commands.append(action)
         moved = action * self.scale
         if self.kind is Kind.POSITION:
             self.position = moved
@@ -44,7 +44,7 @@ class Plant:
             self.position = self.position + moved * (self.contract.control_dt_s if self.kind is Kind.VELOCITY else 1.0)
 
     def hold(self) -> None:
-        self.told.append(None)
+        self.commands.append(None)
 
     def close(self) -> None:
         self.hold()

@@ -36,7 +36,7 @@ SPECS = {"instruction": text_spec(64), "things": text_spec(16, -1), "front_image
 
 
 class Spoken(Reach):
-    """Reach whose environments are told to, each in its language, and look on."""
+    """Reach with an instruction, in another language per environment, and camera images."""
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs, executed=1, horizon=1)
@@ -121,13 +121,13 @@ def test_an_instruction_is_read_from_the_tasks_of_who_has_no_text(tmp_path: Path
             recorder.write(0.0, reading, np.zeros(1), Verdict(State.ACTIVE, np.zeros(1)))
     lerobot_dataset.write([Recording(tmp_path / "a.mcap")], tmp_path / "data")
     (tmp_path / "data/meta/contract.json").unlink()  # as others write them
-    told = replace(silent, observation=silent.observation | {"instruction": text_spec(64)})
-    episodes = lerobot_reading.read(tmp_path / "data", told)
+    spoken = replace(silent, observation=silent.observation | {"instruction": text_spec(64)})
+    episodes = lerobot_reading.read(tmp_path / "data", spoken)
     assert [decode(episode.observation["instruction"][0].numpy()) for episode in episodes] == list(SAID)
     lines = [json.dumps({"task_index": number, "task": said}) for number, said in enumerate(SAID)]
     (tmp_path / "data/meta/tasks.jsonl").write_text("\n".join(lines) + "\n")  # as before v3
     (tmp_path / "data/meta/tasks.parquet").unlink()
-    again = lerobot_reading.read(tmp_path / "data", told)
+    again = lerobot_reading.read(tmp_path / "data", spoken)
     assert [decode(episode.observation["instruction"][0].numpy()) for episode in again] == list(SAID)
     short = replace(silent, observation=silent.observation | {"instruction": text_spec(20)})
     with pytest.raises(UserError, match="expected text of at most 20 bytes of UTF-8"):
@@ -135,7 +135,7 @@ def test_an_instruction_is_read_from_the_tasks_of_who_has_no_text(tmp_path: Path
 
 
 class Listener:
-    """Says nothing and remembers what it was told."""
+    """Commands nothing and records its observations."""
 
     def __init__(self, contract: Contract) -> None:
         self.contract, self.heard = contract, []
@@ -168,7 +168,7 @@ def test_ros_carries_what_was_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "spec", "told"),
+    ("key", "spec", "message"),
     [
         ("front_image", replace(PICTURE, camera="wrist"), "'front_image' camera: expected 'front', got 'wrist'"),
         ("front_image", replace(PICTURE, frame="base"), "'front_image' frame: expected 'world', got 'base'"),
@@ -178,10 +178,10 @@ def test_ros_carries_what_was_said() -> None:
         ("front_image", replace(PICTURE, names=("blue", "green", "red")), "'front_image' order: expected"),
     ],
 )
-def test_another_camera_or_text_is_refused_in_words(key: str, spec: TensorSpec, told: str) -> None:
+def test_another_camera_or_text_is_refused_in_words(key: str, spec: TensorSpec, message: str) -> None:
     ours = Spoken(1).contract
     theirs = replace(ours, observation=ours.observation | {key: spec})
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         ours.check(theirs)
     again = Contract.from_dict(json.loads(theirs.to_json()))
     assert again == theirs

@@ -42,15 +42,17 @@ def train(learner: Distillation, collector: Collector, iterations: int) -> list[
     return [learner.update(collector.collect(24), share)["loss"] for share in shares]
 
 
-def test_a_student_with_memory_finds_out_what_the_teacher_was_told() -> None:
+def test_a_student_with_memory_infers_the_teachers_privileged_observations() -> None:
     student, learner, collector = make()
     losses = train(learner, collector, 40)
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
     blind, blind_learner, blind_collector = make(MLPConfig(hidden=[16], initial_std=0.05))
     train(blind_learner, blind_collector, 40)
     policies = learner.teacher, student, blind
-    told, found_out, unaware = (evaluate(WindyReach(32), policy, starts_per_task=64).summary() for policy in policies)
-    assert told["success"] > 0.95
+    informed, found_out, unaware = (
+        evaluate(WindyReach(32), policy, starts_per_task=64).summary() for policy in policies
+    )
+    assert informed["success"] > 0.95
     assert found_out["success"] > 0.9
     assert found_out["success"] > unaware["success"] + 0.1
 
@@ -100,7 +102,7 @@ def test_processes_end_the_teachers_phase_together() -> None:
     assert learner.steps_taught == 2 * rollout.env_steps
 
 
-def test_labels_are_what_the_teacher_does_with_what_it_is_told() -> None:
+def test_labels_are_the_teachers_actions_with_its_privileged_observations() -> None:
     _, learner, collector = make(config=replace(CONFIG, teacher_steps=1))
     learner.update(collector.collect(24), 0.0)
     rollout = collector.collect(24)

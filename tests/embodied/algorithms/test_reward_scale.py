@@ -65,7 +65,7 @@ def test_a_rare_reward_is_not_a_small_one() -> None:
     assert scale() == pytest.approx(1.0 / math.sqrt(50.0))
 
 
-def test_rewards_that_never_differ_are_told_by_their_size() -> None:
+def test_rewards_that_never_differ_are_scaled_by_their_size() -> None:
     scale = RewardScale(0.9)
     for _ in range(3):
         scale.add(running(1e-3))

@@ -38,15 +38,15 @@ def test_threads_that_no_machine_has_are_refused(threads, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ask", "told"),
+    ("ask", "message"),
     [
         (lambda: torch.empty(10**14), "out of memory, 400000000000000 bytes were asked for; use a smaller num_envs"),
         (lambda: np.empty(2**50), "out of memory, 8.00 PiB were asked for; use a smaller num_envs"),
         (lambda: bytearray(2**60), "out of memory; use a smaller num_envs"),
     ],
 )
-def test_too_much_memory_is_one_line(ask, told):
-    with pytest.raises(UserError, match=told), enough_memory():
+def test_too_much_memory_is_one_line(ask, message):
+    with pytest.raises(UserError, match=message), enough_memory():
         ask()
 
 

@@ -60,8 +60,8 @@ def test_a_bug_in_a_run_is_one_line_that_names_the_log_with_its_traceback(bug, t
         raise bug
 
     assert main(run, str, []) == 1
-    told = " ".join(str(bug).split())
-    line = f"error: {type(bug).__name__}: {told}; the traceback is in {tmp_path / 'run.log'}\n"
+    message = " ".join(str(bug).split())
+    line = f"error: {type(bug).__name__}: {message}; the traceback is in {tmp_path / 'run.log'}\n"
     assert capsys.readouterr() == ("", line)
     assert "in run\n    raise bug\n" in (tmp_path / "run.log").read_text()
     assert main(failing(UserError("another")), str, []) == 1  # and a later program does not write there

@@ -49,7 +49,7 @@ def test_what_cannot_inpaint_says_so():
         check_execution(MLPConfig().build(Reach(1).contract), Execution.INPAINT)
 
 
-def test_an_unknown_execution_is_told_the_known_ones():
+def test_an_unknown_execution_lists_the_known_ones():
     with pytest.raises(
         ValueError, match="unknown execution 'fast'; expected one of inpaint, blend, naive, synchronous"
     ):

@@ -32,7 +32,7 @@ def run(env: LatencyEnvironment, actions: list[float]) -> tuple[list[float], lis
 MOVES = [0.01, 0.02, 0.03, 0.04, 0.05, 0.06]  # the dt of Reach is 0.1 s
 
 
-def test_observations_are_as_old_as_told():
+def test_observations_are_as_old_as_observed():
     true, seen = run(make(observation_s=[0.15, 0.15]), MOVES)  # arrives after two periods
     assert true == pytest.approx([0.3, 0.31, 0.33, 0.36, 0.40, 0.45, 0.51])
     assert seen == pytest.approx([0.3, 0.3, 0.3, 0.31, 0.33, 0.36, 0.40])
@@ -123,14 +123,14 @@ def test_what_is_under_way_is_on_the_device_of_the_environment():
     assert {part.device.type for part in resumed.load_state_dict(env.state_dict()).values()} == {"meta"}
 
 
-def test_the_critic_knows_and_the_actor_where_told():
+def test_the_critic_knows_and_the_actor_if_observed():
     assert make(action_s=[0.1, 0.1]).contract.observation["latency"].privileged
     env = make(observation_s=[0.15, 0.15], action_s=[0.05, 0.05], observed=True)
     assert not env.contract.observation["latency"].privileged
     env.reset()
     for _ in range(3):
-        told = env.step(torch.zeros(2, 1, 1)).observation["latency"]
-    torch.testing.assert_close(told, torch.tensor([0.2, 0.05]).expand(2, -1))
+        observed = env.step(torch.zeros(2, 1, 1)).observation["latency"]
+    torch.testing.assert_close(observed, torch.tensor([0.2, 0.05]).expand(2, -1))
 
 
 def test_gradients_pass_through_what_was_delayed():
@@ -174,9 +174,9 @@ class Filmed:
         path.touch()
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_policy_that_knows_latencies_is_filmed_without_any(told: bool, tmp_path: Path):
-    env = make(action_s=[0.0, 0.2], observed=told)
+@pytest.mark.parametrize("observed", [True, False])
+def test_a_policy_that_knows_latencies_is_filmed_without_any(observed: bool, tmp_path: Path):
+    env = make(action_s=[0.0, 0.2], observed=observed)
     policy = MLPConfig(hidden=[8]).build(env.contract)
     policy.fit(env.reset(), torch.zeros(2, 1))
     LatencyTask(Filmed(), env.config).video(tmp_path / "video.mp4", {"policy": policy}, "cpu")

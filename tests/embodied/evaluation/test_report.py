@@ -50,7 +50,7 @@ def test_json_holds_what_the_documentation_promises(tmp_path):
 
 
 @pytest.mark.parametrize(("sft", "control", "better"), [(6, 4, "sft"), (4, 6, "sft_control"), (5, 5, "sft_control")])
-def test_the_gain_is_told_over_the_better_of_sft_and_its_control(tmp_path, sft, control, better):
+def test_the_gain_is_reported_over_the_better_of_sft_and_its_control(tmp_path, sft, control, better):
     made = Report("libero_pick", "official", seed=0)
     for stage, successes in (("rl", 10), ("sft", sft), ("sft_control", control), ("baseline planner", 9)):
         made.add(stage, "wide", outcome(successes))
@@ -93,7 +93,7 @@ def test_summary_names_results_files_and_the_next_command(tmp_path):
     assert resume_command(tmp_path).endswith(f"train.py resume={tmp_path}")
 
 
-def test_a_policy_that_can_be_exported_is_told_to_be(tmp_path):
+def test_a_policy_that_can_be_exported_is_reported_as_such(tmp_path):
     made = Report("quadrotor_hover", None, seed=0, exportable=True)
     assert f"export.py checkpoint={tmp_path} target=c" in made.summary(tmp_path)
 

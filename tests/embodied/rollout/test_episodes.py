@@ -112,7 +112,7 @@ def test_what_fails_leaves_nothing(tmp_path):
     assert len(read(tmp_path / "made")[0]) == 2
 
 
-def test_damage_is_told_and_a_folder_is_not_overwritten(tmp_path):
+def test_damage_is_reported_and_a_folder_is_not_overwritten(tmp_path):
     written(tmp_path / "made", episode(3, 0))
     with pytest.raises(UserError, match="exists; choose another"):
         written(tmp_path / "made", episode(3, 0))

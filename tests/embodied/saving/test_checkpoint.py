@@ -178,7 +178,7 @@ def test_files_of_two_checkpoints_are_not_mixed(tmp_path):
         load(tmp_path)
 
 
-def test_a_checkpoint_without_checksums_is_told_apart(tmp_path):
+def test_a_checkpoint_without_checksums_is_recognised(tmp_path):
     directory = save(tmp_path, example())
     record = json.loads((directory / "checkpoint.json").read_text())
     earlier = {name: value for name, value in record.items() if name not in ("files", "sha256")} | {"format": 1}
@@ -190,7 +190,7 @@ def test_a_checkpoint_without_checksums_is_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("layer.weight", float("nan"), "infinity or not a number in layer.weight"),
         ("layer.weight", -float("inf"), "infinity or not a number in layer.weight"),
@@ -199,15 +199,15 @@ def test_a_checkpoint_without_checksums_is_told_apart(tmp_path):
         ("normaliser.std", -1.0, "normaliser.std is a standard deviation of -1"),
     ],
 )
-def test_weights_of_no_policy_are_refused_on_one_line(name, value, told, tmp_path):
+def test_weights_of_no_policy_are_refused_on_one_line(name, value, message, tmp_path):
     previous, newest = save(tmp_path, example(1)), save(tmp_path, example(2))
     broken = {**example(2).policy, name: torch.tensor([1.0, value])}
-    with pytest.raises(FloatingPointError, match=f"diverged and is not saved: {told}"):
+    with pytest.raises(FloatingPointError, match=f"diverged and is not saved: {message}"):
         save(tmp_path, Checkpoint(broken, contract()))
     save_tree(newest / "policy.safetensors", broken)
     record = json.loads((newest / "checkpoint.json").read_text())
     sealed.write(newest / "checkpoint.json", record, checkpoints.FILES)
-    with pytest.raises(ValueError, match=f"policy.safetensors is not a policy: {told}.*; use {previous}$") as error:
+    with pytest.raises(ValueError, match=f"policy.safetensors is not a policy: {message}.*; use {previous}$") as error:
         load(tmp_path)
     assert "\n" not in str(error.value)
 

@@ -134,7 +134,7 @@ def test_no_flipped_bit_changes_what_comes_back(tmp_path):
     )
     save_tree(path, tree)
     whole = path.read_bytes()
-    told = []
+    message = []
     numbers = 8 * (len(whole) - 5 * 4 - 2)  # where those of the tensors begin: each bit of them is flipped
     for bit in [*random.Random(0).sample(range(numbers), 200), *range(numbers, 8 * len(whole))]:
         changed = bytearray(whole)
@@ -143,9 +143,9 @@ def test_no_flipped_bit_changes_what_comes_back(tmp_path):
         try:
             assert same(load_tree(path), tree), bit  # a blank of the header
         except ValueError as error:
-            told.append(str(error))
-    assert len(told) > 360
-    assert not any("\n" in line for line in told)
+            message.append(str(error))
+    assert len(message) > 360
+    assert not any("\n" in line for line in message)
 
 
 def test_a_file_without_checksum_is_not_taken_for_one_with(tmp_path):

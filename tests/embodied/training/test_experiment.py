@@ -208,7 +208,7 @@ def test_every_environment_is_asked_to_be_where_the_policy_is(tmp_path: Path) ->
     assert asked == [("train", "cpu:0"), ("eval", "cpu:0"), ("train", "cpu:0")]  # the last for random play
 
 
-def test_success_and_return_are_told_where_an_episode_ended(tmp_path: Path) -> None:
+def test_success_and_return_are_reported_where_an_episode_ended(tmp_path: Path) -> None:
     """Episodes of up to seven steps, two decisions of one step per iteration: none ends in the first."""
 
     class Away(SmoothReach):
@@ -225,10 +225,10 @@ def test_success_and_return_are_told_where_an_episode_ended(tmp_path: Path) -> N
     learner = PPOConfig(rollout_length=2, minibatch=8, epochs=1)
     Experiment(config, AwayTask(), POLICY, learner, tmp_path, record={}).run()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    told = [{key: value for key, value in row.items() if key.startswith("rollout/")} for row in rows]
-    assert [set(row) for row in told[:3]] == [set()] * 3
-    assert (told[3]["rollout/success"], told[3]["rollout/episode_steps"]) == (0.0, 7.0)
-    assert told[3]["rollout/episode_return"] < -7 * 0.3**2  # the reward is -x^2 after each step
+    message = [{key: value for key, value in row.items() if key.startswith("rollout/")} for row in rows]
+    assert [set(row) for row in message[:3]] == [set()] * 3
+    assert (message[3]["rollout/success"], message[3]["rollout/episode_steps"]) == (0.0, 7.0)
+    assert message[3]["rollout/episode_return"] < -7 * 0.3**2  # the reward is -x^2 after each step
 
 
 def test_a_task_with_a_baseline_has_it_measured_on_the_same_episodes(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_resumed_run_drops_what_its_checkpoint_did_not_know(tmp_path):
         (None, []),
     ],
 )
-def test_damaged_metrics_are_set_aside_and_told(tmp_path, capsys, damage, kept):
+def test_damaged_metrics_are_set_aside_and_reported(tmp_path, capsys, damage, kept):
     setup_console()
     with Logger(tmp_path) as logger:
         for step in range(4):
@@ -68,9 +68,9 @@ def test_damaged_metrics_are_set_aside_and_told(tmp_path, capsys, damage, kept):
         logger.log(4, {"loss": 0.25})
         assert logger.rows == len(kept) + 1
     assert [step for step, _ in curve(tmp_path, "loss")] == [*kept, 4]
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert f"{len(kept)} of 4 rows could be read" in told[0]
+    message = capsys.readouterr().err.splitlines()
+    assert len(message) == 1
+    assert f"{len(kept)} of 4 rows could be read" in message[0]
     aside = tmp_path / f"{METRICS}.aside"
     assert aside.read_bytes() == before if damage else not aside.exists()
 

@@ -65,11 +65,11 @@ class Watcher:
     starts = None
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int, float]] = []
+        self.updates: list[tuple[int, int, float]] = []
 
     def update(self, rollout, progress, world) -> dict[str, float]:
-        self.told.append((rollout.policy_version, rollout.env_steps, progress))
-        return {"seen": float(len(self.told))}
+        self.updates.append((rollout.policy_version, rollout.env_steps, progress))
+        return {"seen": float(len(self.updates))}
 
 
 def test_progress_runs_over_what_was_planned_and_ends_with_it() -> None:
@@ -77,11 +77,11 @@ def test_progress_runs_over_what_was_planned_and_ends_with_it() -> None:
     collector = Collector(env, Constant(env, 0.001), torch.Generator())
     found = list(iterations(learner, collector, 2, 100, done=40, planned=80))
     assert [step.env_steps for step in found] == [60, 80, 100]
-    assert learner.told == [(0, 20, 0.75), (1, 20, 1.0), (2, 20, 1.0)]
+    assert learner.updates == [(0, 20, 0.75), (1, 20, 1.0), (2, 20, 1.0)]
     assert [step.metrics for step in found] == [{"seen": 1.0}, {"seen": 2.0}, {"seen": 3.0}]
     assert not list(iterations(learner, collector, 2, 100, done=100))
     assert next(iterations(learner, collector, 2, 200, done=100)).env_steps == 120
-    assert learner.told[-1] == (3, 20, 0.6)
+    assert learner.updates[-1] == (3, 20, 0.6)
 
 
 def test_all_that_ended_is_counted() -> None:
@@ -104,7 +104,7 @@ def test_steps_of_all_processes_count_together() -> None:
     env, learner = Reach(5, step_limit=100), Watcher()
     collector = Collector(env, Constant(env, 0.001), torch.Generator())
     assert [step.env_steps for step in iterations(learner, collector, 2, 80, world=Twin())] == [40, 80]
-    assert [progress for *_, progress in learner.told] == [0.5, 1.0]
+    assert [progress for *_, progress in learner.updates] == [0.5, 1.0]
 
 
 def test_processes_explore_by_their_own_noise() -> None:
@@ -205,8 +205,8 @@ def test_a_report_says_what_the_simulator_could_not_do(tmp_path: Path) -> None:
     trainer(NamelessTask(), tmp_path).run()
     report, page = json.loads((tmp_path / "report.json").read_text()), (tmp_path / "report.md").read_text()
     assert len(report["notes"]) == 2
-    for note, told in zip(report["notes"], ("no numbered initial states", "cannot be restored"), strict=True):
-        assert told in note
+    for note, part in zip(report["notes"], ("no numbered initial states", "cannot be restored"), strict=True):
+        assert part in note
         assert note in page
     assert [row["repeatable"] for row in report["evaluations"]] == [False] * 3
     assert [row["step_limit"] for row in report["evaluations"]] == [None] * 3

@@ -334,13 +334,13 @@ def test_other_options_are_refused_and_those_that_no_result_depends_on_are_not(t
 
     resumed().run()
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    for changes, told in (
+    for changes, message in (
         ({"seed": 1}, r"has seed=0, got 1; only env_steps may grow"),
         ({"sft": {"steps": 60}}, r"has sft.steps=50, got 60"),
         ({"env_steps": 470}, r"has env_steps=480, got 470"),
         ({"env_steps": 560, "seed": 2}, r"has seed=0, got 2;"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             resumed(**changes)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     assert resumed(video=True).stage is Stage.DONE

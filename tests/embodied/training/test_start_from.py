@@ -50,7 +50,7 @@ def run_from(
     return kind(config, task or ReachTask(), policy, PPO, directory, record=record)
 
 
-def told(directory: Path) -> dict[str, dict]:
+def message(directory: Path) -> dict[str, dict]:
     report = json.loads((directory / "report.json").read_text())
     return {row["stage"]: row for row in report["evaluations"]}
 
@@ -75,9 +75,9 @@ def test_rl_goes_on_from_there(source: Path, tmp_path: Path, file: bool) -> None
     assert run.stages == [Stage.START, Stage.RL, Stage.DONE]
     mean = run.policy.mean.clone()
     run.run()
-    found = told(tmp_path)
+    found = message(tmp_path)
     assert list(found) == ["start", "rl"]
-    assert found["start"]["success"] == told(source)["rl"]["success"]  # the same policy on the same episodes
+    assert found["start"]["success"] == message(source)["rl"]["success"]  # the same policy on the same episodes
     assert torch.equal(run.policy.mean, mean)  # RL takes no statistics of its own
     gains = json.loads((tmp_path / "report.json").read_text())["gains"]
     assert [gain["over"] for gain in gains] == ["start"]
@@ -90,7 +90,7 @@ def test_supervised_training_goes_on_from_there(source: Path, tmp_path: Path) ->
     run.policy.mean.add_(0.5)  # other statistics than those of these demonstrations
     mean, weight = run.policy.mean.clone(), run.policy.actor[0].weight.clone()
     run.run()
-    assert list(told(tmp_path)) == ["start", "sft"]
+    assert list(message(tmp_path)) == ["start", "sft"]
     assert torch.equal(run.policy.mean, mean)
     assert not torch.equal(run.policy.actor[0].weight, weight)
     assert json.loads((tmp_path / "report.json").read_text())["env_steps"] == 0
@@ -98,7 +98,7 @@ def test_supervised_training_goes_on_from_there(source: Path, tmp_path: Path) ->
 
 def test_all_stages_follow_what_a_run_starts_from(source: Path, tmp_path: Path) -> None:
     run_from(source, tmp_path).run()
-    assert list(told(tmp_path)) == ["start", "sft", "sft_control", "rl"]
+    assert list(message(tmp_path)) == ["start", "sft", "sft_control", "rl"]
 
 
 @pytest.mark.parametrize(("stages", "found"), [(["sft"], ["sft"]), (["rl"], ["rl"]), (["sft", "rl"], None)])
@@ -106,7 +106,7 @@ def test_the_stages_that_are_asked_for_are_run(tmp_path: Path, stages: list[str]
     run = run_from(None, tmp_path, stages)
     run.run()
     assert run.policy.fitted
-    assert list(told(tmp_path)) == (found or ["sft", "sft_control", "rl"])
+    assert list(message(tmp_path)) == (found or ["sft", "sft_control", "rl"])
     assert run_from(None, tmp_path, stages).stage is Stage.DONE  # once more there is nothing to do
     assert list(run_from(None, tmp_path, stages).run().results) == [(stage, "wide") for stage in found or ORDER]
 
@@ -165,6 +165,6 @@ def test_a_run_resumes_without_what_it_started_from(source: Path, tmp_path: Path
     resumed = run_from(tmp_path / "source", tmp_path / "parts", stages)
     assert resumed.counters["iteration"] == 2
     resumed.run()
-    assert told(tmp_path / "parts") == told(tmp_path / "whole")
+    assert message(tmp_path / "parts") == message(tmp_path / "whole")
     first, second = (checkpoint.load(tmp_path / name).policy for name in ("parts", "whole"))
     assert same(first, second)

@@ -226,7 +226,7 @@ def dishonest():
 
 
 @pytest.mark.parametrize(
-    ("policy", "options", "told"),
+    ("policy", "options", "message"),
     [
         (unknown_layer, C, "no kernel for layer 2, Stretched; expected Linear, Tanh"),
         (without_unit, C, "x has no unit in the contract"),
@@ -238,15 +238,15 @@ def dishonest():
         (object, C, "object cannot be exported; expected policy=mlp"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(tmp_path: Path, policy, options: Export, told: str):
-    with pytest.raises(ValueError, match=told) as caught:
+def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(tmp_path: Path, policy, options: Export, message: str):
+    with pytest.raises(ValueError, match=message) as caught:
         export(policy(), options, tmp_path / "deep" / "export")
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ((Target.onnx, Weights.int8), "weights=int8 is for target=c, got target=onnx"),
         ((Target.c, Weights.float32, 17), "opset=17 is for target=onnx, got target=c"),
@@ -254,8 +254,8 @@ def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(tmp_path: Path, 
         ((Target.onnx, Weights.float32, 99), "expected opset from 17 to 20, got 99"),
     ],
 )
-def test_options_that_do_not_fit_are_one_line(options: tuple, told: str):
-    with pytest.raises(ValueError, match=told):
+def test_options_that_do_not_fit_are_one_line(options: tuple, message: str):
+    with pytest.raises(ValueError, match=message):
         Export(*options)
 
 

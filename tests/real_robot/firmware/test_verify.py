@@ -22,9 +22,9 @@ missing = [tool for tool in PACKAGES if shutil.which(tool) is None]
 @pytest.fixture(autouse=True, scope="module")
 def tools():
     if missing:
-        told = f"{missing[0]} is not installed: {PACKAGES[missing[0]]}"
-        assert os.environ.get("CI_FIRMWARE") != "required", told
-        pytest.skip(told)
+        message = f"{missing[0]} is not installed: {PACKAGES[missing[0]]}"
+        assert os.environ.get("CI_FIRMWARE") != "required", message
+        pytest.skip(message)
 
 
 def exchange(directory: Path, name: str, old: str, new: str) -> None:
@@ -95,7 +95,7 @@ def test_one_wrong_bit_in_the_image_is_caught_at_boot(exported, tmp_path: Path):
         assert run_image(tmp_path / "damaged.elf", CORES["m4"], inputs, tmp_path).check == 1
 
 
-def test_a_core_that_fuses_products_and_sums_is_told_apart(exported, monkeypatch):
+def test_a_core_that_fuses_products_and_sums_is_recognised(exported, monkeypatch):
     flags = [flag for flag in toolchain.COMMON if flag not in ("-std=c99", "-ffp-contract=off")]
     monkeypatch.setattr(toolchain, "COMMON", ("-std=gnu99", "-ffp-contract=fast", *flags))
     result = verify(exported("attention"))
@@ -143,14 +143,14 @@ def test_a_missing_tool_is_one_line_that_names_the_package(exported, monkeypatch
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit) as caught:
         main([str(exported("mlp"))])
-    told = "error: arm-none-eabi-gcc is not installed: apt-get install gcc-arm-none-eabi libnewlib-arm-none-eabi"
-    assert caught.value.code == told
+    message = "error: arm-none-eabi-gcc is not installed: apt-get install gcc-arm-none-eabi libnewlib-arm-none-eabi"
+    assert caught.value.code == message
 
 
 def test_what_is_no_export_to_c_is_one_line(tmp_path: Path):
     export(make("mlp"), Export(Target.torchscript), tmp_path / "other")
-    for directory, told in ((tmp_path, "holds no export.json"), (tmp_path / "other", "with target=torchscript")):
-        with pytest.raises(ValueError, match=told) as caught:
+    for directory, message in ((tmp_path, "holds no export.json"), (tmp_path / "other", "with target=torchscript")):
+        with pytest.raises(ValueError, match=message) as caught:
             verify(directory)
         assert "\n" not in str(caught.value)
 

@@ -84,7 +84,7 @@ def test_what_cannot_be_read_is_one_line(recording: Recording, tmp_path: Path):
     wrong = replace(CONTRACT, observation={"joint_position": TensorSpec((3,), unit="deg")}, control_dt_s=0.05)
     with Recorder(tmp_path / "held.mcap", CONTRACT) as recorder:
         recorder.write(DT_S, Reading(seen(0), 0.0, 0), None, Verdict(State.HOLDING, None, "no command"))
-    for source, contract, told in (
+    for source, contract, message in (
         (
             recording.path,
             wrong,
@@ -93,7 +93,7 @@ def test_what_cannot_be_read_is_one_line(recording: Recording, tmp_path: Path):
         (tmp_path / "held.mcap", CONTRACT, "these recordings have no tick with both"),
         (tmp_path / "none.mcap", CONTRACT, "cannot read .*none"),
     ):
-        with pytest.raises(UserError, match=told) as refused:
+        with pytest.raises(UserError, match=message) as refused:
             demonstrations(source, contract, tmp_path / "run")
         assert "\n" not in str(refused.value)
         assert not list((tmp_path / "run").iterdir())

@@ -161,7 +161,7 @@ def test_chunks_never_reach_over_the_end_of_an_episode(recording: Recording, tmp
     assert chunks["valid"].sum(1).tolist() == expected
 
 
-def test_what_makes_no_dataset_is_told(recording: Recording, tmp_path: Path):
+def test_what_makes_no_dataset_is_reported(recording: Recording, tmp_path: Path):
     (tmp_path / "there").mkdir()
     with pytest.raises(ValueError, match="there exists"):
         lerobot_dataset.write([recording], tmp_path / "there")
@@ -307,9 +307,9 @@ def test_what_a_dataset_of_others_tells_beside_is_kept(tmp_path: Path):
         "next.success": ("bool", [False, True] + 3 * [False]),
     }
     more["complementary_info.is_intervention"] = ("bool", [True] + 4 * [False])
-    told = {key: {"dtype": dtype, "shape": [1], "names": None} for key, (dtype, _) in more.items()}
+    specs = {key: {"dtype": dtype, "shape": [1], "names": None} for key, (dtype, _) in more.items()}
     columns = {"observation.state": STATES, "action": ACTIONS} | {key: values for key, (_, values) in more.items()}
-    directory = others(tmp_path / "d", "v3.0", features("video") | told, columns, [2, 3])
+    directory = others(tmp_path / "d", "v3.0", features("video") | specs, columns, [2, 3])
     first, second = lerobot_reading.read(directory, _without(WANTED, "wrist"))
     assert (first.reward.tolist(), second.reward.tolist()) == ([0.0, 1.0], [0.5, 0.0, 0.25])
     assert (first.human.tolist(), second.human.tolist()) == ([True, False], [False] * 3)
@@ -321,7 +321,7 @@ def _without(contract: Contract, key: str) -> Contract:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda c: replace(c, control_dt_s=0.05), "rate: expected 20 Hz, got 10 Hz"),
         (
@@ -332,18 +332,18 @@ def _without(contract: Contract, key: str) -> Contract:
         (lambda c: replace(c, observation={"state": TensorSpec((4,))}), r"state: expected \(4,\), got \(3,\)"),
     ],
 )
-def test_what_does_not_fit_is_told_with_what_is_there(
-    tmp_path: Path, change: Callable[[Contract], Contract], told: str
+def test_what_does_not_fit_is_reported_with_what_is_there(
+    tmp_path: Path, change: Callable[[Contract], Contract], message: str
 ):
     columns = {"observation.state": STATES, "action": ACTIONS}
     directory = others(tmp_path / "d", "v2.1", features("video"), columns, [2, 3])
-    with pytest.raises(ValueError, match=told) as refused:
+    with pytest.raises(ValueError, match=message) as refused:
         list(lerobot_reading.read(directory, change(_without(WANTED, "wrist"))))
     assert "it has observation.state (3,) ['shoulder', 'elbow', 'gripper']" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_no_dataset_is_told(recording: Recording, tmp_path: Path):
+def test_what_is_no_dataset_is_reported(recording: Recording, tmp_path: Path):
     (tmp_path / "data").mkdir()
     with pytest.raises(ValueError, match="is no LeRobot dataset"):
         demonstrations(tmp_path / "data", CONTRACT, tmp_path / "run")

@@ -173,7 +173,7 @@ def test_a_cut_file_ends_with_its_last_whole_chunk(tmp_path: Path, cut: int):
     assert len(list(Recording(tmp_path / "cut.mcap"))) == 203
 
 
-def test_a_damaged_chunk_is_told(tmp_path: Path):
+def test_a_damaged_chunk_is_reported(tmp_path: Path):
     record(tmp_path / "a.mcap", 200)
     data = bytearray((tmp_path / "a.mcap").read_bytes())
     data[len(data) // 2] ^= 0xFF
@@ -182,7 +182,7 @@ def test_a_damaged_chunk_is_told(tmp_path: Path):
         list(Recording(tmp_path / "a.mcap"))
 
 
-def test_what_the_disk_cannot_follow_is_dropped_counted_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_what_the_disk_cannot_follow_is_dropped_counted_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     contract = Contract({"camera": TensorSpec((512, 512, 3), "uint8")}, TensorSpec((1,)), 0.1)
     noise = np.random.default_rng(0).integers(0, 256, (512, 512, 3), dtype=np.uint8)
     with Recorder(tmp_path / "a.mcap", contract, capacity=3) as recorder:
@@ -218,21 +218,21 @@ for index in range(1000):
 try:
     recorder.close()
 except OSError as error:
-    print("told:", error)
+    print("failed:", error)
 """
 
 
-def test_a_full_disk_never_stops_the_loop_and_is_told(tmp_path: Path):
+def test_a_full_disk_never_stops_the_loop_and_is_reported(tmp_path: Path):
     path = tmp_path / "full.mcap"
     run = subprocess.run(
         [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True, timeout=60
     )
-    assert "told: [Errno 27]" in run.stdout
+    assert "failed: [Errno 27]" in run.stdout
     ticks = [item for item in Recording(path) if isinstance(item, Tick)]
     assert 0 < len(ticks) < 1000
 
 
-def test_what_cannot_be_written_is_told_and_never_stops_the_loop(tmp_path: Path):
+def test_what_cannot_be_written_is_reported_and_never_stops_the_loop(tmp_path: Path):
     recorder = Recorder(tmp_path / "bag.mcap", CONTRACT, capacity=4)
     for index in range(50):
         strange = Reading({"position": np.zeros(3, np.complex64)}, 0.0, index)
@@ -279,7 +279,7 @@ def test_a_watched_policy_is_the_policy(tmp_path: Path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes anywhere")
-def test_an_unwritable_folder_is_told(tmp_path: Path):
+def test_an_unwritable_folder_is_reported(tmp_path: Path):
     tmp_path.chmod(0o500)
     with pytest.raises(OSError, match="denied"):
         Recorder(tmp_path / "a.mcap", CONTRACT)

@@ -196,7 +196,7 @@ def test_continued_chunks_of_a_flow_policy_are_replayed(tmp_path: Path):
         replay(recording, other)
 
 
-def test_another_policy_or_nothing_recorded_is_told(tmp_path: Path):
+def test_another_policy_or_nothing_recorded_is_reported(tmp_path: Path):
     policy = recurrent()
     fly(tmp_path / "a.mcap", policy, 3, sampled=False)
     contract = Contract({"range": TensorSpec((4,))}, TensorSpec((1,), low=(-1.0,), high=(1.0,)), 0.1)

@@ -63,7 +63,7 @@ def test_a_recorded_flight_trains_before_rl(dataset: Path, tmp_path: Path):
     assert losses[-1] < 0.1  # of half action ranges squared: the constant thrust is soon imitated
 
 
-def test_a_dataset_for_another_task_is_told_on_one_line(dataset: Path, tmp_path: Path):
+def test_a_dataset_for_another_task_is_reported_on_one_line(dataset: Path, tmp_path: Path):
     completed = train("task=quadrotor_race", f"demonstrations={dataset}", f"output={tmp_path / 'run'}")
     lines = completed.stderr.strip().splitlines()
     assert completed.returncode == 1

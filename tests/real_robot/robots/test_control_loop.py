@@ -125,8 +125,8 @@ def test_a_controller_reads_decides_and_lets_safety_write():
     for _ in range(3):
         plant.ticks += 1
         verdict = controller.tick()
-    np.testing.assert_allclose(plant.told[-1], 1.01**2)
-    assert plant.told[-1] is verdict.action
+    np.testing.assert_allclose(plant.commands[-1], 1.01**2)
+    assert plant.commands[-1] is verdict.action
 
 
 def test_a_watchdog_holds_when_the_program_hangs():
@@ -141,10 +141,10 @@ def test_a_watchdog_holds_when_the_program_hangs():
         time.sleep(0.001)
     watchdog.close()
     assert safety.state is State.HOLDING
-    assert plant.told[-1] is None
+    assert plant.commands[-1] is None
 
 
-def test_real_time_is_asked_for_and_refusals_are_told():
+def test_real_time_is_asked_for_and_refusals_are_reported():
     # in a separate process, because it changes the process; without the right to lock memory or a priority, both are
     # refused
     code = (

@@ -51,7 +51,7 @@ def terminal():
     os.close(other)
 
 
-def test_keys_move_for_a_while_and_buttons_are_told_once(terminal):
+def test_keys_move_for_a_while_and_buttons_are_reported_once(terminal):
     main, other = terminal
     clock = Now()
     keyboard = Keyboard(other, clock=clock)
@@ -124,7 +124,7 @@ def test_events_may_come_in_pieces_and_in_masses(device):
     assert pad.read().axes == {"x": 1.0}
 
 
-def test_a_device_that_is_not_there_is_told(tmp_path):
+def test_a_device_that_is_not_there_is_reported(tmp_path):
     with pytest.raises(ValueError, match="No such file or directory; is it plugged in"):
         InputDevice(tmp_path / "event7", GAMEPAD)
 

@@ -180,10 +180,10 @@ class Arm:
         names = list(message.joint_names) if trajectory else ["shoulder", "elbow"]
         values = list(message.points[-1].positions if trajectory else message.data)
         self.position |= dict(zip(names, values, strict=True))
-        told = {"names": names, "action": values}
+        fields = {"names": names, "action": values}
         if trajectory:
-            told["time_from_start_s"] = message.points[-1].time_from_start.nanosec * 1e-9
-        return told
+            fields["time_from_start_s"] = message.points[-1].time_from_start.nanosec * 1e-9
+        return fields
 
 
 class Base:
@@ -228,8 +228,8 @@ def main(domain: int, row: str, log: str) -> None:
         while True:
             for entry in offered.take(100):
                 if entry.topic_name == f"rt/{robot.command[0]}":
-                    told = {"type": entry.type_name, "qos": [str(policy) for policy in entry.qos or ()]}
-                    lines.write(json.dumps({"offered": told}) + "\n")
+                    fields = {"type": entry.type_name, "qos": [str(policy) for policy in entry.qos or ()]}
+                    lines.write(json.dumps({"offered": fields}) + "\n")
             for message in reader.take(10):
                 lines.write(json.dumps({"received": robot.follow(message)}) + "\n")
             values, message = robot.measure()

@@ -65,11 +65,11 @@ def test_nested_parameters_become_a_dataclass(context: rclpy.Context):
 
 
 @pytest.mark.parametrize(
-    ("parameters", "told"),
+    ("parameters", "message"),
     [({"nmae": "x"}, "nmae"), ({"inner.rate_hz": "fast"}, "fast"), ({"colour": "green"}, "green")],
 )
-def test_wrong_parameters_are_told(context: rclpy.Context, parameters: dict[str, Any], told: str):
-    with pytest.raises(ValueError, match=told):
+def test_wrong_parameters_are_reported(context: rclpy.Context, parameters: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
         settings(context, **parameters)
 
 

@@ -176,7 +176,7 @@ def test_lifecycle_there_and_back(robot: Robot):
     robot.wait(robot.flying, "commands")
 
 
-def test_what_a_node_cannot_be_made_of_is_told(robot: Robot):
+def test_what_a_node_cannot_be_made_of_is_reported(robot: Robot):
     robot.start("other", robot.settings | {"checkpoint": "/nowhere"}, "policy_node")
     with pytest.raises(ValueError, match="no checkpoint in /nowhere"):
         robot.change("other", "configure")

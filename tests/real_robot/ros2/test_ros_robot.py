@@ -115,10 +115,10 @@ def test_a_hold_is_repeated_until_the_robot_says_that_it_holds(world: World):
     world.until(lambda: world.landed == 1)  # its service was not there before
     world.status.publish(Bool(data=False))
     world.until(lambda: robot.report().message == "somebody else flies")
-    told = len(world.said)
+    count = len(world.said)
     robot.hold()
     world.spin()
-    assert world.said[told:] == []
+    assert world.said[count:] == []
     assert world.beats <= beats + 1  # its own failsafe stands behind our hold
     assert world.landed == 1
     robot.stopped = True

@@ -143,5 +143,5 @@ def test_what_watches_over_a_robot_starts_without_torch(tmp_path: Path):
         "import sys; import real_robot.ros2.nodes.safety, real_robot.ros2.nodes.recorder as node;"
         "print(node.read_contract(sys.argv[1]).to_json(), 'torch' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, check=True)
-    assert told.stdout == f"{CONTRACT.to_json()} False\n"
+    run = subprocess.run([sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, check=True)
+    assert run.stdout == f"{CONTRACT.to_json()} False\n"

@@ -99,7 +99,7 @@ def test_no_command_outside_any_limit_reaches_write(kind, drawn, seed, style, pl
             continue
         verdict = safety.command(wanted, plant.tick())
         assert verdict.state is State.ACTIVE
-        assert verdict.action is plant.told[-1]
+        assert verdict.action is plant.commands[-1]
         if not motions[-1]:
             rest = position if kind is Kind.POSITION else np.zeros(2)
             motions[-1] = [rest] * 3
@@ -166,13 +166,13 @@ def test_bad_input_holds_within_the_period_it_comes_in(sequence):
         plant.tick()
         verdict = safety.command(*good(plant))
         assert verdict.state is safety.state is State.ACTIVE
-        assert plant.told[-1] is verdict.action is not None
+        assert plant.commands[-1] is verdict.action is not None
         plant.tick()
         verdict = safety.command(*FAULTS[fault](*good(plant)))
         assert verdict.state is safety.state is State.HOLDING, fault
         assert verdict.reason
-        assert plant.told[-1] is None
-        assert len(plant.told) == 2 * (index + 1)
+        assert plant.commands[-1] is None
+        assert len(plant.commands) == 2 * (index + 1)
 
 
 METHODS = ("good", "good", "good", "bad", "none", "watch", "trip", "out of bounds", "reset")
@@ -188,7 +188,7 @@ def test_a_stop_latches_until_reset(sequence):
     for name in sequence:
         plant.tick()
         command, reading = good(plant)
-        told = len(plant.told)
+        count = len(plant.commands)
         if name == "trip":
             safety.trip("button")
         elif name == "reset":
@@ -201,8 +201,8 @@ def test_a_stop_latches_until_reset(sequence):
             action = {"bad": np.full(2, np.nan), "none": None}.get(name, command.action)
             safety.command(action, reading)
         stopped = (stopped or name in ("trip", "out of bounds")) and name != "reset"
-        written = [action for action in plant.told[told:] if action is not None]
+        written = [action for action in plant.commands[count:] if action is not None]
         assert len(written) == (name == "good" and not stopped)
         assert (safety.state is State.STOPPED) == stopped
         if stopped and name != "watch":
-            assert plant.told[-1] is None
+            assert plant.commands[-1] is None

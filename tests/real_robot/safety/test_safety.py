@@ -41,7 +41,7 @@ def test_a_bad_measurement_is_bad_as_often_as_it_is_read():
     broken = replace(plant.tick(), observation={"position": np.array([np.nan, 0.0])})
     for _ in range(3):
         assert "not finite" in safety.command(np.ones(2), broken).reason
-    assert plant.told == [None] * 3
+    assert plant.commands == [None] * 3
 
 
 def test_a_measurement_may_be_used_until_it_is_stale():
@@ -138,13 +138,13 @@ def test_a_robot_outside_its_limits_is_not_commanded():
     plant, safety = make(Limits({"a": limits, "b": limits}), Kind.POSITION)
     plant.position = np.array([1.5, 0.0])
     assert "move it inside by hand" in safety.command(np.zeros(2), plant.tick()).reason
-    assert plant.told == [None]
+    assert plant.commands == [None]
 
 
 def test_watch_holds_a_robot_whose_program_hangs():
     plant, safety = make(Limits(dict(VELOCITY), command_timeout_s=0.05))
     safety.watch()
-    assert plant.told == []
+    assert plant.commands == []
     safety.command(np.ones(2), plant.tick())
     plant.ticks += 5
     safety.watch()
@@ -152,7 +152,7 @@ def test_watch_holds_a_robot_whose_program_hangs():
     plant.ticks += 1
     safety.watch()
     assert safety.state is State.HOLDING
-    assert plant.told[-1] is None
+    assert plant.commands[-1] is None
 
 
 def test_a_robot_that_fails_is_stopped():
@@ -161,7 +161,7 @@ def test_a_robot_that_fails_is_stopped():
     with pytest.raises(OSError, match="cable"):
         safety.command(np.ones(2), plant.tick())
     assert (safety.state, safety.reason) == (State.STOPPED, "the robot failed: cable")
-    assert plant.told == [None]
+    assert plant.commands == [None]
 
 
 def test_after_trip_has_returned_nothing_is_written_by_any_thread():
@@ -180,14 +180,14 @@ def test_after_trip_has_returned_nothing_is_written_by_any_thread():
     started.wait()
     for _ in range(50):
         safety.trip("button")
-        told = len(plant.told)
+        count = len(plant.commands)
         threading.Event().wait(0.001)
-        assert all(action is None for action in plant.told[told:])
+        assert all(action is None for action in plant.commands[count:])
         safety.reset()
     running = False
     for thread in threads:
         thread.join()
-    assert any(action is not None for action in plant.told)
+    assert any(action is not None for action in plant.commands)
 
 
 def test_bounds_of_what_is_observed_stop_and_tell():
@@ -300,7 +300,7 @@ def test_limits_are_one_yaml_file(tmp_path):
         ("observed: {position.a: {low: 1, high: 0}}", "low < high"),
     ],
 )
-def test_wrong_files_are_told_on_one_line(tmp_path, text, message):
+def test_wrong_files_are_reported_on_one_line(tmp_path, text, message):
     path = tmp_path / "limits.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as error:

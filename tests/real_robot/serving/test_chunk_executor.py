@@ -141,7 +141,7 @@ def remembering(horizon: int, executed: int):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_reading_that_is_not_finite_is_told_and_not_remembered(value: float):
+def test_a_reading_that_is_not_finite_is_reported_and_not_remembered(value: float):
     robot = Robot()
     found = executor(remembering(1, 1), robot, Execution.SYNCHRONOUS)
     found.observe(broken(robot.reading(), value))

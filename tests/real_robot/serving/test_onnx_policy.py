@@ -51,7 +51,7 @@ def test_it_never_samples(tmp_path: Path):
     OnnxPolicy(tmp_path / "onnx").act(observation("mlp", 1, 0))
 
 
-def test_what_is_no_export_is_told(tmp_path: Path):
+def test_what_is_no_export_is_reported(tmp_path: Path):
     with pytest.raises(ValueError, match=r"holds no export\.json; expected .* `python export\.py target=onnx`"):
         OnnxPolicy(tmp_path)
     export(make("mlp"), Export(Target.torchscript), tmp_path / "torchscript")

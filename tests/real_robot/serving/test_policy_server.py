@@ -300,7 +300,7 @@ def test_a_client_that_never_reads_loses_its_place():
         _eventually(another_is_served)
 
 
-def test_a_failing_policy_is_told_and_the_server_lives(caplog: pytest.LogCaptureFixture):
+def test_a_failing_policy_is_reported_and_the_server_lives(caplog: pytest.LogCaptureFixture):
     policy = mlp()
     policy.fitted.fill_(False)
     with PolicyServer(policy, TOKEN, port=0) as server:
@@ -321,16 +321,16 @@ def test_what_is_not_a_number_is_refused_alone_and_no_such_action_is_sent(server
     client.close()
     diverged = mlp()
     diverged.actor[0].bias.data.fill_(torch.nan)
-    told = "the policy's actions are not finite, though its observation is"
-    with PolicyServer(diverged, TOKEN, port=0) as broken, pytest.raises(ValueError, match=told):
+    wanted = "the policy's actions are not finite, though its observation is"
+    with PolicyServer(diverged, TOKEN, port=0) as broken, pytest.raises(ValueError, match=wanted):
         PolicyClient(uri(broken), TOKEN, deadline_s=5.0).act(observation())
 
 
 @pytest.mark.parametrize("package", ["msgpack", "websockets.asyncio.server"])
 def test_without_its_extra_it_does_not_begin_to_listen(package: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, package, None)
-    told = r"is not installed: pip install 'embodied-rl\[robot\]'"
-    with pytest.raises(ValueError, match=told), PolicyServer(mlp(), TOKEN, port=0):
+    wanted = r"is not installed: pip install 'embodied-rl\[robot\]'"
+    with pytest.raises(ValueError, match=wanted), PolicyServer(mlp(), TOKEN, port=0):
         pytest.fail("it listens")
 
 

@@ -44,7 +44,7 @@ def test_another_policy_differs(bag: Path):
     assert (discrepancy(run.actions, run.expected, Recording(bag).contract.action) > 1e-3).all()
 
 
-def test_what_was_written_is_told_by_episode(bag: Path):
+def test_what_was_written_is_listed_by_episode(bag: Path):
     actions, latency_s = written(Recording(bag))
     assert [episode.shape for episode in actions] == [(STEPS, 1)] * EPISODES
     assert len(latency_s) == EPISODES * STEPS

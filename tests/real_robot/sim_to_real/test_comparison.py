@@ -57,8 +57,8 @@ def bag(hover: Path, tmp_path: Path) -> Path:
 def test_back_ends_run_the_same_initial_states(hover: Path, bag: Path):
     still = 'randomised.quadrotor_hover=["task.randomisation=0.0"]'
     evaluate.run([f"checkpoint={hover}", *FEW, "sim_to_real=[simulator,randomised,bag]", f"bag={bag}", still])
-    told = json.loads((hover / "sim_to_real.json").read_text())
-    simulator, randomised, replayed = told["back_ends"]
+    report = json.loads((hover / "sim_to_real.json").read_text())
+    simulator, randomised, replayed = report["back_ends"]
     # Randomised by nothing it is the simulator: every episode, every action.
     assert randomised["summary"] == simulator["summary"]
     assert randomised["action_discrepancy"]["max"] == 0.0
@@ -90,7 +90,7 @@ def test_random_dynamics_make_a_gap(hover: Path):
         ),
     ],
 )
-def test_what_is_missing_is_told(hover: Path, options: list[str], expected: str):
+def test_what_is_missing_is_reported(hover: Path, options: list[str], expected: str):
     (hover / "sim_to_real.json").unlink(missing_ok=True)
     with pytest.raises(ValueError, match=expected):
         evaluate.run([f"checkpoint={hover}", *FEW, *options])

@@ -125,7 +125,7 @@ def test_friction_and_lag_of_a_car_are_found_and_intervals_cover():
     assert max(widths) < 0.1
 
 
-def test_what_cannot_be_identified_is_told():
+def test_what_cannot_be_identified_is_reported():
     segments, start = drives([1.05, 0.1, 4.7], 0)
     straight = Segments(segments.measured, segments.actions * torch.tensor([0.0, 1.0]))
     still = torch.cat((start[:, :4] * 0.0, torch.zeros(len(start), 3)), 1).double()

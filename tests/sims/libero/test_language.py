@@ -73,7 +73,7 @@ def test_an_environment_says_what_the_initial_state_draws_and_remembers_it() -> 
     assert torch.equal(again["instruction"], observation["instruction"])
 
 
-def test_training_varies_the_words_and_evaluation_says_the_tasks_name_unless_told_otherwise() -> None:
+def test_training_varies_the_words_and_evaluation_says_the_tasks_name_unless_another_is_chosen() -> None:
     task = LiberoTask(tasks=[MILK.name], assets=ASSETS.kind if ASSETS.root is None else str(ASSETS.root))
 
     def said(distribution: str, split: str) -> list[str]:
@@ -87,7 +87,7 @@ def test_training_varies_the_words_and_evaluation_says_the_tasks_name_unless_tol
         said("official:nope", "eval")
 
 
-def test_a_demonstration_is_told_in_all_ways(tmp_path) -> None:
+def test_a_demonstration_has_all_training_wordings(tmp_path) -> None:
     task = LiberoTask(tasks=[MILK.name], assets=ASSETS.kind if ASSETS.root is None else str(ASSETS.root), noise=0.0)
     instructions = task.demonstrations(tmp_path, 0).observation["instruction"]
     said = {*texts(instructions)}

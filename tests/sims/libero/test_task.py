@@ -58,8 +58,8 @@ def test_damaged_demonstrations_are_refused_and_made_anew_as_they_were(tmp_path:
     data = bytearray(path.read_bytes())
     data[-1] ^= 0x40
     path.write_bytes(data)
-    told = rf"{FOLDER}: actions\.npy is damaged.*; delete .*{FOLDER} to make them again"
-    with pytest.raises(ValueError, match=told) as caught:
+    message = rf"{FOLDER}: actions\.npy is damaged.*; delete .*{FOLDER} to make them again"
+    with pytest.raises(ValueError, match=message) as caught:
         task().demonstrations(tmp_path, 0)
     assert "\n" not in str(caught.value)
     shutil.rmtree(tmp_path / FOLDER)
@@ -67,7 +67,7 @@ def test_damaged_demonstrations_are_refused_and_made_anew_as_they_were(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"tasks": ["1"]}, "tasks: expected"),
         ({"episodes": 2}, "episodes: expected 2, got 1"),
@@ -75,9 +75,9 @@ def test_damaged_demonstrations_are_refused_and_made_anew_as_they_were(tmp_path:
         ({"step_limit": 200}, "step_limit: expected 200, got 280"),
     ],
 )
-def test_demonstrations_of_something_else_are_refused(tmp_path: Path, change: dict, told: str):
+def test_demonstrations_of_something_else_are_refused(tmp_path: Path, change: dict, message: str):
     task().demonstrations(tmp_path, 0)
-    with pytest.raises(ValueError, match=f"made for something else .*{told}") as caught:
+    with pytest.raises(ValueError, match=f"made for something else .*{message}") as caught:
         task(**change).demonstrations(tmp_path, 0)
     assert "\n" not in str(caught.value)
 

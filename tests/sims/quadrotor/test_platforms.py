@@ -12,16 +12,16 @@ from sims.quadrotor.tasks.hover import Hover
 
 
 @pytest.mark.parametrize("backend", ["c", "torch"])
-def test_what_a_teacher_is_told_makes_the_platform_that_flies(backend: str):
+def test_what_a_teacher_observes_makes_the_platform_that_flies(backend: str):
     env = QuadrotorEnvironment(20, mdp=AnyHover(), airframe=None, backend=backend)
-    told = env.reset(starts=torch.arange(20))["platform"]
+    platform = env.reset(starts=torch.arange(20))["platform"]
     assert env.contract.observation["platform"].privileged
-    torch.testing.assert_close(sample_platforms(told.T), env._airframe[:, :20], rtol=1e-6, atol=0)
-    assert told.min() > 0
-    assert told.max() < 1
-    assert len(told.unique()) > 230
+    torch.testing.assert_close(sample_platforms(platform.T), env._airframe[:, :20], rtol=1e-6, atol=0)
+    assert platform.min() > 0
+    assert platform.max() < 1
+    assert len(platform.unique()) > 230
     after = env.step(torch.zeros(20, 1, 4)).observation
-    torch.testing.assert_close(after["platform"], told)
+    torch.testing.assert_close(after["platform"], platform)
 
 
 def test_compiled_and_stepwise_unrolls_of_a_teacher_agree():

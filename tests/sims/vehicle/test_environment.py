@@ -150,7 +150,7 @@ def test_progress_between_two_points_of_the_middle_line_is_even_not_in_jumps_fro
     assert rewards[1:] == pytest.approx([length / 1280] * 99, rel=0.3)
 
 
-def test_the_critic_is_told_the_middle_line_in_the_frame_of_the_car():
+def test_the_critic_observes_the_centre_line_in_the_frame_of_the_car():
     env = race(8)
     observation = env.reset()
     route = observation["route"]

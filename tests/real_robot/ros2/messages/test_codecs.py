@@ -130,7 +130,7 @@ def test_labelled_arrays_lose_no_bit(positions):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "wanted"),
     [
         ({"names": ("y", "x", "z")}, "expected arrays"),
         ({"frame": "camera"}, "expected arrays"),
@@ -138,11 +138,11 @@ def test_labelled_arrays_lose_no_bit(positions):
         ({"shape": (-1, 2), "names": ("x", "y")}, "expected arrays"),
     ],
 )
-def test_labelled_arrays_of_another_meaning_are_refused(change, told):
+def test_labelled_arrays_of_another_meaning_are_refused(change, wanted):
     fields = {"shape": (-1, 3), "unit": "m", "frame": "world", "names": ("x", "y", "z")}
     ours, theirs = (codecs.LabelledArrays({"p": TensorSpec(**given)}) for given in (fields, fields | change))
     message = theirs.encode({"p": np.zeros((2, theirs.specs["p"].shape[1]))}, types, 0.0)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=wanted):
         ours.decode(message)
 
 
@@ -167,17 +167,17 @@ def test_joints_are_found_by_name():
 
 
 @pytest.mark.parametrize(
-    ("names", "velocity", "told"),
+    ("names", "velocity", "wanted"),
     [
         (["arm_shoulder", "other"], [1.0, 2.0], r"without joints \['arm_elbow'\]"),
         (["arm_shoulder", "arm_elbow"], [], "expected 2 elements of velocity, got 0"),
     ],
 )
-def test_missing_joints_and_fields_are_refused(names, velocity, told):
+def test_missing_joints_and_fields_are_refused(names, velocity, wanted):
     message = filled(
         "sensor_msgs/msg/JointState", name=names, position=np.array([1.0, 2.0]), velocity=np.array(velocity)
     )
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=wanted):
         JOINTS.decode(message)
 
 
@@ -277,8 +277,8 @@ def test_px4_motors_are_in_px4s_order_and_others_off():
 )
 def test_px4_says_when_it_does_not_obey(nav_state, failsafe, fault):
     message = filled("px4_msgs/msg/VehicleStatus", nav_state=nav_state, failsafe=failsafe)
-    told = quadrotor_codecs.px4_fault(message)
-    assert told is None if fault is None else fault in str(told)
+    wanted = quadrotor_codecs.px4_fault(message)
+    assert wanted is None if fault is None else fault in str(wanted)
 
 
 def test_crazyflie_takes_degrees_clockwise_and_sixteen_bits():
@@ -328,15 +328,15 @@ def test_no_return_is_far_and_too_near_is_near():
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "wanted"),
     [
         (scan(-np.pi / 2, np.pi / 8, [1.0] * 8), "misses some of"),
         (scan(-np.pi, np.pi / 2, [1.0, math.nan, 1.0, 1.0]), "NaN"),
         (scan(0.0, 0.0, []), "expected some"),
     ],
 )
-def test_a_scan_that_cannot_be_read_is_refused(message, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_scan_that_cannot_be_read_is_refused(message, wanted):
+    with pytest.raises(ValueError, match=wanted):
         LIDAR.decode(message)
 
 

@@ -94,7 +94,7 @@ each_row = pytest.mark.parametrize(
 )
 
 
-def test_every_robot_is_tested_and_told_of():
+def test_every_robot_is_tested_and_documented():
     assert {robot for robot, _, _ in ROWS} == set(ROBOTS)
     readme = (Path(registry.__file__).parents[1] / "README.md").read_text()
     assert [robot for robot in ROBOTS if f"`{robot}`" not in readme] == []
@@ -138,7 +138,7 @@ def test_an_arm_holds_where_it_is_and_a_vehicle_brakes(robot, wanted, options, h
         assert blind is None if held.any() else not blind.any()
 
 
-def test_the_goal_is_told_from_odometry_and_goal_pose():
+def test_the_goal_is_computed_from_odometry_and_goal_pose():
     table = robot_table("diff_drive", NAVIGATE, {"rate_hz": 10.0})
     quarter_turn_left = np.array([0, -1, 0, 1, 0, 0, 0, 0, 1.0])
     seen = {"position": np.array([1.0, 1.0, 0.0]), "rotation": quarter_turn_left, "goal": np.array([4.0, 1.0, 9.0])}
@@ -200,7 +200,7 @@ def test_the_controllers_order_of_joints_is_kept_and_limits_follow_their_names()
 
 
 @pytest.mark.parametrize(
-    ("robot", "options", "told"),
+    ("robot", "options", "wanted"),
     [
         ("px4", {}, "unknown robot 'px4'; expected one of ackermann, "),
         ("ackermann", {"rate": 1.0}, r"unknown options \['rate'\] of ackermann; expected some of rate_hz, "),
@@ -211,6 +211,6 @@ def test_the_controllers_order_of_joints_is_kept_and_limits_follow_their_names()
         ("px4_actuators", {"rate_hz": 100.0, "arrays": ["objects"]}, r"arrays \['objects'\] are no observations"),
     ],
 )
-def test_what_does_not_fit_is_told(robot, options, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_does_not_fit_is_reported(robot, options, wanted):
+    with pytest.raises(ValueError, match=wanted):
         robot_table(robot, HOVER, options)

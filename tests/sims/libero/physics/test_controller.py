@@ -123,12 +123,14 @@ def test_the_first_action_starts_where_the_reset_left_the_hand(scene, monkeypatc
     for i in range(2):
         simulation.write(i, state[1 : 1 + scene.model.nq], np.zeros(scene.model.nv))
     before, _ = hand(simulation)
-    simulation.memory["fresh"][1] = 0.0  # that one looks now, and is told to go there
+    simulation.memory["fresh"][1] = 0.0  # that one reads the state now, its goal is there
     simulation.step([0, 1], np.array([[[0.0] * 7], [[*(nominal - before) / controller.POSITION_SCALE, 0, 0, 0, 0]]]))
     assert np.linalg.norm(nominal - before) > 5e-3
-    moved, told = (simulation.data[i].site_xpos[scene.grip_site] - before for i in range(2))
+    moved, commanded = (simulation.data[i].site_xpos[scene.grip_site] - before for i in range(2))
     assert moved @ (nominal - before) > 0.1 * np.linalg.norm(nominal - before) ** 2
-    np.testing.assert_allclose(moved, told, atol=0.15 * np.linalg.norm(told))  # but for the first of 25 substeps
+    np.testing.assert_allclose(
+        moved, commanded, atol=0.15 * np.linalg.norm(commanded)
+    )  # but for the first of 25 substeps
     assert simulation.memory["fresh"][0] == 0.0
 
 

@@ -284,7 +284,7 @@ def test_what_diverges_is_put_back_and_ends_alone_and_writes_no_log(scenes, monk
         ([0], np.full((1, 1, 7), np.nan), "finite"),
     ],
 )
-def test_bad_input_is_told_in_one_line(scenes, ids, actions, message):
+def test_bad_input_is_reported_in_one_line(scenes, ids, actions, message):
     with pytest.raises(ValueError, match=message):
         Simulation(scenes).step(ids, actions)
 
