@@ -127,8 +127,8 @@ def test_a_resumed_run_takes_the_same_steps(taught: bool) -> None:
     resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
     again.load_state_dict(copy.deepcopy(collector.state_dict()))
     for iteration in range(3, 6):
-        for one, lessons in ((learner, collector), (resumed, again)):
-            one.update(lessons.collect(24), iteration / 10)
+        for one, rollouts in ((learner, collector), (resumed, again)):
+            one.update(rollouts.collect(24), iteration / 10)
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in student.state_dict().items())
     mine, theirs = learner.teacher.state_dict(), resumed.teacher.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
