@@ -67,7 +67,7 @@ def test_named_initial_states_are_taken_and_use_up_none_of_the_stream() -> None:
     assert env.start.tolist() == [0, 0, 1, 1]
 
 
-def test_a_reset_of_nobody_only_looks() -> None:
+def test_a_reset_of_no_environment_only_observes() -> None:
     env = Counter()
     env.reset()
     assert env.reset(only(env))["x"].tolist() == [[0.0]] * 4

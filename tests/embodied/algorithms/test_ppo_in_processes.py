@@ -140,7 +140,7 @@ def test_minibatches_that_a_person_made_everywhere_are_left_out() -> None:
     assert learner.update(replace(rollout, human=human), 0.0)["minibatches"] == 4
 
 
-def test_a_process_whose_environments_a_person_led_waits_for_nobody() -> None:
+def test_a_process_whose_environments_a_person_controlled_waits_for_no_other() -> None:
     _, learner, rollout = taken_over()
     asked: list[int] = []
 

@@ -247,7 +247,7 @@ def test_what_a_watcher_sees_executed_are_the_episodes_that_count():
     assert sum(seen) == int(result.steps.sum())
 
 
-def test_what_blows_up_beside_the_episodes_that_count_is_nobodys():
+def test_divergence_outside_of_counted_episodes_is_not_counted():
     class Breaking(ChaoticEnvironment):
         def step(self, actions: Tensor) -> Transition:
             transition = super().step(actions)

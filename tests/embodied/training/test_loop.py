@@ -153,7 +153,7 @@ def test_a_simulator_that_can_do_little_is_what_it_says() -> None:
     assert not isinstance(Reach(4), SwitchableEnvironment)
 
 
-def test_without_numbers_nobody_chooses_where_episodes_begin() -> None:
+def test_starts_cannot_be_chosen_without_numbers() -> None:
     env = Nameless(4)
     with pytest.raises(UserError, match="an environment with numbered initial states"):
         Collector(env, Constant(env._reach, 0.1), torch.Generator(), FixedStarts([0, 0, 0, 0]))
@@ -263,7 +263,7 @@ def test_one_simulation_serves_training_and_all_evaluations(tmp_path: Path) -> N
     }
 
 
-def test_episodes_begin_anew_after_an_evaluation_in_the_same_simulation(tmp_path: Path) -> None:
+def test_episodes_restart_after_an_evaluation_in_the_same_simulation(tmp_path: Path) -> None:
     task = SingleTask()
     run = trainer(task, tmp_path)
     run.policy.fit(run.demonstrations.observation, run.demonstrations.actions)

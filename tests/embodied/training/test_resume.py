@@ -308,7 +308,7 @@ def test_a_second_signal_leaves_the_last_checkpoint(tmp_path: Path, whole, monke
     assert left(tmp_path / "parts") == whole("ppo")
 
 
-def test_more_steps_go_on_where_rl_ended_and_all_that_follows_is_made_anew(tmp_path: Path, whole) -> None:
+def test_more_steps_continue_where_rl_ended_and_later_results_are_made_again(tmp_path: Path, whole) -> None:
     trainer(tmp_path / "parts", "ppo", iterations=6).run()
     first = left(tmp_path / "parts")
     until_done(lambda: trainer(tmp_path / "parts", "ppo", iterations=10))

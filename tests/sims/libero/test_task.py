@@ -51,7 +51,7 @@ def test_demonstrations_are_made_once(tmp_path: Path):
     assert 30 < len(made) < 280
 
 
-def test_damaged_demonstrations_are_refused_and_made_anew_as_they_were(tmp_path: Path):
+def test_damaged_demonstrations_are_refused_and_made_again_unchanged(tmp_path: Path):
     made = task().demonstrations(tmp_path, 0)
     actions = made.actions.clone()
     path = tmp_path / FOLDER / "actions.npy"

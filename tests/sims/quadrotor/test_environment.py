@@ -139,7 +139,7 @@ def test_a_crash_is_none_at_the_step_limit_and_afterwards_nothing_happens():
 
 
 @pytest.mark.parametrize("rate", [3e3, 1e15])
-def test_a_spin_that_numbers_cannot_follow_is_a_crash_and_concerns_nobody_else(rate):
+def test_a_spin_that_numbers_cannot_follow_is_a_crash_and_affects_no_other(rate):
     env, alone = (QuadrotorEnvironment(4, noise=False) for _ in range(2))
     for each in (env, alone):
         each.reset()

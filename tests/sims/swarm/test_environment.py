@@ -103,7 +103,7 @@ def test_a_spin_that_numbers_cannot_follow_is_a_crash():
     assert all(part.isfinite().all() for part in transition.observation.values())
 
 
-def test_an_evaluated_world_is_over_when_nobody_is_left():
+def test_an_evaluated_world_is_over_when_no_drone_is_left():
     env = make(1, split="eval")
     for drone in range(4):
         put(env, 0, drone, (0.0, 0.05 * drone, 2.0))

@@ -210,7 +210,7 @@ def test_disturbances_have_their_deviations():
     assert force.flatten(0, 1).std(0).tolist() == pytest.approx(scale, rel=0.03)
 
 
-def test_goals_are_exchanged_twice_and_nobody_keeps_its_own():
+def test_goals_are_exchanged_twice_and_no_drone_keeps_its_own():
     found = worlds()
     assert found.leg_s.min() >= 4.0
     assert found.leg_s.max() <= 5.0

@@ -215,7 +215,7 @@ def test_a_stamp_is_the_time_of_a_nodes_clock_to_the_last_bit():
         assert codecs.stamp_s(message) == nanoseconds / 1e9
 
 
-def test_odometry_that_nobody_filled_in_is_refused():
+def test_odometry_that_was_not_filled_in_is_refused():
     with pytest.raises(ValueError, match="expected unit quaternions"):
         body_codecs.Odometry(MOTION, "").decode(types("nav_msgs/msg/Odometry")())
 

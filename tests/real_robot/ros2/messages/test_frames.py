@@ -51,7 +51,7 @@ def test_thrust_is_the_square_of_speed():
 
 
 @pytest.mark.parametrize("broken", [(0, 0, 0, 0), (np.nan, 0, 0, 1), (2, 0, 0, 0)])
-def test_a_quaternion_that_nobody_filled_in_is_refused(broken):
+def test_a_quaternion_that_was_not_filled_in_is_refused(broken):
     with pytest.raises(ValueError, match="expected unit quaternions"):
         frames.matrix(broken)
 
