@@ -231,7 +231,7 @@ class Experiment(SavedRun):
         return observation.copy().update(played.select(*missing).cpu()[rows])
 
     def _play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
-        """`first_decisions` in separate environments, so that the collector's remain untouched."""
+        """`first_decisions` in separate environments, or the shared one, before the collector begins its episodes."""
         shared = isinstance(self.env, SwitchableEnvironment)
         env = self.env if shared else self._environment("train", self.task.distributions[0])
         return first_decisions(env, generator)

@@ -57,7 +57,7 @@ class Vehicle:
     rear_stiffness: float = 0.0
 
     def scattered(self, draws: Tensor, share: float) -> Tensor:
-        """Parameters [N, P], those in `SCATTERED` changed by `share` times `draws` [N, D] in [-1, 1].
+        """Parameters [N, P], those in `SCATTERED` scaled by 1 + `share` `draws`, with `draws` [N, D] in [-1, 1].
 
         Limits of commands do not vary: they are part of the contract.
         """

@@ -70,7 +70,7 @@ class Raceline:
         place = observation["place"].cpu()
         middle, line, speeds = self._values(place[:, :2].long())
         at, yaw = place[:, None, 2:4].float(), place[:, 4:].float()
-        nearest = (middle - at).square().sum(2).argmin(1, keepdim=True)  # only among points near the place
+        nearest = (middle - at).square().sum(2).argmin(1, keepdim=True)  # limits the next search to this part
         rows = torch.arange(len(at)).unsqueeze(1)
         near = (FINER * nearest + torch.arange(-4 * FINER, 4 * FINER + 1)) % line.shape[1]
         nearest = near.gather(1, (line[rows, near] - at).square().sum(2).argmin(1, keepdim=True))
