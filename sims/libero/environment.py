@@ -19,7 +19,7 @@ from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
 from sims.libero.language import Wordings
 from sims.libero.observation import Observer, contract
-from sims.libero.physics.simulation import Simulation
+from sims.libero.physics.backend import Sim, simulate
 from sims.libero.scene.placement import Placement, check_names
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import OFFICIAL_STARTS, WARM_UP, Task, step_limit_of
@@ -42,6 +42,7 @@ class LiberoEnvironment(RestorableEngine):
         seed: chooses the initial states of a reset without `starts`.
         threads: number of simulation threads; all cores if None.
         image_size: side of images in the observation, pixels, rendered once per chunk; no images if None.
+        sim: the physics library: MuJoCo on the CPU, or mujoco_warp, on CUDA where there is a GPU.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class LiberoEnvironment(RestorableEngine):
         seed: int = 0,
         threads: int | None = None,
         image_size: int | None = None,
+        sim: Sim = Sim.mujoco,
     ) -> None:
         check_names(distribution, split)
         if not tasks:
@@ -74,7 +76,7 @@ class LiberoEnvironment(RestorableEngine):
             num_starts=OFFICIAL_STARTS if distribution == "official" else None,
             seed=seed,
         )
-        self.simulation = Simulation([self.scenes[index] for index in self.task_index], threads=threads)
+        self.simulation = simulate(sim, [self.scenes[index] for index in self.task_index], threads)
         self._observer = Observer(self.simulation, image_size)
         self._wordings = [Wordings(task, wording) for task in tasks]
         self._placements = [Placement(scene, distribution, split) for scene in self.scenes]

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from embodied.contract import Contract, TensorSpec
 from embodied.text import encode, text_spec
 from sims.libero.language import INSTRUCTION_BYTES
-from sims.libero.physics.simulation import Simulation
+from sims.libero.physics.backend import Physics
 from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, Cameras
 from sims.libero.scene.geometry import ArmKinematics, Array, rotation
 from sims.libero.scene.robot import ARM_RANGES_RAD
@@ -74,12 +74,11 @@ def action_spec() -> TensorSpec:
 
 @dataclass(frozen=True)
 class _Group:
-    """Environments of one scene, the addresses into their qpos, and views of their state."""
+    """Environments of one scene and the addresses into their qpos."""
 
     ids: np.ndarray
     scene: Scene
     pose_address: np.ndarray  # [objects, 7]
-    qpos: list[np.ndarray]  # views into MuJoCo's memory, valid as long as the simulation
 
 
 class Observer:
@@ -88,7 +87,7 @@ class Observer:
     Objects are the movable ones, then the fixtures that tasks name. With `image_size`, pixels, there are images.
     """
 
-    def __init__(self, simulation: Simulation, image_size: int | None = None) -> None:
+    def __init__(self, simulation: Physics, image_size: int | None = None) -> None:
         self.num, self._simulation = simulation.num, simulation
         self._groups = _groups(simulation)
         self._arm = ArmKinematics(simulation.scenes)
@@ -105,11 +104,12 @@ class Observer:
         """
         poses, joints, gripper = self._nowhere.copy(), np.empty((self.num, 7)), np.empty((self.num, 2))
         for group in self._groups:
-            qpos = np.stack(group.qpos)
+            qpos = self._simulation.qpos(group.ids)
             movable = len(group.pose_address)
             poses[group.ids, :movable] = qpos[:, group.pose_address]
             if group.scene.fixtures:
-                poses[group.ids, movable : movable + len(group.scene.fixtures)] = self._fixture_poses(group)
+                bodies = [fixture.body for fixture in group.scene.fixtures]
+                poses[group.ids, movable : movable + len(bodies)] = self._simulation.placed(group.ids, bodies)
             joints[group.ids] = qpos[:, group.scene.arm_qposadr]
             gripper[group.ids] = qpos[:, group.scene.gripper_qposadr]
         position, matrix = self._arm.end_effector(joints)
@@ -119,7 +119,7 @@ class Observer:
             "end_effector_rotation": two_columns(matrix),
             "gripper_position": gripper,
             # the controller's ramp sets the grip force on contact, which positions do not show
-            "gripper_command": self._simulation.memory["gripper"][:, 1:].copy(),
+            "gripper_command": self._simulation.gripper()[:, 1:],
             "object_position": poses[..., :3],
             "object_rotation": two_columns(rotation(poses[..., 3:])),
         }
@@ -140,19 +140,13 @@ class Observer:
             self._pictures[moved] = torch.from_numpy(self._cameras.render(moved))
         return {name: self._pictures[:, camera].clone() for camera, name in enumerate(IMAGES)}
 
-    def _said(self, simulation: Simulation, most: int) -> dict[str, torch.Tensor]:
+    def _said(self, simulation: Physics, most: int) -> dict[str, torch.Tensor]:
         names = torch.zeros(self.num, most, NAME_BYTES, dtype=torch.uint8)
         for env, scene in enumerate(simulation.scenes):
             for row, name in enumerate(_names(scene)):
                 names[env, row] = torch.from_numpy(encode(name, NAME_BYTES))
         instruction = torch.zeros(self.num, INSTRUCTION_BYTES, dtype=torch.uint8)
         return {"object_names": names, "object_mask": names[..., 0] != 0, "instruction": instruction}
-
-    def _fixture_poses(self, group: _Group) -> Array:
-        """Position and quaternion [environments, fixtures, 7], from each environment's own model."""
-        bodies = [fixture.body for fixture in group.scene.fixtures]
-        models = [self._simulation.models[env] for env in group.ids]
-        return np.stack([np.hstack((model.body_pos[bodies], model.body_quat[bodies])) for model in models])
 
 
 def two_columns(matrices: Array) -> Array:
@@ -164,10 +158,10 @@ def _names(scene: Scene) -> list[str]:
     return [*scene.objects, *(fixture.name for fixture in scene.fixtures)]
 
 
-def _groups(simulation: Simulation) -> list[_Group]:
+def _groups(simulation: Physics) -> list[_Group]:
     groups = []
     for scene in dict.fromkeys(simulation.scenes):
         ids = np.array([env for env, other in enumerate(simulation.scenes) if other is scene])
         address = scene.object_qposadr[:, None] + np.arange(7)
-        groups.append(_Group(ids, scene, address, [simulation.data[env].qpos for env in ids]))
+        groups.append(_Group(ids, scene, address))
     return groups

@@ -16,6 +16,7 @@ from embodied.evaluation.video import film, tile, write_video
 from embodied.policy import Policy
 from embodied.rollout.episodes import Episodes, made_once
 from sims.libero.assets import Assets, find_assets
+from sims.libero.physics.backend import Sim
 from sims.libero.suite import Task, load_tasks, step_limit_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class LiberoTask:
     action noise `noise` come from the scripted expert. Evaluation episodes are truncated at `step_limit` control steps
     (None: the suite's, `suite.STEP_LIMITS`), training episodes at `train_step_limit` (None: half of that), because
     slower episodes rarely succeed and should not be imitated. `assets` is a folder of LIBERO's own objects, or
-    "stand-in".
+    "stand-in". `sim` computes the physics of training and evaluation: mujoco on the CPU's cores, or mjwarp on a GPU;
+    demonstrations come from mujoco.
     """
 
     name: str = "libero"
@@ -45,6 +47,7 @@ class LiberoTask:
     train_step_limit: int | None = None
     episodes: int = 1
     noise: float = 0.1
+    sim: Sim = Sim.mujoco
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -97,6 +100,7 @@ class LiberoTask:
         return LiberoEnvironment(
             tasks, num_envs, distribution=start, split=split, wording=wording, horizon=self.horizon,
             executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
+            sim=self.sim,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes:

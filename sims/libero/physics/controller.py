@@ -75,7 +75,7 @@ def torques(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene, memory: np
     its goal and p = kp (posture - q) - kd qd that bring the joints to their posture; Lambda = pinv(J M^-1 J').
     """
     velocity = data.qvel[scene.arm_dofadr]
-    jacobian, inertia = _arm(model, data, scene)
+    jacobian, inertia = arm_matrices(model, data, scene)
     inverse = jacobian @ np.linalg.solve(inertia, jacobian.T)
     desired = KP * _pose_error(data, scene, memory, goal_position) - 2 * np.sqrt(KP) * (jacobian @ velocity)
     posture = POSTURE_KP * (memory["posture"] - data.qpos[scene.arm_qposadr]) - 2 * np.sqrt(POSTURE_KP) * velocity
@@ -115,7 +115,7 @@ def _recalled(
     return goal_position, push
 
 
-def _arm(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[Array, Array]:
+def arm_matrices(model: mujoco.MjModel, data: mujoco.MjData, scene: Scene) -> tuple[Array, Array]:
     """Jacobian [6, 7] of the grip site (linear, then angular) and inertia [7, 7] of the arm."""
     jacobian, inertia = np.zeros((6, model.nv)), np.zeros((model.nv, model.nv))
     mujoco.mj_jacSite(model, data, jacobian[:3], jacobian[3:], scene.grip_site)

@@ -89,6 +89,19 @@ class Simulation:
             self._rest(ids[row], before[row])
         return executed, success, diverged
 
+    def qpos(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Positions [n, nq] of simulations `ids` [n] of one scene."""
+        return np.stack([self.data[i].qpos for i in ids])
+
+    def placed(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> NDArray[np.float64]:
+        """Where `bodies` are attached in simulations `ids` of one scene: positions and quaternions [n, bodies, 7]."""
+        models, bodies = [self.models[i] for i in ids], list(bodies)
+        return np.stack([np.hstack((model.body_pos[bodies], model.body_quat[bodies])) for model in models])
+
+    def gripper(self) -> NDArray[np.float64]:
+        """Commands [N, 2] of the fingers, normalised."""
+        return self.memory["gripper"].copy()
+
     def satisfied(self, i: int) -> bool:
         """Whether simulation `i` satisfies its goal."""
         if self._pool is None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embodied.errors import UserError
-from sims.libero.physics.simulation import Simulation
+from sims.libero.physics.backend import Physics
 from sims.libero.rendering.poses import Poses, Posing
 from sims.libero.scene.scene import build_scene
 
@@ -50,7 +50,7 @@ class Cameras:
 
     def __init__(
         self,
-        simulation: Simulation,
+        simulation: Physics,
         names: Sequence[str] = (AGENT_VIEW, WRIST),
         width: int = 128,
         height: int = 128,
@@ -80,7 +80,7 @@ class Cameras:
 
         def draw(group: int) -> None:
             rows = np.flatnonzero(groups == group)
-            pictures[rows] = self._renderers[group].draw([self._pose(i) for i in ids[rows]])
+            pictures[rows] = self._renderers[group].draw(self._poses(group, ids[rows]))
 
         present = np.unique(groups).tolist()
         if self._renderers[0].threads == 1 or len(present) == 1:
@@ -90,8 +90,10 @@ class Cameras:
                 list(pool.map(draw, present))
         return pictures
 
-    def _pose(self, i: int) -> Poses:
-        return self._posing[self._group[i]](self._simulation.models[i], self._simulation.data[i].qpos)
+    def _poses(self, group: int, ids: NDArray[np.int64]) -> list[Poses]:
+        simulation = self._simulation
+        placed = simulation.placed(ids, range(simulation.scenes[ids[0]].model.nbody))
+        return [self._posing[group](*each) for each in zip(placed, simulation.qpos(ids), strict=True)]
 
 
 def choose_backend() -> Backend:

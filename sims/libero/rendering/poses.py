@@ -42,12 +42,12 @@ class Posing:
             mujoco.mju_quat2Mat(matrix, quaternion)
         self._rotation = self._rotation.reshape(-1, 3, 3)
 
-    def __call__(self, model: mujoco.MjModel, qpos: NDArray[np.float64]) -> Poses:
-        """Poses at `qpos` [nq] with fixtures placed as in `model`, a simulation's."""
+    def __call__(self, placed: NDArray[np.float64], qpos: NDArray[np.float64]) -> Poses:
+        """Poses at `qpos` [nq] with bodies attached at `placed` [nbody, 7], a simulation's."""
         data = self._data
         data.qpos[:] = qpos
-        # Not with `model` itself: with sleep on, its kinematics skips bodies at rest.
-        self._model.body_pos[:], self._model.body_quat[:] = model.body_pos, model.body_quat
+        # Not with a simulation's own model: with sleep on, its kinematics skips bodies at rest.
+        self._model.body_pos[:], self._model.body_quat[:] = placed[:, :3], placed[:, 3:]
         mujoco.mj_kinematics(self._model, data)
         mujoco.mj_camlight(self._model, data)
         body = data.xmat.reshape(-1, 3, 3)[self._body]

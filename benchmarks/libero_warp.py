@@ -1,0 +1,151 @@
+"""LIBERO on mujoco_warp against MuJoCo: `python benchmarks/libero_warp.py [--episodes 30] [--output FILE]`.
+
+The scripted expert, with noise on its actions, succeeds in `--episodes` episodes of each task in MuJoCo. Their actions
+are replayed from the same starts in mujoco_warp, and in MuJoCo once more with actions disturbed by 1e-6: that is the
+floor, as contact amplifies what differs. Prints how many replays succeed, with 95% Wilson intervals, and the error
+after one control step from every tenth of MuJoCo's states with the object in the gripper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
+
+import numpy as np  # noqa: E402
+from numpy.typing import NDArray  # noqa: E402
+
+from embodied.command_line.progress import Progress  # noqa: E402
+from embodied.evaluation.evaluation import wilson  # noqa: E402
+from embodied.evaluation.report import git_commit, versions  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
+from sims.libero.assets import find_assets  # noqa: E402
+from sims.libero.expert.expert import Expert, Phase  # noqa: E402
+from sims.libero.physics.simulation import Simulation  # noqa: E402
+from sims.libero.physics.warp_simulation import WarpSimulation  # noqa: E402
+from sims.libero.scene.placement import Placement  # noqa: E402
+from sims.libero.scene.scene import Scene, build_scene  # noqa: E402
+from sims.libero.suite import WARM_UP, load_tasks, step_limit_of  # noqa: E402
+
+NOISE, EVERY = 0.1, 10
+"""Standard deviation of the expert's noise, and control steps between states from which the error is measured."""
+
+
+def begin(scene: Scene, simulation: Simulation | WarpSimulation, starts: NDArray[np.int64]) -> None:
+    """Put the simulations at the numbered wide starts and warm up."""
+    placement = Placement(scene, "wide", "eval")
+    for i, start in enumerate(starts.tolist()):
+        simulation.write(i, **placement(start)._asdict())
+    ids = np.arange(len(starts))
+    simulation.step(ids, np.broadcast_to(WARM_UP, (len(starts), *WARM_UP.shape)), stop_on_success=False)
+
+
+def record(scene: Scene, starts: NDArray[np.int64], limit: int) -> tuple[NDArray, NDArray, list[dict[str, NDArray]]]:
+    """Actions [n, T, 7], success [n], and states with a grasped object, with the action and qpos after it."""
+    count, ids = len(starts), np.arange(len(starts))
+    simulation = Simulation([scene] * count, sleep=False)
+    begin(scene, simulation, starts)
+    expert = Expert(simulation, noise=NOISE, seed=0)
+    expert.reset()
+    actions, running, success = np.zeros((count, limit, 7)), np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
+    held: list[dict[str, NDArray]] = []
+    for t in range(limit):
+        active = ids[running]
+        if not len(active):
+            break
+        actions[active, t] = expert.act(active)
+        before = _states(simulation)
+        success[active] = simulation.step(active, actions[active, t : t + 1])[1]
+        if t % EVERY == 0:
+            grasped = active[np.isin(expert.phase[active], (Phase.CLOSE, Phase.CARRY))]
+            after = simulation.qpos(ids)
+            held += [
+                {name: values[i] for name, values in before.items()} | {"action": actions[i, t], "next": after[i]}
+                for i in grasped
+            ]
+        running &= ~success
+    return actions[:, : t + 1], success, held
+
+
+def _states(simulation: Simulation) -> dict[str, NDArray]:
+    fields = ("qpos", "qvel", "qacc_warmstart")
+    state = {name: np.stack([getattr(data, name) for data in simulation.data]) for name in fields}
+    return state | {name: simulation.memory[name].copy() for name in ("goal_orientation", "posture", "gripper")}
+
+
+def replay(
+    scene: Scene, simulation: Simulation | WarpSimulation, starts: NDArray[np.int64], actions: NDArray
+) -> NDArray:
+    """Success [n] of the recorded `actions` [n, T, 7]."""
+    begin(scene, simulation, starts)
+    return simulation.step(np.arange(len(starts)), actions)[1]
+
+
+def step_errors(scene: Scene, held: list[dict[str, NDArray]]) -> NDArray:
+    """Largest error of qpos (m, rad) after one control step from each of the `held` states."""
+    warp = WarpSimulation([scene] * len(held))
+    state = {name.removeprefix("0."): values for name, values in warp.state_dict().items()}
+    state |= {name: np.stack([each[name] for each in held]) for name in state if name in held[0]}
+    state["fresh"] = np.zeros(len(held))
+    warp.load_state_dict({f"0.{name}": values for name, values in state.items()})
+    ids = np.arange(len(held))
+    warp.step(ids, np.stack([each["action"] for each in held])[:, None], stop_on_success=False)
+    return np.abs(warp.qpos(ids) - np.stack([each["next"] for each in held])).max(1)
+
+
+def rate(name: str, success: NDArray) -> dict:
+    """Successes of the replays called `name`, with their interval."""
+    low, high = wilson(int(success.sum()), len(success))
+    return {f"{name}_success": float(success.mean()), f"{name}_low": low, f"{name}_high": high}
+
+
+def main() -> None:
+    """Measure and print; write JSON where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--episodes", type=int, default=30, help="per task")
+    parser.add_argument("--suite", default="libero_object")
+    parser.add_argument("--tasks", type=int, nargs="+", default=list(range(10)))
+    parser.add_argument("--assets", help="LIBERO's own objects; found as in training, else stand-ins")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    assets, rng = find_assets(options.assets), np.random.default_rng(0)
+    rows, replays, errors = [], {"mujoco": [], "mjwarp": []}, []
+    with Progress("tasks", len(options.tasks), "task") as bar:
+        for task in load_tasks(options.suite, options.tasks):
+            scene, starts = build_scene(task, assets), np.arange(options.episodes)
+            actions, success, held = record(scene, starts, step_limit_of([task]))
+            starts, actions = starts[success], actions[success]
+            disturbed = actions + 1e-6 * rng.standard_normal(actions.shape) * (np.arange(7) < 6)
+            floor = replay(scene, Simulation([scene] * len(starts), sleep=False), starts, disturbed)
+            ours = replay(scene, WarpSimulation([scene] * len(starts)), starts, actions)
+            errors.append(step_errors(scene, held))
+            replays["mujoco"].append(floor)
+            replays["mjwarp"].append(ours)
+            rows.append({
+                "task": task.name, "episodes": len(starts), "mujoco": float(floor.mean()), "mjwarp": float(ours.mean()),
+                "states": len(held), "median": float(np.median(errors[-1])),
+                "p99": float(np.quantile(errors[-1], 0.99)),
+            })  # fmt: skip
+            print(
+                f"{task.name}: mujoco {floor.mean():.3f}, mjwarp {ours.mean():.3f} of {len(starts)} replays", flush=True
+            )
+            bar.update(1)
+    total = np.concatenate(errors)
+    result = {
+        "assets": assets.kind, "git_commit": git_commit(), "versions": versions(), "tasks": rows,
+        "episodes": sum(row["episodes"] for row in rows),
+        **{key: value for name, each in replays.items() for key, value in rate(name, np.concatenate(each)).items()},
+        "step_error_grasped": {str(q): float(np.quantile(total, q)) for q in (0.5, 0.9, 0.99, 1.0)},
+    }  # fmt: skip
+    print(json.dumps({key: value for key, value in result.items() if key not in ("tasks", "versions")}, indent=2))
+    if options.output:
+        with complete_or_absent(options.output) as path:
+            path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

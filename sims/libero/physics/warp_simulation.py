@@ -1,0 +1,339 @@
+"""Many LIBERO simulations on mujoco_warp: as `Simulation`, but all worlds of a scene advance together on one device.
+
+On CUDA a control step (25 substeps of controller and physics, then the goal) is one captured graph. On a CPU it is some
+forty times slower than `Simulation` and serves for tests.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import mujoco
+import numpy as np
+import warp as wp
+from numpy.typing import ArrayLike, NDArray
+
+from embodied.errors import UserError
+from sims.libero.physics.controller import SUBSTEPS, arm_matrices
+from sims.libero.scene.predicates import Predicate
+from sims.libero.scene.scene import Scene
+
+wp.config.log_level = wp.LOG_ERROR  # before mujoco_warp's import: it would report every kernel it loads
+
+import mujoco_warp  # noqa: E402
+
+from sims.libero.physics import warp_kernels as kernels  # noqa: E402
+
+CONTACTS, CONSTRAINTS = 256, 1024
+"""Room for contacts and constraint rows per world. libero_spatial's scenes, which have most, take up to 160 and 480; a
+world that takes more counts as diverged.
+"""
+KINDS = {"in": kernels.IN, "on_object": kernels.ON_OBJECT, "on_site": kernels.ON_SITE}
+STATE = ("qpos", "qvel", "qacc_warmstart")  # of mujoco_warp's data
+PLACES = ("body_pos", "body_quat")  # of its model, one per world
+MEMORY = (
+    "goal_orientation", "posture", "gripper", "fresh", "start_position", "start_orientation", "start_jacobian",
+    "start_inertia",
+)  # of the controller  # fmt: skip
+
+
+class WarpSimulation:
+    """N simulations; `scenes[i]` is the i-th one's scene. Worlds of one scene are stepped together on `device`.
+
+    `device` is one of warp's ("cuda:0", "cpu"; CUDA where there is a GPU if None). Physics is in single precision and
+    without MuJoCo's sleep. Finished worlds are put back to where they ended.
+    """
+
+    def __init__(self, scenes: Sequence[Scene], *, device: str | None = None) -> None:
+        self.scenes = list(scenes)
+        self.num = len(self.scenes)
+        self.device = wp.get_device(device)
+        self.groups: list[_Worlds] = []
+        self._place = np.zeros((self.num, 2), dtype=np.int64)  # group, and row in it
+        with wp.ScopedDevice(self.device):
+            for number, scene in enumerate(dict.fromkeys(self.scenes)):
+                ids = np.array([i for i, other in enumerate(self.scenes) if other is scene])
+                self._place[ids, 0], self._place[ids, 1] = number, np.arange(len(ids))
+                self.groups.append(_Worlds(scene, ids, self.device))
+
+    def write(
+        self,
+        i: int,
+        qpos: ArrayLike,
+        qvel: ArrayLike,
+        *,
+        body_pos: ArrayLike | None = None,
+        body_quat: ArrayLike | None = None,
+        initial_joint: ArrayLike | None = None,
+    ) -> None:
+        """Start simulation `i` anew, as `Simulation.write` does; it takes effect with the next step or reading."""
+        group, row = self._place[i]
+        model = self.scenes[i].model
+        self.groups[group].write(
+            int(row),
+            np.asarray(qpos, dtype=np.float64),
+            np.asarray(qvel, dtype=np.float64),
+            model.body_pos if body_pos is None else np.asarray(body_pos),
+            model.body_quat if body_quat is None else np.asarray(body_quat),
+            self.scenes[i].initial_arm if initial_joint is None else np.asarray(initial_joint),
+        )
+
+    def step(
+        self, ids: ArrayLike, actions: ArrayLike, *, stop_on_success: bool = True
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Run the chunk `actions` [n, K, 7] in simulations `ids` [n]: (executed [n, K], success [n], diverged [n]).
+
+        As `Simulation.step`.
+        """
+        ids, actions = np.asarray(ids, dtype=np.int64), np.asarray(actions, dtype=np.float64)
+        executed = np.zeros(actions.shape[:2], dtype=np.bool_)
+        success, diverged = np.zeros((2, len(ids)), dtype=np.bool_)
+        with wp.ScopedDevice(self.device):
+            for number, worlds in enumerate(self.groups):
+                mine = np.flatnonzero(self._place[ids, 0] == number)
+                if len(mine):
+                    rows = self._place[ids[mine], 1]
+                    executed[mine], success[mine], diverged[mine] = worlds.step(rows, actions[mine], stop_on_success)
+        return executed, success, diverged
+
+    def qpos(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Positions [n, nq] of simulations `ids` [n] of one scene."""
+        return self._read("qpos", ids)
+
+    def qvel(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Velocities [n, nv] of simulations `ids` [n] of one scene."""
+        return self._read("qvel", ids)
+
+    def placed(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> NDArray[np.float64]:
+        """Where `bodies` are attached in simulations `ids` of one scene: positions and quaternions [n, bodies, 7]."""
+        return np.concatenate([self._read(name, ids)[:, list(bodies)] for name in PLACES], -1)
+
+    def gripper(self) -> NDArray[np.float64]:
+        """Commands [N, 2] of the fingers, normalised."""
+        commands = np.empty((self.num, 2))
+        for worlds in self.groups:
+            commands[worlds.ids] = worlds.read("gripper")
+        return commands
+
+    def state_dict(self) -> dict[str, NDArray]:
+        """Everything needed to continue with the same numbers: "GROUP.FIELD" -> array over the group's worlds."""
+        return {
+            f"{number}.{name}": worlds.read(name) for number, worlds in enumerate(self.groups) for name in worlds.fields
+        }
+
+    def load_state_dict(self, state: dict[str, NDArray]) -> None:
+        """Continue from `state_dict` of simulations of the same scenes; UserError when the sizes differ."""
+        for number, worlds in enumerate(self.groups):
+            for name in worlds.fields:
+                expected, values = worlds.read(name).shape, state.get(f"{number}.{name}")
+                if values is None or values.shape != expected:
+                    got = None if values is None else list(values.shape)
+                    raise UserError(f"{number}.{name}: expected {list(expected)} for these scenes, got {got}")
+        for number, worlds in enumerate(self.groups):
+            worlds.load({name: state[f"{number}.{name}"] for name in worlds.fields})
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+
+    def _read(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        group = self._place[ids[0], 0]
+        return self.groups[group].read(name)[self._place[ids, 1]]
+
+
+class _Worlds:
+    """The W worlds of one scene."""
+
+    def __init__(self, scene: Scene, ids: NDArray[np.int64], device: wp.Device) -> None:
+        self.scene, self.ids, self.count = scene, ids, len(ids)
+        model = copy.copy(scene.model)
+        model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
+        self._host, self._scratch = model, mujoco.MjData(model)
+        sizes = {"body_pos": self.count, "body_quat": self.count}
+        self.model = mujoco_warp.put_model(model, batch_sizes=sizes)
+        self.model.opt.warn_overflow = 0  # counted, see CONTACTS
+        self.data = mujoco_warp.make_data(model, nworld=self.count, nconmax=CONTACTS, njmax=CONSTRAINTS)
+        self._arm, self._goal = _arm(scene, model), _goal(scene)
+        self._memory = _memory(self.count)
+        self._kept = {name: wp.clone(getattr(self.data, name)) for name in STATE}
+        self._touches = wp.zeros((self.count, max(1, len(scene.goal))), dtype=int)
+        self._action = wp.zeros((self.count, 7), dtype=wp.float64)
+        flags = ("active", "executed", "success", "diverged")
+        self._flags = {name: wp.zeros(self.count, dtype=int) for name in flags}
+        self._graphs: dict[bool, wp.Graph] = {}
+        self._on_cuda = device.is_cuda
+        self._written: dict[int, dict[str, NDArray]] = {}
+        self.fields = (*STATE, *PLACES, *MEMORY)
+        for row in range(self.count):
+            self.write(row, model.qpos0, np.zeros(model.nv), model.body_pos, model.body_quat, scene.initial_arm)
+
+    def write(
+        self, row: int, qpos: NDArray, qvel: NDArray, body_pos: NDArray, body_quat: NDArray, posture: NDArray
+    ) -> None:
+        """Remember the state from which world `row` starts anew."""
+        data, model, scene = self._scratch, self._host, self.scene
+        model.body_pos[:], model.body_quat[:] = body_pos, body_quat
+        data.qpos[:] = qpos
+        data.qpos[scene.arm_qposadr] = posture
+        mujoco.mj_kinematics(model, data)
+        mujoco.mj_comPos(model, data)
+        mujoco.mj_makeM(model, data)
+        jacobian, inertia = arm_matrices(model, data, scene)
+        orientation = data.site_xmat[scene.grip_site].reshape(3, 3).copy()
+        self._written[row] = {
+            "qpos": qpos.copy(), "qvel": qvel.copy(), "qacc_warmstart": np.zeros(model.nv),
+            "body_pos": body_pos.copy(), "body_quat": body_quat.copy(),
+            "posture": posture.copy(), "gripper": np.zeros(2), "fresh": np.ones((), dtype=np.int32),
+            "start_position": data.site_xpos[scene.grip_site].copy(), "start_orientation": orientation,
+            "goal_orientation": orientation, "start_jacobian": jacobian, "start_inertia": inertia,
+        }  # fmt: skip
+
+    def step(
+        self, rows: NDArray[np.int64], actions: NDArray[np.float64], stop_on_success: bool
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """One chunk `actions` [n, K, 7] in the worlds `rows` [n]."""
+        self._flush()
+        before = self.read("qpos")
+        active = np.zeros(self.count, dtype=np.int32)
+        active[rows] = 1
+        self._flags["active"].assign(active)
+        for flag in (self._flags["success"], self._flags["diverged"], self.data.overflow):
+            flag.zero_()
+        for name in STATE:
+            wp.copy(self._kept[name], getattr(self.data, name))
+        executed = np.zeros(actions.shape[:2], dtype=np.bool_)
+        chunk = np.zeros((self.count, 7))
+        for k in range(actions.shape[1]):
+            chunk[rows] = actions[:, k]
+            self._action.assign(chunk)
+            self._control_step(stop_on_success)
+            executed[:, k] = self._flags["executed"].numpy()[rows]
+        success, diverged = (self._flags[name].numpy()[rows].astype(np.bool_) for name in ("success", "diverged"))
+        for row in rows[diverged]:
+            self._rest(int(row), before[row])
+        return executed, success & ~diverged, diverged
+
+    def read(self, name: str) -> NDArray[np.float64]:
+        """One of `fields`, e.g. "qpos" [W, nq]."""
+        self._flush()
+        return self._array(name).numpy().astype(np.float64)
+
+    def load(self, state: dict[str, NDArray]) -> None:
+        """Take up the `fields` of a state."""
+        self._written.clear()
+        for name, values in state.items():
+            self._array(name).assign(values)
+
+    def _control_step(self, stop_on_success: bool) -> None:
+        if not self._on_cuda:
+            self._launch(stop_on_success)
+            return
+        if stop_on_success not in self._graphs:
+            self._launch(stop_on_success)  # compiles what the graph will hold
+            with wp.ScopedCapture() as capture:
+                self._launch(stop_on_success)
+            self._graphs[stop_on_success] = capture.graph
+            return
+        wp.capture_launch(self._graphs[stop_on_success])
+
+    def _launch(self, stop_on_success: bool) -> None:
+        """25 substeps of controller and physics, then what has become of every world."""
+        model, data, flags = self.model, self.data, self._flags
+        for substep in range(SUBSTEPS):
+            mujoco_warp.step1(model, data)
+            wp.launch(
+                kernels.control,
+                self.count,
+                [int(substep == 0), self._arm, self._memory, flags["active"], self._action, data.qpos, data.qvel,
+                 data.site_xpos, data.site_xmat, data.subtree_com, data.cdof, data.M, model.M_rowadr, model.M_rownnz,
+                 model.M_colind, data.qfrc_bias, model.actuator_ctrlrange],
+                [data.ctrl],
+            )  # fmt: skip
+            mujoco_warp.step2(model, data)
+        for name in STATE:
+            state = getattr(data, name)
+            wp.launch(kernels.carry, state.shape, [flags["active"], state, self._kept[name]])
+        self._touches.zero_()
+        contact, seen = data.contact, data.nacon
+        wp.launch(
+            kernels.find_touches,
+            data.naconmax,
+            [self._goal, seen, contact.geom, contact.worldid],
+            [self._touches],
+        )
+        wp.launch(
+            kernels.judge,
+            self.count,
+            [self._goal, int(stop_on_success), data.qpos, data.qvel, data.xpos, data.site_xpos, data.site_xmat,
+             self._touches, data.overflow, flags["active"]],
+            [flags["executed"], flags["success"], flags["diverged"]],
+        )  # fmt: skip
+
+    def _rest(self, row: int, qpos: NDArray[np.float64]) -> None:
+        """Put a world that blew up to `qpos`, at rest; its fixtures and its controller stay."""
+        for name in STATE:
+            values = getattr(self.data, name).numpy()
+            values[row] = qpos if name == "qpos" else 0.0
+            getattr(self.data, name).assign(values)
+
+    def _flush(self) -> None:
+        """Put what was written where the physics reads it."""
+        if not self._written:
+            return
+        rows = np.array(list(self._written))
+        for name in next(iter(self._written.values())):
+            array = self._array(name)
+            values = array.numpy()
+            values[rows] = np.stack([written[name] for written in self._written.values()])
+            array.assign(values)
+        self._written.clear()
+
+    def _array(self, name: str) -> wp.array:
+        return getattr(self.data if name in STATE else self.model if name in PLACES else self._memory, name)
+
+
+def _arm(scene: Scene, model: mujoco.MjModel) -> kernels.Arm:
+    arm = kernels.Arm()
+    arm.qpos, arm.dof, arm.actuator, arm.fingers = (
+        wp.array(addresses, dtype=int)
+        for addresses in (scene.arm_qposadr, scene.arm_dofadr, scene.arm_actuator, scene.gripper_actuator)
+    )
+    arm.site = scene.grip_site
+    arm.root = int(model.body_rootid[model.site_bodyid[scene.grip_site]])
+    return arm
+
+
+def _goal(scene: Scene) -> kernels.Goal:
+    goal = kernels.Goal()
+    listed = scene.goal
+    goal.kind = wp.array([_kind(predicate) for predicate in listed], dtype=int)
+    for name in ("a", "b", "owner_a", "owner_b"):
+        setattr(goal, name, wp.array([getattr(predicate, name) for predicate in listed], dtype=int))
+    goal.size = wp.array([predicate.size for predicate in listed], dtype=wp.vec3)
+    for name in ("sign", "threshold"):
+        setattr(goal, name, wp.array([getattr(predicate, name) for predicate in listed], dtype=float))
+    addresses = np.full((len(listed), max(1, *(len(predicate.addresses) for predicate in listed), 1)), -1)
+    for row, predicate in zip(addresses, listed, strict=True):
+        row[: len(predicate.addresses)] = predicate.addresses
+    goal.addresses = wp.array(addresses, dtype=int)
+    goal.geom_owner = wp.array(scene.geom_owner, dtype=int)
+    return goal
+
+
+def _kind(predicate: Predicate) -> int:
+    if predicate.kind == "joint":
+        return kernels.JOINT_ANY if predicate.any_joint else kernels.JOINT_ALL
+    return KINDS[predicate.kind]
+
+
+def _memory(count: int) -> kernels.Controller:
+    memory = kernels.Controller()
+    for name in ("goal_position", "start_position"):
+        setattr(memory, name, wp.zeros(count, dtype=wp.vec3d))
+    for name in ("goal_orientation", "start_orientation"):
+        setattr(memory, name, wp.zeros(count, dtype=wp.mat33d))
+    shapes = {"posture": (7,), "gripper": (2,), "start_jacobian": (6, 7), "start_inertia": (7, 7)}
+    for name, shape in shapes.items():
+        setattr(memory, name, wp.zeros((count, *shape), dtype=wp.float64))
+    memory.fresh = wp.zeros(count, dtype=int)
+    return memory
