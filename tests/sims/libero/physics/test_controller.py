@@ -91,7 +91,7 @@ def test_position_error_accelerates_the_hand_by_kp_times_it(scene, simulation):
     error = np.array([0.01, -0.02, 0.005])
     goal = data.site_xpos[scene.grip_site] + error
     torques = controller.torques(model, data, scene, simulation.memory[0], goal)
-    jacobian, inertia = controller._arm(model, data, scene)
+    jacobian, inertia = controller.arm_matrices(model, data, scene)
     np.testing.assert_allclose(jacobian[:3] @ np.linalg.solve(inertia, torques), controller.KP * error, rtol=1e-6)
 
 
@@ -100,7 +100,7 @@ def test_the_hand_is_damped_critically_and_the_posture_leaves_it_alone(scene, si
     data.qpos[scene.arm_qposadr] = scene.initial_arm + 0.1 * np.array([1, -1, 1, 1, -1, 1, -1])  # not its posture
     mujoco.mj_forward(model, data)
     memory["goal_orientation"] = hand(simulation)[1]
-    jacobian, inertia = controller._arm(model, data, scene)
+    jacobian, inertia = controller.arm_matrices(model, data, scene)
     speed, error = np.array([0.1, 0.2, -0.1]), np.array([0.01, -0.02, 0.005])
     for velocity in (np.zeros(3), speed):
         data.qvel[scene.arm_dofadr] = np.linalg.pinv(jacobian) @ [*velocity, 0.0, 0.0, 0.0]
