@@ -2,6 +2,7 @@
 
 from sims.libero.task import LiberoTask
 from sims.maniskill.task import ManiSkillTask
+from sims.mjcf.task import MjcfTask
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, RaceTask, RecoverTask, TrackTask
 from sims.robosuite.task import RobosuiteTask
 from sims.swarm.task import SwarmTask
@@ -20,4 +21,5 @@ TASKS: dict[str, type] = {
     "robosuite_schema": RobosuiteTask,
     "vehicle_navigate_schema": NavigateTask,
     "vehicle_race_schema": VehicleRaceTask,
+    "mjcf_schema": MjcfTask,
 }

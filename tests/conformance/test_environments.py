@@ -17,6 +17,8 @@ from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
 from sims.maniskill.environment import ManiSkillEnvironment
 from sims.maniskill.worlds import Options
+from sims.mjcf.environment import MjcfEnvironment
+from sims.mjcf.task import SHIPPED, found
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
 from sims.robosuite.environment import RobosuiteEnvironment
@@ -101,6 +103,15 @@ def robosuite(shaped: bool) -> Callable[..., RobosuiteEnvironment]:
     return make
 
 
+def mjcf(name: str, sim: str = "mujoco") -> Callable[..., MjcfEnvironment]:
+    def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> MjcfEnvironment:
+        return MjcfEnvironment(
+            num_envs, mdp=found(name), executed=executed, step_limit=step_limit, seed=seed, sim=sim, threads=1
+        )
+
+    return make
+
+
 # A new environment is a row here: what makes it, for `num_envs`, `executed` (K), `step_limit` and `seed`.
 ENVIRONMENTS = {
     "engine": counter,
@@ -116,6 +127,8 @@ ENVIRONMENTS = {
     "quadrotor any": quadrotor(AnyPlatformTask),
     "quadrotor swarm": swarm,
     "robosuite lift": robosuite(shaped=True),
+    **{f"mjcf {name}": mjcf(name) for name in SHIPPED},
+    "mjcf cartpole, warp": mjcf("cartpole", "mjwarp"),
     **{f"vehicle {goal}": vehicle(goal) for goal in ("navigate", "race")},
 }
 

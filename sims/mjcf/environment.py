@@ -1,0 +1,165 @@
+"""N worlds of an MJCF model as a vectorised Environment.
+
+Letters in shape comments: N environments, K executed actions of a chunk, M environments that begin an episode.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mujoco
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract, TensorSpec
+from embodied.engine import Outcome, RestorableEngine
+from embodied.errors import UserError
+from sims.mjcf.mdp import Draws, Mdp, Moment, keys
+from sims.mjcf.physics import MujocoWorlds, Worlds
+
+SIMS = ("mujoco", "mjwarp")
+
+
+class MjcfEnvironment(RestorableEngine):
+    """N worlds, each in an episode of its own. Actions are clipped to their limits.
+
+    An episode is terminated where the task says so and where the simulator's numbers break, and truncated at the step
+    limit. Initial state `start` depends on task, split and number alone.
+
+    Args:
+        num_envs: N.
+        mdp: the task.
+        split: "train" or "eval": initial states that have none in common.
+        executed: K, actions of a chunk, all of which are executed.
+        step_limit: control steps after which an episode is truncated; the task's if None.
+        seed: which initial states an unnamed reset takes.
+        device: where mujoco_warp runs; MuJoCo runs on the CPU alone.
+        sim: "mujoco" (double precision, its own thread pool) or "mjwarp" (single precision).
+        threads: of MuJoCo's batch; the cores that this process may use if None.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        mdp: Mdp,
+        split: str = "train",
+        executed: int = 1,
+        step_limit: int | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        sim: str = "mujoco",
+        threads: int | None = None,
+    ) -> None:
+        if split not in ("train", "eval"):
+            raise ValueError(f"unknown split {split!r}; expected one of train, eval")
+        self.mdp, self.split, self.model = mdp, split, mdp.load()
+        name = type(mdp).__name__.lower()
+        super().__init__(
+            contract(mdp, self.model, executed), num_envs, mdp.STEP_LIMIT if step_limit is None else step_limit,
+            task_names=(name,), instructions=(mdp.INSTRUCTION,), seed=seed, device=device if sim == "mjwarp" else "cpu",
+        )  # fmt: skip
+        self.worlds = make_worlds(sim, self.model, num_envs, mdp.READS, self.device, threads)
+        self.now = Moment(self.model, self.worlds.fields, self.contract.control_dt_s, self.step_limit)
+        action = self.contract.action
+        self._low, self._high = (torch.tensor(each, device=self.device) for each in (action.low, action.high))
+
+    def begin(self, ids: Tensor, starts: Tensor) -> None:
+        """Put worlds into the states that the task draws from the numbers of their starts."""
+        now, key = self.now, keys(self.task_names[0], self.split, starts)
+        start = self.mdp.reset(self.model, Draws(key, torch.zeros_like(starts)))
+        self.worlds.begin(ids, start.state, start.model)
+        for name, values in start.memory.items():
+            if name not in now.memory:
+                now.memory[name] = values.new_zeros(self.num_envs, *values.shape[1:])
+            now.memory[name] = now.memory[name].index_copy(0, ids, values)
+        now.key, now.steps = now.key.index_copy(1, ids, key), now.steps.index_fill(0, ids, 0)
+        now.action, now.previous = now.action.index_fill(0, ids, 0.0), now.previous.index_fill(0, ids, 0.0)
+
+    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+        """One call of the physics per action; an episode that ends stops there."""
+        rewards, ran = [], []
+        ended, won, broken = torch.zeros(3, self.num_envs, dtype=torch.bool, device=self.device)
+        for k, action in enumerate(actions.float().unbind(1)):
+            active = (left > k) & ~(ended | broken)
+            diverged = self._move(action.clamp(self._low, self._high), active)
+            fine = active & ~diverged
+            over = fine & self.mdp.terminated(self.now)
+            limit = fine & (self.now.steps >= self.step_limit)
+            ended, broken = ended | over, broken | diverged
+            if bool((over | limit).any()):
+                won = won | ((over | limit) & self.mdp.success(self.now))
+            rewards.append(torch.where(fine, self.mdp.reward(self.now), 0.0).float())
+            ran.append(active)
+        metrics = {name: values.float() for name, values in self.mdp.metrics(self.now).items()}
+        return Outcome(torch.stack(rewards, 1), torch.stack(ran, 1), ended, won, diverged=broken, metrics=metrics)
+
+    def observe(self) -> TensorDict:
+        """What the task observes, in single precision."""
+        seen = self.mdp.observe(self.now)
+        return TensorDict({name: part.to(torch.float32, copy=True) for name, part in seen.items()}, [self.num_envs])
+
+    def save(self) -> dict[str, Any]:
+        """The physics, and what the task remembers; models are made again from the numbers of starts."""
+        now = self.now
+        books = {name: getattr(now, name).clone() for name in ("steps", "action", "previous", "key")}
+        return {"worlds": self.worlds.save(), "memory": {k: v.clone() for k, v in now.memory.items()}, **books}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """And the models."""
+        begun = (self.start >= 0).nonzero().squeeze(1)
+        if len(begun):
+            self.begin(begun, self.start[begun])
+        self.worlds.restore(state["worlds"])
+        self.now.memory = {name: values.to(self.device, copy=True) for name, values in state["memory"].items()}
+        for name in ("steps", "action", "previous", "key"):
+            setattr(self.now, name, state[name].to(self.device, copy=True))
+
+    def _move(self, action: Tensor, active: Tensor) -> Tensor:
+        """One control step of who is `active`; returns whose numbers broke, [N] bool."""
+        now, mdp = self.now, self.mdp
+        push = mdp.disturb(now)
+        if push is not None:
+            now.qvel.add_(torch.where(active.unsqueeze(1), push, 0.0))
+        diverged = self.worlds.step(active, mdp.control(now, action), mdp.SUBSTEPS)
+        scaled = (action - 0.5 * (self._low + self._high)) / (0.5 * (self._high - self._low))
+        now.previous = torch.where(active.unsqueeze(1), now.action, now.previous)
+        now.action = torch.where(active.unsqueeze(1), scaled, now.action)
+        now.steps = now.steps + active
+        for name, values in mdp.update(now).items():
+            rows = active.view(-1, *[1] * (values.dim() - 1))
+            now.memory[name] = torch.where(rows, values, now.memory[name]).to(now.memory[name].dtype)
+        return diverged
+
+
+def contract(mdp: Mdp, model: mujoco.MjModel, executed: int = 1) -> Contract:
+    """What policies read and command: the controls of the model's actuators, within their ranges.
+
+    Raises:
+        UserError: for an actuator without a ctrlrange.
+    """
+    names = tuple(model.actuator(i).name or f"actuator_{i}" for i in range(model.nu))
+    if free := [name for name, limited in zip(names, model.actuator_ctrllimited, strict=True) if not limited]:
+        raise UserError(f"actuator {free[0]} has no ctrlrange; policies need limits: give it one in the MJCF")
+    low, high = (tuple(float(value) for value in each) for each in model.actuator_ctrlrange.T)
+    action = TensorSpec((model.nu,), unit=mdp.ACTION_UNIT, names=names, low=low, high=high)
+    dt_s = round(mdp.SUBSTEPS * float(model.opt.timestep), 9)
+    return Contract(dict(mdp.OBSERVED), action, dt_s, horizon=executed, executed=executed)
+
+
+def make_worlds(
+    sim: str, model: mujoco.MjModel, count: int, reads: tuple[str, ...], device: torch.device, threads: int | None
+) -> Worlds:
+    """The back end by name.
+
+    Raises:
+        UserError: for an unknown one.
+    """
+    if sim not in SIMS:
+        raise UserError(f"unknown sim {sim!r}; expected one of {', '.join(SIMS)}")
+    if sim == "mujoco":
+        return MujocoWorlds(model, count, reads, threads)
+    from sims.mjcf.warp import WarpWorlds  # it takes seconds to import
+
+    return WarpWorlds(model, count, reads, device)

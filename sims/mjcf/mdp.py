@@ -1,0 +1,168 @@
+"""What a task on an MJCF model is: plain functions of batched tensors, and what they are given.
+
+Letters in shape comments: N worlds, M worlds that begin an episode, A action dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from embodied.errors import UserError
+from embodied.seeding import derive
+from sims.counter_rng import mix, uniform
+
+if TYPE_CHECKING:
+    import mujoco
+
+STREAM = 1 << 16
+"""Numbers of one stream of draws."""
+
+
+class Draws:
+    """Random numbers of M episodes that depend on task, split, initial state and `counter` [M] alone."""
+
+    def __init__(self, key: Tensor, counter: Tensor, stream: int = 0) -> None:
+        self._key, self._counter, self._index = key, counter, stream * STREAM
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        """The next numbers [M, *shape] of each episode, uniform in (`low`, `high`), float32."""
+        count = int(torch.tensor(shape).prod())
+        index = self._index + torch.arange(count, device=self._key.device)
+        self._index += count
+        numbers = uniform([word.unsqueeze(1) for word in self._key], self._counter.unsqueeze(1), index)
+        return (low + (high - low) * numbers).float().view(-1, *shape)
+
+
+def keys(task: str, split: str, starts: Tensor) -> Tensor:
+    """Two words [2, M] int64 of the initial states `starts` [M] of a task's `split`."""
+    salt = derive(0, "mjcf", task, split)
+    first = mix(mix(starts) ^ salt)
+    return torch.stack((first, mix(first ^ (starts >> 32) ^ (salt >> 32))))
+
+
+@dataclass
+class Start:
+    """How M episodes begin, by name; what is not named is as the model has it.
+
+    A task names the same fields in every episode.
+    """
+
+    state: dict[str, Tensor]  # [M, ...], state fields of MjData such as qpos, qvel, mocap_pos
+    model: dict[str, Tensor] = field(default_factory=dict)  # [M, ...], fields of MjModel, such as geom_friction
+    memory: dict[str, Tensor] = field(default_factory=dict)  # [M, ...], what the task remembers of an episode
+
+
+class Moment:
+    """N worlds as they are now; fields of MjData are attributes, as tensors [N, ...] that the physics write.
+
+    qpos, qvel and sensordata are always there, others where the task's `READS` name them. Poses and velocities are
+    current; sensors of forces and contacts are those of the last physics step. `action` and `previous` are the last
+    two actions [N, A] in half ranges around the middle, 0 before there were any. `steps` [N] counts control steps.
+    """
+
+    def __init__(self, model: mujoco.MjModel, fields: Mapping[str, Tensor], dt_s: float, limit: int) -> None:
+        first = fields["qpos"]
+        self.model, self.fields, self.dt_s, self.limit = model, fields, dt_s, limit
+        self.steps = torch.zeros(len(first), dtype=torch.int64, device=first.device)
+        self.action = torch.zeros(len(first), model.nu, device=first.device)
+        self.previous = self.action
+        self.memory: dict[str, Tensor] = {}
+        self.key = torch.zeros(2, len(first), dtype=torch.int64, device=first.device)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name in self.__dict__.get("fields", {}):
+            return self.fields[name]
+        raise AttributeError(f"{name!r} is not read; name fields of MjData in the task's READS")
+
+    @cached_property
+    def _sensors(self) -> dict[str, slice]:
+        sensors = [self.model.sensor(i) for i in range(self.model.nsensor)]
+        return {sensor.name: slice(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0])) for sensor in sensors}
+
+    def sensor(self, name: str) -> Tensor:
+        """Readings [N, D] of a sensor."""
+        return self.fields["sensordata"][:, self._sensors[name]]
+
+    def draws(self, stream: int = 0) -> Draws:
+        """Random numbers of this control step; every use in a task has a `stream` of its own, from 0 on."""
+        return Draws(self.key, self.steps + 1, stream)
+
+
+class Mdp:
+    """A task; subclasses are frozen dataclasses, their numbers are options of the task.
+
+    All functions are batched and without side effects: they return new tensors and write into none.
+    """
+
+    MODEL: ClassVar[Path | str]
+    """MJCF, as the file's path or as text; every actuator has a ctrlrange."""
+    INSTRUCTION: ClassVar[str]
+    SUBSTEPS: ClassVar[int]
+    """Physics steps of the model's timestep in a control step."""
+    STEP_LIMIT: ClassVar[int]
+    OBSERVED: ClassVar[Mapping[str, TensorSpec]]
+    ACTION_UNIT: ClassVar[str] = ""
+    READS: ClassVar[tuple[str, ...]] = ()
+    """Fields of MjData beyond qpos, qvel and sensordata that the functions read."""
+    CAMERA: ClassVar[str] = "film"
+
+    def load(self) -> mujoco.MjModel:
+        """The model.
+
+        Raises:
+            UserError: where MuJoCo cannot read it.
+        """
+        from embodied.command_line.extras import needs_extra
+
+        with needs_extra("mjcf"):
+            import mujoco
+        try:
+            if isinstance(self.MODEL, Path):
+                return mujoco.MjModel.from_xml_path(str(self.MODEL))
+            return mujoco.MjModel.from_xml_string(self.MODEL)
+        except ValueError as error:
+            raise UserError(f"MuJoCo cannot read the model of {type(self).__name__}: {error}") from error
+
+    def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
+        """How M episodes begin."""
+        raise NotImplementedError
+
+    def observe(self, now: Moment) -> dict[str, Tensor]:
+        """Observations [N, ...] of the names in `OBSERVED`."""
+        raise NotImplementedError
+
+    def reward(self, now: Moment) -> Tensor:
+        """Reward [N] of the control step that has just been made."""
+        raise NotImplementedError
+
+    def success(self, now: Moment) -> Tensor:
+        """Whether an episode that ends now, either way, has succeeded, [N] bool."""
+        raise NotImplementedError
+
+    def terminated(self, now: Moment) -> Tensor:
+        """Whether the episode ends before its limit, [N] bool."""
+        return torch.zeros_like(now.steps, dtype=torch.bool)
+
+    def control(self, now: Moment, action: Tensor) -> Tensor:
+        """Controls [N, nu] of an action [N, A] within the contract's limits."""
+        return action
+
+    def disturb(self, now: Moment) -> Tensor | None:
+        """What is added to qvel [N, nv] before a control step."""
+        return None
+
+    def update(self, now: Moment) -> dict[str, Tensor]:
+        """What of the memory changes after a control step, before reward and endings are asked for."""
+        return {}
+
+    def metrics(self, now: Moment) -> dict[str, Tensor]:
+        """Quantities of the episodes so far, [N] each, by names with their unit."""
+        return {}

@@ -1,0 +1,144 @@
+"""Tasks on MJCF models as something a run can train on: environments, evaluation, film."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from embodied.command_line.config import at_least
+from embodied.command_line.extras import needs_extra
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.evaluation.video import film, tile, write_video
+from embodied.policy import Policy
+from sims.mjcf.mdp import Mdp
+
+if TYPE_CHECKING:
+    from sims.mjcf.environment import MjcfEnvironment
+
+SHIPPED = sorted(path.stem for path in (Path(__file__).parent / "tasks").glob("[a-z]*.py"))
+FILMED, FRAMES_HZ = 4, 25
+"""Episodes in a video, and about its frames per second."""
+
+
+@dataclass
+class MjcfTask:
+    """A task on an MJCF model.
+
+    `mdp` names one of `tasks/`, or a Python file with a subclass of `mdp.Mdp`; `numbers` are its own. `sim` is mujoco
+    (double precision, on the CPU) or mjwarp (single precision, on the policy's device). An episode is truncated after
+    `step_limit` control steps, the task's own if None.
+    """
+
+    name: str = "mjcf"
+    mdp: str = "cartpole"
+    sim: str = "mujoco"
+    numbers: dict[str, float] = field(default_factory=dict)
+    step_limit: int | None = None
+
+    distributions: ClassVar[tuple[str, ...]] = ("own",)
+
+    def __post_init__(self) -> None:
+        """Raise UserError for what there is not."""
+        self._mdp = changed(found(self.mdp), self.numbers)
+        if self.sim not in ("mujoco", "mjwarp"):
+            raise UserError(f"unknown task.sim {self.sim!r}; expected mujoco or mjwarp")
+        if self.step_limit is not None:
+            at_least(self, 1, "step_limit")
+
+    @property
+    def asset_kind(self) -> None:
+        """Models are what they are."""
+        return
+
+    def contract(self, distribution: str) -> Contract:
+        """That of the model's actuators and of what the task observes.
+
+        Raises:
+            UserError: for an unknown distribution.
+        """
+        self._check(distribution)
+        with needs_extra("mjcf"):
+            from sims.mjcf.environment import contract
+        return contract(self._mdp, self._mdp.load())
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> MjcfEnvironment:
+        """Make environments; `split` "eval" has initial states that training has not.
+
+        Raises:
+            UserError: for an unknown distribution.
+        """
+        self._check(distribution)
+        with needs_extra("mjcf"):
+            from sims.mjcf.environment import MjcfEnvironment
+        return MjcfEnvironment(
+            num_envs, mdp=self._mdp, split=split, step_limit=self.step_limit, seed=seed, device=device, sim=self.sim
+        )
+
+    def demonstrations(self, directory: Path, seed: int) -> None:
+        """There are none: policies begin from nothing."""
+        return
+
+    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+        """Film each policy, by caption, from the same starts."""
+        from sims.mjcf.pictures import Studio
+
+        films, frame_s = {}, 1.0
+        for caption, policy in policies.items():
+            env = self.environment(FILMED, self.distributions[0], "eval", device=device)
+            stride = max(1, round(1.0 / (env.contract.control_dt_s * FRAMES_HZ)))
+            frame_s = env.contract.control_dt_s * stride
+            films[caption] = film(env, policy, torch.arange(FILMED), Studio(env).render, device, stride=stride)
+        write_video(path, tile(films), round(1.0 / frame_s))
+
+    def _check(self, distribution: str) -> None:
+        if distribution not in self.distributions:
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+
+
+def found(name: str) -> Mdp:
+    """The task `name`: of `tasks/`, or of a Python file that has one.
+
+    Raises:
+        UserError: where there is none.
+    """
+    if name.endswith(".py") and (path := Path(name)).is_file():
+        spec = importlib.util.spec_from_file_location(f"mjcf_task_{path.stem}", path)
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+    elif name in SHIPPED:
+        with needs_extra("mjcf"):
+            module = importlib.import_module(f"sims.mjcf.tasks.{name}")
+    else:
+        raise UserError(
+            f"unknown task.mdp {name!r}; expected the path of a Python file, or one of {', '.join(SHIPPED)}"
+        )
+    own = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Mdp)]
+    own = [each for each in own if each.__module__ == module.__name__]
+    if len(own) != 1:
+        raise UserError(f"expected one subclass of Mdp in {name}, got {len(own)}")
+    return own[0]()
+
+
+def changed(mdp: Mdp, numbers: Mapping[str, float]) -> Mdp:
+    """The task with other `numbers`, by name.
+
+    Raises:
+        UserError: for a number that it does not have.
+    """
+    known: dict[str, Any] = {entry.name: getattr(mdp, entry.name) for entry in fields(mdp)}
+    if unknown := [name for name in numbers if name not in known]:
+        raise UserError(f"unknown number {unknown[0]!r} in task.numbers; expected one of {', '.join(known)}")
+    return replace(mdp, **{name: type(known[name])(value) for name, value in numbers.items()})

@@ -1,0 +1,1 @@
+"""Tasks on MJCF models, each one file beside its model."""

@@ -1,0 +1,71 @@
+"""Swing a pole up from where it hangs, and balance it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import mujoco
+import torch
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from sims.mjcf.mdp import Draws, Mdp, Moment, Start
+
+
+@dataclass(frozen=True)
+class Cartpole(Mdp):
+    """The angle is 0 where the pole stands.
+
+    An episode succeeds if the pole was within `upright_rad` of upright, and the cart's middle within the rail's, for
+    the last `held_s` seconds of it.
+    """
+
+    upright_rad: float = 0.2
+    held_s: float = 2.0
+
+    MODEL = Path(__file__).with_name("cartpole.xml")
+    INSTRUCTION = "swing the pole up and balance it"
+    SUBSTEPS = 2
+    STEP_LIMIT = 400
+    ACTION_UNIT = "N"
+    OBSERVED: ClassVar = {
+        "position": TensorSpec((1,), unit="m", frame="world", names=("cart",)),
+        "angle": TensorSpec((2,), names=("cos", "sin")),
+        "velocity": TensorSpec((2,), unit="m/s, rad/s", names=("cart", "pole")),
+    }
+
+    def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
+        """Hanging, nearly at rest."""
+        cart, pole = draws.uniform(-0.5, 0.5, 1), torch.pi + draws.uniform(-0.5, 0.5, 1)
+        velocity = draws.uniform(-0.1, 0.1, 2)
+        held = torch.zeros(len(cart), device=cart.device)
+        return Start({"qpos": torch.cat((cart, pole), 1), "qvel": velocity}, memory={"held_s": held})
+
+    def observe(self, now: Moment) -> dict[str, Tensor]:
+        """Where everything is and how it moves."""
+        angle = now.qpos[:, 1:]
+        return {
+            "position": now.qpos[:, :1], "angle": torch.cat((angle.cos(), angle.sin()), 1), "velocity": now.qvel
+        }  # fmt: skip
+
+    def update(self, now: Moment) -> dict[str, Tensor]:
+        """For how long the pole has been up."""
+        up = now.qpos[:, 1].cos() > torch.cos(torch.tensor(self.upright_rad))
+        return {"held_s": torch.where(up, now.memory["held_s"] + now.dt_s, 0.0)}
+
+    def reward(self, now: Moment) -> Tensor:
+        """Highest for a pole that stands still in the middle, with little force."""
+        upright = 0.5 * (1.0 + now.qpos[:, 1].cos())
+        centred = 1.0 - 0.25 * now.qpos[:, 0].square()
+        calm = 1.0 / (1.0 + 0.1 * now.qvel[:, 1].square())
+        return upright * centred * calm - 0.02 * now.action[:, 0].square()
+
+    def success(self, now: Moment) -> Tensor:
+        """Up for long enough."""
+        return now.memory["held_s"] >= self.held_s - 1e-4
+
+    def metrics(self, now: Moment) -> dict[str, Tensor]:
+        """For how long the pole has been up now."""
+        return {"held_s": now.memory["held_s"]}

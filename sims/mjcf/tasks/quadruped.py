@@ -1,0 +1,207 @@
+"""A quadruped of twelve joints follows velocity commands, on flat or rough ground.
+
+Observation and reward are those of Rudin et al. 2021 (arXiv 2109.11978), less what needs a map of the ground.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import mujoco
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.contract import TensorSpec
+from sims.counter_rng import uniform
+from sims.mjcf.mdp import Draws, Mdp, Moment, Start
+
+LEGS = ("FL", "FR", "RL", "RR")
+JOINTS = tuple(f"{leg}_{part}" for leg in LEGS for part in ("hip", "thigh", "calf"))
+STANCE = (0.0, 0.75, -1.5) * 4
+HEIGHT_M = 0.31
+GROUND_M, CELL_M = 15.0, 0.1
+"""Half the width of rough ground, and of its cells."""
+XYZ = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class Quadruped(Mdp):
+    """Commands are forward and leftward speed and yaw rate; each holds for `command_s`.
+
+    An episode succeeds if the robot did not fall and followed its commands: from one second after each command's
+    beginning on, the mean error was at most `speed_error_m_s` (norm of the horizontal velocity's) and
+    `turn_error_rad_s`. It falls when the torso touches the ground or is tilted by more than `tilt_rad`.
+
+    Heights of rough ground are uniform in [0, `rough_m`], drawn every `CELL_M` and smoothed. With `friction_range` the
+    friction of the feet is drawn per episode from 0.8 less and more that; with `push_m_s` the robot is pushed, its
+    velocity changed by up to that, every `push_every_s`.
+    """
+
+    forward_m_s: float = 1.0
+    backward_m_s: float = 0.5
+    sideways_m_s: float = 0.3
+    turn_rad_s: float = 0.8
+    command_s: float = 5.0
+    speed_error_m_s: float = 0.25
+    turn_error_rad_s: float = 0.3
+    tilt_rad: float = 1.0
+    rough_m: float = 0.0
+    friction_range: float = 0.0
+    push_m_s: float = 0.0
+    push_every_s: float = 2.5
+    reward_speed: float = 1.0
+    reward_turn: float = 0.5
+    reward_air: float = 1.0
+    cost_bounce: float = 2.0
+    cost_roll: float = 0.05
+    cost_tilt: float = 2.0
+    cost_torque: float = 2e-4
+    cost_action_rate: float = 0.02
+
+    MODEL = Path(__file__).with_name("quadruped.xml")
+    INSTRUCTION = "walk as commanded"
+    SUBSTEPS = 4
+    STEP_LIMIT = 500
+    ACTION_UNIT = "rad"
+    READS = ("actuator_force",)
+    OBSERVED: ClassVar = {
+        "linear_velocity": TensorSpec((3,), unit="m/s", frame="base", names=XYZ),
+        "angular_velocity": TensorSpec((3,), unit="rad/s", frame="base", names=XYZ),
+        "gravity": TensorSpec((3,), frame="base", names=XYZ),
+        "command": TensorSpec((3,), unit="m/s, rad/s", frame="base", names=("forward", "leftward", "yaw_rate")),
+        "joint_position": TensorSpec((12,), unit="rad", names=JOINTS),
+        "joint_velocity": TensorSpec((12,), unit="rad/s", names=JOINTS),
+        "previous_action": TensorSpec((12,), names=JOINTS),
+        "contact": TensorSpec((4,), names=LEGS, privileged=True),
+    }
+
+    def load(self) -> mujoco.MjModel:
+        """The model, on a plane or on rough ground."""
+        if not self.rough_m:
+            return super().load()
+        spec = mujoco.MjSpec.from_file(str(self.MODEL))
+        heights = terrain()
+        size = [GROUND_M, GROUND_M, self.rough_m, 0.1]
+        spec.add_hfield(name="ground", size=size, nrow=len(heights), ncol=len(heights), userdata=heights.ravel())
+        ground = spec.geom("ground")
+        ground.type, ground.hfieldname = mujoco.mjtGeom.mjGEOM_HFIELD, "ground"
+        return spec.compile()
+
+    def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
+        """Standing somewhere on the ground, in any direction."""
+        place = draws.uniform(-0.4 * GROUND_M, 0.4 * GROUND_M, 2)
+        count, yaw = len(place), draws.uniform(-torch.pi, torch.pi, 1)
+        height = torch.full_like(yaw, HEIGHT_M + self.rough_m)
+        none = torch.zeros_like(yaw)
+        joints = torch.tensor(STANCE, device=yaw.device) + draws.uniform(-0.1, 0.1, 12)
+        qpos = torch.cat((place, height, (0.5 * yaw).cos(), none, none, (0.5 * yaw).sin(), joints), 1)
+        memory = {
+            "command": self._command(draws),
+            "air_s": none.repeat(1, 4),
+            "landed": none[:, 0],
+            "errors": none.repeat(1, 3),
+        }
+        friction = torch.from_numpy(model.geom_friction).to(yaw.device).repeat(count, 1, 1)
+        feet = [model.geom(f"{leg}_foot").id for leg in LEGS]
+        friction[:, feet, 0] += draws.uniform(-self.friction_range, self.friction_range, 1)
+        varied = {"geom_friction": friction.clamp_min(0.05)} if self.friction_range else {}
+        return Start({"qpos": qpos}, varied, memory)
+
+    def observe(self, now: Moment) -> dict[str, Tensor]:
+        """What the robot measures and is told, and for the critic which feet touch the ground."""
+        return {
+            "linear_velocity": now.sensor("linear_velocity"), "angular_velocity": now.sensor("angular_velocity"),
+            "gravity": gravity(now.qpos[:, 3:7]), "command": now.memory["command"],
+            "joint_position": now.qpos[:, 7:] - now.qpos.new_tensor(STANCE), "joint_velocity": now.qvel[:, 6:],
+            "previous_action": now.action, "contact": self._contact(now),
+        }  # fmt: skip
+
+    def disturb(self, now: Moment) -> Tensor | None:
+        """A push now and then."""
+        if not self.push_m_s:
+            return None
+        pushed = (now.steps % round(self.push_every_s / now.dt_s) == 0) & (now.steps > 0)
+        push = now.draws(1).uniform(-self.push_m_s, self.push_m_s, 2) * pushed.unsqueeze(1)
+        return functional.pad(push.to(now.qvel), (0, now.qvel.shape[1] - 2))
+
+    def update(self, now: Moment) -> dict[str, Tensor]:
+        """Time in the air of each foot, errors so far, the next command."""
+        memory, every = now.memory, round(self.command_s / now.dt_s)
+        touching = self._contact(now) > 0
+        air = memory["air_s"] + now.dt_s
+        landed = ((air - 0.25) * (touching & (memory["air_s"] > 0))).sum(1)
+        moving = memory["command"].norm(dim=1) > 0.1
+        settled = (now.steps - 1) % every >= round(1.0 / now.dt_s)
+        speed, turn = self._errors(now)
+        errors = torch.stack((speed, turn, torch.ones_like(turn)), 1) * settled.unsqueeze(1)
+        new = (now.steps % every == 0).unsqueeze(1)
+        return {
+            "air_s": torch.where(touching, 0.0, air), "landed": landed * moving, "errors": memory["errors"] + errors,
+            "command": torch.where(new, self._command(now.draws(0)), memory["command"]),
+        }  # fmt: skip
+
+    def reward(self, now: Moment) -> Tensor:
+        """Follow the command, smoothly and upright; never below zero, so that falling is never worth it."""
+        speed, turn = self._errors(now)
+        linear, angular = now.sensor("linear_velocity"), now.sensor("angular_velocity")
+        gain = self.reward_speed * torch.exp(-4.0 * speed.square()) + self.reward_turn * torch.exp(-4.0 * turn.square())
+        cost = (
+            self.cost_bounce * linear[:, 2].square()
+            + self.cost_roll * angular[:, :2].square().sum(1)
+            + self.cost_tilt * gravity(now.qpos[:, 3:7])[:, :2].square().sum(1)
+            + self.cost_torque * now.actuator_force.square().sum(1)
+            + self.cost_action_rate * (now.action - now.previous).square().sum(1)
+        )
+        return (gain + self.reward_air * now.memory["landed"] - cost).clamp_min(0.0)
+
+    def terminated(self, now: Moment) -> Tensor:
+        """It has fallen."""
+        upright = -gravity(now.qpos[:, 3:7])[:, 2]
+        return (now.sensor("torso")[:, 0] > 0) | (upright < float(np.cos(self.tilt_rad)))
+
+    def success(self, now: Moment) -> Tensor:
+        """It went all the way as commanded."""
+        speed, turn = self._mean_errors(now)
+        close = (speed <= self.speed_error_m_s) & (turn <= self.turn_error_rad_s)
+        return close & (now.steps >= now.limit) & ~self.terminated(now)
+
+    def metrics(self, now: Moment) -> dict[str, Tensor]:
+        """Mean errors so far, NaN in the first second."""
+        speed, turn = self._mean_errors(now)
+        return {"speed_error_m_s": speed, "turn_error_rad_s": turn}
+
+    def _command(self, draws: Draws) -> Tensor:
+        forward = draws.uniform(-self.backward_m_s, self.forward_m_s, 1)
+        sideways, turn = draws.uniform(-self.sideways_m_s, self.sideways_m_s, 1), draws.uniform(-1.0, 1.0, 1)
+        return torch.cat((forward, sideways, self.turn_rad_s * turn), 1)
+
+    def _contact(self, now: Moment) -> Tensor:
+        return torch.cat([now.sensor(f"{leg}_foot") for leg in LEGS], 1).clamp_max(1.0)
+
+    def _errors(self, now: Moment) -> tuple[Tensor, Tensor]:
+        """Of horizontal velocity and yaw rate, [N] each."""
+        command = now.memory["command"]
+        speed = (now.sensor("linear_velocity")[:, :2] - command[:, :2]).norm(dim=1)
+        return speed, (now.sensor("angular_velocity")[:, 2] - command[:, 2]).abs()
+
+    def _mean_errors(self, now: Moment) -> tuple[Tensor, Tensor]:
+        speed, turn, count = now.memory["errors"].unbind(1)
+        return speed / count, turn / count
+
+
+def gravity(quaternion: Tensor) -> Tensor:
+    """Direction [N, 3] of gravity in the frame that `quaternion` [N, 4] (w, x, y, z) turns into the world's."""
+    w, x, y, z = quaternion.unbind(1)
+    return torch.stack((2.0 * (w * y - x * z), -2.0 * (y * z + w * x), 2.0 * (x * x + y * y) - 1.0), 1)
+
+
+def terrain() -> np.ndarray:
+    """Heights [R, R] in [0, 1] of rough ground, the same in every run."""
+    size = round(2.0 * GROUND_M / CELL_M) + 1
+    drawn = torch.from_numpy(uniform((17, 4), 0, np.arange(size * size)).reshape(1, 1, size, size))
+    smooth = functional.avg_pool2d(functional.pad(drawn, (1, 1, 1, 1), mode="replicate"), 3, 1)[0, 0].numpy()
+    return (smooth - smooth.min()) / (smooth.max() - smooth.min())

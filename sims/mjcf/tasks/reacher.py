@@ -1,0 +1,65 @@
+"""Bring the tip of a planar arm of two joints to a target, by torques."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import mujoco
+import torch
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from sims.mjcf.mdp import Draws, Mdp, Moment, Start
+
+
+@dataclass(frozen=True)
+class Reacher(Mdp):
+    """An episode succeeds if the tip is within `reached_m` of the target at its end."""
+
+    reached_m: float = 0.02
+
+    MODEL = Path(__file__).with_name("reacher.xml")
+    INSTRUCTION = "reach the green ball"
+    SUBSTEPS = 2
+    STEP_LIMIT = 100
+    ACTION_UNIT = "N m"
+    READS = ("site_xpos", "mocap_pos")
+    OBSERVED: ClassVar = {
+        "angles": TensorSpec((4,), names=("shoulder_cos", "elbow_cos", "shoulder_sin", "elbow_sin")),
+        "velocity": TensorSpec((2,), unit="rad/s", names=("shoulder", "elbow")),
+        "target": TensorSpec((2,), unit="m", frame="world", names=("x", "y")),
+        "error": TensorSpec((2,), unit="m", frame="world", names=("x", "y")),
+    }
+
+    def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
+        """A random posture at rest, a target within reach."""
+        qpos = torch.cat((draws.uniform(-torch.pi, torch.pi, 1), draws.uniform(-2.5, 2.5, 1)), 1)
+        angle, radius = draws.uniform(-torch.pi, torch.pi), draws.uniform(0.06, 0.22)
+        height = torch.full_like(angle, 0.01)
+        target = torch.stack((radius * angle.cos(), radius * angle.sin(), height), 1)
+        return Start({"qpos": qpos, "mocap_pos": target.unsqueeze(1)})
+
+    def observe(self, now: Moment) -> dict[str, Tensor]:
+        """Posture, target, and how far the tip is from it."""
+        return {
+            "angles": torch.cat((now.qpos.cos(), now.qpos.sin()), 1), "velocity": now.qvel,
+            "target": now.mocap_pos[:, 0, :2], "error": self._error(now),
+        }  # fmt: skip
+
+    def reward(self, now: Moment) -> Tensor:
+        """For being near, with little torque."""
+        distance = self._error(now).norm(dim=1)
+        return torch.exp(-20.0 * distance) - distance - 0.01 * now.action.square().sum(1)
+
+    def success(self, now: Moment) -> Tensor:
+        """At the target."""
+        return self._error(now).norm(dim=1) < self.reached_m
+
+    def metrics(self, now: Moment) -> dict[str, Tensor]:
+        """Distance of the tip."""
+        return {"distance_m": self._error(now).norm(dim=1)}
+
+    def _error(self, now: Moment) -> Tensor:
+        return now.mocap_pos[:, 0, :2] - now.site_xpos[:, 0, :2]

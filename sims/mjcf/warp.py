@@ -1,0 +1,120 @@
+"""N worlds of one MJCF model on mujoco_warp, in single precision: on CUDA as one captured graph, slowly on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import mujoco
+import numpy as np
+import torch
+import warp
+from numpy.typing import NDArray
+from torch import Tensor
+
+from embodied.errors import UserError
+from sims.mjcf.physics import ALWAYS, SHOWN, broken_rows
+
+warp.config.log_level = warp.LOG_ERROR  # before mujoco_warp's import: it would report every kernel that it loads
+
+import mujoco_warp  # noqa: E402
+
+STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart", "ctrl", "mocap_pos", "mocap_quat")
+
+
+class WarpWorlds:
+    """Worlds of mujoco_warp on `device`; it steps all of them, and those that a call does not name are put back."""
+
+    def __init__(self, model: mujoco.MjModel, count: int, reads: tuple[str, ...], device: torch.device) -> None:
+        warp.init()
+        self.mjm, self.device = model, warp.device_from_torch(device)
+        self._default, self._count = mujoco.MjData(self.mjm), count
+        self._graph: dict[int, warp.Graph] = {}
+        with warp.ScopedDevice(self.device):
+            self.model = mujoco_warp.put_model(self.mjm)
+            self.data = mujoco_warp.make_data(self.mjm, nworld=count)
+        if missing := [name for name in reads if not hasattr(self.data, name) or not hasattr(self._default, name)]:
+            raise UserError(f"READS: mujoco_warp has no field {missing[0]!r}")
+        self.fields = {name: self._tensor(name) for name in dict.fromkeys((*ALWAYS, *reads))}
+        self._kept = self.fields | {name: self._tensor(name) for name in STATE}
+
+    def begin(self, ids: Tensor, state: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> None:
+        """Write the rows, then compute everything that follows from them."""
+        for name, values in model.items():
+            self._expanded(name)[ids] = values.to(self._expanded(name))
+        chosen = torch.zeros(self._count, dtype=torch.bool, device=ids.device).index_fill(0, ids, True)
+        with self._only(chosen):
+            for name in STATE:
+                default = torch.as_tensor(np.asarray(getattr(self._default, name)), device=ids.device)
+                self._kept[name][ids] = state.get(name, default).to(self._kept[name])
+            mujoco_warp.forward(self.model, self.data)
+
+    def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> Tensor:
+        """Physics steps, then positions and velocities anew for what is read."""
+        before = self.fields["qpos"].clone()
+        with self._only(active):
+            self.fields["ctrl"].copy_(ctrl)
+            self._launch(substeps)
+        broken = active & broken_rows(self.fields)
+        if bool(broken.any()):
+            ids = broken.nonzero().squeeze(1)
+            mocap = {name: self._kept[name][ids].clone() for name in SHOWN[1:]}
+            self.begin(ids, {"qpos": before[ids], **mocap}, {})
+        return broken
+
+    def save(self) -> dict[str, Tensor]:
+        """State and fields."""
+        return {name: field.clone() for name, field in self._kept.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """State and fields."""
+        for name, field in self._kept.items():
+            field.copy_(state[name])
+
+    def shown(self, row: int) -> dict[str, NDArray]:
+        """A world's poses."""
+        return {name: self._kept[name][row].cpu().numpy() for name in SHOWN}
+
+    def _launch(self, substeps: int) -> None:
+        if not self.device.is_cuda:
+            self._run(substeps)
+            return
+        if substeps not in self._graph:
+            self._run(substeps)  # loads the kernels, which a capture must not
+            with warp.ScopedCapture(self.device) as capture:
+                self._run(substeps)
+            self._graph[substeps] = capture.graph
+            return
+        warp.capture_launch(self._graph[substeps])
+
+    def _run(self, substeps: int) -> None:
+        with warp.ScopedDevice(self.device):
+            for _ in range(substeps):
+                mujoco_warp.step(self.model, self.data)
+            mujoco_warp.step1(self.model, self.data)
+
+    @contextmanager
+    def _only(self, active: Tensor) -> Iterator[None]:
+        """Put worlds that are not `active` [N] back to where they were."""
+        everyone = bool(active.all())
+        before = {} if everyone else self.save()
+        yield
+        for name, values in before.items():
+            field = self._kept[name]
+            field.copy_(torch.where(active.view(-1, *[1] * (field.dim() - 1)), field, values))
+
+    def _tensor(self, name: str) -> Tensor:
+        """[N, ...] over a field of the data, in the shape that MuJoCo gives it."""
+        shape = np.asarray(getattr(self._default, name)).shape
+        return warp.to_torch(getattr(self.data, name)).view(self._count, *shape)
+
+    def _expanded(self, name: str) -> Tensor:
+        """[N, ...] over a field of the model, of which every world has its own."""
+        if name in mujoco.MjModel._setconst_inputs or not isinstance(getattr(self.model, name, None), warp.array):
+            raise UserError(f"sim=mjwarp cannot vary the model's {name}; use sim=mujoco")
+        given, count = getattr(self.model, name), self._count
+        if given.shape[0] != count or not given.strides[0]:
+            values = np.broadcast_to(given.numpy()[:1], (count, *given.numpy().shape[1:]))
+            setattr(self.model, name, warp.array(np.ascontiguousarray(values), dtype=given.dtype, device=self.device))
+            self._graph.clear()
+        return warp.to_torch(getattr(self.model, name)).view(count, *np.asarray(getattr(self.mjm, name)).shape)

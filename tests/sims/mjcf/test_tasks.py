@@ -1,0 +1,159 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.errors import UserError
+from sims.mjcf.environment import MjcfEnvironment
+from sims.mjcf.task import MjcfTask, found
+from sims.mjcf.tasks.cartpole import Cartpole
+from sims.mjcf.tasks.quadruped import HEIGHT_M, STANCE, Quadruped, gravity, terrain
+from sims.mjcf.tasks.reacher import Reacher
+from tests.sims.mjcf.test_environment import force, make
+
+OWN = '''
+from dataclasses import dataclass
+from sims.mjcf.tasks.cartpole import Cartpole
+
+@dataclass(frozen=True)
+class Mine(Cartpole):
+    upright_rad: float = 0.1
+'''  # fmt: skip
+
+
+def stand(env: MjcfEnvironment) -> torch.Tensor:
+    return torch.tensor(STANCE).expand(env.num_envs, env.contract.executed, -1)
+
+
+def test_a_users_file_is_a_task_with_numbers_of_its_own(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(OWN)
+    task = MjcfTask(mdp=str(tmp_path / "mine.py"), numbers={"held_s": 1.0}, step_limit=7)
+    env = task.environment(2, "own", "train")
+    assert (type(env.mdp).__name__, env.mdp.held_s, env.mdp.upright_rad, env.step_limit) == ("Mine", 1.0, 0.1, 7)
+    assert task.contract("own") == env.contract
+    with pytest.raises(
+        UserError, match=r"unknown task.mdp 'cart'; expected the path of a Python file, or one of cartpole"
+    ):
+        found("cart")
+    with pytest.raises(UserError, match="unknown number 'mass'"):
+        MjcfTask(numbers={"mass": 1.0})
+    with pytest.raises(UserError, match=r"unknown task.sim 'warp'; expected mujoco or mjwarp"):
+        MjcfTask(sim="warp")
+
+
+def test_the_readmes_task_runs(tmp_path: Path):
+    text = (Path(__file__).parents[3] / "sims" / "mjcf" / "README.md").read_text()
+    code = text.partition("```python\n")[2].partition("```")[0]
+    assert len(code.splitlines()) <= 48
+    (tmp_path / "my_task.py").write_text(code)
+    env = MjcfTask(mdp=str(tmp_path / "my_task.py"), numbers={"near_m": 3.0}, step_limit=2).environment(
+        2, "own", "train"
+    )
+    env.reset()
+    env.step(force(env, 5.0))
+    ending = env.step(force(env, 5.0))
+    assert ending.success.all()
+    assert (ending.observation["block"][:, 1] > 0).all()
+
+
+def test_a_pole_has_to_stay_up_for_as_long_as_the_task_says():
+    env = make(Cartpole(held_s=0.2), executed=12, step_limit=12)
+    env.reset()
+    env.worlds.batch.bind("qpos")[:] = [[0.0, 0.0], [0.0, math.pi]]
+    env.worlds.batch.bind("qvel")[:] = 0.0
+    ending = env.step(force(env, *[0.0] * 12))
+    assert ending.success.tolist() == [True, False]
+    assert ending.metrics["held_s"].tolist() == pytest.approx([0.24, 0.0], abs=1e-6)
+    assert ending.reward[0].min() > 0.95 > 0.1 > ending.reward[1].max()
+
+
+def test_a_reacher_sees_where_its_target_is():
+    env = make(Reacher())
+    seen = env.reset()
+    tip = torch.from_numpy(env.worlds.batch.bind("site_xpos")[:, 0, :2].copy())
+    assert torch.allclose(seen["target"] - tip, seen["error"].double(), atol=1e-6)
+    assert ((seen["target"].norm(dim=1) > 0.06) & (seen["target"].norm(dim=1) < 0.22)).all()
+
+
+def test_gravity_in_the_bases_frame():
+    half = math.sqrt(0.5)
+    turned = torch.tensor([[1.0, 0, 0, 0], [half, half, 0, 0], [half, 0, half, 0], [half, 0, 0, half]])
+    # upright; rolled to its right side down; nose down; turned to the left
+    expected = torch.tensor([[0, 0, -1.0], [0, -1.0, 0], [1.0, 0, 0], [0, 0, -1.0]])
+    assert torch.allclose(gravity(turned), expected, atol=1e-6)
+
+
+def test_a_quadruped_stands_in_its_stance_and_falls_when_tilted():
+    env = make(Quadruped(), executed=50)
+    env.reset()
+    after = env.step(stand(env))
+    assert not after.done.any()
+    assert (after.observation["contact"] == 1).all()
+    assert torch.allclose(after.observation["gravity"], torch.tensor([0.0, 0.0, -1.0]), atol=0.05)
+    assert (env.now.qpos[:, 2] > HEIGHT_M - 0.05).all()
+    env.worlds.batch.bind("qpos")[0, 3:7] = [math.cos(0.6), math.sin(0.6), 0.0, 0.0]
+    assert env.step(stand(env)).terminated.tolist() == [True, False]
+
+
+def test_following_a_command_is_measured_once_it_has_settled():
+    env = make(Quadruped(command_s=1.5), executed=100, step_limit=100)
+    env.reset()
+    env.now.memory["command"][:] = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.5]])
+    command = env.now.memory["command"].clone()
+    ending = env.step(stand(env))  # of the two seconds, 1 to 1.5 s count, and no other has settled
+    assert env.now.memory["errors"][:, 2].tolist() == [25.0, 25.0]
+    assert not torch.equal(env.now.memory["command"], command)
+    assert ending.success.tolist() == [True, False]
+    assert ending.metrics["speed_error_m_s"].tolist() == pytest.approx([0.0, 1.0], abs=0.05)
+    assert ending.metrics["turn_error_rad_s"].tolist() == pytest.approx([0.0, 0.5], abs=0.05)
+
+
+def test_feet_in_the_air_are_timed_and_rewarded_on_landing():
+    env = make(Quadruped(), executed=1)
+    env.reset()
+    env.worlds.batch.bind("qpos")[:, 2] += 0.5
+    landed = []
+    for _ in range(40):
+        env.step(stand(env))
+        landed.append(env.now.memory["landed"].max())
+    assert min(landed) == 0.0
+    assert 0.0 < max(landed) < 4 * 0.6
+
+
+def test_pushes_come_when_they_should_and_depend_on_the_start():
+    calm, pushed = (make(Quadruped(push_m_s=push, push_every_s=0.1), executed=1) for push in (0.0, 0.5))
+    again = make(Quadruped(push_m_s=0.5, push_every_s=0.1), 3, executed=1)
+    starts = torch.tensor([4, 9])
+    calm.reset(starts=starts), pushed.reset(starts=starts), again.reset(starts=torch.tensor([1, 4, 9]))
+    for step in range(6):
+        left, right = (env.step(stand(env)).observation["linear_velocity"] for env in (calm, pushed))
+        there = again.step(stand(again)).observation["linear_velocity"]
+        assert torch.equal(right, there[1:])
+        assert torch.equal(left, right) == (step < 5)
+
+
+def test_friction_differs_between_starts_and_is_the_feets():
+    env = make(Quadruped(friction_range=0.4), 8)
+    env.reset()
+    friction = env.worlds.batch.expanded("geom_friction")[..., 0]
+    feet = [env.model.geom(f"{leg}_foot").id for leg in ("FL", "FR", "RL", "RR")]
+    assert len(set(friction[:, feet[0]].tolist())) == 8
+    assert (friction[:, feet] == friction[:, feet[:1]]).all()
+    assert ((friction[:, feet] > 0.4) & (friction[:, feet] < 1.2)).all()
+    assert (friction[:, env.model.geom("torso").id] == 0.8).all()
+    assert (env.model.geom_priority[feet] == 1).all()
+
+
+def test_rough_ground_is_as_high_as_asked_and_stood_on():
+    heights = terrain()
+    assert (heights.min(), heights.max()) == (0.0, 1.0)
+    assert np.array_equal(heights, terrain())
+    env = make(Quadruped(rough_m=0.08), 6, executed=50)
+    assert env.model.hfield_size[0, 2] == 0.08
+    env.reset()
+    after = env.step(stand(env))
+    assert not after.terminated.any()
+    assert after.observation["contact"].sum(1).min() >= 2
+    assert len(set(after.observation["joint_position"][:, 1].tolist())) == 6
