@@ -99,7 +99,7 @@ def test_a_hold_is_repeated_until_the_robot_says_that_it_holds(world: World):
     world.measure()
     world.until(lambda: world.beats > 2)
     assert robot.read() is None  # who flies it is not known yet
-    assert "nothing heard on status" in robot.report().message
+    assert "no message on status" in robot.report().message
     world.status.publish(Bool(data=True))
     world.until(lambda: robot.read() is not None)
     robot.write(np.zeros(1))
