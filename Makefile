@@ -12,7 +12,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 ROS := .venv-ros
-# Conflicts are not reported: hf-libero is here for its data, without what its code needs, robosuite with less than it asks for.
+# Conflicts are not reported: hf-libero is here for its data, robosuite and torchrl work with newer packages than they
+# ask for.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
@@ -64,7 +65,8 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --editable '.[libero,maniskill,onnx,robosuite,robot,dev]'
+	$(PIP) --editable '.[gym,libero,maniskill,onnx,robosuite,robot,rsl_rl,dev]'
+	$(PIP) --no-deps torchrl
 	@touch $@
 
 # Its wheels set LD_LIBRARY_PATH for every Python of their environment, so they have one of their own, which adds the

@@ -1,6 +1,6 @@
 """Train a robot policy: python train.py task=libero_pick [key=value ...].
 
-Every field of the configuration is an option; for some of them: python train.py --help task=quadrotor_hover policy=mlp.
+All tasks: python train.py list=tasks. All options of one: python train.py --help task=quadrotor_hover policy=mlp.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from omegaconf import MISSING, OmegaConf
 
 from embodied.algorithms.registry import ALGORITHMS
-from embodied.command_line import combinations, program
+from embodied.command_line import combinations, listing, program
 from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose, names
 from embodied.deployment.latency import LatencyConfig, with_latency
@@ -27,7 +27,7 @@ from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.run_directory import new_run, resumed_run
 from policies.registry import POLICIES
 from real_robot.recording.demonstrations import demonstrations
-from sims.registry import TASKS
+from sims.registry import NEEDS, TASKS
 
 log = logging.getLogger("embodied")
 GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS}
@@ -38,9 +38,8 @@ class TrainConfig(ExperimentConfig):
     """Options of train.py: those of a run, and those of its parts.
 
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
-    names a project to log to. `output` is the directory of a new run. `demonstrations` replaces the task's own: a
-    LeRobot dataset, a recording, or a folder of recordings. `resume` names the directory of a run to continue with its
-    own configuration, or one of its checkpoints; `eval_only` evaluates it instead.
+    names a project, `output` the directory of a new run. `demonstrations` replaces the task's own: a LeRobot dataset,
+    or recordings. `resume` continues a run, or one of its checkpoints, unchanged; `eval_only` evaluates it instead.
     """
 
     task: Any = MISSING
@@ -58,7 +57,9 @@ class TrainConfig(ExperimentConfig):
 
 
 def run(arguments: list[str]) -> None:
-    """One training run, from the command line to its report."""
+    """One training run, from the command line to its report; or, with list=tasks, what there is to train."""
+    if arguments == ["list=tasks"]:
+        return log.info(listing.tasks(TASKS, NEEDS))
     resumed = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), None)
     saved = checkpoint.load(resumed).config if resumed else None
     config, record = compose(TrainConfig, "train", arguments, GROUPS, saved)
@@ -66,8 +67,7 @@ def run(arguments: list[str]) -> None:
     if config.eval_only:
         evaluate_instead(resumed, arguments)
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    name = Path("outputs") / config.task.name / f"{stamp}_seed{config.seed}"
+    name = Path("outputs") / config.task.name / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_seed{config.seed}"
     with resumed_run(resumed) if resumed else new_run(config.output, name) as directory:
         trainer = Experiment(
             config, with_latency(config.task, config.latency), config.policy, config.algorithm, directory,

@@ -46,6 +46,7 @@ class Outcome:
     metrics: dict[str, Tensor] = field(default_factory=dict)  # as in Transition, of all N
     actions: Tensor | None = None
     human: Tensor | None = None
+    has_success: bool = True  # as Transition's
 
 
 class EpisodeEngine(ABC):
@@ -168,6 +169,7 @@ class EpisodeEngine(ABC):
         return Transition(
             self.observe(), outcome.reward, outcome.executed, self.terminated, self.truncated, self.success,
             outcome.metrics, outcome.actions, outcome.human, None if outcome.diverged is None else self.diverged,
+            outcome.has_success,
         )  # fmt: skip
 
     def next_starts(self, ids: Tensor) -> Tensor:

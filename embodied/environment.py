@@ -25,7 +25,8 @@ class Transition:
     A finished environment freezes until its reset: `executed` is False after the step at which its episode ended,
     `reward` is zero there, and `observation` is the true observation after the last executed step, never that of the
     next episode. `terminated`, `truncated` and `success` stay as they were when it ended. `metrics` are quantities of
-    the episode so far, with the unit in their names; NaN where undefined.
+    the episode so far, with the unit in their names; NaN where undefined. Without
+    `has_success` the environment does not define success: `success` is False, and returns are reported instead.
     """
 
     observation: TensorDict  # [N]
@@ -38,6 +39,7 @@ class Transition:
     actions: Tensor | None = None  # [N, K, A] as executed, where a person may take over; None: as given
     human: Tensor | None = None  # [N, K] bool, actions that a person gave
     diverged: Tensor | None = None  # [N] bool, terminated because the simulation blew up; None: never
+    has_success: bool = True
 
     @property
     def done(self) -> Tensor:

@@ -1,5 +1,7 @@
 """Tasks by the name used in configs/task/."""
 
+from embodied.command_line.listing import Needs
+from sims.gym.task import GymTask
 from sims.libero.task import LiberoTask
 from sims.maniskill.task import ManiSkillTask
 from sims.mjcf.task import MjcfTask
@@ -11,6 +13,7 @@ from sims.vehicle.task import RaceTask as VehicleRaceTask
 
 TASKS: dict[str, type] = {
     "libero": LiberoTask,
+    "gym_schema": GymTask,
     "maniskill_schema": ManiSkillTask,
     "quadrotor_hover_schema": HoverTask,
     "quadrotor_track_schema": TrackTask,
@@ -23,3 +26,10 @@ TASKS: dict[str, type] = {
     "vehicle_race_schema": VehicleRaceTask,
     "mjcf_schema": MjcfTask,
 }
+NEEDS: dict[str, Needs] = {
+    "gym": Needs("gym", ("mujoco",), "environments on MuJoCo"),
+    "libero": Needs("libero", ("mujoco", "mujoco_warp", "warp")),
+    "maniskill": Needs("maniskill", ("mani_skill", "sapien")),
+    "robosuite": Needs("robosuite", ("mujoco", "robosuite", "numba", "termcolor")),
+}
+"""What simulators need that the smallest install has not."""

@@ -31,11 +31,16 @@ CURVES = {
 """Metrics to plot, if logged, and the label of their horizontal axis."""
 
 
-def plot_curves(directory: Path, curves: Mapping[str, str], marks: Mapping[str, tuple[float, float, float]]) -> None:
+def plot_curves(
+    directory: Path,
+    curves: Mapping[str, str],
+    marks: Mapping[str, tuple[float, float, float]],
+    measure: str = "success",
+) -> None:
     """Draw metrics of the run in `directory` into its curves.png, one panel each.
 
     `curves` maps names of metrics to the label of their horizontal axis. `marks` are evaluations by label: success rate
-    and its interval, drawn in a panel of their own.
+    (or mean return, as `measure` says) and its interval, drawn in a panel of their own.
     """
     from matplotlib.figure import Figure  # slow to import
 
@@ -49,7 +54,7 @@ def plot_curves(directory: Path, curves: Mapping[str, str], marks: Mapping[str, 
     figure = Figure(figsize=(4.2 * min(panels, COLUMNS), 3.0 * lines), layout="constrained")
     axes = list(figure.subplots(lines, min(panels, COLUMNS), squeeze=False).flat)
     if marks:
-        draw_marks(axes.pop(0), marks)
+        draw_marks(axes.pop(0), marks, measure)
     for axis, (name, points) in zip(axes, series.items(), strict=False):
         axis.plot(*zip(*points, strict=True), color="tab:blue", linewidth=1.2)
         axis.set(title=name, xlabel=curves[name])
@@ -62,12 +67,14 @@ def plot_curves(directory: Path, curves: Mapping[str, str], marks: Mapping[str, 
         figure.savefig(temporary, format="png", dpi=120)
 
 
-def draw_marks(axis: Axes, marks: Mapping[str, tuple[float, float, float]]) -> None:
-    """Draw rates with their intervals (rate, low, high), by label."""
+def draw_marks(axis: Axes, marks: Mapping[str, tuple[float, float, float]], measure: str = "success") -> None:
+    """Draw success rates, or what else `measure` is, with their intervals (rate, low, high), by label."""
     labels = list(reversed(list(marks)))
     for height, label in enumerate(labels):
         rate, low, high = marks[label]
         axis.errorbar(rate, height, xerr=[[max(0.0, rate - low)], [max(0.0, high - rate)]], fmt="o", capsize=3)
     axis.set_yticks(range(len(marks)), labels)
-    axis.set(title="evaluation success, 95% intervals", xlim=(0, 1), ylim=(-0.6, len(marks) - 0.4))
+    axis.set(title=f"evaluation {measure}, 95% intervals", ylim=(-0.6, len(marks) - 0.4))
+    if measure == "success":
+        axis.set_xlim(0, 1)
     axis.grid(alpha=0.3, axis="x")

@@ -1,4 +1,7 @@
-"""Evaluation: every initial state once, deterministic policy, confidence intervals, repeatable."""
+"""Evaluation: every initial state once, deterministic policy, confidence intervals, repeatable.
+
+If the environment does not define success, mean returns take the place of success rates.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from embodied.command_line.progress import Progress
 from embodied.engine import rank
 from embodied.environment import Environment, NumberedStarts, SharedWorlds, Transition
 from embodied.errors import UserError
+from embodied.evaluation.means import difference_interval, mean_interval
 from embodied.policy import Policy
 from embodied.rollout.memory import Memory
 
@@ -44,11 +48,12 @@ def wilson(successes: int, episodes: int, z: float = Z95) -> tuple[float, float]
 
 @dataclass(frozen=True)
 class Gain:
-    """Difference of two success rates on the same episodes, with its interval."""
+    """Difference of two success rates, or mean returns, on the same episodes, with its interval."""
 
     difference: float
     low: float
     high: float
+    measure: str = "success"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +61,8 @@ class EvaluationResult:
     """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts].
 
     `diverged` episodes failed because the simulation blew up. Without numbered initial states no other evaluation has
-    the same episodes: it is not `repeatable`, and has no `step_limit`.
+    the same episodes: it is not `repeatable`, and has no `step_limit`. `returns` [tasks, starts] are the sums
+    of rewards if the environment does not define success, else None.
     """
 
     tasks: tuple[str, ...]
@@ -66,16 +72,22 @@ class EvaluationResult:
     metrics: dict[str, Tensor] = field(default_factory=dict)
     diverged: int = 0
     repeatable: bool = True
+    returns: Tensor | None = None
+
+    @property
+    def measure(self) -> str:
+        """What episodes are measured by: "success" or "return"."""
+        return "success" if self.returns is None else "return"
 
     def summary(self) -> dict[str, Any]:
-        """JSON-ready: success, low, high, metrics, episodes, step_limit and the same for each task.
+        """JSON-ready: success or return, low, high, metrics, episodes, step_limit and the same for each task.
 
         A metric is the mean over the episodes in which it is defined, null if there are none. `diverged` is present
         only if any diverged.
         """
         per_task = [
             {
-                "task": task, **_rate(self.success[row]), **self._means(row),
+                "task": task, **self._measured(row), **self._means(row),
                 "mean_steps": round(float(self.steps[row].float().mean()), 1),
             }
             for row, task in enumerate(self.tasks)
@@ -83,9 +95,16 @@ class EvaluationResult:
         extra = {"diverged": self.diverged} if self.diverged else {}
         extra |= {} if self.repeatable else {"repeatable": False}
         return {
-            **_rate(self.success), **self._means(slice(None)), "step_limit": self.step_limit, **extra,
+            **self._measured(slice(None)), **self._means(slice(None)), "step_limit": self.step_limit, **extra,
             "per_task": per_task,
         }  # fmt: skip
+
+    def _measured(self, rows: int | slice) -> dict[str, Any]:
+        if self.returns is None:
+            return _rate(self.success[rows])
+        values = self.returns[rows]
+        bounds = dict(zip((self.measure, "low", "high"), mean_interval(values), strict=True))
+        return {name: x if math.isfinite(x) else None for name, x in bounds.items()} | {"episodes": values.numel()}
 
     def _means(self, rows: int | slice) -> dict[str, float | None]:
         means = {name: float(values[rows].nanmean()) for name, values in self.metrics.items()}
@@ -97,14 +116,18 @@ class EvaluationResult:
         On the same episodes, paired: adjusted Wald interval (Bonett and Price 2012, J. Educ. Behav. Stat. 37(4),
         section 3): one is added to each kind of discordant pair, so the interval keeps its width where few or no pairs
         differ. On different episodes (not `repeatable`), Newcombe's from both Wilson intervals (1998, Stat. Med. 17,
-        method 10).
+        method 10). Of returns, Student's interval of the paired differences; on different episodes Welch's.
 
         Raises:
             UserError: if the two did not run the same tasks, starts and step limit.
         """
         if (self.tasks, self.success.shape, self.step_limit) != (before.tasks, before.success.shape, before.step_limit):
             raise UserError("expected two evaluations of the same tasks, starts and step limit to compare")
-        if not (self.repeatable and before.repeatable):
+        paired = self.repeatable and before.repeatable
+        if self.returns is not None and before.returns is not None:
+            both = self.returns, before.returns
+            return Gain(*(mean_interval(both[0] - both[1]) if paired else difference_interval(*both)), self.measure)
+        if not paired:
             return _independent_gain(self.success, before.success, z)
         won = int((self.success & ~before.success).sum())
         lost = int((before.success & ~self.success).sum())
@@ -146,7 +169,9 @@ def evaluate(
     schedule = _Schedule(env, starts_per_task)
     shape = (len(env.task_names), starts_per_task)
     success, steps = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.int64)
+    returns, has_success = torch.zeros(shape, dtype=torch.float64), True
     taken = torch.zeros(env.num_envs, dtype=torch.int64)  # control steps of the running episodes
+    earned = torch.zeros(env.num_envs, dtype=torch.float64)  # their rewards
     metrics: dict[str, Tensor] = {}
     free = torch.ones(env.num_envs, dtype=torch.bool)
     diverged = 0
@@ -162,6 +187,7 @@ def evaluate(
                 observation = env.reset(there, *numbers)
                 memory.restart(mask)
                 taken[slice(None) if mask is None else mask] = 0
+                earned[slice(None) if mask is None else mask] = 0.0
             actions = act(policy, observation, schedule.running, device, memory)
             chunk = actions[:, : env.contract.executed].to(env.device)
             transition = env.step(chunk)
@@ -170,17 +196,21 @@ def evaluate(
                 watch(env, chunk, replace(transition, executed=counts))
             observation = transition.observation
             taken += transition.executed.sum(1).cpu()
+            earned += transition.reward.detach().sum(1).cpu()
+            has_success = transition.has_success
             free = transition.done.cpu() & schedule.running
             rows = free.nonzero().squeeze(1)
             place = schedule.task_index[rows], schedule.start[rows]
             success[place], steps[place] = transition.success.cpu()[rows], taken[rows]
+            returns[place] = earned[rows]
             diverged += 0 if transition.diverged is None else int(transition.diverged.cpu()[rows].sum())
             for name, values in transition.metrics.items():
                 metrics.setdefault(name, torch.full(shape, math.nan, dtype=torch.float64))
                 metrics[name][place] = values.cpu()[rows].double()
             bar.update(len(rows))
     limit = env.step_limit if isinstance(env, NumberedStarts) else None
-    return EvaluationResult(tuple(env.task_names), success, steps, limit, metrics, diverged, numbered)
+    told = None if has_success else returns
+    return EvaluationResult(tuple(env.task_names), success, steps, limit, metrics, diverged, numbered, told)
 
 
 def compare(

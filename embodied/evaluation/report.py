@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -109,7 +110,7 @@ class Report:
     def write(self, directory: str | Path, curves: Mapping[str, str]) -> None:
         """Write report.json, report.md and curves.png into the run's `directory`; `curves`: see `plot_curves`."""
         directory = Path(directory)
-        plot_curves(directory, curves, self._marks())
+        plot_curves(directory, curves, self._marks(), self._measure())
         record = self.to_dict()
         for name, text in (("report.json", json.dumps(record, indent=2) + "\n"), ("report.md", self._page(directory))):
             with complete_or_absent(directory / name) as temporary:
@@ -128,7 +129,9 @@ class Report:
         following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory), self.exportable))]
         where = f"Report: {_from_here(Path(directory) / 'report.md')}"
         notes = [f"  {note}" for note in self.notes]
-        return "\n".join([f"{self.task}, success [95% interval]:", *rows, *gains, *assets, *notes, where, *following])
+        return "\n".join(
+            [f"{self.task}, {self._measure()} [95% interval]:", *rows, *gains, *assets, *notes, where, *following]
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far, as a tree for the checkpoint."""
@@ -144,11 +147,15 @@ class Report:
         place = {stage: order.index(BASELINE if stage.startswith(BASELINE) else stage) for stage, _ in self.results}
         return dict(sorted(self.results.items(), key=lambda item: (item[0][1], place[item[0][0]])))
 
+    def _measure(self) -> str:
+        return next((result.measure for result in self.results.values()), "success")
+
     def _marks(self) -> dict[str, tuple[float, float, float]]:
         marks = {}
         for (stage, distribution), result in self._ordered().items():
             row = result.summary()
-            marks[f"{title(stage)} on {distribution}"] = (row["success"], row["low"], row["high"])
+            told = (row[name] for name in (result.measure, "low", "high"))
+            marks[f"{title(stage)} on {distribution}"] = tuple(math.nan if x is None else x for x in told)
         return marks
 
     def _page(self, directory: Path) -> str:
@@ -167,7 +174,7 @@ class Report:
 
     def _rates(self) -> str:
         metrics = list(dict.fromkeys(name for result in self.results.values() for name in result.metrics))
-        header = ["stage", "distribution", "success [95% interval]", *metrics, "episodes", "step limit"]
+        header = ["stage", "distribution", f"{self._measure()} [95% interval]", *metrics, "episodes", "step limit"]
         rows = []
         for (stage, distribution), result in self._ordered().items():
             row = result.summary()
@@ -305,7 +312,15 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def told(row: Mapping[str, Any]) -> str:
+    """What a summary says of success, or of returns, with its interval, and which of the two it is."""
+    return f"{'return' if 'return' in row else 'success'} {_rate(row)}"
+
+
 def _rate(row: Mapping[str, Any]) -> str:
+    if "return" in row:
+        bounds = "" if row["low"] is None else f" [{row['low']:.4g}, {row['high']:.4g}]"
+        return f"{row['return']:.4g}{bounds}"
     return f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
 
 
@@ -323,4 +338,6 @@ def _number(value: float | None) -> str:
 
 
 def _points(gain: Gain) -> str:
+    if gain.measure == "return":
+        return f"return {gain.difference:+.4g} [{gain.low:+.4g}, {gain.high:+.4g}]"
     return f"{100 * gain.difference:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"

@@ -89,7 +89,12 @@ def compare(runs: Sequence[BackEndRun], spec: TensorSpec) -> list[dict[str, Any]
     Each has its summary (None for a replayed recording), the paired gap to the first in success and in every common
     metric on the common episodes, the discrepancy of actions (of a recording: from the recorded ones) and quantiles of
     the latency.
+
+    Raises:
+        UserError: if success is not defined.
     """
+    if any(run.result is not None and run.result.returns is not None for run in runs):
+        raise UserError("sim_to_real compares success rates, which this task does not define; set task.success_return")
     reference = runs[0]
     rows = []
     for run in runs:

@@ -31,10 +31,14 @@ MARGIN, BORDER, STRIP = 4, 3, 26  # pixels
 
 @dataclass(frozen=True, eq=False)
 class Film:
-    """N episodes: `frames` [T, N, height, width, 3], constant after its episode's end, and `success` [T, N] so far."""
+    """N episodes: `frames` [T, N, height, width, 3], constant after its episode's end, and `success` [T, N] so far.
+
+    Without `has_success` it is undefined.
+    """
 
     frames: Frames
     success: NDArray[np.bool_]
+    has_success: bool = True
 
 
 def film(
@@ -60,6 +64,7 @@ def film(
     observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs, env.device)
     running = torch.ones(env.num_envs, dtype=torch.bool)
     won = torch.zeros_like(running)
+    has_success = True
     frames, success, chunks, changed = [render(np.arange(env.num_envs))], [won.numpy()], 0, torch.zeros_like(running)
     while running.any():
         actions = act(policy, observation, running, device, memory)[:, :executed]
@@ -67,6 +72,7 @@ def film(
             transition = env.step(part)
             chunks, changed, won = chunks + 1, changed | running, won | transition.success.cpu()
             observation, running = transition.observation, running & ~transition.done.cpu()
+            has_success = transition.has_success
             if chunks % stride == 0 or not running.any():
                 frames.append(frames[-1].copy())
                 rows = changed.nonzero().squeeze(1).numpy()
@@ -75,7 +81,7 @@ def film(
                 changed = torch.zeros_like(running)
             if not running.any():
                 break
-    return Film(np.stack(frames), np.stack(success))
+    return Film(np.stack(frames), np.stack(success), has_success)
 
 
 def tile(films: Mapping[str, Film], titles: Sequence[str] = ()) -> Frames:
@@ -128,7 +134,7 @@ def _row(caption: str, film: Film, length: int) -> Frames:
     pictures = []
     for frames, success in zip(film.frames, film.success, strict=True):
         tiles = np.concatenate([_framed(frame, won) for frame, won in zip(frames, success, strict=True)], 1)
-        text = f"{caption}   {success.sum()} of {len(success)}"
+        text = f"{caption}   {success.sum()} of {len(success)}" if film.has_success else caption
         pictures.append(np.concatenate((_strip([text], tiles.shape[1], STRIP, 16), tiles)))
     return np.stack(pictures + pictures[-1:] * (length - len(pictures)))
 

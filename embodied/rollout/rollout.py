@@ -70,6 +70,7 @@ class Rollout:
     policy_s: float = 0.0
     episode_return: Tensor | None = None  # [T, N] sum of the episode's rewards up to and including this decision
     episode_steps: Tensor | None = None  # [T, N] control steps, likewise
+    has_success: bool = True  # False: the environment does not define it
 
     def next_observation(self) -> TensorDict:
         """The true observation after every decision [T, N], a copy."""
@@ -101,10 +102,11 @@ class Rollout:
         return int(self.executed.sum())
 
     def ended(self) -> dict[str, float]:
-        """Means over the episodes that ended here: success, episode_return, episode_steps; empty if none did."""
+        """Means over the episodes that ended here: success (if defined), episode_return, episode_steps; else empty."""
         if self.episode_return is None or self.episode_steps is None or not self.done.any():
             return {}
-        found = {"success": self.success, "episode_return": self.episode_return, "episode_steps": self.episode_steps}
+        found = {"success": self.success} if self.has_success else {}
+        found |= {"episode_return": self.episode_return, "episode_steps": self.episode_steps}
         return {name: float(values[self.done].double().mean()) for name, values in found.items()}
 
 
@@ -178,7 +180,7 @@ class Collector:
 
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` chunks in every environment; finished ones restart before the next chunk."""
-        rows, finals, diverged = _Rows(decisions, self.storage, self.folder), [], 0
+        rows, finals, diverged, has_success = _Rows(decisions, self.storage, self.folder), [], 0, True
         simulation_s = policy_s = 0.0
         for t in range(decisions):
             started = time.perf_counter()
@@ -198,12 +200,12 @@ class Collector:
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
             rows.put(t, _row(decision, transition))
-            diverged += _diverged(transition)
+            diverged, has_success = diverged + _diverged(transition), transition.has_success
         there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
             **rows.tensors(), last_observation=cast(TensorDict, self.observation).clone().to(there),
-            task_index=self.env.task_index.clone(),
-            diverged=diverged, policy_version=self.version, simulation_s=simulation_s - policy_s, policy_s=policy_s,
+            task_index=self.env.task_index.clone(), diverged=diverged, has_success=has_success,
+            policy_version=self.version, simulation_s=simulation_s - policy_s, policy_s=policy_s,
             final_rows=torch.cat([place for place, _ in finals]).to(there) if finals else None,
             final_observation=TensorDict.cat([seen for _, seen in finals]).to(there) if finals else None,
         )  # fmt: skip

@@ -29,7 +29,7 @@ from embodied.environment import Environment, NumberedStarts, Restorable, Switch
 from embodied.errors import UserError
 from embodied.evaluation.curves import CURVES
 from embodied.evaluation.evaluation import evaluate
-from embodied.evaluation.report import BASELINE, Report, title
+from embodied.evaluation.report import BASELINE, Report, title, told
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Collector, Storage, first_decisions
@@ -255,7 +255,7 @@ class Experiment(SavedRun):
         with Progress("RL", total, "step", initial=done) as bar:
             while self.counters["env_steps"] < total:
                 ended = self._iterate(steps, parts)
-                note = f"success {ended['success']:.0%}" if ended else ""
+                note = _note(ended)
                 bar.update(min(total, self.counters["env_steps"]) - bar.done, note)
                 self._keep(parts, self.counters["iteration"] % self.config.checkpoint_every == 0)
         if not self.counters["rl_checkpoint"]:
@@ -330,8 +330,7 @@ class Experiment(SavedRun):
             ):  # fmt: skip
                 result = evaluate(env, policy, starts_per_task=starts, device=self.device, progress=label)
             self.report.add(stage, distribution, result)
-            row = result.summary()
-            log.info(f"{label}: success {row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]")
+            log.info(f"{label}: {told(result.summary())}")
 
     @contextmanager
     def _evaluation_env(self, distribution: str, parts: dict[str, Any]) -> Iterator[Environment]:
@@ -369,3 +368,10 @@ class Experiment(SavedRun):
         self.report.env_steps, self.report.episodes = self.counters["env_steps"], self.counters["episodes"]
         self.report.wall_s, self.report.cpu_s = self.timer.seconds, self.counters["cpu_s"]
         self.report.write(self.directory, CURVES)
+
+
+def _note(ended: dict[str, float]) -> str:
+    """What a progress bar says of the episodes that `ended`."""
+    if "success" in ended:
+        return f"success {ended['success']:.0%}"
+    return f"return {ended['episode_return']:.4g}" if ended else ""

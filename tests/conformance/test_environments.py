@@ -12,6 +12,7 @@ from embodied.contract import Contract
 from embodied.deployment.latency import LatencyConfig, LatencyEnvironment
 from embodied.environment import NumberedStarts, Restorable
 from embodied.saving.tree import load_tree, save_tree
+from sims.gym.environment import GymEnvironment
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
@@ -112,6 +113,10 @@ def mjcf(name: str, sim: str = "mujoco") -> Callable[..., MjcfEnvironment]:
     return make
 
 
+def pendulum(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> GymEnvironment:
+    return GymEnvironment(num_envs, "Pendulum-v1", executed=executed, step_limit=step_limit, seed=seed)
+
+
 # A new environment is a row here: what makes it, for `num_envs`, `executed` (K), `step_limit` and `seed`.
 ENVIRONMENTS = {
     "engine": counter,
@@ -129,6 +134,7 @@ ENVIRONMENTS = {
     "robosuite lift": robosuite(shaped=True),
     **{f"mjcf {name}": mjcf(name) for name in SHIPPED},
     "mjcf cartpole, warp": mjcf("cartpole", "mjwarp"),
+    "gym": pendulum,
     **{f"vehicle {goal}": vehicle(goal) for goal in ("navigate", "race")},
 }
 

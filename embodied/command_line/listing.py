@@ -1,0 +1,72 @@
+"""All tasks by simulator, as `train.py list=tasks` tells them: what each is, what it needs, whether that is here."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from embodied.command_line.combinations import CONFIGS
+
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a simulator needs beyond the smallest install: an `extra`, which brings `modules`, for tasks `of` a kind."""
+
+    extra: str
+    modules: tuple[str, ...]
+    of: str = ""
+
+    def told(self) -> str:
+        """The extra, whether it is installed, and how to install it."""
+        missing = [name for name in self.modules if find_spec(name) is None]
+        state = f"not installed: pip install 'embodied-rl[{self.extra}]'" if missing else "installed"
+        return f"extra {self.extra}{f' for {self.of}' if self.of else ''}, {state}"
+
+
+def tasks(classes: Mapping[str, type], needs: Mapping[str, Needs]) -> str:
+    """The tasks of configs/task/, grouped by the package of their class of `classes`, with what that `needs`."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    heads: dict[str, str] = {}
+    for path in sorted((CONFIGS / "task").glob("*.yaml")):
+        made = classes[_schema(path, classes)]
+        simulator = made.__module__.split(".")[-2]
+        found.setdefault(simulator, []).append((path.stem, _described(path)))
+        heads[simulator] = _head(simulator, made, needs.get(simulator))
+    width = max(len(name) for listed in found.values() for name, _ in listed)
+    lines = []
+    for simulator, listed in sorted(found.items()):
+        told = (textwrap.shorten(text, WIDTH - width - 4, placeholder=" ...") for _, text in listed)
+        rows = [f"  {name:{width}}  {text}" for (name, _), text in zip(listed, told, strict=True)]
+        lines += [heads[simulator], *rows, ""]
+    return "\n".join([*lines, "python train.py task=NAME trains one; --help task=NAME tells its options."])
+
+
+def _head(simulator: str, made: type, needs: Needs | None) -> str:
+    assets = made().asset_kind
+    told = [needs.told() if needs else "needs nothing more", *([f"{assets} assets found"] if assets else [])]
+    return f"{simulator} ({'; '.join(told)})"
+
+
+def _schema(path: Path, classes: Mapping[str, type]) -> str:
+    """Which of `classes` the file's defaults name."""
+    loaded: Any = OmegaConf.load(path)
+    names = (str(each).partition("@")[0] for each in loaded.defaults)
+    return next(name for name in names if name in classes)
+
+
+def _described(path: Path) -> str:
+    """The first sentence of the comment that the file begins with."""
+    comment = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        comment += [] if "@package" in line else [line.lstrip("# ")]
+    return " ".join(comment).partition(". ")[0].rstrip(".")

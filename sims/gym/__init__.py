@@ -1,0 +1,1 @@
+"""Gymnasium in both directions: its environments as ours, and ours for the libraries that train on its."""

@@ -1,0 +1,187 @@
+"""Any environment of Gymnasium as a vectorised Environment.
+
+Letters in shape comments: N worlds, K executed actions of a chunk, A action dimension, M worlds that begin an episode.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.engine import Outcome, RestorableEngine
+from embodied.errors import UserError
+from embodied.seeding import derive
+from sims.gym.spaces import Actions, Array, Observations, contract
+
+SUCCESS = "is_success", "success"
+"""What a step's info says of success, the first that is there."""
+
+
+class GymEnvironment(RestorableEngine):
+    """N worlds of one Gymnasium environment, stepped one after another. None resets itself: the engine does.
+
+    Initial state `start` is `reset(seed=...)` with a seed made of the environment's name, `split` and `start`. An
+    episode succeeded if the info of its last step says so (`SUCCESS`), or its return reached `success_return`; where
+    neither is there success is not defined, and returns are reported. A world where an observation or a reward is not
+    finite has diverged. A saved state holds the actions of the running episodes, which are taken again.
+
+    Args:
+        num_envs: N.
+        id: as gymnasium.make takes it.
+        options: further arguments of gymnasium.make.
+        split: "train" or "eval": seeds of their own.
+        executed: K, actions of a chunk, all of which are executed.
+        step_limit: control steps after which an episode is truncated; the environment's own if None.
+        control_dt_s: time between actions; what the environment says if None.
+        action_limit: bounds action elements that the environment does not.
+        success_return: an episode with at least this return succeeded.
+        seed: which initial states an unnamed reset takes.
+
+    Raises:
+        UserError: for an environment that is not there, or cannot be used.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        id: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        split: str = "train",
+        executed: int = 1,
+        step_limit: int | None = None,
+        control_dt_s: float | None = None,
+        action_limit: float | None = None,
+        success_return: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.id, self.split, self.success_return = id, split, success_return
+        self.has_success = success_return is not None
+        first = make(id, step_limit, options)
+        described = contract(first, executed, control_dt_s, action_limit)
+        super().__init__(described, num_envs, limit(first), task_names=(id,), seed=seed)
+        self.worlds = [first, *(make(id, step_limit, options) for _ in range(num_envs - 1))]
+        self._actions = Actions(first.action_space, action_limit, id)
+        self._seen = Observations(first.observation_space, num_envs)
+        self._taken_actions: list[list[Array]] = [[] for _ in self.worlds]
+        self._returns = np.zeros(num_envs)
+
+    def begin(self, ids: Tensor, starts: Tensor) -> None:
+        """Reset the worlds with the seeds of `starts`."""
+        for row, start in zip(ids.tolist(), starts.tolist(), strict=True):
+            observation, _ = self.worlds[row].reset(seed=derive(start, self.id, self.split) % (1 << 31))
+            if not self._seen.read(row, observation):
+                raise UserError(f"{self.id} begins with an observation that is not finite, initial state {start}")
+            self._taken_actions[row], self._returns[row] = [], 0.0
+
+    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+        """Step each world as far as its chunk and its episode go."""
+        chosen = self._actions.chosen(actions.detach().numpy())
+        reward, executed = np.zeros(chosen.shape[:2], dtype=np.float32), np.zeros(chosen.shape[:2], dtype=bool)
+        flags = np.zeros((4, self.num_envs), dtype=bool)
+        for row, count in enumerate(left.tolist()):
+            if count:
+                earned, flags[:, row] = self._run(row, chosen[row, :count])
+                reward[row, : len(earned)], executed[row, : len(earned)] = earned, True
+        ran, (terminated, truncated, success, diverged) = torch.from_numpy(executed), torch.from_numpy(flags)
+        over = terminated | truncated | diverged | (self.steps + ran.sum(1) >= self.step_limit)
+        metrics = {"return": torch.from_numpy(self._returns.copy())} if self.has_success else {}
+        return Outcome(
+            torch.from_numpy(reward), ran, terminated, success & over, truncated, diverged, metrics,
+            has_success=self.has_success,
+        )  # fmt: skip
+
+    def observe(self) -> TensorDict:
+        """What the worlds told last."""
+        seen = {name: torch.from_numpy(buffer).clone() for name, buffer in self._seen.buffers.items()}
+        return TensorDict(seen, batch_size=[self.num_envs])
+
+    def close(self) -> None:
+        """Close the worlds."""
+        for world in self.worlds:
+            world.close()
+
+    def save(self) -> dict[str, Any]:
+        """What was done in the running episodes, and what came of it."""
+        taken = [torch.from_numpy(np.array(actions)) for actions in self._taken_actions]
+        return {"actions": taken, "observation": self.observe().to_dict(), "returns": self._returns.copy()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Do it again.
+
+        Raises:
+            UserError: where something else comes of it.
+        """
+        begun = (self.start >= 0).nonzero().squeeze(1)
+        self.begin(begun, self.start[begun])
+        for row in begun.tolist():
+            if len(taken := state["actions"][row].numpy()):
+                self._run(row, taken)
+        for name, seen in self.observe().items():
+            if not torch.equal(seen[begun], state["observation"][name][begun]):
+                raise UserError(
+                    f"{self.id} is not the same twice: the same seeds and actions lead to another {name}, so its runs "
+                    "cannot be resumed; start a new one"
+                )
+
+    def _run(self, row: int, actions: Array) -> tuple[list[float], tuple[bool, bool, bool, bool]]:
+        """Step world `row` through `actions` until its episode ends.
+
+        Returns rewards, then whether it terminated, was truncated, succeeded so far, and diverged.
+        """
+        world, earned = self.worlds[row], []
+        observation, info, terminated, truncated = None, {}, False, False
+        for action in actions:
+            observation, reward, terminated, truncated, info = world.step(action)
+            earned.append(float(reward))
+            self._taken_actions[row].append(action)
+            if terminated or truncated or not math.isfinite(earned[-1]):
+                break
+        diverged = not (self._seen.read(row, observation) and math.isfinite(earned[-1]))
+        if not math.isfinite(earned[-1]):
+            earned[-1] = 0.0
+        self._returns[row] += sum(earned)
+        said = next((bool(info[key]) for key in SUCCESS if key in info), None)
+        self.has_success = self.has_success or said is not None
+        enough = None if self.success_return is None else bool(self._returns[row] >= self.success_return)
+        success = bool(said) if enough is None else enough
+        return earned, (bool(terminated), bool(truncated), success, diverged)
+
+
+def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | None = None) -> gymnasium.Env:
+    """One world of environment `id`; "module:Id-v0" imports the module that registers it first.
+
+    Raises:
+        UserError: where it is not there, lacks a package or a time limit, resets itself, or refuses `options`.
+    """
+    try:
+        world = gymnasium.make(id, max_episode_steps=step_limit, disable_env_checker=True, **(options or {}))
+    except gymnasium.error.UnregisteredEnv as error:
+        near = difflib.get_close_matches(id.rpartition(":")[2], gymnasium.registry, n=4)
+        hint = f"did you mean {', '.join(near)}?" if near else "one of another package is named module:Id-v0"
+        raise UserError(f"Gymnasium knows no environment {id!r}; {hint}") from error
+    except (gymnasium.error.Error, ImportError, TypeError) as error:
+        raise UserError(f"{id} cannot be made: {error}") from error
+    layer = world
+    while isinstance(layer, gymnasium.Wrapper):
+        if isinstance(layer, gymnasium.wrappers.Autoreset):
+            raise UserError(f"{id} resets itself, which hides how episodes end; register it without Autoreset")
+        layer = layer.env
+    if world.spec is None or world.spec.max_episode_steps is None:
+        raise UserError(f"{id} has no time limit; set task.step_limit")
+    return world
+
+
+def limit(world: gymnasium.Env) -> int:
+    """Control steps after which an episode of `world`, one of `make`, is truncated."""
+    assert world.spec is not None
+    assert world.spec.max_episode_steps is not None
+    return world.spec.max_episode_steps

@@ -1,0 +1,134 @@
+"""Gymnasium's spaces as our contract, and what worlds give as buffers of it.
+
+Letters in shape comments: N worlds, K executed actions of a chunk, A action dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces.utils import flatdim, flatten
+from numpy.typing import NDArray
+
+from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
+
+Array = NDArray[Any]
+ENCODED = (spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+"""Spaces of which observations are read as Gymnasium flattens them: a choice is a one among zeros."""
+
+
+class Observations:
+    """Observations of N worlds in `space`: by name, nested ones as "outer.inner"; a single one is "observation".
+
+    Images of three colours are uint8 with their name for a camera, other uint8 stays as it is, all else is float32.
+
+    Raises:
+        UserError: for spaces of which nothing fixed can be read.
+    """
+
+    def __init__(self, space: spaces.Space, count: int) -> None:
+        self._parts = list(_parts(space, ()))
+        self.specs = {".".join(path) or "observation": _spec(path, part) for path, part in self._parts}
+        self.buffers = {
+            name: np.zeros((count, *spec.shape), dtype=spec.dtype) for name, spec in self.specs.items()
+        }  # [N, ...] each
+
+    def read(self, row: int, observation: Any) -> bool:  # noqa: ANN401 - nested as its space is
+        """Take up the observation of world `row`; where a number is not finite, keep the last one and return False."""
+        values = []
+        for path, space in self._parts:
+            value = observation
+            for key in path:
+                value = value[key]
+            values.append(flatten(space, value) if isinstance(space, ENCODED) else np.asarray(value))
+        if not all(np.isfinite(value).all() for value in values):
+            return False
+        for buffer, value in zip(self.buffers.values(), values, strict=True):
+            buffer[row] = value.reshape(buffer.shape[1:])
+        return True
+
+
+class Actions:
+    """Actions in `space`: those of a box, flat, within its limits; of n choices the one with the highest score.
+
+    `limit` bounds elements that the space does not. `name` is the environment's, for messages.
+
+    Raises:
+        UserError: for elements without limits, and for other spaces.
+    """
+
+    def __init__(self, space: spaces.Space, limit: float | None, name: str) -> None:
+        self.space = space
+        if isinstance(space, spaces.Discrete):
+            count = int(space.n)
+            self.low, self.high = -np.ones(count, dtype=np.float32), np.ones(count, dtype=np.float32)
+            names = tuple(f"choice_{space.start + index}" for index in range(count))
+        elif isinstance(space, spaces.Box):
+            self.low, self.high = (_limited(bound, limit, name) for bound in (space.low, space.high))
+            names = tuple(f"action_{index}" for index in range(len(self.low)))
+        else:
+            raise UserError(f"{name} takes actions in {space}; expected a Box or Discrete: wrap it in one")
+        self.spec = TensorSpec((len(names),), names=names, low=tuple(self.low.tolist()), high=tuple(self.high.tolist()))
+
+    def chosen(self, actions: Array) -> Array:
+        """What worlds take for `actions` [N, K, A]: [N, K, ...]."""
+        if isinstance(self.space, spaces.Discrete):
+            return actions.argmax(-1) + self.space.start
+        clipped = actions.clip(self.low, self.high).astype(self.space.dtype, copy=False)
+        return clipped.reshape(*actions.shape[:2], *(self.space.shape or ()))
+
+
+def contract(
+    world: gymnasium.Env, executed: int = 1, control_dt_s: float | None = None, action_limit: float | None = None
+) -> Contract:
+    """What policies read and command in `world`: chunks of K actions, all of which are executed.
+
+    Where `control_dt_s` is None it is what the world calls `dt`, else the inverse of its `render_fps`.
+
+    Raises:
+        UserError: where that is not told, or its spaces cannot be read.
+    """
+    name = world.spec.id if world.spec else str(world)
+    rate_hz = world.metadata.get("render_fps")
+    dt_s = control_dt_s or getattr(world.unwrapped, "dt", None) or (1.0 / rate_hz if rate_hz else None)
+    if dt_s is None:
+        raise UserError(f"{name} does not tell the time between its steps; set task.control_dt_s")
+    specs = Observations(world.observation_space, 0).specs
+    action = Actions(world.action_space, action_limit, name).spec
+    return Contract(specs, action, round(float(dt_s), 9), horizon=executed, executed=executed)
+
+
+def _parts(space: spaces.Space, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], spaces.Space]]:
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            yield from _parts(part, (*path, key))
+    else:
+        yield path, space
+
+
+def _spec(path: tuple[str, ...], space: spaces.Space) -> TensorSpec:
+    if isinstance(space, ENCODED):
+        return TensorSpec((flatdim(space),))
+    if not isinstance(space, spaces.Box) or 0 in space.shape:
+        what = f"observation {'.'.join(path)!r}" if path else "the observation"
+        raise UserError(f"{what} is in {space}; expected a Box, a discrete space or a Dict of them: wrap it in one")
+    shape = space.shape or (1,)
+    if space.dtype == np.uint8:
+        picture = len(shape) == 3 and shape[-1] == 3
+        return TensorSpec(shape, "uint8", camera=(".".join(path) or "observation") if picture else "")
+    low, high = (tuple(map(float, np.ravel(bound))) for bound in (space.low, space.high))
+    bounded = len(shape) == 1 and all(map(math.isfinite, (*low, *high)))
+    return TensorSpec(shape, low=low if bounded else (), high=high if bounded else ())
+
+
+def _limited(bound: Array, limit: float | None, name: str) -> Array:
+    flat = np.asarray(bound, dtype=np.float32).ravel()
+    if limit is None and not np.isfinite(flat).all():
+        raise UserError(f"actions of {name} have no limits; set task.action_limit")
+    return np.where(np.isfinite(flat), flat, np.sign(flat) * np.float32(limit or 0.0))

@@ -1,0 +1,120 @@
+"""Environments of Gymnasium as something a run can train on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embodied.command_line.config import at_least
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.evaluation.video import Frames, film, tile, write_video
+from embodied.policy import Policy
+from sims.gym.environment import GymEnvironment, make
+from sims.gym.spaces import contract
+
+FILMED = 4
+"""Episodes in a video."""
+
+
+@dataclass
+class GymTask:
+    """One environment of Gymnasium, or of any package that registers its own there.
+
+    `id` is what gymnasium.make takes; `module:Id-v0` imports the module that registers it first. `options` are further
+    arguments of gymnasium.make, {name:value}. Chunks have `executed` actions. An episode is truncated after
+    `step_limit` steps; the environment's own limit if null. `control_dt_s` is the time between actions, `action_limit`
+    bounds elements of an action, where the environment does not say. `success_return` is a return from which on an
+    episode counts as succeeded, in place of what the environment says.
+    """
+
+    name: str = "gym"
+    id: str = "Pendulum-v1"
+    options: Any = None
+    executed: int = 1
+    step_limit: int | None = None
+    control_dt_s: float | None = None
+    action_limit: float | None = None
+    success_return: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes, and options that are no arguments."""
+        if not isinstance(self.options, Mapping | None):
+            raise UserError(f"expected task.options={{name:value}}, got {self.options!r}")
+        at_least(self, 1, "executed")
+        if self.step_limit is not None:
+            at_least(self, 1, "step_limit")
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """The environment's own."""
+        return (self.id,)
+
+    @property
+    def asset_kind(self) -> None:
+        """The environment brings what it needs."""
+        return
+
+    def contract(self, distribution: str) -> Contract:
+        """That of the environment's spaces.
+
+        Raises:
+            UserError: for an unknown distribution, or an environment that cannot be used.
+        """
+        self._check(distribution)
+        world = make(self.id, self.step_limit, self.options)
+        found = contract(world, self.executed, self.control_dt_s, self.action_limit)
+        world.close()
+        return found
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> GymEnvironment:
+        """Make environments, on the CPU; the splits "train" and "eval" have seeds of their own.
+
+        Raises:
+            UserError: for an unknown distribution, or an environment that cannot be used.
+        """
+        self._check(distribution)
+        return self._environment(num_envs, split, seed, self.options)
+
+    def demonstrations(self, directory: Path, seed: int) -> None:
+        """There are none: policies begin from nothing."""
+        return
+
+    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+        """Film each policy, by caption, from the same starts, as the environment renders itself.
+
+        Raises:
+            UserError: where it cannot.
+        """
+        env = self._environment(FILMED, "eval", 0, {**(self.options or {}), "render_mode": "rgb_array"})
+
+        def render(ids: NDArray[np.int64]) -> Frames:
+            try:
+                return np.stack([np.asarray(env.worlds[row].render(), dtype=np.uint8) for row in ids.tolist()])
+            except Exception as error:  # graphics libraries raise what they like
+                raise UserError(f"{self.id} cannot be rendered here ({error}); use video=false") from error
+
+        films = {
+            caption: film(env, policy, torch.arange(FILMED), render, device) for caption, policy in policies.items()
+        }
+        write_video(path, tile(films), 1.0 / (env.contract.control_dt_s * self.executed))
+        env.close()
+
+    def _environment(self, num_envs: int, split: str, seed: int, options: Mapping[str, Any] | None) -> GymEnvironment:
+        return GymEnvironment(
+            num_envs, self.id, options=options, split=split, executed=self.executed, step_limit=self.step_limit,
+            control_dt_s=self.control_dt_s, action_limit=self.action_limit, success_return=self.success_return,
+            seed=seed,
+        )  # fmt: skip
+
+    def _check(self, distribution: str) -> None:
+        if distribution != self.id:
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {self.id}")

@@ -1,0 +1,49 @@
+"""What train.py list=tasks tells."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import train
+from embodied.command_line import program
+from embodied.command_line.config import names
+from embodied.command_line.listing import Needs, tasks
+from sims.registry import NEEDS, TASKS
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def told(capsys) -> str:
+    assert program.main(train.run, train.describe, ["list=tasks"]) == 0
+    return capsys.readouterr().out
+
+
+def test_every_task_is_told_on_one_line_under_its_simulator(told):
+    for name in names("task", train.GROUPS):
+        assert len(re.findall(rf"^  {name}  +[A-Z].{{20,}}$", told, re.MULTILINE)) == 1, name
+    assert max(map(len, told.splitlines())) <= 120
+    simulator, head = {}, ""
+    for line in told.splitlines():
+        if line.startswith("  "):
+            simulator[line.split()[0]] = head
+        else:
+            head = line.split(" ")[0]
+    assert simulator["gym_pusher"] == "gym"
+    assert simulator["quadrotor_swarm"] == "swarm"
+    assert simulator["vehicle_race"] == "vehicle"
+
+
+def test_what_is_needed_is_told_and_whether_it_is_here(told):
+    assert "vehicle (needs nothing more)" in told
+    assert re.search(r"^libero \(extra libero, installed; (official|stand-in) assets found\)$", told, re.MULTILINE)
+    missing = tasks(TASKS, {"libero": Needs("libero", ("nowhere_at_all",), "some tasks")})
+    assert "libero (extra libero for some tasks, not installed: pip install 'embodied-rl[libero]'; " in missing
+
+
+def test_extras_that_are_named_exist():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {needs.extra for needs in NEEDS.values()} <= extras.keys()
+    assert NEEDS.keys() <= {made.__module__.split(".")[1] for made in TASKS.values()}

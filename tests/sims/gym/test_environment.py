@@ -1,0 +1,170 @@
+"""Worlds of Gymnasium as ours, beside Gymnasium's own loop."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from embodied.errors import UserError
+from embodied.saving.tree import load_tree, save_tree
+from embodied.seeding import derive
+from sims.gym.environment import GymEnvironment, make
+from tests.sims.gym import worlds
+
+
+def line(num_envs: int = 3, **options) -> GymEnvironment:
+    given = {name: options.pop(name) for name in ("spread", "told", "broken_at", "seeded") if name in options}
+    return GymEnvironment(num_envs, "Line-v0", options=given, **options)
+
+
+def chunks(env: GymEnvironment, seed: int = 0) -> torch.Tensor:
+    """Actions [N, K, A], also beyond the limits; the first world stands still."""
+    shape = env.num_envs, env.contract.executed, *env.contract.action.shape
+    drawn = 2.0 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return drawn * (torch.arange(env.num_envs) > 0).view(-1, 1, 1)
+
+
+def test_the_contract_names_what_gymnasium_tells():
+    contract = line(executed=2, control_dt_s=0.02).contract
+    seen = contract.observation
+    assert list(seen) == ["camera", "inner.bounded", "mode", "state"]
+    assert (seen["camera"].dtype, seen["camera"].camera) == ("uint8", "camera")
+    assert (seen["state"].dtype, seen["state"].shape, seen["state"].low) == ("float32", (2,), ())
+    assert (seen["inner.bounded"].low, seen["inner.bounded"].high) == ((-5.0,), (5.0,))
+    assert seen["mode"].shape == (3,)
+    assert (contract.action.low, contract.action.high) == ((-1.0, -2.0), (1.0, 2.0))
+    assert (contract.control_dt_s, contract.horizon, contract.executed) == (0.02, 2, 2)
+    assert line().contract.control_dt_s == 0.1  # of render_fps
+    assert GymEnvironment(1, "Pendulum-v1").contract.control_dt_s == 0.05  # of dt
+
+
+def test_every_episode_is_that_of_gymnasiums_own_loop():
+    # To the true end, clipped, and not a step further.
+    env = line(executed=4)
+    first = env.reset(starts=torch.tensor([7, 8, 9]))
+    made = [env.step(chunks(env, seed)) for seed in range(2)]
+    actions = torch.cat([chunks(env, seed) for seed in range(2)], 1).numpy()
+    lengths = []
+    for row in range(3):
+        world = gymnasium.make("Line-v0")
+        seen, _ = world.reset(seed=derive(7 + row, "Line-v0", "train") % 2**31)
+        assert first["state"][row].tolist() == pytest.approx(seen["state"].tolist())
+        rewards, done = [], False
+        while not done:
+            action = actions[row, len(rewards)].astype(np.float64).reshape(2, 1)
+            clipped = action.clip(world.action_space.low, world.action_space.high)
+            seen, reward, terminated, truncated, info = world.step(clipped)
+            rewards.append(reward)
+            done = terminated or truncated
+        last = made[-1]
+        found = torch.cat([each.reward[row][each.executed[row]] for each in made])
+        assert found.tolist() == pytest.approx(rewards)
+        assert (bool(last.terminated[row]), bool(last.truncated[row])) == (terminated, truncated and not terminated)
+        assert bool(last.success[row]) == info["is_success"]
+        assert last.observation["state"][row].tolist() == pytest.approx(seen["state"].tolist())
+        assert (last.observation["camera"][row] == len(rewards)).all()
+        assert last.observation["mode"][row].argmax() == seen["mode"] - 1
+        assert last.observation["inner.bounded"][row].tolist() == pytest.approx(seen["inner"]["bounded"].tolist())
+        lengths.append(len(rewards))
+    assert min(lengths) < 6 == max(lengths)
+
+
+def test_training_and_evaluation_begin_elsewhere():
+    train, eval_ = (line(split=split).reset() for split in ("train", "eval"))
+    assert not (train["state"][:, 0] == eval_["state"][:, 0]).any()
+
+
+def test_success_is_what_the_last_step_says_or_a_return_or_not_defined():
+    right = torch.tensor([[[0.4, 0.0]], [[0.0, 0.0]], [[-0.4, 0.0]]])
+
+    def end(env: GymEnvironment):
+        env.reset()
+        for _ in range(6):
+            transition = env.step(right)
+            assert (transition.success <= transition.done).all()
+        return transition
+
+    said = end(line(spread=0.0, told="success"))
+    assert said.success.tolist() == [True, False, False]
+    assert said.has_success
+    assert said.metrics["return"].tolist() == pytest.approx([-8.4, 0.0, -8.4])
+    enough = end(line(spread=0.0, success_return=-1.0))
+    assert (enough.success.tolist(), enough.has_success) == ([False, True, False], True)
+    unknown = end(line(spread=0.0, told=None))
+    assert (unknown.success.tolist(), unknown.has_success, unknown.metrics) == ([False] * 3, False, {})
+
+
+def test_numbers_that_are_not_finite_end_an_episode_and_are_not_seen(caplog):
+    env = line(broken_at=3)
+    env.reset()
+    for _ in range(3):
+        broken = env.step(torch.zeros(3, 1, 2))
+    assert broken.diverged.all()
+    assert broken.terminated.all()
+    assert torch.equal(broken.observation["state"][:, 1], torch.full((3,), 2.0))
+    assert "diverged in Line-v0" in caplog.text
+
+
+def test_the_highest_score_is_chosen():
+    env = GymEnvironment(3, "Choices-v0", step_limit=5, control_dt_s=0.1)
+    assert env.contract.action.names == ("choice_-1", "choice_0", "choice_1")
+    env.reset()
+    transition = env.step(torch.tensor([[[0.1, 0.0, -1.0]], [[-0.5, 0.9, 0.0]], [[-0.1, -0.2, 0.3]]]))
+    assert transition.reward.flatten().tolist() == [-1.0, 0.0, 1.0]
+    assert transition.observation["observation"].flatten().tolist() == [99, 100, 101]
+
+
+def test_a_world_that_is_not_the_same_twice_is_not_resumed(tmp_path):
+    for seeded in (True, False):
+        env, other = (line(seeded=seeded, executed=2) for _ in range(2))
+        env.reset()
+        env.step(chunks(env))
+        save_tree(tmp_path / str(seeded), env.state_dict())
+        if seeded:
+            other.load_state_dict(load_tree(tmp_path / str(seeded)))
+        else:
+            with pytest.raises(UserError, match="not the same twice"):
+                other.load_state_dict(load_tree(tmp_path / str(seeded)))
+
+
+@pytest.mark.parametrize(
+    ("id", "options", "said"),
+    [
+        ("Pendulun-v1", {}, "knows no environment 'Pendulun-v1'; did you mean Pendulum-v1"),
+        ("Pendulum-v9", {}, "did you mean Pendulum-v1"),
+        ("nowhere:Thing-v0", {}, "nowhere:Thing-v0 cannot be made: No module named 'nowhere'"),
+        ("Line-v0", {"weight": 1}, "Line-v0 cannot be made: .*unexpected keyword argument 'weight'"),
+    ],
+)
+def test_what_is_not_there_is_one_line(id, options, said):
+    with pytest.raises(UserError, match=said) as caught:
+        make(id, options=options)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_used_says_what_to_do():
+    with pytest.raises(UserError, match=r"no time limit; set task\.step_limit"):
+        make("Choices-v0")
+    with pytest.raises(UserError, match=r"time between its steps; set task\.control_dt_s"):
+        GymEnvironment(1, "Choices-v0", step_limit=5)
+    for space in (spaces.MultiDiscrete([2, 2]), spaces.Text(3)):
+        with pytest.raises(UserError, match="expected a Box or Discrete"):
+            GymEnvironment(1, "Choices-v0", options={"actions": space}, step_limit=5, control_dt_s=0.1)
+    endless = {"actions": spaces.Box(-np.inf, np.inf, (2,))}
+    with pytest.raises(UserError, match=r"no limits; set task\.action_limit"):
+        GymEnvironment(1, "Choices-v0", options=endless, step_limit=5, control_dt_s=0.1)
+    env = GymEnvironment(1, "Choices-v0", options=endless, step_limit=5, control_dt_s=0.1, action_limit=0.5)
+    assert (env.contract.action.low, env.contract.action.high) == ((-0.5, -0.5), (0.5, 0.5))
+
+
+def test_a_world_that_resets_itself_is_refused():
+    def itself() -> gymnasium.Env:
+        return gymnasium.wrappers.Autoreset(worlds.Line())
+
+    gymnasium.register("Itself-v0", itself, max_episode_steps=5)
+    try:
+        with pytest.raises(UserError, match="resets itself"):
+            make("Itself-v0")
+    finally:
+        del gymnasium.registry["Itself-v0"]

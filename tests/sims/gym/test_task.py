@@ -1,0 +1,116 @@
+"""Tasks of Gymnasium: trained, evaluated by returns where success is not defined, filmed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodied.algorithms.ppo import PPOConfig
+from embodied.command_line.config import compose
+from embodied.errors import UserError
+from embodied.evaluation.evaluation import evaluate
+from embodied.evaluation.means import difference_interval, mean_interval
+from embodied.evaluation.report import Report, told
+from embodied.evaluation.sim_to_real import BackEndRun, compare
+from embodied.training.experiment import Experiment, ExperimentConfig
+from embodied.training.logging import Logger
+from embodied.training.loop import train
+from policies.mlp import MLPConfig
+from sims.gym.environment import GymEnvironment
+from sims.gym.task import GymTask
+from tests.sims.gym import worlds
+from train import GROUPS, TrainConfig
+
+UNTOLD = {"told": None}
+
+
+def still(env: GymEnvironment, push: float = 0.0):
+    """A policy that always does the same."""
+    policy = MLPConfig(hidden=[4]).build(env.contract)
+    policy.fit(TensorDict({name: part.float() for name, part in env.reset().items()}, [env.num_envs]), torch.zeros(1))
+    with torch.no_grad():
+        for weight in policy.actor.parameters():
+            weight.zero_()
+        policy.actor[-2].bias.fill_(push)
+    return policy
+
+
+def test_returns_are_told_where_success_is_not_defined(tmp_path):
+    env = GymEnvironment(2, "Line-v0", options=UNTOLD)
+    before, after = evaluate(env, still(env, 0.2), starts_per_task=9), evaluate(env, still(env), starts_per_task=9)
+    starts = [env.reset(starts=torch.tensor([start, 0]))["state"][0, 0] for start in range(9)]
+    assert after.returns is not None
+    assert after.returns[0].tolist() == pytest.approx([-6.0 * abs(float(x)) for x in starts], rel=1e-5)
+    row = after.summary()
+    assert (row["return"], row["low"], row["high"]) == pytest.approx(mean_interval(after.returns))
+    assert "success" not in row
+    assert row["per_task"][0]["return"] == row["return"]
+    gain = after.gain_over(before)
+    assert gain.difference == pytest.approx(float((after.returns - before.returns).mean()))
+    paired = mean_interval(after.returns - before.returns)
+    assert (gain.low, gain.high, gain.measure) == (pytest.approx(paired[1]), pytest.approx(paired[2]), "return")
+    apart = replace(after, repeatable=False).gain_over(before)
+    assert (apart.difference, apart.low, apart.high) == pytest.approx(
+        difference_interval(after.returns, before.returns)
+    )
+    assert told(row).startswith(f"return {row['return']:.4g} [")
+    report = Report("line", None, 0)
+    report.add("start", "Line-v0", before)
+    report.add("rl", "Line-v0", after)
+    with Logger(tmp_path, config={}):
+        pass
+    report.write(tmp_path, {})
+    page = (tmp_path / "report.md").read_text()
+    assert "| return [95% interval] |" in page
+    assert f"RL over start on Line-v0: return {gain.difference:+.4g} [" in page
+    assert "success" not in page
+    assert json.loads((tmp_path / "report.json").read_text())["gains"][0]["measure"] == "return"
+    with pytest.raises(UserError, match="compares success rates"):
+        compare([BackEndRun("simulator", after, {})], env.contract.action)
+
+
+def test_one_episode_has_no_interval():
+    env = GymEnvironment(2, "Line-v0", options=UNTOLD)
+    row = evaluate(env, still(env), starts_per_task=1).summary()
+    assert (row["low"], row["high"]) == (None, None)
+    assert "[" not in told(row)
+
+
+def test_training_tells_returns_and_no_success():
+    env = GymEnvironment(8, "Line-v0", options=UNTOLD)
+    policy = MLPConfig(hidden=[16], initial_std=0.3).build(env.contract)
+    steps = list(train(env, policy, PPOConfig(rollout_length=8, minibatch=32, learning_rate=3e-3), env_steps=6_000))
+    ended = [step.ended for step in steps if step.ended]
+    assert all("success" not in each for each in ended)
+    assert ended[-1]["episode_return"] > ended[0]["episode_return"] + 1.0
+
+
+def test_a_run_from_its_options_to_its_report_and_film(tmp_path):
+    options = ["task=gym", "task.id=tests.sims.gym.worlds:Line-v0", "task.executed=2", "task.options={told:success}"]
+    config = compose(TrainConfig, "train", options, GROUPS)[0]
+    task = config.task
+    assert isinstance(task, GymTask)
+    sizes = ExperimentConfig(num_envs=4, env_steps=64, evaluation_starts=4, evaluation_envs=4, video=True)
+    learner = PPOConfig(rollout_length=4, minibatch=16)
+    Experiment(sizes, task, MLPConfig(hidden=[8]), learner, tmp_path, record={}).run()
+    row = json.loads((tmp_path / "report.json").read_text())["evaluations"][0]
+    assert {"success", "return"} <= row.keys()  # both: the environment says which episodes succeeded
+    assert (tmp_path / "video.mp4").stat().st_size > 0
+
+
+def test_what_cannot_be_filmed_says_so(tmp_path, monkeypatch):
+    def broken(_: object) -> None:
+        raise RuntimeError("no display")
+
+    monkeypatch.setattr(worlds.Line, "render", broken)
+    policy = still(GymEnvironment(2, "Line-v0"))
+    with pytest.raises(UserError, match=r"Line-v0 cannot be rendered here \(no display\); use video=false"):
+        GymTask(id="Line-v0").video(tmp_path / "film.mp4", {"still": policy}, "cpu")
+
+
+@pytest.mark.parametrize("size", ["executed", "step_limit"])
+def test_impossible_sizes_are_refused(size):
+    with pytest.raises(UserError, match=f"expected {size} of at least 1, got 0"):
+        GymTask(**{size: 0})
