@@ -1,6 +1,6 @@
 """What this library adds to another one's simulator: control steps per CPU-second, ours beside the library's own loop.
 
-    python benchmarks/simulators.py [maniskill] [--steps 200] [--runs 7] [--output FILE]
+    python benchmarks/simulators.py [maniskill] [--steps 100] [--runs 7] [--output FILE]
 
 Both loops step as many worlds with the same random actions, alternating in every run; the library's resets where an
 episode ends and keeps nothing. Rates are of CPU time in one thread: the best run of each, which a busy machine disturbs
@@ -36,11 +36,11 @@ class Row:
 
 
 def maniskill(steps: int) -> Row:
-    """PickCube from state, two worlds; the library's loop is over its base environments."""
+    """PickCube from state, eight worlds; the library's loop is over its base environments."""
     from sims.maniskill.environment import ManiSkillEnvironment
     from sims.maniskill.worlds import Options
 
-    options, worlds = Options("PickCube-v1"), 2
+    options, worlds = Options("PickCube-v1"), 8
     env = ManiSkillEnvironment(worlds, options=options)
     bare = [options.make() for _ in range(worlds)]
     shares = 2 * torch.rand(steps, worlds, 7, generator=torch.Generator().manual_seed(0)) - 1
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("simulators", nargs="*", default=list(SIMULATORS), help=", ".join(SIMULATORS))
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)

@@ -10,7 +10,7 @@ from embodied.environment import NumberedStarts, Restorable
 from embodied.errors import UserError
 from embodied.rollout.episodes import EpisodeWriter, read
 from sims.maniskill import vulkan
-from sims.maniskill.contract import flat
+from sims.maniskill.contract import describe, flat
 from sims.maniskill.demonstrations import collect
 from sims.maniskill.environment import BatchedManiSkillEnvironment, ManiSkillEnvironment, seed_of
 from sims.maniskill.task import ManiSkillTask
@@ -19,6 +19,7 @@ from sims.maniskill.worlds import Options
 if find_spec("mani_skill") is None:  # importing it here would be too early: see sims/maniskill/vulkan.py
     pytest.skip("needs the extra maniskill", allow_module_level=True)
 PUSH, PICK = Options("PushCube-v1"), Options("PickCube-v1")
+PRIVATE = {"obj_pose", "tcp_to_obj_pos", "obj_to_goal_pos"}
 
 
 @pytest.fixture(scope="module")
@@ -129,15 +130,43 @@ def test_success_ends_an_episode_with_what_is_true_then(tmp_path: Path):
     assert (last["obj_to_goal_pos"].norm(dim=1) <= 0.025).all()
     assert float(shown.reward[shown.ends - 1].min()) == 1.0
     assert not torch.equal(last["obj_pose"][0], env.reset()["obj_pose"][0])
-    replayed = ManiSkillEnvironment(1, options=Options("PickCube-v1", reward="sparse"), step_limit=100)
+    assert (shown.ends.diff(prepend=torch.zeros(1, dtype=torch.int64)) < 60).all()
+    # In chunks, the episode ends in the middle of the last one.
+    length = int(shown.ends[0])
+    options = Options("PickCube-v1", reward="sparse")
+    replayed = ManiSkillEnvironment(1, options=options, step_limit=100, executed=length + 5)
     replayed.reset(starts=torch.tensor([0]))
-    for action in shown.actions[: int(shown.ends[0])]:
-        transition = replayed.step(action.view(1, 1, -1))
+    chunk_of_all = torch.cat((shown.actions[:length], shown.actions[length - 1 :][:1].expand(5, -1)))
+    transition = replayed.step(chunk_of_all.unsqueeze(0))
+    assert int(transition.executed.sum()) == length
     assert bool(transition.terminated)
     assert bool(transition.success)
-    assert float(transition.reward) == 1.0
+    assert float(transition.reward.sum()) == 1.0
     for each in (env, replayed):
         each.close()
+
+
+def test_episodes_that_fail_are_not_shown(tmp_path: Path):
+    env = ManiSkillEnvironment(1, options=PUSH, step_limit=3)
+    with pytest.raises(UserError, match="0 of 5 episodes succeeded"):  # noqa: SIM117
+        with EpisodeWriter(tmp_path / "shown", env.contract) as writer:
+            collect(writer, env, 1, 0.0, torch.Generator())
+    assert not (tmp_path / "shown").exists()
+    env.close()
+
+
+def test_poses_of_objects_are_privileged_beside_pictures(monkeypatch):
+    # What the library tells beside pictures, of a scene that nobody sees.
+    from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
+
+    world = PICK.make()
+    world._obs_mode, world.obs_mode_struct = "state_dict+rgb", parse_obs_mode_to_struct("state_dict+rgb")
+    monkeypatch.setattr(world, "get_sensor_params", dict)
+    monkeypatch.setattr(world, "_get_obs_sensor_data", lambda *_: {})
+    contract, _ = describe(world)
+    assert {name for name, spec in contract.observation.items() if spec.privileged} == PRIVATE
+    assert world._obs_mode == "state_dict+rgb"
+    world.close()
 
 
 @pytest.mark.parametrize("task", ["StackCube-v1", "PegInsertionSide-v1"])
@@ -239,5 +268,5 @@ def test_pictures_come_with_privileged_poses():
     assert spec.frame == "world"
     assert seen["base_camera_rgb"].float().std() > 5
     private = {name for name, each in env.contract.observation.items() if each.privileged}
-    assert private == {"obj_pose", "tcp_to_obj_pos", "obj_to_goal_pos"}
+    assert private == PRIVATE
     env.close()
