@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,7 +66,53 @@ def maniskill(steps: int) -> Row:
     return Row("ManiSkill PickCube-v1", worlds, ours, theirs)
 
 
-SIMULATORS = {"maniskill": maniskill}
+def mjcf(task: str, worlds: int) -> Callable[[int], Row]:
+    """An MJCF task of ours; the library's loop is one call of `mujoco.rollout` per control step, with its sensors.
+
+    Ours computes observation, reward and endings as well, and restarts what has ended.
+    """
+
+    def make(steps: int) -> Row:
+        import mujoco.rollout
+
+        from sims.mjcf.environment import MjcfEnvironment
+        from sims.mjcf.task import found
+
+        env = MjcfEnvironment(worlds, mdp=found(task), threads=1)
+        low, high = (torch.tensor(each) for each in (env.contract.action.low, env.contract.action.high))
+        shares = 0.4 + 0.2 * torch.rand(steps, worlds, len(low), generator=torch.Generator().manual_seed(0))
+        actions, model, data = low + (high - low) * shares, env.model, mujoco.MjData(env.model)
+        controls, starts = actions.double().numpy(), torch.arange(worlds)
+        env.reset(starts=starts)
+        spec = mujoco.mjtState.mjSTATE_FULLPHYSICS
+        size, substeps = mujoco.mj_stateSize(model, spec), env.mdp.SUBSTEPS
+        first = np.empty((worlds, size))
+        for world in range(worlds):
+            mujoco.mj_getState(model, env.worlds.batch.get_data(world), first[world], spec)
+
+        def ours() -> None:
+            env.reset(starts=starts)
+            for step in range(steps):
+                done = env.step(actions[step].unsqueeze(1)).done
+                if done.any():
+                    env.reset(mask=done)
+
+        def theirs() -> None:
+            state = first
+            with mujoco.rollout.Rollout(nthread=0) as rollout:
+                for step in range(steps):
+                    held = np.repeat(controls[step][:, None], substeps, 1)
+                    state = rollout.rollout(model, data, state, held)[0][:, -1]
+
+        return Row(f"MJCF {task}, {worlds} worlds", worlds, ours, theirs)
+
+    return make
+
+
+SIMULATORS = {
+    "maniskill": maniskill,
+    **{f"mjcf_{task}_{n}": mjcf(task, n) for task in ("cartpole", "quadruped") for n in (16, 256, 1024)},
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
