@@ -9,7 +9,7 @@ import torch
 
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
-from sims.libero.parity import Trace
+from sims.libero.parity import Recording
 from sims.libero.scene.geometry import rotation
 from sims.libero.scene.placement import Placement
 from sims.libero.scene.scene import build_scene
@@ -69,7 +69,7 @@ def test_stock_puts_fixtures_where_we_could(name):
     path = Path(ASSETS).parent / "libero_traces" / f"{name}.npz"
     if not path.exists():
         pytest.skip("needs stock's recordings beside LIBERO_ASSETS")
-    trace = Trace(path, find_assets())
+    trace = Recording(path, find_assets())
     placed = set()
     for fixture in trace.scene.fixtures:
         ((x0, y0, x1, y1),) = fixture.ranges
