@@ -1,6 +1,6 @@
 """What this library adds to another one's simulator: control steps per CPU-second, ours beside the library's own loop.
 
-    python benchmarks/simulators.py [maniskill] [--steps 100] [--runs 7] [--output FILE]
+    python benchmarks/simulators.py [maniskill robosuite] [--steps 100] [--runs 7] [--output FILE]
 
 Both loops step as many worlds with the same random actions, alternating in every run; the library's resets where an
 episode ends and keeps nothing. Rates are of CPU time in one thread: the best run of each, which a busy machine disturbs
@@ -109,9 +109,41 @@ def mjcf(task: str, worlds: int) -> Callable[[int], Row]:
     return make
 
 
+def robosuite(steps: int) -> Row:
+    """Lift from state with its shaped reward, one world, chunks of four as its task runs; no model is built anew."""
+    from sims.robosuite.adapted import robosuite as package
+    from sims.robosuite.environment import RobosuiteEnvironment
+    from sims.robosuite.world import Options
+
+    env = RobosuiteEnvironment(1, options=Options("Lift", shaped=True), horizon=4, executed=4)
+    bare = package().make(
+        "Lift", robots="Panda", has_offscreen_renderer=False, use_camera_obs=False, reward_shaping=True,
+        hard_reset=False, horizon=env.step_limit, seed=0,
+    )  # fmt: skip
+    actions = 2 * torch.rand(steps, 7, generator=torch.Generator().manual_seed(0)) - 1
+
+    def ours() -> None:
+        env.reset(starts=torch.zeros(1))
+        for chunk in actions.view(-1, 1, 4, 7):
+            if bool(env.step(chunk).done):
+                env.reset()
+
+    def theirs() -> None:
+        bare.reset()
+        for action in actions.double().numpy():
+            if bare.step(action)[2]:
+                bare.reset()
+
+    return Row("robosuite Lift", 1, ours, theirs)
+
+
 SIMULATORS = {
     "maniskill": maniskill,
-    **{f"mjcf_{task}_{n}": mjcf(task, n) for task in ("cartpole", "quadruped") for n in (16, 256, 1024)},
+    **{
+        f"mjcf_{task, 'robosuite': robosuite}_{n}": mjcf(task, n)
+        for task in ("cartpole", "quadruped")
+        for n in (16, 256, 1024)
+    },
 }
 
 

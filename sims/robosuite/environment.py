@@ -66,13 +66,8 @@ class RobosuiteEnvironment(RestorableEngine):
         self.ends = split == "eval" or not options.shaped
         self.worlds = [World(options) for _ in range(num_envs)]
         self._low, self._high = (np.array(each) for each in (self.contract.action.low, self.contract.action.high))
-        self._seen = TensorDict(
-            {
-                name: torch.zeros(num_envs, *spec.shape, dtype=getattr(torch, spec.dtype))
-                for name, spec in self.contract.observation.items()
-            },
-            batch_size=[num_envs],
-        )
+        specs = self.contract.observation.items()
+        self._seen = {name: np.zeros((num_envs, *spec.shape), dtype=spec.dtype) for name, spec in specs}
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Place robots and objects as the numbers say."""
@@ -83,31 +78,32 @@ class RobosuiteEnvironment(RestorableEngine):
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Where the physics diverges, the observation stays that of the chunk before."""
         chunk = actions.detach().double().numpy().clip(self._low, self._high)
-        reward, executed = torch.zeros(chunk.shape[:2]), torch.zeros(chunk.shape[:2], dtype=torch.bool)
-        success, diverged = torch.zeros(2, self.num_envs, dtype=torch.bool)
-        for env in left.nonzero().flatten().tolist():
-            for k in range(int(left[env])):
+        reward, executed = np.zeros(chunk.shape[:2], dtype=np.float32), np.zeros(chunk.shape[:2], dtype=bool)
+        success, diverged = np.zeros((2, self.num_envs), dtype=bool)
+        for env, count in enumerate(left.tolist()):
+            for k in range(count):
                 earned, reached, blown = self.worlds[env].step(chunk[env, k])
-                executed[env, k], success[env], diverged[env] = True, bool(success[env]) or reached, blown
+                executed[env, k], success[env], diverged[env] = True, success[env] or reached, blown
                 if not blown:
                     reward[env, k] = earned if self.options.shaped else float(reached)
                 if blown or (reached and self.ends):
                     break
-            if not diverged[env]:
+            if count and not diverged[env]:
                 self._look(env)
-        success &= ~diverged
-        ended = success if self.ends else torch.zeros_like(success)
-        return Outcome(reward, executed, ended, success, diverged=diverged)
+        done, failed = torch.from_numpy(success & ~diverged), torch.from_numpy(diverged)
+        ended = done if self.ends else torch.zeros_like(done)
+        return Outcome(torch.from_numpy(reward), torch.from_numpy(executed), ended, done, diverged=failed)
 
     def observe(self) -> TensorDict:
         """What robosuite's sensors and cameras show."""
-        return self._seen.clone()
+        seen = {name: torch.from_numpy(rows.copy()) for name, rows in self._seen.items()}
+        return TensorDict(seen, batch_size=[self.num_envs])
 
     def save(self) -> dict[str, Any]:
         """Physics, grippers and what was seen of each that has begun."""
         saved = [world.save() for world in self.worlds]
         stacked = {name: np.stack([state[name] for state in saved]) for name in saved[0]}
-        return stacked | {"seen": self._seen.clone().to_dict()}
+        return stacked | {"seen": {name: rows.copy() for name, rows in self._seen.items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Episodes are begun again from their numbers first."""
@@ -116,8 +112,7 @@ class RobosuiteEnvironment(RestorableEngine):
                 self.worlds[env].begin(self.options.task, self.split, start)
             if start >= 0 and steps:
                 self.worlds[env].restore({name: state[name][env] for name in ("physics", "grippers")})
-        for name, seen in state["seen"].items():
-            self._seen[name] = seen.clone()
+        self._seen = {name: np.array(rows) for name, rows in state["seen"].items()}
 
     def close(self) -> None:
         """Free models, data and pictures' contexts."""
@@ -126,7 +121,6 @@ class RobosuiteEnvironment(RestorableEngine):
 
     def _look(self, env: int) -> None:
         for name, value in self.worlds[env].observe().items():
-            self._seen[name][env] = torch.from_numpy(value)
+            self._seen[name][env] = value
         for camera in self.images:
-            picture = self.worlds[env].picture(camera, self.image_size)
-            self._seen[f"{camera}_image"][env] = torch.from_numpy(picture.copy())
+            self._seen[f"{camera}_image"][env] = self.worlds[env].picture(camera, self.image_size)

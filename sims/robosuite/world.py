@@ -71,6 +71,9 @@ class World:
             if sensor.modality == "object" and (sensor.is_active() or single) and "world_pose" not in name
         )
         self.proprioception = tuple(name for name, _ in sensors if name in kept)
+        # Poses in the gripper are made of two others, one of which is read after them: they come last.
+        poses = [name for name, _ in sensors if "world_pose" in name]
+        self._order = sorted((*self.proprioception, *poses, *self.objects), key=lambda name: "_to_robot" in name)
 
     def begin(self, task: str, split: str, start: int) -> None:
         """Put robot and objects where initial state `start` of `split` has them."""
@@ -95,9 +98,8 @@ class World:
         Robosuite itself makes the poses of nuts and other things in the gripper of the last step's and now's readings.
         """
         read: dict[str, Any] = {}
-        for _ in range(2):  # poses in the gripper are made of what is read after them
-            for name, sensor in self.env._observables.items():
-                read[name] = np.asarray(sensor._sensor(read), dtype=np.float64)
+        for name in self._order:
+            read[name] = self.env._observables[name]._sensor(read)
         return {name: np.atleast_1d(read[name]) for name in (*self.proprioception, *self.objects)}
 
     def picture(self, camera: str, size: int) -> NDArray[np.uint8]:
