@@ -22,7 +22,7 @@ SPLITS = ("train", "eval")
 
 
 class RobosuiteEnvironment(RestorableEngine):
-    """N environments of one task. Actions are clipped to their limits.
+    """N environments of one task. Robosuite clips actions to their limits.
 
     With the sparse reward, 1 at the step that succeeds, an episode is terminated by success; so it is in evaluation.
     Trained with robosuite's shaped reward, which pays for every step near the goal, it goes on to its limit, as
@@ -65,7 +65,6 @@ class RobosuiteEnvironment(RestorableEngine):
         self.options, self.split, self.images, self.image_size = options, split, images, image_size
         self.ends = split == "eval" or not options.shaped
         self.worlds = [World(options) for _ in range(num_envs)]
-        self._low, self._high = (np.array(each) for each in (self.contract.action.low, self.contract.action.high))
         specs = self.contract.observation.items()
         self._seen = {name: np.zeros((num_envs, *spec.shape), dtype=spec.dtype) for name, spec in specs}
 
@@ -77,7 +76,7 @@ class RobosuiteEnvironment(RestorableEngine):
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Where the physics diverges, the observation stays that of the chunk before."""
-        chunk = actions.detach().double().numpy().clip(self._low, self._high)
+        chunk = actions.detach().double().numpy()  # robosuite clips them
         reward, executed = np.zeros(chunk.shape[:2], dtype=np.float32), np.zeros(chunk.shape[:2], dtype=bool)
         success, diverged = np.zeros((2, self.num_envs), dtype=bool)
         for env, count in enumerate(left.tolist()):

@@ -52,17 +52,19 @@ def test_with_shaped_rewards_success_ends_evaluations_alone(split, ends):
     assert (transition.reward[1] < 0.5).all()
 
 
-def test_success_on_the_way_counts_at_the_limit():
+def test_success_that_does_not_last_counts_until_the_limit():
     env = lift(shaped=True, step_limit=6)
-    raise_cube(env, 0)
-    env.step(rest(env))
-    env.worlds[0].env.sim.data.set_joint_qpos("cube_joint0", RAISED - [0, 0, 0.17, 0, 0, 0, 0])
-    transition = env.step(rest(env))
-    assert transition.truncated.all()
-    assert transition.success.tolist() == [True, False]
+    falling = np.array([0.2, 0.0, 0.87, 1.0, 0.0, 0.0, 0.0])  # 1 cm in the first control step, 5 cm in two
+    env.worlds[0].env.sim.data.set_joint_qpos("cube_joint0", falling)
+    first, last = env.step(rest(env)), env.step(rest(env))
+    assert (first.reward[0] == 1.0).tolist() == [True, False, False]
+    assert first.success.tolist() == last.success.tolist() == [True, False]
+    assert not first.done.any()
+    assert last.truncated.all()
 
 
-def test_physics_that_blow_up_fail_and_leave_the_last_observation():
+def test_physics_that_blow_up_fail_and_leave_the_last_observation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes a log there
     env = lift()
     before = env.observe()
     env.worlds[0].env.sim.data.qvel[:] = 1e15
