@@ -139,8 +139,9 @@ def robosuite(steps: int) -> Row:
 
 SIMULATORS = {
     "maniskill": maniskill,
+    "robosuite": robosuite,
     **{
-        f"mjcf_{task, 'robosuite': robosuite}_{n}": mjcf(task, n)
+        f"mjcf_{task}_{n}": mjcf(task, n)
         for task in ("cartpole", "quadruped")
         for n in (16, 256, 1024)
     },
