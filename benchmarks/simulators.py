@@ -140,11 +140,7 @@ def robosuite(steps: int) -> Row:
 SIMULATORS = {
     "maniskill": maniskill,
     "robosuite": robosuite,
-    **{
-        f"mjcf_{task}_{n}": mjcf(task, n)
-        for task in ("cartpole", "quadruped")
-        for n in (16, 256, 1024)
-    },
+    **{f"mjcf_{task}_{n}": mjcf(task, n) for task in ("cartpole", "quadruped") for n in (16, 256, 1024)},
 }
 
 
