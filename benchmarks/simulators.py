@@ -137,7 +137,37 @@ def robosuite(steps: int) -> Row:
     return Row("robosuite Lift", 1, ours, theirs)
 
 
+def gym(steps: int) -> Row:
+    """Pusher-v5, 16 worlds; the library's loop is SyncVectorEnv's, whose resets take a step of their own."""
+    import gymnasium
+
+    from sims.gym.environment import GymEnvironment
+
+    worlds = 16
+    env = GymEnvironment(worlds, "Pusher-v5")
+    bare = gymnasium.make_vec("Pusher-v5", worlds, vectorization_mode="sync")
+    actions = 4 * torch.rand(steps, worlds, 7, generator=torch.Generator().manual_seed(0)) - 2
+
+    def ours() -> None:
+        env.reset(starts=torch.arange(worlds))
+        done = torch.zeros(worlds, dtype=torch.bool)
+        for step in range(steps):
+            if done.any():
+                env.reset(mask=done)
+            done = env.step(actions[step].unsqueeze(1)).done
+
+    def theirs() -> None:
+        bare.reset(seed=0)
+        for step in range(steps):
+            done = np.logical_or(*bare.step(actions[step].numpy())[2:4])
+            if done.all() and step + 1 < steps:  # all end together; what follows is their resets alone
+                bare.step(actions[step].numpy())
+
+    return Row("Gymnasium Pusher-v5", worlds, ours, theirs)
+
+
 SIMULATORS = {
+    "gym": gym,
     "maniskill": maniskill,
     "robosuite": robosuite,
     **{f"mjcf_{task}_{n}": mjcf(task, n) for task in ("cartpole", "quadruped") for n in (16, 256, 1024)},

@@ -30,6 +30,7 @@ NEEDS: dict[str, Needs] = {
     "gym": Needs("gym", ("mujoco",), "environments on MuJoCo"),
     "libero": Needs("libero", ("mujoco", "mujoco_warp", "warp")),
     "maniskill": Needs("maniskill", ("mani_skill", "sapien")),
+    "mjcf": Needs("mjcf", ("mujoco",)),
     "robosuite": Needs("robosuite", ("mujoco", "robosuite", "numba", "termcolor")),
 }
 """What simulators need that the smallest install has not."""
