@@ -26,6 +26,7 @@ from embodied.evaluation.sim_to_real_report import write as write_comparison
 from embodied.saving import checkpoint
 from embodied.task import measured, planners
 from real_robot.sim_to_real.comparison import Comparison, ComparisonConfig
+from sims.registry import in_processes
 from train import GROUPS, TrainConfig
 
 log = logging.getLogger("embodied")
@@ -37,7 +38,7 @@ class EvaluateConfig(ComparisonConfig):
 
     LIBERO's accept a wording, `[official:bddl]`. `video` or `render` records some episodes. With an `execution`
     (inpaint, blend, naive, synchronous) inference takes `delay_s`, except for planners, while the robot continues, with
-    `executed` actions between observations. Options `latency.*` are those of train.py; by default as in training.
+    `executed` actions between observations. `latency.*`, `task.processes` and `task.python` are as in training, too.
     """
 
     checkpoint: str = MISSING
@@ -54,7 +55,7 @@ class EvaluateConfig(ComparisonConfig):
 
 def run(arguments: list[str]) -> None:
     """Evaluate, print the table, and write it into the run."""
-    late = [argument for argument in arguments if argument.startswith("latency.")]
+    late = [each for each in arguments if each.startswith(("latency.", "task.processes=", "task.python="))]
     config, given = compose(EvaluateConfig, "evaluate", [each for each in arguments if each not in late], {})
     config.check()
     saved = checkpoint.load(config.checkpoint)
@@ -72,7 +73,7 @@ def run(arguments: list[str]) -> None:
 
     def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> Environment:
         changed = compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config)[0]
-        task = with_latency(changed.task, changed.latency)
+        task = with_latency(in_processes(changed.task), changed.latency)
         contract = task.contract(distribution)
         saved.check(replace(contract, executed=saved.contract.executed) if config.executed else contract)
         return task.environment(num_envs, distribution, "eval", device=config.device)
@@ -83,12 +84,11 @@ def run(arguments: list[str]) -> None:
         log.info(write_comparison(path.parent.parent, runs, saved.contract.action, record))
         return
     starts = {"starts_per_task": config.episodes, "first_start": config.first, "device": config.device}
-    simulators = partial(environment, num_envs=config.num_envs)
-    results = compare(simulators, distributions, {POLICY: robot} | beside, **starts)
+    results = compare(partial(environment, num_envs=config.num_envs), distributions, {POLICY: robot} | beside, **starts)
     log.info(write_evaluation(path.parent.parent / "evaluation.json", record, results))
     if config.video or config.render:
-        trained.task.video(film := path.parent.parent / "evaluation.mp4", {"policy": policy}, config.device)
-        log.info(f"wrote {film}")
+        film = path.parent.parent / "evaluation.mp4"
+        in_processes(trained.task).video(film, {"policy": policy}, config.device)
 
 
 def describe(_: list[str]) -> str:

@@ -27,7 +27,7 @@ from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.run_directory import new_run, resumed_run
 from policies.registry import POLICIES
 from real_robot.recording.demonstrations import demonstrations
-from sims.registry import NEEDS, TASKS
+from sims.registry import NEEDS, TASKS, in_processes
 
 log = logging.getLogger("embodied")
 GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS}
@@ -70,8 +70,8 @@ def run(arguments: list[str]) -> None:
     name = Path("outputs") / config.task.name / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_seed{config.seed}"
     with resumed_run(resumed) if resumed else new_run(config.output, name) as directory:
         trainer = Experiment(
-            config, with_latency(config.task, config.latency), config.policy, config.algorithm, directory,
-            record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
+            config, with_latency(in_processes(config.task), config.latency), config.policy, config.algorithm,
+            directory, record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
             demonstrations=partial(demonstrations, config.demonstrations) if config.demonstrations else None,
         )  # fmt: skip
         (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))

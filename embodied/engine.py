@@ -11,6 +11,8 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +28,7 @@ log = logging.getLogger(__name__)
 
 STARTS_PER_SEED = 1 << 24
 """The initial states of seed s are numbered from s times this."""
+_FIRST: ContextVar[int] = ContextVar("first", default=0)
 FLAGS = ("terminated", "truncated", "success", "diverged")
 
 
@@ -89,7 +92,7 @@ class EpisodeEngine(ABC):
         self.contract, self.num_envs, self.step_limit = contract, num_envs, step_limit
         self.task_names, self.instructions = task_names, instructions or task_names
         self.num_starts, self.device, self.seed = num_starts, torch.device(device), seed
-        self.task_index = torch.arange(num_envs, device=self.device) % len(task_names)
+        self.task_index = torch.arange(_FIRST.get(), _FIRST.get() + num_envs, device=self.device) % len(task_names)
         self.start = torch.full((num_envs,), -1, device=self.device)
         self.steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self.terminated, self.truncated, self.success, self.diverged = torch.zeros(
@@ -256,6 +259,16 @@ class RestorableEngine(EpisodeEngine):
         self.seed, self._taken, self._begun = state["seed"], state["taken"].clone(), False
         self.restore(state["simulator"])
         return self.observe()
+
+
+@contextmanager
+def first_environment(number: int) -> Iterator[None]:
+    """Engines made inside hold a part of more environments, `number` and following: tasks are dealt over all."""
+    token = _FIRST.set(number)
+    try:
+        yield
+    finally:
+        _FIRST.reset(token)
 
 
 def rank(keys: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class Transition:
     actions: Tensor | None = None  # [N, K, A] as executed, where a person may take over; None: as given
     human: Tensor | None = None  # [N, K] bool, actions that a person gave
     diverged: Tensor | None = None  # [N] bool, terminated because the simulation blew up; None: never
+    lost: Tensor | None = None  # [N] bool, those of `diverged` whose simulator's process died instead; None: never
     has_success: bool = True
 
     @property

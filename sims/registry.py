@@ -6,10 +6,13 @@ from sims.libero.task import LiberoTask
 from sims.maniskill.task import ManiSkillTask
 from sims.mjcf.task import MjcfTask
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, RaceTask, RecoverTask, TrackTask
+from sims.remote.task import in_processes
 from sims.robosuite.task import RobosuiteTask
 from sims.swarm.task import SwarmTask
 from sims.vehicle.task import NavigateTask
 from sims.vehicle.task import RaceTask as VehicleRaceTask
+
+__all__ = ["TASKS", "in_processes"]
 
 TASKS: dict[str, type] = {
     "libero": LiberoTask,

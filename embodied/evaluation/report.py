@@ -38,7 +38,7 @@ class Report:
 
     `assets` is "official" or "stand-in", None for tasks without assets; `wall_s` is seconds per phase, `cpu_s` the CPU
     time of reinforcement learning on all cores. `exportable`: the policy can be exported. `notes` list missing
-    capabilities of the simulator.
+    capabilities of the simulator. Of the `episodes` of training, `lost` ended because a process of the simulator died.
     """
 
     task: str
@@ -47,6 +47,7 @@ class Report:
     exportable: bool = False
     env_steps: int = 0
     episodes: int = 0
+    lost: int = 0
     wall_s: dict[str, float] = field(default_factory=dict)
     cpu_s: float = 0.0
     results: dict[tuple[str, str], EvaluationResult] = field(default_factory=dict)
@@ -103,6 +104,7 @@ class Report:
             "notes": self.notes,
             "env_steps": self.env_steps,
             "episodes": self.episodes,
+            "lost": self.lost,
             "wall_s": {phase: round(seconds, 2) for phase, seconds in self.wall_s.items()},
             "cpu_s": round(self.cpu_s, 2),
         }
@@ -210,6 +212,8 @@ class Report:
         total = [["total", f"{sum(self.wall_s.values()):.0f}"]]
         count = f"{self.env_steps:,} environment steps in {self.episodes:,} episodes of training"
         count += f", {self.cpu_s:.1f} CPU seconds."
+        if self.lost:
+            count += f" {self.lost:,} of the episodes were lost with processes of the simulator that died."
         return f"## Cost\n\n{count}\n\n" + table(["phase", "wall s"], rows + total)
 
 

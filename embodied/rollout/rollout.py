@@ -65,6 +65,7 @@ class Rollout:
     value: Tensor | None = None  # [T, N] from the policy's decisions
     human: Tensor | None = None  # [T, N, K] bool, actions that a person gave
     diverged: int = 0  # episodes that ended because the simulation blew up
+    lost: int = 0  # those of `diverged` that ended because a process of the simulator died
     policy_version: int = 0  # number of updates before
     simulation_s: float = 0.0  # wall time of the simulation
     policy_s: float = 0.0
@@ -180,7 +181,8 @@ class Collector:
 
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` chunks in every environment; finished ones restart before the next chunk."""
-        rows, finals, diverged, has_success = _Rows(decisions, self.storage, self.folder), [], 0, True
+        rows, finals, has_success = _Rows(decisions, self.storage, self.folder), [], True
+        diverged = lost = 0
         simulation_s = policy_s = 0.0
         for t in range(decisions):
             started = time.perf_counter()
@@ -200,11 +202,13 @@ class Collector:
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
             rows.put(t, _row(decision, transition))
-            diverged, has_success = diverged + _diverged(transition), transition.has_success
+            diverged += _now(transition.diverged, transition)
+            lost += _now(transition.lost, transition)
+            has_success = transition.has_success
         there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
             **rows.tensors(), last_observation=cast(TensorDict, self.observation).clone().to(there),
-            task_index=self.env.task_index.clone(), diverged=diverged, has_success=has_success,
+            task_index=self.env.task_index.clone(), diverged=diverged, lost=lost, has_success=has_success,
             policy_version=self.version, simulation_s=simulation_s - policy_s, policy_s=policy_s,
             final_rows=torch.cat([place for place, _ in finals]).to(there) if finals else None,
             final_observation=TensorDict.cat([seen for _, seen in finals]).to(there) if finals else None,
@@ -331,8 +335,9 @@ def _row(decision: Decision, transition: Transition) -> dict[str, Tensor | Tenso
 ENDS = ("terminated", "truncated", "success")
 
 
-def _diverged(transition: Transition) -> int:
-    return 0 if transition.diverged is None else int((transition.diverged & transition.executed.any(1)).sum())
+def _now(flag: Tensor | None, transition: Transition) -> int:
+    """How many environments `flag` [N] marks of those whose episode ended in this chunk."""
+    return 0 if flag is None else int((flag & transition.executed.any(1)).sum())
 
 
 def _executed(decision: Decision, transition: Transition) -> Tensor:

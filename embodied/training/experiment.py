@@ -234,7 +234,10 @@ class Experiment(SavedRun):
         """`first_decisions` in separate environments, or the shared one, before the collector begins its episodes."""
         shared = isinstance(self.env, SwitchableEnvironment)
         env = self.env if shared else self._environment("train", self.task.distributions[0])
-        return first_decisions(env, generator)
+        played = first_decisions(env, generator)
+        if not shared:
+            env.close()
+        return played
 
     def _reinforce(self) -> None:
         if not self.before:
@@ -291,6 +294,9 @@ class Experiment(SavedRun):
         shown = {f"rollout/{name}": value for name, value in step.ended.items()}
         if step.diverged:
             shown["rollout/diverged"] = step.diverged
+        if step.lost:
+            shown["rollout/lost"] = step.lost
+            self.counters["lost"] += step.lost
         self.logger.log(step.env_steps, shown | {f"rl/{name}": value for name, value in step.metrics.items()})
         return step.ended
 
@@ -365,7 +371,8 @@ class Experiment(SavedRun):
         return True
 
     def _write(self) -> None:
-        self.report.env_steps, self.report.episodes = self.counters["env_steps"], self.counters["episodes"]
+        for name in ("env_steps", "episodes", "lost"):
+            setattr(self.report, name, self.counters[name])
         self.report.wall_s, self.report.cpu_s = self.timer.seconds, self.counters["cpu_s"]
         self.report.write(self.directory, CURVES)
 

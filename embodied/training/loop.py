@@ -41,6 +41,7 @@ class Iteration:
     episodes: int  # number that ended
     ended: dict[str, float]  # means over these: success, episode_return, episode_steps; empty if none ended
     diverged: int
+    lost: int  # of those, with a process of the simulator that died
     metrics: dict[str, float]  # the learner's
     simulation_s: float
     policy_s: float
@@ -109,6 +110,6 @@ def iterations(
                 collector.policy.renormalise(rollout.observation, world)
         collector.version += 1
         yield Iteration(
-            done, int(rollout.done.sum()), rollout.ended(), rollout.diverged, metrics, rollout.simulation_s,
-            rollout.policy_s,
+            done, int(rollout.done.sum()), rollout.ended(), rollout.diverged, rollout.lost, metrics,
+            rollout.simulation_s, rollout.policy_s,
         )  # fmt: skip

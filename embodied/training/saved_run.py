@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 FREE = {
     "video", "wandb", "device", "threads", "checkpoint_every", "evaluation_envs", "resume", "output", "eval_only",
-    "storage",
+    "storage", "task.python", "task.timeout_s",
 }  # fmt: skip
 """Options that may change when a run is resumed: results depend on them by rounding at most."""
 
 COUNTERS = (
-    "iteration", "env_steps", "planned_env_steps", "episodes", "rl_gradient_steps", "rl_checkpoint", "cpu_s",
+    "iteration", "env_steps", "planned_env_steps", "episodes", "rl_gradient_steps", "rl_checkpoint", "cpu_s", "lost",
 )  # fmt: skip
 """Counters of a run; schedules use `planned_env_steps`, the first `env_steps`; `rl_checkpoint` is RL's last."""
 
@@ -129,7 +129,7 @@ class SavedRun:
         """Continue from `saved`; returns its number of log rows."""
         saved.restore(self.policy)
         self.stage = Stage(saved.counters["stage"])
-        self.counters = {name: saved.counters[name] for name in self.counters}
+        self.counters = {name: saved.counters.get(name, 0) for name in self.counters}
         self.report.load_state_dict(saved.state["report"])
         self.timer = PhaseTimer(saved.state["wall_s"])
         self.before, self.parts, self.rng = (saved.state[name] for name in ("before", "parts", "rng"))

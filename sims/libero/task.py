@@ -18,6 +18,7 @@ from embodied.rollout.episodes import Episodes, made_once
 from sims.libero.assets import Assets, find_assets
 from sims.libero.physics.backend import Sim
 from sims.libero.suite import Task, load_tasks, step_limit_of
+from sims.remote.options import ProcessOptions
 
 if TYPE_CHECKING:
     from sims.libero.environment import LiberoEnvironment
@@ -26,7 +27,7 @@ FILMED = 5
 
 
 @dataclass
-class LiberoTask:
+class LiberoTask(ProcessOptions):
     """`tasks` (names or numbers; all if empty) of one LIBERO suite, for one policy.
 
     `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with

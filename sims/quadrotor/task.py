@@ -22,10 +22,11 @@ from sims.quadrotor.tasks.race import Race
 from sims.quadrotor.tasks.recover import Recover
 from sims.quadrotor.tasks.track import Track
 from sims.quadrotor.video.filming import FILMED, film_policies
+from sims.remote.options import ProcessOptions
 
 
 @dataclass
-class QuadrotorTask:
+class QuadrotorTask(ProcessOptions):
     """A goal of one drone, under constant random forces and torques: the part that all goals share.
 
     The policy observes its last `history` actions. An episode is truncated after `step_limit` control steps. `reward`

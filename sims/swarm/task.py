@@ -15,6 +15,7 @@ from embodied.policy import Policy
 from sims.quadrotor.episode import reweighted, weights
 from sims.quadrotor.observation import contract
 from sims.quadrotor.task import named_airframe
+from sims.remote.options import ProcessOptions
 from sims.swarm import pictures
 from sims.swarm.environment import STEP_LIMIT, SwarmEnvironment
 from sims.swarm.mdp import Swarm
@@ -24,7 +25,7 @@ FILMED_WORLDS, STRIDE = 2, 6
 
 
 @dataclass
-class SwarmTask:
+class SwarmTask(ProcessOptions):
     """Drones exchange their goals among obstacles; numbers in distribution names are obstacle densities in %.
 
     An episode is truncated after `step_limit` control steps. `reward` contains the weights of the reward, see
@@ -36,6 +37,7 @@ class SwarmTask:
     reward: dict[str, float] = field(default_factory=lambda: weights(Swarm()))
     airframe: str = "crazyflie"
 
+    group: ClassVar[int] = Swarm.drones
     MDPS: ClassVar[Mapping[str, Swarm]] = {"density_20": Swarm()}
     """The task by name of the distribution; the first one is for training."""
 

@@ -18,6 +18,7 @@ from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
+from sims.remote.options import ProcessOptions
 from sims.vehicle.drawing import Array, Map, draw
 from sims.vehicle.environment import VehicleEnvironment, contract
 from sims.vehicle.episode import Mdp
@@ -41,7 +42,7 @@ def _numbers(given: Any) -> dict[str, float]:  # noqa: ANN401 - a dataclass of n
 
 
 @dataclass
-class VehicleTask:
+class VehicleTask(ProcessOptions):
     """Common part of both vehicle tasks.
 
     `vehicle` has the vehicle's parameters (`vehicles.Vehicle`), `numbers` and `lidar` those of the task and of its

@@ -1,7 +1,7 @@
 """Requirements of every Environment, checked on all of them."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ from sims.vehicle.race import Race
 from sims.vehicle.vehicles import F1TENTH, JACKAL
 from tests.embodied.counter import Counter
 from tests.embodied.reach import Reach
+from tests.sims.remote.made import MadeTask, in_children
 
 LIMIT = 6
 """Control steps of an episode: it ends in the second chunk of four."""
@@ -94,6 +95,14 @@ def vehicle(goal: str) -> Callable[..., VehicleEnvironment]:
     return make
 
 
+def remote(kind: str) -> Callable[..., NumberedStarts]:
+    def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> NumberedStarts:
+        task = MadeTask(kind=kind, processes=2, executed=executed, step_limit=step_limit)
+        return in_children(task).environment(num_envs, "anywhere", "train", seed)
+
+    return make
+
+
 def robosuite(shaped: bool) -> Callable[..., RobosuiteEnvironment]:
     def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> RobosuiteEnvironment:
         return RobosuiteEnvironment(
@@ -136,12 +145,22 @@ ENVIRONMENTS = {
     "mjcf cartpole, warp": mjcf("cartpole", "mjwarp"),
     "gym": pendulum,
     **{f"vehicle {goal}": vehicle(goal) for goal in ("navigate", "race")},
+    **{f"remote {kind}": remote(kind) for kind in ("counter", "reach")},
 }
 
 
 @pytest.fixture(params=ENVIRONMENTS)
-def make(request) -> Callable[..., NumberedStarts]:
-    return ENVIRONMENTS[request.param]
+def make(request) -> Iterator[Callable[..., NumberedStarts]]:
+    """Makes environments, which are closed after the test."""
+    made = []
+
+    def keep(**options: int) -> NumberedStarts:
+        made.append(ENVIRONMENTS[request.param](**options))
+        return made[-1]
+
+    yield keep
+    for env in made:
+        env.close()
 
 
 def actions(env: NumberedStarts, seed: int) -> torch.Tensor:

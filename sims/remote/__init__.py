@@ -1,0 +1,1 @@
+"""Simulators in other processes, of this interpreter or of another one."""

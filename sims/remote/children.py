@@ -1,0 +1,161 @@
+"""Child processes: started, asked, timed, ended; those that are not needed wait for the next environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from embodied.errors import UserError
+from sims.remote.channel import Channel
+
+WORKER = Path(__file__).with_name("worker.py")
+START_S = 600.0
+"""A child may take this long to import a simulator, compile it and make an environment."""
+END_S = 30.0
+"""A child that has hung up may take this long to be gone."""
+LAST_LINES, READ = 5, 1 << 16
+"""Of what a child wrote to stderr, told where it dies, and bytes of it that they are looked for in."""
+
+
+class Died(Exception):  # noqa: N818 - not an error of ours
+    """A child is gone, or hangs; the message says which and what it last wrote."""
+
+
+class Child:
+    """One child process, which the interpreter `python` runs (None: this one's); `top` is the task's own package.
+
+    It is in a session of its own: Ctrl-C in the parent's terminal is the parent's to handle. It never outlives the
+    parent.
+
+    Raises:
+        UserError: where there is no such interpreter.
+    """
+
+    def __init__(self, python: str | None, top: str, threads: int) -> None:
+        ours, theirs = socket.socketpair()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+        folders = {name: _folder(name) for name in ("embodied", "sims", top)}
+        command = [python or sys.executable, str(WORKER), str(theirs.fileno()), json.dumps(folders)]
+        environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+        for name in ("PYTHONPATH", "PYTHONHOME") if python else ():  # of this interpreter
+            environment.pop(name, None)
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=self._words, stderr=self._words, env=environment,
+                pass_fds=[theirs.fileno()], start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            raise UserError(f"cannot start task.python={python}: {error.strerror}; expected an interpreter") from error
+        finally:
+            theirs.close()
+        self.python, self.channel, self._number = python, Channel(ours), 0
+        self.end = weakref.finalize(self, _end, self.process, self.channel, self._words)
+
+    def tell(self, message: dict[str, Any], file: int | None = None) -> None:
+        """Send `message`, whose reply `hear` returns, and the descriptor `file`; a child that is gone says so there."""
+        self._number += 1
+        with suppress(OSError):
+            self.channel.send({**message, "id": self._number}, file)
+
+    def hear(self, timeout_s: float | None) -> dict[str, Any]:
+        """The reply to the last message; replies to earlier ones, that nobody waited for, are dropped.
+
+        Raises:
+            Died: where it is gone, or does not answer within `timeout_s`.
+            UserError: as in the child.
+            RuntimeError: for any other error in the child, with its traceback.
+        """
+        try:
+            reply: dict[str, Any] = {"id": 0}
+            while reply.get("id", self._number) != self._number:
+                reply, _ = self.channel.receive(timeout_s)
+        except TimeoutError:
+            raise Died(f"gave no answer within {timeout_s:g} s{self._last_words()}") from None
+        except (EOFError, OSError):
+            raise Died(f"{self._ending()}{self._last_words()}") from None
+        if "error" not in reply:
+            return reply
+        if reply["kind"] == UserError.__name__:
+            raise UserError(f"task.python={self.python}: {reply['error']}" if self.python else reply["error"])
+        raise RuntimeError(f"{reply['kind']} in a child process: {reply['error']}\n{reply['traceback']}")
+
+    def ask(self, message: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
+        """`tell` and `hear`."""
+        self.tell(message)
+        return self.hear(timeout_s)
+
+    def _ending(self) -> str:
+        try:
+            status = self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            return "hung up"
+        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+    def _last_words(self) -> str:
+        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - READ))
+        lines = self._words.read().decode(errors="replace").split("\n")
+        told = [line.strip() for line in lines if line.strip()][-LAST_LINES:]
+        return f"; its last lines: {' | '.join(told)}" if told else ""
+
+
+class Pool:
+    """Children for environments of one kind of task: those that one has done with serve the next.
+
+    Args:
+        python: their interpreter; this one's if None.
+        top: the package that the task's class is in.
+        threads: of PyTorch in each.
+    """
+
+    def __init__(self, python: str | None, top: str, threads: int = 1) -> None:
+        self.python, self.top, self.threads = python, top, threads
+        self.idle: list[Child] = []
+
+    def take(self) -> Child:
+        """A child that nobody else has."""
+        while self.idle:
+            child = self.idle.pop()
+            if child.process.poll() is None:
+                return child
+        return Child(self.python, self.top, self.threads)
+
+    def give(self, child: Child) -> None:
+        """Keep `child`, whose environment is closed, for the next one."""
+        self.idle.append(child)
+
+    def close(self) -> None:
+        """End those that wait."""
+        while self.idle:
+            self.idle.pop().end()
+
+
+def _end(process: subprocess.Popen[bytes], channel: Channel, words: BinaryIO) -> None:
+    """End the child with all that it started, whatever it does."""
+    if process.poll() is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdin is not None
+    with suppress(OSError):
+        process.stdin.close()
+    channel.close()
+    words.close()
+
+
+def _folder(package: str) -> str:
+    """The folder that `package` lies in."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"{package} is no package that a child process can import; put the task into one")
+    return str(Path(next(iter(spec.submodule_search_locations))).parent.resolve())

@@ -1,0 +1,350 @@
+"""N environments of which child processes have a part each, joined into one.
+
+The parent deals initial states, keeps the books and checks, as `embodied.engine` does everywhere; children run the
+simulator. So the numbers are those of one process, however many there are. Letters in shape comments: N environments, K
+executed actions of a chunk, A action dimension, M of the environments.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.engine import EpisodeEngine, Outcome, RestorableEngine
+from embodied.environment import SwitchableEnvironment, Transition
+from embodied.errors import UserError
+from embodied.saving.tree import load_tree, save_tree
+from embodied.seeding import derive
+from sims.remote.children import START_S, Child, Died, Pool
+from sims.remote.memory import Layout, allocate, arrays, from_json, joined
+
+log = logging.getLogger(__name__)
+GIVE_UP = 3
+"""A process that died so often in a row, without a step in between, will not work."""
+METRIC = "metric."
+"""What the names of metrics begin with in the memory of transitions."""
+ENDLESS = 1 << 62
+"""Step limit where the children have none that they tell."""
+Message = dict[str, Any]
+
+
+class RemoteEnvironment(EpisodeEngine):
+    """Environments that run in `children`, as `told` by them when they were made; see `remote`.
+
+    Where a child dies or hangs, its running episodes end as diverged ones do, with no reward in their last chunk; they
+    are marked in `Transition.lost`. Another child takes its place. An exception of the simulator ends the run, as it
+    does in one process.
+
+    Raises:
+        UserError: where a child dies `GIVE_UP` times in a row without a step in between.
+    """
+
+    def __init__(
+        self, orders: list[Message], children: list[Child], told: list[Message], *, pool: Pool, seed: int,
+        timeout_s: float,
+    ) -> None:  # fmt: skip
+        first, counts = told[0], [each["num_envs"] for each in told]
+        super().__init__(
+            Contract.from_dict(first["contract"]), sum(counts), first["step_limit"] or ENDLESS,
+            task_names=tuple(first["task_names"]), instructions=tuple(first["instructions"]),
+            num_starts=first["num_starts"], seed=seed,
+        )  # fmt: skip
+        self.group = first["group"]
+        self.task_index = torch.tensor([index for each in told for index in each["task_index"]])
+        self.timeout_s, self._orders, self._pool, self._children = timeout_s, orders, pool, children
+        ends = list(itertools.accumulate(counts))
+        self._rows = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        self._deaths = [0] * len(children)  # in a row
+        self._known: list[set[str]] = [set() for _ in children]  # memories that each has
+        self._files: dict[str, tuple[BinaryIO, Layout]] = {}
+        self._memory: dict[str, dict[str, Tensor]] = {}
+        action, n = self.contract.action, self.num_envs
+        chunk = (n, self.contract.executed, *action.shape)
+        self._allocate(
+            "commands", {"actions": (action.dtype, chunk), "starts": ("int64", (n,)), "mask": ("bool", (n,))}
+        )
+        self._memory["commands"]["starts"].fill_(-1)  # the last that began: a new process begins them again
+        self._ghost, self.lost = torch.zeros(2, n, dtype=torch.bool)  # ghosts: episodes of a new process, nobody's
+        self._seen, self._named = TensorDict({}, [n]), False
+        self._place: Message | None = None
+        if first["switchable"]:
+            self.switch = self._switch
+
+    def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
+        """As `EpisodeEngine.reset`."""
+        self._named = starts is not None
+        return super().reset(mask, starts)
+
+    def begin(self, ids: Tensor, starts: Tensor) -> None:
+        """Tell the children that have some of `ids` to begin them."""
+        commands = self._memory["commands"]
+        commands["mask"].fill_(False)[ids] = True
+        commands["starts"][ids] = starts
+        self._ghost[ids], self.lost[ids] = True, False  # if their process dies now they are not lost: they begin anew
+        first = "observation" not in self._memory  # all tell how much memory they need for it
+        asked = range(len(self._children)) if first else self._having(commands["mask"])
+        self._ask({"do": "reset", "named": self._named}, asked)
+        self._ghost[ids] = False
+        self._look(ids)
+
+    def advance(self, actions: Tensor, left: Tensor) -> Outcome:
+        """Tell the children that have running episodes to step."""
+        self._memory["commands"]["actions"].copy_(actions.detach())
+        for child in self._ask({"do": "step"}, self._having((left > 0) & ~self._ghost)):
+            self._deaths[child] = 0
+        ran, gone = (left > 0) & ~self._ghost, (left > 0) & self._ghost
+        self.lost = self.lost | gone
+        found = self._memory.get("transition") or self._nothing(actions)
+        self._look(ran.nonzero().squeeze(1))
+        sent = torch.arange(actions.shape[1]) < left.unsqueeze(1)
+        return Outcome(
+            found["reward"].masked_fill(~ran.unsqueeze(1), 0.0),
+            found["executed"] & ran.unsqueeze(1) | sent & gone.unsqueeze(1),
+            found["terminated"] & ran,
+            found["success"] & ran,
+            found["truncated"] & ran,
+            found["diverged"] & ran | gone if "diverged" in found else gone,
+            {name.removeprefix(METRIC): found[name].clone() for name in found if name.startswith(METRIC)},
+        )
+
+    def observe(self) -> TensorDict:
+        """As the children saw it; what was lost, as it was before."""
+        return self._seen.clone()
+
+    def settle(self, outcome: Outcome) -> Transition:
+        """And tell which episodes were lost."""
+        return replace(super().settle(outcome), lost=self.lost.clone())
+
+    def close(self) -> None:
+        """Let the children serve other environments."""
+        for child in self._children:
+            child.tell({"do": "close"})
+        for child in self._children:
+            try:
+                child.hear(self.timeout_s)
+                self._pool.give(child)
+            except Died:
+                child.end()
+        for file, _ in self._files.values():
+            file.close()
+        self._children, self._files = [], {}
+
+    def _switch(self, distribution: str, split: str) -> None:
+        """As `SwitchableEnvironment.switch`."""
+        self._place = {"do": "switch", "distribution": distribution, "split": split}
+        self._ask(self._place, range(len(self._children)))
+
+    def _report(self, diverged: Tensor) -> None:
+        super()._report(diverged & ~self.lost)
+
+    def _having(self, mask: Tensor) -> list[int]:
+        """The children that have some of `mask` [N]."""
+        return [child for child, rows in enumerate(self._rows) if bool(mask[rows].any())]
+
+    def _look(self, ids: Tensor) -> None:
+        """Take up the observations of `ids` [M] and of all that are no ghosts."""
+        seen = self._memory["observation"]
+        fresh = {name: part.clone() for name, part in seen.items()}
+        held = self._ghost.clone().index_fill(0, ids, False)
+        if bool(held.any()) and len(self._seen.keys()):
+            for name, part in fresh.items():
+                part[held] = self._seen[name][held]
+        self._seen = TensorDict(fresh, [self.num_envs])
+
+    def _nothing(self, actions: Tensor) -> dict[str, Tensor]:
+        """A transition where all children died in the first step."""
+        none = torch.zeros(self.num_envs, dtype=torch.bool)
+        reward = torch.zeros(actions.shape[:2])
+        return {"reward": reward, "executed": reward > 0.0, "terminated": none, "success": none, "truncated": none}
+
+    def _tell(self, child: int, message: Message) -> None:
+        """Send `message`, after the memory that `child` does not know."""
+        process, rows = self._children[child], self._rows[child]
+        for name, (file, layout) in self._files.items():
+            if name not in self._known[child]:
+                about = {"do": "map", "name": name, "layout": layout, "rows": [rows.start, rows.stop]}
+                process.tell(about, file.fileno())
+                self._known[child].add(name)
+        process.tell(message)
+
+    def _ask(self, message: Message, children: Iterable[int], own: Mapping[int, Message] | None = None) -> list[int]:
+        """Tell `message`, with what each has of its `own`, to `children`; returns those that answered.
+
+        In the place of each other there is a new one.
+        """
+        asked = list(children)
+        for child in asked:
+            self._tell(child, {**message, **(own or {}).get(child, {})})
+        replies, dead = self._hear(asked)
+        _, died = self._hear(self._fit(replies))
+        for child, error in (dead | died).items():
+            self._renew(child, error)
+        return [child for child in replies if child not in died]
+
+    def _hear(self, children: list[int]) -> tuple[dict[int, Message], dict[int, Died]]:
+        """Replies of `children`, and what happened to those that died."""
+        replies: dict[int, Message] = {}
+        dead: dict[int, Died] = {}
+        wrong: Exception | None = None
+        for child in children:
+            try:
+                replies[child] = self._children[child].hear(self.timeout_s)
+            except Died as error:
+                dead[child] = error
+            except (UserError, RuntimeError) as error:  # once all have answered
+                wrong = wrong or error
+        if wrong:
+            raise wrong
+        return replies, dead
+
+    def _fit(self, replies: Mapping[int, Message]) -> list[int]:
+        """Make the memory that `replies` ask for; returns the children that write into it now."""
+        for name in ("observation", "transition"):
+            layouts = [from_json(reply[name]) for reply in replies.values() if name in reply]
+            if layouts and name not in self._files:
+                self._allocate(name, joined(layouts, self.num_envs))
+        waiting = [child for child, reply in replies.items() if {"observation", "transition"} & reply.keys()]
+        for child in waiting:
+            self._tell(child, {"do": "ready"})
+        return waiting
+
+    def _allocate(self, name: str, layout: Layout) -> None:
+        self._files[name] = file, _ = allocate(layout), layout
+        self._memory[name] = {key: torch.from_numpy(array) for key, array in arrays(file.fileno(), layout).items()}
+
+    def _renew(self, child: int, error: Died) -> None:
+        """Put a new process into the place of `child`; its running episodes are lost."""
+        rows = self._rows[child]
+        begun = self._memory["commands"]["starts"][rows] >= 0
+        running = int((begun & ~self.done[rows] & ~self._ghost[rows]).sum())
+        self._ghost[rows] |= begun
+        log.warning(f"a process of the simulator {error}; {running} episodes are lost, another process takes its place")
+        while True:
+            self._deaths[child] += 1
+            if self._deaths[child] >= GIVE_UP:
+                raise UserError(
+                    f"a process of the simulator died {GIVE_UP} times in a row without a step; the last one {error}"
+                )
+            self._children[child].end()
+            self._children[child], self._known[child] = self._pool.take(), set()
+            try:
+                return self._rebuild(child)
+            except Died as again:
+                error = again
+
+    def _rebuild(self, child: int) -> None:
+        """Bring a new process to where it can go on: every episode of it that has begun is at its beginning."""
+        process, rows, commands = self._children[child], self._rows[child], self._memory["commands"]
+        order = self._orders[child]
+        process.ask(order | {"seed": _seed(order["seed"], self._deaths[child])}, START_S)
+        if self._place:
+            process.ask(self._place, self.timeout_s)
+        commands["mask"][rows] = commands["starts"][rows] >= 0
+        self._tell(child, {"do": "reset", "named": True})
+        if self._fit({child: process.hear(self.timeout_s)}):
+            process.hear(self.timeout_s)
+
+
+class RestorableRemote(RemoteEnvironment, RestorableEngine):
+    """A RemoteEnvironment of children that can be put back to where they were."""
+
+    def save(self) -> dict[str, Any]:
+        """The states of the children, and what is left of episodes that were lost."""
+        with tempfile.TemporaryDirectory() as folder:
+            paths = self._files_in(folder)
+            self._surely({"do": "save"}, paths)
+            children = {str(child): load_tree(paths[child]["path"]) for child in paths}
+        return {"children": children, "ghost": self._ghost.clone(), "lost": self.lost.clone(), "seen": self._seen}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Each child takes up its own; there are as many, or what each has would not have fitted."""
+        self._memory["commands"]["starts"].copy_(self.start)
+        self._ghost, self.lost = state["ghost"].clone(), state["lost"].clone()
+        with tempfile.TemporaryDirectory() as folder:
+            paths = self._files_in(folder)
+            for child, tree in state["children"].items():
+                save_tree(paths[int(child)]["path"], tree)
+            self._surely({"do": "load"}, paths)
+        self._seen = state["seen"].clone()
+
+    def _files_in(self, folder: str) -> dict[int, Message]:
+        return {child: {"path": str(Path(folder) / f"{child}.safetensors")} for child in range(len(self._children))}
+
+    def _surely(self, message: Message, own: dict[int, Message]) -> None:
+        """Ask all; those that died on it again, in their new processes."""
+        left = set(own)
+        while left:
+            left -= set(self._ask(message, sorted(left), own))
+
+
+class UnnumberedRemote:
+    """A RemoteEnvironment of children whose initial states have no numbers."""
+
+    def __init__(self, joined: RemoteEnvironment) -> None:
+        self._joined = joined
+        self.contract, self.num_envs, self.device = joined.contract, joined.num_envs, joined.device
+        self.task_names, self.instructions = joined.task_names, joined.instructions
+        self.task_index, self.close = joined.task_index, joined.close
+        if isinstance(joined, SwitchableEnvironment):
+            self.switch = joined.switch
+        if isinstance(joined, RestorableRemote):
+            self.state_dict, self.load_state_dict = joined.state_dict, joined.load_state_dict
+
+    def reset(self, mask: Tensor | None = None) -> TensorDict:
+        """As `Environment.reset`."""
+        return self._joined.reset(mask)
+
+    def step(self, actions: Tensor) -> Transition:
+        """As `Environment.step`."""
+        return self._joined.step(actions)
+
+
+def remote(
+    order: Message, num_envs: int, *, group: int, seed: int, processes: int, pool: Pool, timeout_s: float
+) -> RemoteEnvironment | UnnumberedRemote:
+    """An Environment of at least `num_envs` that child processes have a part of each, with what they can do.
+
+    Args:
+        order: what a child is told to make: task, options, distribution and split.
+        num_envs: N; where worlds are shared, rounded up to whole ones.
+        group: consecutive environments that no two processes can divide.
+        seed: which initial states an unnamed reset takes.
+        processes: at most; not more than there are worlds.
+        pool: where children come from and go to.
+        timeout_s: a child that has not answered for so long counts as dead.
+
+    Raises:
+        UserError: where a child cannot make its environments, with what it said.
+    """
+    worlds = -(-num_envs // group)
+    count = min(processes, worlds)
+    bounds = [group * (worlds * child // count) for child in range(count + 1)]
+    parts = [
+        {"first": low, "num_envs": high - low, "seed": _seed(seed, child)}
+        for child, (low, high) in enumerate(itertools.pairwise(bounds))
+    ]
+    orders = [{"do": "make", **order, **part} for part in parts]
+    children = [pool.take() for _ in orders]
+    for child, each in zip(children, orders, strict=True):
+        child.tell(each)
+    try:
+        told = [child.hear(START_S) for child in children]
+    except Died as error:
+        raise UserError(f"a process of the simulator {error}") from None
+    kind = RestorableRemote if told[0]["restorable"] else RemoteEnvironment
+    env = kind(orders, children, told, pool=pool, seed=seed, timeout_s=timeout_s)
+    return env if told[0]["numbered"] else UnnumberedRemote(env)
+
+
+def _seed(seed: int, number: int) -> int:
+    return derive(seed, "process", number) & 0x7FFFFFFF

@@ -1,0 +1,23 @@
+"""Where the worlds of a task run: options that every task of a simulator on the CPU has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(kw_only=True)
+class ProcessOptions:
+    """Where environments run, see `sims/remote`.
+
+    They are divided among `processes` child processes (0: in this one). The children run the interpreter `python`, such
+    as /path/to/venv/bin/python, where the simulator lives (None: this one's). A child that has not answered after
+    `timeout_s` counts as dead.
+    """
+
+    processes: int = 0
+    python: str | None = None
+    timeout_s: float = 120.0
+
+    group: ClassVar[int] = 1
+    """Consecutive environments that share a world, which no two processes can divide."""

@@ -1,0 +1,113 @@
+"""Any task with its environments in child processes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from omegaconf import OmegaConf
+
+from embodied.contract import Contract
+from embodied.environment import Environment
+from embodied.errors import UserError
+from embodied.policy import Policy
+from embodied.rollout.episodes import FOLDER, Episodes, read
+from embodied.task import BaselineTask, Task, VariedTask
+from sims.remote.children import START_S, Died, Pool
+from sims.remote.environment import remote
+from sims.remote.options import ProcessOptions
+
+log = logging.getLogger(__name__)
+T = TypeVar("T", bound=Task)
+
+
+class RemoteTask:
+    """`task`, a dataclass of options, with environments in child processes as its `ProcessOptions` ask.
+
+    Where the children have another interpreter, they make demonstrations and contracts too, which take a simulator;
+    there are no films then. Else those are made in this process.
+    """
+
+    def __init__(self, task: Task, options: ProcessOptions) -> None:
+        self.task, self.options = task, options
+        self.name, self.distributions = task.name, task.distributions
+        if isinstance(task, BaselineTask):
+            self.baselines = task.baselines
+        if isinstance(task, VariedTask):
+            self.variants = task.variants
+        module, self.processes = type(task).__module__, max(1, options.processes)
+        self._told = {"task": f"{module}:{type(task).__qualname__}", "options": _resolved(task)}
+        threads = max(1, (os.cpu_count() or 1) // self.processes)
+        self._pool = Pool(options.python, module.partition(".")[0], threads)
+
+    @property
+    def asset_kind(self) -> str | None:
+        """That of the task."""
+        return self.task.asset_kind
+
+    def contract(self, distribution: str) -> Contract:
+        """As `Task.contract`."""
+        if not self.options.python:
+            return self.task.contract(distribution)
+        return Contract.from_dict(self._ask({"do": "contract", "distribution": distribution}, START_S)["contract"])
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> Environment:
+        """As `Task.environment`; on the CPU.
+
+        Raises:
+            UserError: as in the child, and where there is no interpreter or it lacks a package.
+        """
+        return remote(
+            self._told | {"distribution": distribution, "split": split}, num_envs, group=self.options.group, seed=seed,
+            processes=self.processes, pool=self._pool, timeout_s=self.options.timeout_s,
+        )  # fmt: skip
+
+    def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
+        """As `Task.demonstrations`."""
+        if not self.options.python:
+            return self.task.demonstrations(directory, seed)
+        about = {"do": "demonstrate", "directory": str(directory.resolve()), "seed": seed}
+        return read(directory / FOLDER)[0] if self._ask(about, None)["found"] else None
+
+    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+        """As `Task.video`, in this process; none where the simulator is another interpreter's."""
+        if self.options.python:
+            log.warning(f"no film: the simulator is that of {self.options.python}")
+        else:
+            self.task.video(path, policies, device)
+
+    def _ask(self, message: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
+        child = self._pool.take()
+        try:
+            reply = child.ask(self._told | message, timeout_s)
+        except Died as error:
+            raise UserError(f"a process of the simulator {error}") from None
+        self._pool.give(child)
+        return reply
+
+
+def in_processes(task: T) -> T | RemoteTask:
+    """`task` with its environments where its options say; itself where those ask for nothing.
+
+    Raises:
+        UserError: for impossible options.
+    """
+    if not isinstance(task, ProcessOptions) or not (task.processes or task.python):
+        return task
+    if task.processes < 0 or task.timeout_s <= 0.0:
+        raise UserError(
+            f"expected task.processes of at least 0 and task.timeout_s above 0, got {task.processes}, {task.timeout_s}"
+        )
+    return RemoteTask(cast(Task, task), task)
+
+
+def _resolved(task: Task) -> dict[str, Any]:
+    """The options of `task` as JSON values, without those that say where it runs."""
+    values = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(task), enum_to_str=True))
+    return json.loads(json.dumps(values | {"processes": 0, "python": None}))
