@@ -181,8 +181,7 @@ class Collector:
 
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` chunks in every environment; finished ones restart before the next chunk."""
-        rows, finals, has_success = _Rows(decisions, self.storage, self.folder), [], True
-        diverged = lost = 0
+        rows, finals, diverged, lost, has_success = _Rows(decisions, self.storage, self.folder), [], 0, 0, True
         simulation_s = policy_s = 0.0
         for t in range(decisions):
             started = time.perf_counter()
@@ -202,8 +201,7 @@ class Collector:
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
             rows.put(t, _row(decision, transition))
-            diverged += _now(transition.diverged, transition)
-            lost += _now(transition.lost, transition)
+            diverged, lost = diverged + _now("diverged", transition), lost + _now("lost", transition)
             has_success = transition.has_success
         there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
@@ -335,8 +333,8 @@ def _row(decision: Decision, transition: Transition) -> dict[str, Tensor | Tenso
 ENDS = ("terminated", "truncated", "success")
 
 
-def _now(flag: Tensor | None, transition: Transition) -> int:
-    """How many environments `flag` [N] marks of those whose episode ended in this chunk."""
+def _now(name: str, transition: Transition) -> int:
+    flag = getattr(transition, name)
     return 0 if flag is None else int((flag & transition.executed.any(1)).sum())
 
 

@@ -18,13 +18,14 @@ from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
 from sims.gym.environment import GymEnvironment, make
 from sims.gym.spaces import contract
+from sims.remote.options import ProcessOptions
 
 FILMED = 4
 """Episodes in a video."""
 
 
 @dataclass
-class GymTask:
+class GymTask(ProcessOptions):
     """One environment of Gymnasium, or of any package that registers its own there.
 
     `id` is what gymnasium.make takes; `module:Id-v0` imports the module that registers it first. `options` are further

@@ -19,6 +19,7 @@ from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.policy import Policy
 from sims.mjcf.mdp import Mdp
+from sims.remote.options import ProcessOptions
 
 if TYPE_CHECKING:
     from sims.mjcf.environment import MjcfEnvironment
@@ -29,7 +30,7 @@ FILMED, FRAMES_HZ = 4, 25
 
 
 @dataclass
-class MjcfTask:
+class MjcfTask(ProcessOptions):
     """A task on an MJCF model.
 
     `mdp` names one of `tasks/`, or a Python file with a subclass of `mdp.Mdp`; `numbers` are its own. `sim` is mujoco

@@ -77,6 +77,7 @@ class RemoteEnvironment(EpisodeEngine):
         self._ghost, self.lost = torch.zeros(2, n, dtype=torch.bool)  # ghosts: episodes of a new process, nobody's
         self._seen, self._named = TensorDict({}, [n]), False
         self._place: Message | None = None
+        self._has_success = True  # until they tell
         if first["switchable"]:
             self.switch = self._switch
 
@@ -106,6 +107,8 @@ class RemoteEnvironment(EpisodeEngine):
         self.lost = self.lost | gone
         found = self._memory.get("transition") or self._nothing(actions)
         self._look(ran.nonzero().squeeze(1))
+        if bool(ran.any()):
+            self._has_success = bool(found["has_success"][ran].all())
         sent = torch.arange(actions.shape[1]) < left.unsqueeze(1)
         return Outcome(
             found["reward"].masked_fill(~ran.unsqueeze(1), 0.0),
@@ -115,6 +118,7 @@ class RemoteEnvironment(EpisodeEngine):
             found["truncated"] & ran,
             found["diverged"] & ran | gone if "diverged" in found else gone,
             {name.removeprefix(METRIC): found[name].clone() for name in found if name.startswith(METRIC)},
+            has_success=self._has_success,
         )
 
     def observe(self) -> TensorDict:
@@ -341,6 +345,10 @@ def remote(
         told = [child.hear(START_S) for child in children]
     except Died as error:
         raise UserError(f"a process of the simulator {error}") from None
+    names, present = told[0]["task_names"], {index for each in told for index in each["task_index"]}
+    if len(present) < min(len(names), sum(each["num_envs"] for each in told)):
+        missing = ", ".join(name for index, name in enumerate(names) if index not in present)
+        raise UserError(f"no process runs {missing}: only an EpisodeEngine deals tasks over processes; use fewer")
     kind = RestorableRemote if told[0]["restorable"] else RemoteEnvironment
     env = kind(orders, children, told, pool=pool, seed=seed, timeout_s=timeout_s)
     return env if told[0]["numbered"] else UnnumberedRemote(env)

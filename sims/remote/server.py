@@ -162,4 +162,5 @@ def _task(kind: str, options: Reply) -> Any:  # noqa: ANN401 - a dataclass
 def _flat(transition: Transition) -> dict[str, Tensor]:
     found = {name: getattr(transition, name) for name in TRANSITION}
     found |= {} if transition.diverged is None else {"diverged": transition.diverged}
+    found["has_success"] = torch.full_like(transition.terminated, transition.has_success)
     return found | {f"metric.{name}": values for name, values in transition.metrics.items()}

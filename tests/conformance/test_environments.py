@@ -97,7 +97,8 @@ def vehicle(goal: str) -> Callable[..., VehicleEnvironment]:
 
 def remote(kind: str) -> Callable[..., NumberedStarts]:
     def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> NumberedStarts:
-        task = MadeTask(kind=kind, processes=2, executed=executed, step_limit=step_limit)
+        tasks = 1 if kind == "reach" else 2  # it is no engine, which deals tasks over processes
+        task = MadeTask(kind=kind, processes=2, executed=executed, step_limit=step_limit, tasks=tasks)
         return in_children(task).environment(num_envs, "anywhere", "train", seed)
 
     return make

@@ -103,6 +103,8 @@ def test_tasks_are_dealt_over_all_environments_however_they_are_divided(environm
     assert [row.stop - row.start for row in env._rows] == [2, 3]
     env = environment(MadeTask(share=4, processes=3), 8)
     assert [row.stop - row.start for row in env._rows] == [4, 4], "a world is in one process"
+    with pytest.raises(UserError, match="no process runs task 2: only an EpisodeEngine deals tasks over processes"):
+        environment(MadeTask(kind="reach", tasks=3, processes=2), 4)
 
 
 def test_it_can_what_its_children_can(environment):
