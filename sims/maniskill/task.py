@@ -17,6 +17,7 @@ from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
 from embodied.rollout.episodes import Episodes, made_once
 from sims.maniskill.worlds import BATCHED, REWARDS, Options
+from sims.remote.options import ProcessOptions
 
 if TYPE_CHECKING:
     from sims.maniskill.environment import ManiSkillEnvironment
@@ -26,7 +27,7 @@ FILMED, STRIDE = 4, 2
 
 
 @dataclass
-class ManiSkillTask:
+class ManiSkillTask(ProcessOptions):
     """The library's task `id`, with one of the robot's own control modes.
 
     `reward` is normalized_dense, dense or sparse. Cameras take pictures of `images` by `images` pixels (none if null);

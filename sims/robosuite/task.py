@@ -17,6 +17,7 @@ from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.policy import Policy
 from embodied.rollout.episodes import Episodes, made_once
+from sims.remote.options import ProcessOptions
 
 if TYPE_CHECKING:  # robosuite is heavy
     from sims.robosuite.environment import RobosuiteEnvironment
@@ -27,7 +28,7 @@ FILMED, FILM_SIZE, BETWEEN = 4, 256, 4
 
 
 @dataclass
-class RobosuiteTask:
+class RobosuiteTask(ProcessOptions):
     """One of robosuite's tasks, `env_name`, with `robots` (Pandas if empty), one for each of its arms.
 
     `controller` moves the arms: OSC_POSE, OSC_POSITION or JOINT_POSITION. The reward is 1 for success, or robosuite's
