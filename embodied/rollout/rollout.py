@@ -334,8 +334,7 @@ ENDS = ("terminated", "truncated", "success")
 
 
 def _now(name: str, transition: Transition) -> int:
-    flag = getattr(transition, name)
-    return 0 if flag is None else int((flag & transition.executed.any(1)).sum())
+    return 0 if (flag := getattr(transition, name)) is None else int((flag & transition.executed.any(1)).sum())
 
 
 def _executed(decision: Decision, transition: Transition) -> Tensor:
