@@ -355,7 +355,7 @@ class Experiment(SavedRun):
             env.close()
 
     def _film(self) -> bool:
-        """Write the video of the policy before and after; returns whether there is a new one."""
+        """Write the video of the policy before and after, or note why there is none; returns whether it tried to."""
         path = self.directory / "video.mp4"
         if not self.config.video or path.exists():
             return False
@@ -367,7 +367,11 @@ class Experiment(SavedRun):
             first = "SFT" if Stage.SFT in self.stages else "as it started" if self.config.start_from else "untrained"
             shown = {f"before: {first}": before, **shown}
         with self._abandonable({}), self.timer("video"):
-            self.task.video(path, shown, self.device)
+            try:
+                self.task.video(path, shown, self.device)
+            except UserError as error:  # the run is complete without it
+                log.warning(f"no video: {error}")
+                self.report.notes.append(f"No video: {error}.")
         return True
 
     def _write(self) -> None:

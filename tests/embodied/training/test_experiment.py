@@ -180,6 +180,17 @@ def test_what_is_filmed_is_what_sft_and_rl_ended_with(tmp_path: Path) -> None:
     assert not torch.equal(ended["sft"][actor], ended["rl"][actor])
 
 
+def test_a_run_that_cannot_be_filmed_is_complete_and_its_report_says_why(tmp_path: Path) -> None:
+    def film(path: Path, policies: dict, device: str) -> None:
+        raise UserError("films need OpenGL")
+
+    run = trainer(tmp_path, "ppo")
+    run.config, run.task.video = replace(run.config, video=True), film
+    run.run()
+    assert json.loads((tmp_path / "report.json").read_text())["notes"] == ["No video: films need OpenGL."]
+    assert "No video: films need OpenGL." in (tmp_path / "report.md").read_text()
+
+
 @pytest.mark.parametrize("algorithm", SCRATCH)
 def test_without_demonstrations_a_run_is_reinforcement_learning_alone(tmp_path: Path, algorithm: str) -> None:
     run = trainer(tmp_path, algorithm)
