@@ -172,7 +172,7 @@ class EpisodeEngine(ABC):
         return Transition(
             self.observe(), outcome.reward, outcome.executed, self.terminated, self.truncated, self.success,
             outcome.metrics, outcome.actions, outcome.human, None if outcome.diverged is None else self.diverged,
-            outcome.has_success,
+            has_success=outcome.has_success,
         )  # fmt: skip
 
     def next_starts(self, ids: Tensor) -> Tensor:

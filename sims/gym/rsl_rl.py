@@ -17,7 +17,7 @@ from embodied.environment import NumberedStarts
 from embodied.errors import UserError
 from sims.gym.starting import Beginner, limits
 
-with needs_extra("rsl_rl"):
+with needs_extra("rsl-rl"):
     from rsl_rl.env import VecEnv
 
 

@@ -156,8 +156,8 @@ class QuadrotorEnvironment(RestorableEngine):
         self._history.detach()
 
     def save(self) -> dict[str, Any]:
-        """Rows of the kernels and the history."""
-        tensors = {name: getattr(self, f"_{name}").detach().clone() for name in SAVED}
+        """Rows of the kernels, which later steps replace and never write to, and the history."""
+        tensors = {name: getattr(self, f"_{name}").detach() for name in SAVED}
         return tensors | {"history": self._history.rows.detach().clone()}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from tests.embodied.counter import Counter
 from tests.embodied.nameless import Nameless
 from tests.sims.gym import worlds  # noqa: F401 - registers
 
-pytest.importorskip("rsl_rl", reason="needs the extra rsl_rl")
+pytest.importorskip("rsl_rl", reason="needs the extra rsl-rl")
 
 from rsl_rl.runners import OnPolicyRunner
 

@@ -9,6 +9,7 @@ from embodied.environment import DifferentiableEnvironment
 from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY, RACER_5_INCH
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.starts import keys
 from sims.quadrotor.tasks.hover import Hover
 
 STILL = Hover(
@@ -321,7 +322,39 @@ def test_wrong_shapes_are_refused():
         env.reset(starts=torch.zeros(2))
     with pytest.raises(ValueError, match="initial states >= 0"):
         env.reset(starts=torch.tensor([0, -1, 2]))
-    with pytest.raises(ValueError, match="use num_envs=70"):
+    with pytest.raises(ValueError, match="has num_envs=70, got 3"):
         env.load_state_dict(QuadrotorEnvironment(70).state_dict())
     with pytest.raises(ValueError, match="the saved history has shape"):
         env.load_state_dict(QuadrotorEnvironment(3, history=4).state_dict())
+
+
+def test_a_saved_state_holds_the_action_history():
+    env = QuadrotorEnvironment(3, history=4, step_limit=20)
+    env.reset()
+    for seed in range(6):
+        env.step(hover_actions(env, 0.1, seed))
+    state = env.state_dict()
+    expected = env.step(hover_actions(env, 0.1, 6)).observation["action_history"]
+    env.step(hover_actions(env, 0.1, 7))
+    env.load_state_dict(state)
+    assert torch.equal(env.step(hover_actions(env, 0.1, 6)).observation["action_history"], expected)
+
+
+def test_a_crash_at_the_step_limit_is_no_time_limit():
+    falling = torch.full((1, 1, 4), -1.0)
+    env = QuadrotorEnvironment(1, mdp=STILL)
+    env.reset()
+    steps = 1
+    while not env.step(falling).terminated.any():
+        steps += 1
+    env = QuadrotorEnvironment(1, mdp=STILL, step_limit=steps)
+    env.reset()
+    for _ in range(steps):
+        last = env.step(falling)
+    assert last.terminated.all()
+    assert not last.truncated.any()
+
+
+def test_all_64_bits_of_a_start_count():
+    first, second = keys("train", torch.tensor([5, 5 + (1 << 32)])).unbind(1)
+    assert not torch.equal(first, second)

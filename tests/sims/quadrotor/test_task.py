@@ -10,14 +10,15 @@ from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceT
 from sims.swarm.task import SwarmTask
 from train import GROUPS, TrainConfig
 
-COMMON, CHOSEN = {"name", "history", "step_limit", "reward"}, {"airframe", "randomisation"}
+PROCESSES = {"processes", "python", "timeout_s"}
+COMMON, CHOSEN = {"name", "history", "step_limit", "reward"} | PROCESSES, {"airframe", "randomisation"}
 GOALS = {
     "hover": (HoverTask, COMMON | CHOSEN),
     "track": (TrackTask, COMMON | CHOSEN),
     "recover": (RecoverTask, COMMON | CHOSEN),
     "race": (RaceTask, COMMON | CHOSEN),
     "any": (AnyPlatformTask, COMMON),
-    "swarm": (SwarmTask, {"name", "step_limit", "reward", "airframe"}),
+    "swarm": (SwarmTask, {"name", "step_limit", "reward", "airframe"} | PROCESSES),
 }
 
 

@@ -244,7 +244,7 @@ def test_a_resumed_environment_continues_bit_for_bit_through_collisions_and_repl
         assert same(vars(here), vars(there))
         assert same(*(env.reset(mask=here.done) for env in (one, other)))
     assert same(one.state_dict(), other.state_dict())
-    with pytest.raises(ValueError, match="use num_envs=8"):
+    with pytest.raises(ValueError, match="has num_envs=8, got 32"):
         other.load_state_dict(make().state_dict())
 
 
