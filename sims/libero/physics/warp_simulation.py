@@ -193,7 +193,7 @@ class _Worlds:
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
         """One chunk `actions` [n, K, 7] in the worlds `rows` [n]."""
         self._flush()
-        before = self.read("qpos")
+        before = wp.clone(self.data.qpos)
         active = np.zeros(self.count, dtype=np.int32)
         active[rows] = 1
         self._flags["active"].assign(active)
@@ -209,8 +209,8 @@ class _Worlds:
             self._control_step(stop_on_success)
             executed[:, k] = self._flags["executed"].numpy()[rows]
         success, diverged = (self._flags[name].numpy()[rows].astype(np.bool_) for name in ("success", "diverged"))
-        for row in rows[diverged]:
-            self._rest(int(row), before[row])
+        if diverged.any():
+            self._rest(rows[diverged], before)
         return executed, success & ~diverged, diverged
 
     def read(self, name: str) -> NDArray[np.float64]:
@@ -269,12 +269,13 @@ class _Worlds:
             [flags["executed"], flags["success"], flags["diverged"]],
         )  # fmt: skip
 
-    def _rest(self, row: int, qpos: NDArray[np.float64]) -> None:
-        """Put a world that blew up to `qpos`, at rest; its fixtures and its controller stay."""
+    def _rest(self, rows: NDArray[np.int64], before: wp.array) -> None:
+        """Put worlds `rows` that blew up to their `before` [W, nq], at rest; fixtures and controllers stay."""
         for name in STATE:
-            values = getattr(self.data, name).numpy()
-            values[row] = qpos if name == "qpos" else 0.0
-            getattr(self.data, name).assign(values)
+            array = getattr(self.data, name)
+            values = array.numpy()
+            values[rows] = before.numpy()[rows] if name == "qpos" else 0.0
+            array.assign(values)
 
     def _flush(self) -> None:
         """Put what was written where the physics reads it."""
