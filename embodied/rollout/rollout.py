@@ -201,7 +201,7 @@ class Collector:
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
             rows.put(t, _row(decision, transition))
-            diverged, lost = diverged + _now("diverged", transition), lost + _now("lost", transition)
+            diverged, lost = diverged + _count(transition.diverged), lost + _count(transition.lost)
             has_success = transition.has_success
         there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
@@ -333,8 +333,8 @@ def _row(decision: Decision, transition: Transition) -> dict[str, Tensor | Tenso
 ENDS = ("terminated", "truncated", "success")
 
 
-def _now(name: str, transition: Transition) -> int:
-    return 0 if (flag := getattr(transition, name)) is None else int((flag & transition.executed.any(1)).sum())
+def _count(flag: Tensor | None) -> int:
+    return 0 if flag is None else int(flag.sum())
 
 
 def _executed(decision: Decision, transition: Transition) -> Tensor:

@@ -64,7 +64,7 @@ class SavedRun:
 
     def _next(self) -> None:
         """Enter the next stage."""
-        self.stage, self.parts = self.stages[self.stages.index(self.stage) + 1], {}
+        self.stage = self.stages[self.stages.index(self.stage) + 1]
         self._save(self._snapshot({}))
 
     def _keep(self, parts: dict[str, Any], due: bool) -> None:

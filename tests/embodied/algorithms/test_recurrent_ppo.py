@@ -74,3 +74,16 @@ def test_what_was_seen_is_remembered_when_it_pays() -> None:
         learner.update(rollout, 0.0)
     assert rates[0] < 0.6
     assert sum(rates[-3:]) / 3 > 0.9
+
+
+def test_a_memory_limit_cuts_minibatches_between_environments_and_never_in_time() -> None:
+    learned = []
+    for memory_gb in (None, 1e-9):  # whole, and environment by environment
+        policy, learner, collector = make(envs=4, minibatch=24, epochs=1, memory_gb=memory_gb)
+        metrics = learner.update(collector.collect(6), 0.0)
+        learned.append((metrics, dict(policy.named_parameters())))
+        assert learner.piece == (4 if memory_gb is None else 1)
+    (whole, expected), (cut, found) = learned
+    assert cut == pytest.approx(whole, abs=1e-5)
+    for name, parameter in expected.items():
+        torch.testing.assert_close(found[name], parameter, atol=1e-5, rtol=1e-4)

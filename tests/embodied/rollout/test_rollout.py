@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from embodied.policy import Decision
 from embodied.rollout.rollout import Collector, first_decisions
 from embodied.rollout.starts import RetryStarts
+from tests.embodied.nameless import Nameless
 from tests.embodied.reach import Reach
 
 
@@ -192,3 +193,28 @@ def test_abandoned_episodes_did_not_fail() -> None:
     collector.collect(1)
     assert not len(starts.firsts)
     assert not any(map(len, starts.failed))
+
+
+def test_a_resumed_collector_knows_how_many_updates_its_policy_has_had() -> None:
+    def run() -> Collector:
+        env = Reach(2)
+        return Collector(env, Constant(env, 0.1), torch.Generator())
+
+    collector, resumed = run(), run()
+    collector.version = 5
+    collector.collect(1)
+    resumed.load_state_dict(collector.state_dict())
+    assert resumed.collect(1).policy_version == 5
+
+
+def test_put_back_where_the_simulator_cannot_be_every_episode_begins_anew() -> None:
+    env = Nameless(3)
+    collector = Collector(env, Constant(env, 0.01), torch.Generator())
+    collector.collect(1)
+    state = collector.state_dict()
+    collector.collect(1)
+    assert len(env.begun) == 3  # all still run
+    collector.load_state_dict(state)
+    rollout = collector.collect(1)
+    assert [row for row, _ in env.begun[3:]] == [0, 1, 2]
+    assert rollout.episode_steps.tolist() == [[2.0, 2.0, 2.0]]

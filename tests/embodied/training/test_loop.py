@@ -119,6 +119,31 @@ def test_processes_explore_by_their_own_noise() -> None:
     assert not torch.isclose(actions(ALONE), actions(Twin())).any()
 
 
+def test_another_seed_explores_with_other_noise() -> None:
+    made = policy(Reach(8))
+    made.fit(Reach(8).reset(starts=torch.arange(8)), torch.zeros(1, 1))
+
+    def actions(seed: int) -> torch.Tensor:
+        return build(Reach(8), made, QUICK, None, seed)[1].collect(1).actions
+
+    assert torch.equal(actions(0), actions(0))
+    assert not torch.isclose(actions(0), actions(1)).any()
+
+
+def test_episodes_begin_where_the_learner_chooses() -> None:
+    class Chooses(Watcher):
+        starts, collector = FixedStarts([5, 9]), Collector
+
+    class Config:
+        def build(self, *_: object) -> Chooses:
+            return Chooses()
+
+    made = policy(Reach(2))
+    made.fit(Reach(8).reset(starts=torch.arange(8)), torch.zeros(1, 1))
+    _, collector = build(Reach(2), made, Config(), None, 0)
+    assert collector.collect(1).start.tolist() == [[5, 9]]
+
+
 def test_bfloat16_computes_in_it_and_keeps_weights_advantages_and_losses_in_float32() -> None:
     env, kinds = Reach(32), {}
     learned = policy(env)

@@ -326,6 +326,43 @@ def test_every_learner_goes_on_beyond_its_plan(tmp_path: Path, algorithm: str) -
     assert progress == sorted(set(progress))
 
 
+def test_schedules_end_with_the_steps_asked_for_first(tmp_path: Path, monkeypatch) -> None:
+    original, seen = PPO.update, []
+
+    def watched(learner, rollout, progress, world):
+        seen.append(progress)
+        return original(learner, rollout, progress, world)
+
+    monkeypatch.setattr(PPO, "update", watched)
+    trainer(tmp_path, "ppo", iterations=2).run()
+    planned = len(seen)
+    assert 0.0 < seen[0] < seen[-1] == 1.0
+    trainer(tmp_path, "ppo", iterations=8).run()
+    assert len(seen) > planned + 1
+    assert set(seen[planned:]) == {1.0}
+
+
+def test_what_was_evaluated_before_a_stop_is_not_evaluated_again(tmp_path: Path, monkeypatch) -> None:
+    original, done = embodied.training.experiment.evaluate, []
+
+    def evaluates(*parts, progress, **settings):
+        if len(done) == 1:
+            done.append("a stop")
+            os.kill(os.getpid(), signal.SIGTERM)
+        result = original(*parts, progress=progress, **settings)
+        done.append(progress)
+        return result
+
+    monkeypatch.setattr(embodied.training.experiment, "evaluate", evaluates)
+    monkeypatch.setattr(ReachTask, "distributions", ("wide", "narrow"))
+    with pytest.raises(Stopped):
+        trainer(tmp_path, "ppo", iterations=1).run()
+    assert done == ["SFT, evaluation on wide", "a stop"]
+    report = trainer(tmp_path, "ppo", iterations=1).run()
+    assert len(done) == len(set(done))
+    assert len(report.results) == 6  # three stages on two distributions
+
+
 def test_other_options_are_refused_and_those_that_no_result_depends_on_are_not(tmp_path: Path) -> None:
     def resumed(**changes) -> Experiment:
         record = {"values": {"env_steps": 480, "seed": 0, "video": False, "sft": {"steps": 50}} | changes}

@@ -353,6 +353,8 @@ def test_a_crash_at_the_step_limit_is_no_time_limit():
         last = env.step(falling)
     assert last.terminated.all()
     assert not last.truncated.any()
+    assert not last.success.any()
+    assert (last.metrics["survive"] == 0).all()
 
 
 def test_all_64_bits_of_a_start_count():
