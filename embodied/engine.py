@@ -162,8 +162,9 @@ class EpisodeEngine(ABC):
         failed = outcome.terminated
         if outcome.diverged is not None:
             failed = failed | outcome.diverged
-            self._report(running & outcome.diverged)
-            self.diverged = self.diverged | (running & outcome.diverged)
+            broken = running & outcome.diverged
+            self._report(broken)
+            self.diverged = self.diverged | broken
         over = self.steps >= self.step_limit
         over = over if outcome.truncated is None else over | outcome.truncated
         self.terminated = self.terminated | (running & failed)

@@ -76,28 +76,42 @@ class GymEnvironment(RestorableEngine):
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Reset the worlds with the seeds of `starts`."""
-        for row, start in zip(ids.tolist(), starts.tolist(), strict=True):
-            observation, _ = self.worlds[row].reset(seed=derive(start, self.id, self.split) % (1 << 31))
-            if not self._seen.read(row, observation):
-                raise UserError(f"{self.id} begins with an observation that is not finite, initial state {start}")
+        rows, first = ids.tolist(), []
+        for row, start in zip(rows, starts.tolist(), strict=True):
+            first.append(self.worlds[row].reset(seed=derive(start, self.id, self.split) % (1 << 31))[0])
             self._taken_actions[row], self._returns[row] = [], 0.0
+        finite = self._seen.read(rows, first)
+        if not finite.all():
+            start = int(starts[int(finite.argmin())])
+            raise UserError(f"{self.id} begins with an observation that is not finite, initial state {start}")
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Step each world as far as its chunk and its episode go."""
         chosen = self._actions.chosen(actions.detach().numpy())
-        reward, executed = np.zeros(chosen.shape[:2], dtype=np.float32), np.zeros(chosen.shape[:2], dtype=bool)
-        flags = np.zeros((4, self.num_envs), dtype=bool)
+        reward, executed = np.zeros(chosen.shape[:2]), np.zeros(chosen.shape[:2], dtype=bool)
+        terminated, truncated, success, diverged = np.zeros((4, self.num_envs), dtype=bool)
+        rows, seen = [], []
         for row, count in enumerate(left.tolist()):
             if count:
-                earned, flags[:, row] = self._run(row, chosen[row, :count])
-                reward[row, : len(earned)], executed[row, : len(earned)] = earned, True
-        ran, (terminated, truncated, success, diverged) = torch.from_numpy(executed), torch.from_numpy(flags)
-        over = terminated | truncated | diverged | (self.steps + ran.sum(1) >= self.step_limit)
+                observation, steps, terminated[row], truncated[row], success[row] = self._run(
+                    row, chosen[row, :count], reward[row]
+                )
+                executed[row, :steps] = True
+                rows.append(row)
+                seen.append(observation)
+        diverged[rows] = ~self._seen.read(rows, seen)
+        if not (finite := np.isfinite(reward)).all():
+            diverged |= ~finite.all(1)
+            reward[~finite] = 0.0
+        self._returns += reward.sum(1)
+        if self.success_return is not None:
+            success = self._returns >= self.success_return
+        if self.has_success:  # it counts at the end alone
+            late = self.steps.numpy() + executed.sum(1) >= self.step_limit
+            success &= terminated | truncated | diverged | late
         metrics = {"return": torch.from_numpy(self._returns.copy())} if self.has_success else {}
-        return Outcome(
-            torch.from_numpy(reward), ran, terminated, success & over, truncated, diverged, metrics,
-            has_success=self.has_success,
-        )  # fmt: skip
+        told = (reward.astype(np.float32), executed, terminated, success, truncated, diverged)
+        return Outcome(*map(torch.from_numpy, told), metrics, has_success=self.has_success)
 
     def observe(self) -> TensorDict:
         """What the worlds told last."""
@@ -124,7 +138,8 @@ class GymEnvironment(RestorableEngine):
         self.begin(begun, self.start[begun])
         for row in begun.tolist():
             if len(taken := state["actions"][row].numpy()):
-                self._run(row, taken)
+                self._seen.read([row], [self._run(row, taken, np.zeros(len(taken)))[0]])
+        self._returns = np.array(state["returns"])
         for name, seen in self.observe().items():
             if not torch.equal(seen[begun], state["observation"][name][begun]):
                 raise UserError(
@@ -132,28 +147,26 @@ class GymEnvironment(RestorableEngine):
                     "cannot be resumed; start a new one"
                 )
 
-    def _run(self, row: int, actions: Array) -> tuple[list[float], tuple[bool, bool, bool, bool]]:
-        """Step world `row` through `actions` until its episode ends.
+    def _run(self, row: int, actions: Array, reward: Array) -> tuple[Any, int, bool, bool, bool]:
+        """Step world `row` through `actions` until its episode ends or a reward is not finite; fills in `reward`.
 
-        Returns rewards, then whether it terminated, was truncated, succeeded so far, and diverged.
+        Returns the last observation, the number of steps, and whether it terminated, was truncated, and says that it
+        succeeded.
         """
-        world, earned = self.worlds[row], []
+        step, taken, count = self.worlds[row].step, self._taken_actions[row], 0
         observation, info, terminated, truncated = None, {}, False, False
         for action in actions:
-            observation, reward, terminated, truncated, info = world.step(action)
-            earned.append(float(reward))
-            self._taken_actions[row].append(action)
-            if terminated or truncated or not math.isfinite(earned[-1]):
+            observation, earned, terminated, truncated, info = step(action)
+            taken.append(action)
+            reward[count] = earned
+            count += 1
+            if terminated or truncated or not math.isfinite(earned):
                 break
-        diverged = not (self._seen.read(row, observation) and math.isfinite(earned[-1]))
-        if not math.isfinite(earned[-1]):
-            earned[-1] = 0.0
-        self._returns[row] += sum(earned)
-        said = next((bool(info[key]) for key in SUCCESS if key in info), None)
-        self.has_success = self.has_success or said is not None
-        enough = None if self.success_return is None else bool(self._returns[row] >= self.success_return)
-        success = bool(said) if enough is None else enough
-        return earned, (bool(terminated), bool(truncated), success, diverged)
+        for key in SUCCESS:
+            if key in info:
+                self.has_success = True
+                return observation, count, terminated, truncated, bool(info[key])
+        return observation, count, terminated, truncated, False
 
 
 def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | None = None) -> gymnasium.Env:

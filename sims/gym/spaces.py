@@ -39,19 +39,29 @@ class Observations:
             name: np.zeros((count, *spec.shape), dtype=spec.dtype) for name, spec in self.specs.items()
         }  # [N, ...] each
 
-    def read(self, row: int, observation: Any) -> bool:  # noqa: ANN401 - nested as its space is
-        """Take up the observation of world `row`; where a number is not finite, keep the last one and return False."""
-        values = []
+    def read(self, rows: list[int], observations: list[Any]) -> Array:
+        """Take up the `observations` of the worlds `rows` [M], except those in which a number is not finite.
+
+        Returns which are finite, bool [M].
+        """
+        finite, values = np.ones(len(rows), dtype=bool), []
         for path, space in self._parts:
-            value = observation
+            parts = observations
             for key in path:
-                value = value[key]
-            values.append(flatten(space, value) if isinstance(space, ENCODED) else np.asarray(value))
-        if not all(np.isfinite(value).all() for value in values):
-            return False
+                parts = [each[key] for each in parts]
+            if isinstance(space, ENCODED):
+                parts = [flatten(space, each) for each in parts]
+            values.append(value := np.array(parts))
+            if value.dtype.kind == "f" and not (good := np.isfinite(value)).all():
+                finite &= good.reshape(len(rows), -1).all(1)
+        whole = finite.all()
         for buffer, value in zip(self.buffers.values(), values, strict=True):
-            buffer[row] = value.reshape(buffer.shape[1:])
-        return True
+            shaped = value.reshape(len(rows), *buffer.shape[1:])
+            if whole:
+                buffer[rows] = shaped
+            else:
+                buffer[np.array(rows)[finite]] = shaped[finite]
+        return finite
 
 
 class Actions:

@@ -106,6 +106,34 @@ def test_numbers_that_are_not_finite_end_an_episode_and_are_not_seen(caplog):
     assert "diverged in Line-v0" in caplog.text
 
 
+def test_one_world_that_breaks_leaves_the_others_alone():
+    env = line()
+    env.worlds[1].unwrapped.broken_at = 2
+    env.reset()
+    for step in (1, 2, 3):
+        transition = env.step(torch.zeros(3, 1, 2))
+        assert transition.done.tolist() == [False, step > 1, False]
+        assert transition.observation["state"][:, 1].tolist() == [step, 1.0, step]
+
+
+def test_success_counts_where_the_step_limit_ends_an_episode_before_the_world_does():
+    env = line(spread=0.0)
+    env.reset()
+    env.steps = torch.tensor([4, 0, 0])  # as rsl_rl does to begin at different times
+    right = torch.zeros(3, 1, 2) + torch.tensor([1.0, 0.0])
+    assert [env.step(right).success.tolist() for _ in range(2)] == [[False] * 3, [True, False, False]]
+
+
+def test_a_resumed_episode_keeps_its_return():
+    env, other = (line(spread=0.0, success_return=-1e9, executed=3) for _ in range(2))
+    env.reset()
+    env.step(torch.full((3, 3, 2), 0.1))
+    other.load_state_dict(env.state_dict())
+    found = [each.step(torch.full((3, 3, 2), -0.2)).metrics["return"] for each in (env, other)]
+    assert torch.equal(*found)
+    assert (found[0] < -2.0).all()
+
+
 def test_the_highest_score_is_chosen():
     env = GymEnvironment(3, "Choices-v0", step_limit=5, control_dt_s=0.1)
     assert env.contract.action.names == ("choice_-1", "choice_0", "choice_1")
