@@ -15,6 +15,8 @@ from embodied.errors import UserError
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
 """A number with a positive exponent, as a whole value or an element of a list."""
+NUMBERS = "task.numbers"
+"""Numbers of a task by name; it knows itself which it has, and refuses others."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
 """Config classes by name, for each config group."""
@@ -48,12 +50,13 @@ def compose(
         for key, node in classes.items():
             store.store(group=group, name=key, node=node)
     choices = [f"{group}={saved['choices'][group]}" for group in groups] if saved else []
+    asked = [*choices, *map(_addable, overrides)]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            composed = hydra_compose(name, [*choices, *overrides], return_hydra_config=True)
+            composed = hydra_compose(name, asked, return_hydra_config=True)
             chosen = {group: composed.hydra.runtime.choices[group] for group in groups}
-            config = hydra_compose(name, [*choices, *overrides])
+            config = hydra_compose(name, asked)
         if saved:
             _check_same(chosen, saved["choices"])
             given = [override for override in overrides if override.split("=")[0] not in groups]
@@ -124,6 +127,11 @@ def _whole(override: str) -> str:
     return f"{key}={WHOLE.sub(lambda found: _written_out(found[0]), value)}"
 
 
+def _addable(override: str) -> str:
+    """`override` as Hydra takes it."""
+    return f"++{override}" if override.startswith(f"{NUMBERS}.") else override
+
+
 def _written_out(number: str) -> str:
     return f"{float(number):.0f}" if float(number).is_integer() else number
 
@@ -137,6 +145,8 @@ def _check_same(chosen: Mapping[str, str], before: Mapping[str, str]) -> None:
 def _saved(config: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - OmegaConf's
     from omegaconf.errors import OmegaConfBaseException
 
+    if (numbers := OmegaConf.select(config, NUMBERS)) is not None:
+        OmegaConf.set_struct(numbers, False)
     try:
         return OmegaConf.merge(config, values)
     except OmegaConfBaseException as error:

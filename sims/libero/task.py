@@ -15,8 +15,8 @@ from embodied.contract import Contract
 from embodied.evaluation.video import film, tile, write_video
 from embodied.policy import Policy
 from embodied.rollout.episodes import Episodes, made_once
+from sims.backend import Sim
 from sims.libero.assets import Assets, find_assets
-from sims.libero.physics.backend import Sim
 from sims.libero.suite import Task, load_tasks, step_limit_of
 from sims.remote.options import ProcessOptions
 

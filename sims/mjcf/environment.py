@@ -15,10 +15,9 @@ from torch import Tensor
 from embodied.contract import Contract, TensorSpec
 from embodied.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
+from sims.backend import Sim
 from sims.mjcf.mdp import Draws, Mdp, Moment, keys
 from sims.mjcf.physics import MujocoWorlds, Worlds
-
-SIMS = ("mujoco", "mjwarp")
 
 
 class MjcfEnvironment(RestorableEngine):
@@ -35,7 +34,7 @@ class MjcfEnvironment(RestorableEngine):
         step_limit: control steps after which an episode is truncated; the task's if None.
         seed: which initial states an unnamed reset takes.
         device: where mujoco_warp runs; MuJoCo runs on the CPU alone.
-        sim: "mujoco" (double precision, its own thread pool) or "mjwarp" (single precision).
+        sim: mujoco (double precision, its own thread pool) or mjwarp (single precision).
         threads: of MuJoCo's batch; the cores that this process may use if None.
     """
 
@@ -49,7 +48,7 @@ class MjcfEnvironment(RestorableEngine):
         step_limit: int | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
-        sim: str = "mujoco",
+        sim: Sim = Sim.mujoco,
         threads: int | None = None,
     ) -> None:
         if split not in ("train", "eval"):
@@ -58,7 +57,8 @@ class MjcfEnvironment(RestorableEngine):
         name = type(mdp).__name__.lower()
         super().__init__(
             contract(mdp, self.model, executed), num_envs, mdp.STEP_LIMIT if step_limit is None else step_limit,
-            task_names=(name,), instructions=(mdp.INSTRUCTION,), seed=seed, device=device if sim == "mjwarp" else "cpu",
+            task_names=(name,), instructions=(mdp.INSTRUCTION,), seed=seed,
+            device=device if sim is Sim.mjwarp else "cpu",
         )  # fmt: skip
         self.worlds = make_worlds(sim, self.model, num_envs, mdp.READS, self.device, threads)
         self.now = Moment(self.model, self.worlds.fields, self.contract.control_dt_s, self.step_limit)
@@ -149,16 +149,10 @@ def contract(mdp: Mdp, model: mujoco.MjModel, executed: int = 1) -> Contract:
 
 
 def make_worlds(
-    sim: str, model: mujoco.MjModel, count: int, reads: tuple[str, ...], device: torch.device, threads: int | None
+    sim: Sim, model: mujoco.MjModel, count: int, reads: tuple[str, ...], device: torch.device, threads: int | None
 ) -> Worlds:
-    """The back end by name.
-
-    Raises:
-        UserError: for an unknown one.
-    """
-    if sim not in SIMS:
-        raise UserError(f"unknown sim {sim!r}; expected one of {', '.join(SIMS)}")
-    if sim == "mujoco":
+    """The back end of `sim`."""
+    if sim is Sim.mujoco:
         return MujocoWorlds(model, count, reads, threads)
     from sims.mjcf.warp import WarpWorlds  # it takes seconds to import
 

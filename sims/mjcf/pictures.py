@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames
-from sims.libero.rendering.gl_renderer import opengl
 from sims.mjcf.environment import MjcfEnvironment
+from sims.opengl import opengl
 
 SIZE = 256
 """Pixels along an edge."""

@@ -18,6 +18,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.policy import Policy
+from sims.backend import Sim
 from sims.mjcf.mdp import Mdp
 from sims.remote.options import ProcessOptions
 
@@ -40,7 +41,7 @@ class MjcfTask(ProcessOptions):
 
     name: str = "mjcf"
     mdp: str = "cartpole"
-    sim: str = "mujoco"
+    sim: Sim = Sim.mujoco
     numbers: dict[str, float] = field(default_factory=dict)
     step_limit: int | None = None
 
@@ -49,8 +50,6 @@ class MjcfTask(ProcessOptions):
     def __post_init__(self) -> None:
         """Raise UserError for what there is not."""
         self._mdp = changed(found(self.mdp), self.numbers)
-        if self.sim not in ("mujoco", "mjwarp"):
-            raise UserError(f"unknown task.sim {self.sim!r}; expected mujoco or mjwarp")
         if self.step_limit is not None:
             at_least(self, 1, "step_limit")
 

@@ -12,6 +12,7 @@ from embodied.contract import Contract
 from embodied.deployment.latency import LatencyConfig, LatencyEnvironment
 from embodied.environment import NumberedStarts, Restorable
 from embodied.saving.tree import load_tree, save_tree
+from sims.backend import Sim
 from sims.gym.environment import GymEnvironment
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
@@ -114,7 +115,7 @@ def robosuite(shaped: bool) -> Callable[..., RobosuiteEnvironment]:
     return make
 
 
-def mjcf(name: str, sim: str = "mujoco") -> Callable[..., MjcfEnvironment]:
+def mjcf(name: str, sim: Sim = Sim.mujoco) -> Callable[..., MjcfEnvironment]:
     def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> MjcfEnvironment:
         return MjcfEnvironment(
             num_envs, mdp=found(name), executed=executed, step_limit=step_limit, seed=seed, sim=sim, threads=1
@@ -143,7 +144,7 @@ ENVIRONMENTS = {
     "quadrotor swarm": swarm,
     "robosuite lift": robosuite(shaped=True),
     **{f"mjcf {name}": mjcf(name) for name in SHIPPED},
-    "mjcf cartpole, warp": mjcf("cartpole", "mjwarp"),
+    "mjcf cartpole, warp": mjcf("cartpole", Sim.mjwarp),
     "gym": pendulum,
     **{f"vehicle {goal}": vehicle(goal) for goal in ("navigate", "race")},
     **{f"remote {kind}": remote(kind) for kind in ("counter", "reach")},

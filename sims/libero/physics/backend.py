@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
+
+from sims.backend import Sim
 
 if TYPE_CHECKING:
     from sims.libero.physics.simulation import Simulation
@@ -12,13 +13,6 @@ if TYPE_CHECKING:
     from sims.libero.scene.scene import Scene
 
 Physics: TypeAlias = "Simulation | WarpSimulation"
-
-
-class Sim(Enum):
-    """MuJoCo on the CPU's cores, or mujoco_warp, meant for a GPU."""
-
-    mujoco = "mujoco"
-    mjwarp = "mjwarp"
 
 
 def simulate(sim: Sim, scenes: Sequence[Scene], threads: int | None = None) -> Physics:

@@ -15,6 +15,7 @@ from embodied.errors import UserError
 from sims.libero.physics.backend import Physics
 from sims.libero.rendering.poses import Poses, Posing
 from sims.libero.scene.scene import build_scene
+from sims.opengl import graphics_card, opengl
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +102,6 @@ def choose_backend() -> Backend:
 
     On a CPU, OpenGL takes three times as long as the ray tracer. Raises UserError if neither works.
     """
-    from sims.libero.rendering.gl_renderer import graphics_card, opengl
-
     try:
         import warp
 
@@ -123,10 +122,10 @@ def _renderer(backend: Backend) -> type[Renderer]:
         where = warp.get_device().name
         log.info(f"rendering with mujoco_warp's ray tracer on {where}; compiled once per machine, about 10 s")
         return RayTracer
-    from sims.libero.rendering.gl_renderer import GLRenderer, opengl
-
     if opengl() is None:
         raise UserError('backend="gl" needs OpenGL, but it does not work here; install EGL or use backend="rays"')
+    from sims.libero.rendering.gl_renderer import GLRenderer
+
     log.info(f"rendering with MuJoCo's OpenGL renderer on {opengl()}")
     return GLRenderer
 

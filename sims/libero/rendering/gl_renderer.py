@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 from sims.libero.rendering.poses import VISUAL_GROUP, Poses
-
-SOFTWARE = ("llvmpipe", "softpipe", "swrast", "software")
-"""Parts of the names of OpenGL implementations that run on the CPU."""
+from sims.opengl import context
 
 
 class GLRenderer:
@@ -24,7 +18,7 @@ class GLRenderer:
     threads = 1  # the context is current only in the thread that opened it
 
     def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None:
-        _context()
+        context()
         # Texture bytes are used without colour conversion, as in the MuJoCo that recorded LIBERO's demonstrations.
         model.tex_colorspace[:] = mujoco.mjtColorSpace.mjCOLORSPACE_LINEAR
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
@@ -54,36 +48,6 @@ class GLRenderer:
         mujoco.mjr_render(self._rectangle, self._scene, self._renderer)
         mujoco.mjr_readPixels(picture, None, self._rectangle, self._renderer)
         return picture[::-1]  # OpenGL's first row is the lowest
-
-
-def graphics_card() -> bool:
-    """Whether OpenGL runs on a graphics card."""
-    if not any(Path("/dev/dri").glob("renderD*")):
-        return False
-    name = opengl()
-    return name is not None and not any(word in name.lower() for word in SOFTWARE)
-
-
-def opengl() -> str | None:
-    """Name of the OpenGL implementation; None if OpenGL does not work."""
-    try:
-        return _context()[1]
-    except Exception:  # a missing library, driver or display each raises another error
-        return None
-
-
-@functools.cache
-def _context() -> tuple[Any, str]:
-    """One OpenGL context, current until the process ends, and the name of its implementation."""
-    if os.environ.get("MUJOCO_GL"):
-        from mujoco.gl_context import GLContext
-    else:
-        from mujoco.egl import GLContext
-    context = GLContext(64, 64)
-    context.make_current()
-    from OpenGL import GL
-
-    return context, GL.glGetString(GL.GL_RENDERER).decode()
 
 
 def _camera(model: mujoco.MjModel, name: str) -> mujoco.MjvCamera:

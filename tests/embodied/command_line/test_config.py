@@ -7,6 +7,7 @@ import pytest
 from embodied.command_line.config import compose
 from embodied.errors import UserError
 from policies.flow import FlowConfig, Sampler
+from sims.backend import Sim
 from sims.libero.task import LiberoTask
 from train import GROUPS, TrainConfig
 
@@ -114,3 +115,14 @@ def test_a_configuration_of_another_version_is_one_line():
 def test_impossible_sizes_are_refused(override):
     with pytest.raises(ValueError, match=f"^expected {override.split('.')[-1].split('=')[0]} of at least"):
         composed(override)
+
+
+def test_every_number_of_a_task_is_an_option_and_is_kept():
+    config, record = composed("task=mjcf_cartpole", "task.numbers.held_s=1", "task.sim=mjwarp")
+    assert (config.task.numbers, config.task.sim) == ({"held_s": 1.0}, Sim.mjwarp)
+    assert composed(saved=record)[0].task.numbers == {"held_s": 1.0}
+    for task, known in (("mjcf_cartpole", "upright_rad"), ("vehicle_race", "laps")):
+        with pytest.raises(UserError, match=rf"^unknown number 'mass' in task\.numbers; expected one of {known}"):
+            composed(f"task={task}", "task.numbers.mass=1")
+    with pytest.raises(UserError, match=r"^task\.sim: .*expected one of \[mujoco, mjwarp\]"):
+        composed("task=mjcf_cartpole", "task.sim=warp")

@@ -14,9 +14,9 @@ from embodied.evaluation.report import Report
 from embodied.policy import Decision
 from embodied.rollout.rollout import Collector
 from embodied.text import decode
+from sims.backend import Sim
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
-from sims.libero.physics.backend import Sim
 from sims.libero.suite import load_tasks
 from tests.embodied.reach import FixedStarts
 

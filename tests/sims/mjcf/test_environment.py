@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from embodied.errors import UserError
+from sims.backend import Sim
 from sims.mjcf.environment import MjcfEnvironment
 from sims.mjcf.mdp import Draws, Mdp, Moment, Start, keys
 from sims.mjcf.tasks.cartpole import Cartpole
@@ -166,14 +167,18 @@ def test_what_is_not_read_says_how_to_read_it():
     env = make()
     with pytest.raises(AttributeError, match="READS"):
         env.now.xpos  # noqa: B018
-    with pytest.raises(UserError, match="sim"):
-        make(sim="bullet")
+
+    class Misread(Slider):
+        READS = ("xposs",)
+
+    with pytest.raises(UserError, match="xposs"):
+        make(Misread())
 
 
 @pytest.mark.parametrize("mdp", [Cartpole(), Reacher()])
 def test_mujoco_warp_moves_like_mujoco(mdp: Mdp):
     # Ten control steps in single precision: 1e-4 of every unit. Numbers that a start does not name are the same, too.
-    exact, single = make(mdp, 3), MjcfEnvironment(3, mdp=mdp, sim="mjwarp")
+    exact, single = make(mdp, 3), MjcfEnvironment(3, mdp=mdp, sim=Sim.mjwarp)
     assert torch.allclose(exact.reset()["velocity"], single.reset()["velocity"], atol=1e-6)
     high = torch.tensor(exact.contract.action.high)
     for step in range(10):

@@ -39,8 +39,6 @@ def test_a_users_file_is_a_task_with_numbers_of_its_own(tmp_path: Path):
         found("cart")
     with pytest.raises(UserError, match="unknown number 'mass'"):
         MjcfTask(numbers={"mass": 1.0})
-    with pytest.raises(UserError, match=r"unknown task.sim 'warp'; expected mujoco or mjwarp"):
-        MjcfTask(sim="warp")
 
 
 def test_the_readmes_task_runs(tmp_path: Path):

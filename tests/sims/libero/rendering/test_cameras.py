@@ -9,11 +9,11 @@ import torch
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.physics.simulation import Simulation
-from sims.libero.rendering import gl_renderer
 from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, Cameras, choose_backend
 from sims.libero.rendering.ray_tracer import shrink
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import initial_states, load_tasks
+from sims.opengl import opengl
 
 SIZE = 96
 AWAY = (0.0, 0.0, -3.0)  # under the floor
@@ -118,7 +118,7 @@ def test_looking_changes_nothing(simulation, cameras):
         np.testing.assert_array_equal(values, before[name])
 
 
-@pytest.mark.skipif(gl_renderer.opengl() is None, reason="OpenGL does not work here")
+@pytest.mark.skipif(opengl() is None, reason="OpenGL does not work here")
 def test_both_back_ends_show_the_same(simulation, cameras):
     rays = cameras.render().astype(int)
     gl = Cameras(simulation, width=SIZE, height=SIZE, backend="gl")
@@ -134,7 +134,7 @@ def test_unknown_cameras_are_listed_with_the_known_ones(simulation):
 
 
 def test_a_back_end_that_does_not_work_is_refused(simulation, monkeypatch):
-    monkeypatch.setattr(gl_renderer, "opengl", lambda: None)
+    monkeypatch.setattr("sims.libero.rendering.cameras.opengl", lambda: None)
     with pytest.raises(ValueError, match='backend="gl" needs OpenGL'):
         Cameras(simulation, backend="gl")
     monkeypatch.setitem(sys.modules, "warp", None)
@@ -146,7 +146,7 @@ def test_a_back_end_that_does_not_work_is_refused(simulation, monkeypatch):
     ("card", "cuda", "expected"), [(False, False, "rays"), (True, False, "gl"), (True, True, "rays")]
 )
 def test_opengl_is_chosen_only_on_a_graphics_card_without_cuda(monkeypatch, card, cuda, expected):
-    monkeypatch.setattr(gl_renderer, "graphics_card", lambda: card)
+    monkeypatch.setattr("sims.libero.rendering.cameras.graphics_card", lambda: card)
     monkeypatch.setattr("warp.is_cuda_available", lambda: cuda)
     assert choose_backend() == expected
 
