@@ -60,7 +60,7 @@ class Quadruped(Mdp):
     cost_roll: float = 0.05
     cost_tilt: float = 2.0
     cost_torque: float = 2e-4
-    cost_action_rate: float = 0.02
+    cost_action_rate: float = 0.05
 
     MODEL = Path(__file__).with_name("quadruped.xml")
     INSTRUCTION = "walk as commanded"
