@@ -103,6 +103,17 @@ def rate(name: str, success: NDArray) -> dict:
     return {f"{name}_success": float(success.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
+def summary(assets: str, rows: list[dict], replays: dict[str, list[NDArray]], errors: list[NDArray]) -> dict:
+    """What has been measured over the tasks of `rows`."""
+    total = np.concatenate(errors)
+    return {
+        "assets": assets, "git_commit": git_commit(), "versions": versions(), "tasks": rows,
+        "episodes": sum(row["episodes"] for row in rows),
+        **{key: value for name, each in replays.items() for key, value in rate(name, np.concatenate(each)).items()},
+        "step_error_grasped": {str(q): float(np.quantile(total, q)) for q in (0.5, 0.9, 0.99, 1.0)},
+    }  # fmt: skip
+
+
 def main() -> None:
     """Measure and print; write JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -133,18 +144,12 @@ def main() -> None:
             print(
                 f"{task.name}: mujoco {floor.mean():.3f}, mjwarp {ours.mean():.3f} of {len(starts)} replays", flush=True
             )
+            result = summary(assets.kind, rows, replays, errors)
+            if options.output:  # after every task: a run that is cut off has what it measured
+                with complete_or_absent(options.output) as path:
+                    path.write_text(json.dumps(result, indent=2) + "\n")
             bar.update(1)
-    total = np.concatenate(errors)
-    result = {
-        "assets": assets.kind, "git_commit": git_commit(), "versions": versions(), "tasks": rows,
-        "episodes": sum(row["episodes"] for row in rows),
-        **{key: value for name, each in replays.items() for key, value in rate(name, np.concatenate(each)).items()},
-        "step_error_grasped": {str(q): float(np.quantile(total, q)) for q in (0.5, 0.9, 0.99, 1.0)},
-    }  # fmt: skip
     print(json.dumps({key: value for key, value in result.items() if key not in ("tasks", "versions")}, indent=2))
-    if options.output:
-        with complete_or_absent(options.output) as path:
-            path.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":
