@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
-from embodied.environment import Transition
+from embodied.environment import Restorable, SwitchableEnvironment, Transition
 from embodied.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -260,6 +260,31 @@ class RestorableEngine(EpisodeEngine):
         self.seed, self._taken, self._begun = state["seed"], state["taken"].clone(), False
         self.restore(state["simulator"])
         return self.observe()
+
+
+class Unnumbered:
+    """An engine whose initial states cannot be chosen: an Environment, with what else `engine` can do.
+
+    It keeps the books of the episodes all the same.
+    """
+
+    def __init__(self, engine: EpisodeEngine) -> None:
+        self.engine = engine
+        self.contract, self.num_envs, self.device = engine.contract, engine.num_envs, engine.device
+        self.task_names, self.instructions = engine.task_names, engine.instructions
+        self.task_index, self.close = engine.task_index, engine.close
+        if isinstance(engine, SwitchableEnvironment):
+            self.switch = engine.switch
+        if isinstance(engine, Restorable):
+            self.state_dict, self.load_state_dict = engine.state_dict, engine.load_state_dict
+
+    def reset(self, mask: Tensor | None = None) -> TensorDict:
+        """As `Environment.reset`."""
+        return self.engine.reset(mask)
+
+    def step(self, actions: Tensor) -> Transition:
+        """As `Environment.step`."""
+        return self.engine.step(actions)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from embodied.command_line.listing import Needs
 from sims.gym.task import GymTask
+from sims.isaac_lab.task import IsaacLabTask
 from sims.libero.task import LiberoTask
 from sims.maniskill.task import ManiSkillTask
 from sims.mjcf.task import MjcfTask
@@ -17,6 +18,7 @@ __all__ = ["TASKS", "in_processes"]
 TASKS: dict[str, type] = {
     "libero": LiberoTask,
     "gym_schema": GymTask,
+    "isaac_lab_schema": IsaacLabTask,
     "maniskill_schema": ManiSkillTask,
     "quadrotor_hover_schema": HoverTask,
     "quadrotor_track_schema": TrackTask,
@@ -31,6 +33,7 @@ TASKS: dict[str, type] = {
 }
 NEEDS: dict[str, Needs] = {
     "gym": Needs("gym", ("mujoco",), "environments on MuJoCo"),
+    "isaac_lab": Needs("isaac-lab", ("isaaclab",), venv=".venv-isaac", install="make isaac"),
     "libero": Needs("libero", ("mujoco", "mujoco_warp", "warp")),
     "maniskill": Needs("maniskill", ("mani_skill", "sapien")),
     "mjcf": Needs("mjcf", ("mujoco",)),

@@ -18,16 +18,28 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Needs:
-    """What a simulator needs beyond the smallest install: an `extra`, which brings `modules`, for tasks `of` a kind."""
+    """What a simulator needs beyond the smallest install: an `extra`, which brings `modules`, for tasks `of` a kind.
+
+    Where its packages do not go together with ours, `install` installs it into an environment of its own, `venv`.
+    """
 
     extra: str
     modules: tuple[str, ...]
     of: str = ""
+    venv: str = ""
+    install: str = ""
 
     def told(self) -> str:
         """The extra, whether it is installed, and how to install it."""
         missing = [name for name in self.modules if find_spec(name) is None]
-        state = f"not installed: pip install 'embodied-rl[{self.extra}]'" if missing else "installed"
+        python = Path(self.venv) / "bin" / "python"
+        if missing and self.venv and python.exists():
+            state = f"installed in {self.venv}: task.python={python}"
+        elif missing:
+            how = self.install or f"pip install 'embodied-rl[{self.extra}]'"
+            state = f"not installed: {how}"
+        else:
+            state = "installed"
         return f"extra {self.extra}{f' for {self.of}' if self.of else ''}, {state}"
 
 

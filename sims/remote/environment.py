@@ -20,8 +20,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
-from embodied.engine import EpisodeEngine, Outcome, RestorableEngine
-from embodied.environment import SwitchableEnvironment, Transition
+from embodied.engine import EpisodeEngine, Outcome, RestorableEngine, Unnumbered
+from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.saving.tree import load_tree, save_tree
 from embodied.seeding import derive
@@ -291,31 +291,9 @@ class RestorableRemote(RemoteEnvironment, RestorableEngine):
             left -= set(self._ask(message, sorted(left), own))
 
 
-class UnnumberedRemote:
-    """A RemoteEnvironment of children whose initial states have no numbers."""
-
-    def __init__(self, joined: RemoteEnvironment) -> None:
-        self._joined = joined
-        self.contract, self.num_envs, self.device = joined.contract, joined.num_envs, joined.device
-        self.task_names, self.instructions = joined.task_names, joined.instructions
-        self.task_index, self.close = joined.task_index, joined.close
-        if isinstance(joined, SwitchableEnvironment):
-            self.switch = joined.switch
-        if isinstance(joined, RestorableRemote):
-            self.state_dict, self.load_state_dict = joined.state_dict, joined.load_state_dict
-
-    def reset(self, mask: Tensor | None = None) -> TensorDict:
-        """As `Environment.reset`."""
-        return self._joined.reset(mask)
-
-    def step(self, actions: Tensor) -> Transition:
-        """As `Environment.step`."""
-        return self._joined.step(actions)
-
-
 def remote(
     order: Message, num_envs: int, *, group: int, seed: int, processes: int, pool: Pool, timeout_s: float
-) -> RemoteEnvironment | UnnumberedRemote:
+) -> RemoteEnvironment | Unnumbered:
     """An Environment of at least `num_envs` that child processes have a part of each, with what they can do.
 
     Args:
@@ -351,7 +329,7 @@ def remote(
         raise UserError(f"no process runs {missing}: only an EpisodeEngine deals tasks over processes; use fewer")
     kind = RestorableRemote if told[0]["restorable"] else RemoteEnvironment
     env = kind(orders, children, told, pool=pool, seed=seed, timeout_s=timeout_s)
-    return env if told[0]["numbered"] else UnnumberedRemote(env)
+    return env if told[0]["numbered"] else Unnumbered(env)
 
 
 def _seed(seed: int, number: int) -> int:

@@ -1,0 +1,1 @@
+"""Isaac Lab's environments as ours: many worlds that its simulator steps at once."""

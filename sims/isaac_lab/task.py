@@ -1,0 +1,103 @@
+"""Environments of Isaac Lab as something a run can train on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embodied.command_line.config import at_least
+from embodied.contract import Contract
+from embodied.engine import Unnumbered
+from embodied.errors import UserError
+from embodied.policy import Policy
+from sims.remote.options import ProcessOptions
+
+if TYPE_CHECKING:
+    from sims.isaac_lab.environment import IsaacLabEngine
+
+ASSETS = ("stock", "own")
+
+
+@dataclass
+class IsaacLabTask(ProcessOptions):
+    """One environment of Isaac Lab.
+
+    `id` is its registered name. `assets` are stock, from NVIDIA's server, or own: a cartpole that stands on nothing.
+    `overrides` are Isaac Lab's own settings, ["key=value"] as its programs take them. Chunks have `executed` actions.
+    An episode is truncated after `step_limit` steps, the environment's own limit if None. `action_limit` bounds
+    elements of an action that the environment does not.
+    """
+
+    name: str = "isaac_lab"
+    id: str = "Isaac-Cartpole-Direct"
+    assets: str = "stock"
+    overrides: list[str] = field(default_factory=list)
+    executed: int = 1
+    step_limit: int | None = None
+    action_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes and unknown assets."""
+        at_least(self, 1, "executed")
+        if self.step_limit is not None:
+            at_least(self, 1, "step_limit")
+        if self.assets not in ASSETS:
+            raise UserError(f"unknown task.assets {self.assets!r}; expected one of {', '.join(ASSETS)}")
+        self._contract: Contract | None = None
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """The environment's own."""
+        return (self.id,)
+
+    @property
+    def asset_kind(self) -> str | None:
+        """Stand-ins, where they are our own."""
+        return "stand-in" if self.assets == "own" else None
+
+    def contract(self, distribution: str) -> Contract:
+        """That of the environment's spaces, of which one world is made for it the first time.
+
+        Raises:
+            UserError: for an unknown distribution, or an environment that cannot be used.
+        """
+        if self._contract is None:
+            engine = self._engine(1, distribution, "train", 0, "cpu")
+            self._contract = engine.contract
+            engine.close()
+        return self._contract
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> Unnumbered:
+        """Make environments on `device`; the splits "train" and "eval" have random numbers of their own.
+
+        Raises:
+            UserError: for an unknown distribution, or an environment that cannot be used.
+        """
+        return Unnumbered(self._engine(num_envs, distribution, split, seed, device))
+
+    def demonstrations(self, directory: Path, seed: int) -> None:
+        """There are none: policies begin from nothing."""
+        return
+
+    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+        """There is none.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError("there are no films of Isaac Lab's environments; use video=false")
+
+    def _engine(self, num_envs: int, distribution: str, split: str, seed: int, device: str) -> IsaacLabEngine:
+        from sims.isaac_lab.environment import IsaacLabEngine
+        from sims.isaac_lab.worlds import Options
+
+        if distribution != self.id:
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {self.id}")
+        options = Options(
+            self.id, self.assets, tuple(self.overrides), self.executed, self.step_limit, self.action_limit
+        )
+        return IsaacLabEngine(num_envs, options=options, seed=seed, split=split, device=device)
