@@ -4,6 +4,8 @@
 # make test    install, then run the whole test suite
 # make ros     install ROS 2 beside it, in .venv-ros (x86-64 Linux, Python 3.11 to 3.13; nothing else is needed)
 # make test-ros  install, then run the tests over real ROS 2 messages
+# make isaac   install Isaac Lab beside it, in .venv-isaac (x86-64 Linux, Python 3.11 or 3.12)
+# make test-isaac  install, then run the tests of Isaac Lab
 # make check   lint and types
 # make mutants  install, then put faults into a copy of the tree one by one: which do the tests catch? (half an hour)
 # make clean   remove the virtual environments and build products (results in outputs/ stay)
@@ -12,12 +14,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 ROS := .venv-ros
+ISAAC := .venv-isaac
 # Conflicts are not reported: hf-libero is here for its data, robosuite and torchrl work with newer packages than they
 # ask for.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
-.PHONY: pick hover navigate test ros test-ros check mutants install clean
+.PHONY: pick hover navigate test ros test-ros isaac test-isaac check mutants install clean
 
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
@@ -37,6 +40,13 @@ test-ros: $(ROS)/installed
 	CI_ROS=required $(ROS)/bin/python -m pytest tests/real_robot/ros2 $(ARGS)
 
 ros: $(ROS)/installed
+
+# Without isaaclab these tests are skipped by `make test`; here they fail.
+test-isaac: $(ISAAC)/installed
+	CI_ISAAC=required OMP_NUM_THREADS=1 $(ISAAC)/bin/python -m pytest -k isaac tests/sims/isaac_lab \
+		tests/conformance/test_environments.py tests/test_combinations.py $(ARGS)
+
+isaac: $(ISAAC)/installed
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -81,6 +91,19 @@ $(ROS)/installed: real_robot/ros2/requirements.txt $(VENV)/installed-dev
 		> $$($(ROS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/embodied_rl.pth
 	@touch $@
 
+# It needs older releases of MuJoCo and Warp than other simulators, so it has an environment of its own, which adds the
+# packages of the first. It asks for Python 3.12; on 3.11 what its Newton backend imports is installed without asking.
+$(ISAAC)/installed: sims/isaac_lab/requirements.txt $(VENV)/installed-dev
+	rm -rf $(ISAAC)
+	$(BIN)/python -m venv --without-pip $(ISAAC)
+	if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then wanted="--editable .[isaac-lab]"; \
+		else wanted="--no-deps --ignore-requires-python --require-hashes -r sims/isaac_lab/requirements.txt"; fi && \
+		$(BIN)/python -m pip --disable-pip-version-check --python $(ISAAC)/bin/python install --quiet $$wanted
+	site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+		echo "import site; site.addsitedir('$$site')" \
+		> $$($(ISAAC)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/embodied_rl.pth
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(ROS) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ROS) $(ISAAC) dist build .pytest_cache .ruff_cache .hypothesis
 	find embodied policies sims real_robot tests -name __pycache__ -type d -prune -exec rm -rf {} +

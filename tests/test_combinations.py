@@ -1,5 +1,6 @@
 """Every task with every policy and every algorithm: the parts build, or a one-line error lists the valid ones."""
 
+from importlib.util import find_spec
 from itertools import product
 
 import pytest
@@ -15,7 +16,9 @@ from train import GROUPS, TrainConfig
 
 TASKS = names("task", GROUPS)
 ALL = list(product(names("policy", GROUPS), names("algorithm", GROUPS)))
-SMALL = {"libero_pick": ["task.assets=stand-in", "task.tasks=[0]"]}
+LACKING = {"isaac_lab", "isaac_lab_cartpole"} if find_spec("isaaclab") is None else set()
+"""Tasks of simulators that this interpreter does not have."""
+SMALL = {"libero_pick": ["task.assets=stand-in", "task.tasks=[0]"], "isaac_lab": ["task.assets=own"]}
 TOLD = r"policy=(\w+) with algorithm=([\w|]+)"
 
 
@@ -39,6 +42,8 @@ def demonstrations(contract: Contract) -> TensorDict:
 @pytest.mark.parametrize("task", TASKS)
 def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
     own, record = compose(TrainConfig, "train", [f"task={task}", *SMALL.get(task, [])], GROUPS)
+    if task in LACKING:
+        pytest.skip("its simulator is not installed here")
     env = own.task.environment(16, own.task.distributions[0], "train", 0)
     assert combinations.chosen([f"task={task}"]) == tuple(record["choices"].values())
     for policy, algorithm in combinations.taken(task):
@@ -47,6 +52,7 @@ def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
         built = config.policy.build(env.contract)
         learner = config.algorithm.build(built, given, env, seeding.generator(0, "learner"))
         learner.collector(env, built, seeding.generator(0, "noise"), learner.starts)
+    env.close()
 
 
 @pytest.mark.parametrize("task", TASKS)

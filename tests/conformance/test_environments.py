@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from tensordict import TensorDictBase
 
 from embodied.contract import Contract
 from embodied.deployment.latency import LatencyConfig, LatencyEnvironment
+from embodied.engine import EpisodeEngine, Unnumbered
 from embodied.environment import NumberedStarts, Restorable
 from embodied.saving.tree import load_tree, save_tree
 from sims.backend import Sim
 from sims.gym.environment import GymEnvironment
+from sims.isaac_lab.task import IsaacLabTask
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.suite import load_tasks
@@ -23,6 +26,8 @@ from sims.mjcf.environment import MjcfEnvironment
 from sims.mjcf.task import SHIPPED, found
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
+from sims.remote.children import Pool
+from sims.remote.task import in_processes
 from sims.robosuite.environment import RobosuiteEnvironment
 from sims.robosuite.world import Options as RobosuiteOptions
 from sims.swarm.environment import SwarmEnvironment
@@ -105,6 +110,17 @@ def remote(kind: str) -> Callable[..., NumberedStarts]:
     return make
 
 
+CHILDREN = Pool(None, "sims")
+"""Of Isaac Lab, which has one environment a process."""
+
+
+def isaac_lab(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> Unnumbered:
+    task = IsaacLabTask(assets="own", action_limit=1.0, executed=executed, step_limit=step_limit, processes=1)
+    apart = in_processes(task)
+    apart._pool = CHILDREN
+    return apart.environment(num_envs, task.id, "train", seed)
+
+
 def robosuite(shaped: bool) -> Callable[..., RobosuiteEnvironment]:
     def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> RobosuiteEnvironment:
         return RobosuiteEnvironment(
@@ -149,6 +165,8 @@ ENVIRONMENTS = {
     **{f"vehicle {goal}": vehicle(goal) for goal in ("navigate", "race")},
     **{f"remote {kind}": remote(kind) for kind in ("counter", "reach")},
 }
+if find_spec("isaaclab"):  # in .venv-isaac, see `make test-isaac`
+    ENVIRONMENTS["isaac lab"] = isaac_lab
 
 
 @pytest.fixture(params=ENVIRONMENTS)
@@ -186,8 +204,13 @@ def same(first, second) -> bool:
     return bool(np.array_equal(first, second, equal_nan=True))  # NaN: a metric that is undefined so far
 
 
+def books(env: NumberedStarts | Unnumbered) -> EpisodeEngine:
+    """Who keeps the books of the episodes of `env`."""
+    return env.env if isinstance(env, LatencyEnvironment) else env.engine if isinstance(env, Unnumbered) else env
+
+
 def steps(env: NumberedStarts) -> torch.Tensor:
-    return (env.env if isinstance(env, LatencyEnvironment) else env).steps
+    return books(env).steps
 
 
 def restorable(env: NumberedStarts) -> NumberedStarts:
@@ -205,12 +228,13 @@ def only(env: NumberedStarts, *rows: int) -> torch.Tensor:
 
 def test_everything_about_it_is_readable_before_the_first_reset(make):
     env = make()
-    assert isinstance(env, NumberedStarts)
+    assert isinstance(env, NumberedStarts) != isinstance(env, Unnumbered)
     assert len(env.instructions) == len(env.task_names)
     assert Contract.from_dict(env.contract.to_dict()) == env.contract
     assert env.num_envs == len(env.task_index) == 4
     assert set(env.task_index.tolist()) == set(range(len(env.task_names)))
-    assert env.step_limit == LIMIT
+    if isinstance(env, NumberedStarts):
+        assert env.step_limit == LIMIT
 
 
 def test_observations_fit_the_contract(make):
@@ -239,9 +263,10 @@ def test_transitions_have_their_types_and_lie_on_its_device(make):
     flags += [] if transition.diverged is None else [transition.diverged]
     for flag in (transition.executed, *flags):
         assert flag.dtype == torch.bool
-    for values in (*flags, *transition.metrics.values(), env.start, env.task_index):
+    start = books(env).start
+    for values in (*flags, *transition.metrics.values(), start, env.task_index):
         assert values.shape == (4,)
-    for values in (transition.reward, transition.executed, *flags, env.start, env.task_index):
+    for values in (transition.reward, transition.executed, *flags, start, env.task_index):
         assert values.device == env.device
     assert transition.observation.batch_size == (4,)
 
@@ -322,6 +347,8 @@ def test_a_masked_reset_leaves_the_others_untouched(make):
 
 def test_a_named_start_is_the_same_wherever_and_whenever(make):
     env = make()
+    if not isinstance(env, NumberedStarts):
+        pytest.skip("does not claim to have NumberedStarts")
     first = env.reset(starts=torch.tensor([5, 6, 7, 8]))
     assert env.start.tolist() == [5, 6, 7, 8]
     env.step(actions(env, 0))

@@ -43,6 +43,16 @@ def test_what_is_needed_is_told_and_whether_it_is_here(told):
     assert "libero (extra libero for some tasks, not installed: pip install 'embodied-rl[libero]'; " in missing
 
 
+def test_a_simulator_in_an_environment_of_its_own_is_found_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    needs = {"isaac_lab": Needs("isaac-lab", ("nowhere_at_all",), venv="apart", install="make isaac")}
+    assert "isaac_lab (extra isaac-lab, not installed: make isaac)" in tasks(TASKS, needs)
+    (tmp_path / "apart/bin").mkdir(parents=True)
+    (tmp_path / "apart/bin/python").touch()
+    told = tasks(TASKS, needs)
+    assert "isaac_lab (extra isaac-lab, installed in apart: task.python=apart/bin/python)" in told
+
+
 def test_extras_that_are_named_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {needs.extra for needs in NEEDS.values()} <= extras.keys()
