@@ -26,10 +26,7 @@ BASELINE = "baseline "
 POLICY = "policy"
 """Name of the evaluated policy beside baselines."""
 _DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujoco-warp", "hf-libero", "robosuite")
-_STAND_IN = (
-    "**Stand-in assets**: the official assets were not found, so the objects are primitives of the same dimensions. "
-    "These are not benchmark numbers."
-)
+_STAND_IN = "**Stand-in assets**: primitives in place of the official assets. These are not benchmark numbers."
 
 
 @dataclass

@@ -54,7 +54,7 @@ class IsaacLabEngine(EpisodeEngine):
         )
         self._now: dict[str, Tensor] = {}  # of all worlds, as the simulator has them
         self._seen: dict[str, Tensor] = {}  # of all episodes
-        self._untouched = torch.zeros_like(self.terminated)  # reset by the simulator, and not stepped since
+        self._untouched = torch.zeros_like(self.terminated)  # reset by the simulator: not stepped since, nor begun
         self._switches = 0
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
@@ -64,7 +64,7 @@ class IsaacLabEngine(EpisodeEngine):
             fresh = self._reset(stale)
             for name, values in fresh.items():
                 self._now.setdefault(name, values)[stale] = values[stale]
-        self._untouched[ids] = True
+        self._untouched[ids] = False
         self._take_up(self._now, ids)
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:

@@ -54,6 +54,8 @@ def make(options: Options, num_envs: int, device: str, seed: int) -> Any:  # noq
             give true last observations; where this process has an environment already.
     """
     try:
+        if int(version("isaaclab").partition(".")[0]) < 3:  # asked for here: it cannot be imported without Isaac Sim
+            raise _hidden()
         import isaaclab_tasks  # noqa: F401 - registers the environments
         from isaaclab.sim import SimulationContext
         from isaaclab_tasks.utils import parse_env_cfg
@@ -120,10 +122,7 @@ def _leaves(space: spaces.Space, outer: str = "") -> Iterator[tuple[str, spaces.
 def _adapt(cfg: Any, options: Options, device: str, seed: int, folder: Path) -> None:  # noqa: ANN401
     """Change the settings `cfg` as `options` ask."""
     if not hasattr(cfg, "compute_final_obs"):
-        raise UserError(
-            f"isaaclab {version('isaaclab')} hides the last observations of episodes; expected 3.0 or later, which has"
-            " compute_final_obs"
-        )
+        raise _hidden()
     cfg.compute_final_obs, cfg.seed = True, seed
     if options.step_limit is not None:  # half a step less, as the simulator rounds up
         cfg.episode_length_s = (options.step_limit - 0.5) * cfg.sim.dt * cfg.decimation
@@ -151,6 +150,13 @@ def _use_own(scene: Any, id: str, folder: Path) -> None:  # noqa: ANN401
             setattr(scene, name, None)
         else:
             raise UserError(f"task.assets=own has a cartpole and no more; {id} needs {path}: use task.assets=stock")
+
+
+def _hidden() -> UserError:
+    return UserError(
+        f"isaaclab {version('isaaclab')} hides the last observations of episodes; expected 3.0.0, whose settings have"
+        " compute_final_obs"
+    )
 
 
 def _hint(options: Options) -> str:
