@@ -129,6 +129,18 @@ def write_video(path: str | Path, frames: Frames, fps: float) -> None:
         writer.close()
 
 
+def averaged(picture: Frames, scale: int) -> Frames:
+    """`picture` [height, width, 3] at 1 / `scale` of its size: soft edges, if it was drawn that much larger.
+
+    `scale` divides its sides.
+    """
+    if scale == 1:
+        return picture
+    height, width, channels = picture.shape
+    squares = picture.reshape(height // scale, scale, width // scale, scale, channels)
+    return ((squares.sum((1, 3), dtype=np.uint16) + scale * scale // 2) // (scale * scale)).astype(np.uint8)
+
+
 def _row(caption: str, film: Film, length: int) -> Frames:
     """A film under its caption [T, height, width, 3], the last frame repeated up to `length`."""
     pictures = []

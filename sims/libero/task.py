@@ -128,7 +128,7 @@ class LiberoTask(ProcessOptions):
             tasks, len(tasks), distribution="wide", split="eval", horizon=self.horizon,
             executed=math.gcd(self.executed, 4), step_limit=self.step_limit, assets=self._assets(),
         )  # fmt: skip
-        cameras = Cameras(env.simulation, [AGENT_VIEW], 256, 256)
+        cameras = Cameras(env.simulation, [AGENT_VIEW], 256, 256, film=True)
         starts = torch.zeros(len(tasks), dtype=torch.long)
         films = {
             caption: film(env, policy, starts, lambda ids: cameras.render(ids)[:, 0], device)

@@ -10,16 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.errors import UserError
-from embodied.evaluation.video import Frames
+from embodied.evaluation.video import Frames, averaged
 from sims.mjcf.environment import MjcfEnvironment
 from sims.opengl import opengl
 
-SIZE = 256
-"""Pixels along an edge."""
+SIZE, SCALE = 256, 3
+"""Pixels along an edge, each the average of SCALE by SCALE that are drawn."""
+ZENITH, HORIZON = (82, 107, 140), (205, 217, 232)
+"""Colours of a sky."""
+DISTANCE = 4.0
+"""Of a camera that follows a body, in reaches of it."""
 
 
 class Studio:
     """Films the worlds of `env` with the task's camera.
+
+    A model without that camera is followed by one of the film's own, a model without lights is lit by a sun, and one
+    without a sky has one.
 
     Raises:
         UserError: where OpenGL does not work.
@@ -28,17 +35,14 @@ class Studio:
     def __init__(self, env: MjcfEnvironment) -> None:
         if opengl() is None:
             raise UserError("films need OpenGL, which does not work here; install libegl1, or use video=false")
-        self._env, self._data = env, mujoco.MjData(env.model)
-        self._scene = mujoco.MjvScene(env.model, maxgeom=env.model.ngeom + 64)
-        env.model.vis.global_.offwidth, env.model.vis.global_.offheight = SIZE, SIZE
-        env.model.vis.quality.offsamples, env.model.vis.quality.shadowsize = 8, 4096
-        self._context = mujoco.MjrContext(env.model, mujoco.mjtFontScale.mjFONTSCALE_100)
-        self._camera, self._option = mujoco.MjvCamera(), mujoco.MjvOption()
-        self._camera.type, self._camera.fixedcamid = (
-            mujoco.mjtCamera.mjCAMERA_FIXED,
-            env.model.camera(env.mdp.CAMERA).id,
-        )
+        self._env, self._data, model = env, mujoco.MjData(env.model), env.model
+        self._scene = mujoco.MjvScene(model, maxgeom=model.ngeom + 64)
+        model.vis.global_.offwidth = model.vis.global_.offheight = SIZE * SCALE
+        model.vis.quality.offsamples, model.vis.quality.shadowsize = 0, 4096
+        self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        self._camera, self._option = camera(model, env.mdp.CAMERA), mujoco.MjvOption()
         self._option.sitegroup[:] = 0
+        self._has_sky = bool((model.tex_type == mujoco.mjtTexture.mjTEXTURE_SKYBOX).any())
 
     def render(self, ids: NDArray[np.int64]) -> Frames:
         """Pictures [n, height, width, 3] of environments `ids` [n] as they are now."""
@@ -52,10 +56,56 @@ class Studio:
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)
         mujoco.mj_camlight(model, data)
-        everything, whole = mujoco.mjtCatBit.mjCAT_ALL, mujoco.MjrRect(0, 0, SIZE, SIZE)
+        everything, edge = mujoco.mjtCatBit.mjCAT_ALL, SIZE * SCALE
         mujoco.mjv_updateScene(model, data, self._option, mujoco.MjvPerturb(), self._camera, everything, self._scene)
         self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = True
-        picture = np.empty((SIZE, SIZE, 3), dtype=np.uint8)
+        if not model.nlight:
+            _add_sun(self._scene, data.subtree_com[0], float(model.stat.extent))
+        picture, depth = np.empty((edge, edge, 3), dtype=np.uint8), np.empty((edge, edge), dtype=np.float32)
+        whole = mujoco.MjrRect(0, 0, edge, edge)
         mujoco.mjr_render(whole, self._scene, self._context)
-        mujoco.mjr_readPixels(picture, None, whole, self._context)
-        return picture[::-1]  # OpenGL's first row is the lowest
+        mujoco.mjr_readPixels(picture, depth, whole, self._context)
+        if not self._has_sky:
+            nothing = depth == 1.0
+            picture[nothing] = _sky(edge)[np.nonzero(nothing)[0]]
+        return averaged(picture[::-1], SCALE)  # OpenGL's first row is the lowest
+
+
+def camera(model: mujoco.MjModel, name: str) -> mujoco.MjvCamera:
+    """The model's camera `name`; where it has none, one that sees all of it and follows the first body that is free."""
+    found = mujoco.MjvCamera()
+    number = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name)
+    if number >= 0:
+        found.type, found.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, number
+        return found
+    mujoco.mjv_defaultFreeCamera(model, found)
+    found.elevation = -20.0
+    free = np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)
+    if len(free):
+        found.type, found.trackbodyid = mujoco.mjtCamera.mjCAMERA_TRACKING, model.jnt_bodyid[free[0]]
+        found.distance = DISTANCE * _reach(model, found.trackbodyid)
+    return found
+
+
+def _reach(model: mujoco.MjModel, body: int) -> float:
+    """How far what hangs on `body` reaches from it, m."""
+    data = mujoco.MjData(model)
+    mujoco.mj_kinematics(model, data)
+    own = model.body_rootid[model.geom_bodyid] == body
+    return float(
+        (np.linalg.norm(data.geom_xpos[own] - data.xpos[body], axis=1) + model.geom_rbound[own]).max(initial=0.1)
+    )
+
+
+def _add_sun(scene: mujoco.MjvScene, middle: NDArray[np.float64], extent: float) -> None:
+    sun = scene.lights[scene.nlight]
+    direction = np.array([0.35, 0.45, -1.0]) / np.linalg.norm([0.35, 0.45, -1.0])
+    sun.type, sun.castshadow, sun.headlight, sun.texid = mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, True, False, -1
+    sun.pos, sun.dir, sun.attenuation = middle - 2.0 * extent * direction, direction, (1.0, 0.0, 0.0)
+    sun.ambient, sun.diffuse, sun.specular = (0.0,) * 3, (0.6, 0.58, 0.56), (0.1,) * 3
+    scene.nlight += 1
+
+
+def _sky(height: int) -> NDArray[np.uint8]:
+    """Colours [height, 3] of the rows of a sky, the lowest first."""
+    return np.linspace(HORIZON, ZENITH, height).astype(np.uint8)

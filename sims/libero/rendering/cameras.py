@@ -28,7 +28,7 @@ class Renderer(Protocol):
 
     threads: int
 
-    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None: ...
+    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int, film: bool) -> None: ...
 
     def draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
         """Images [n, cameras, height, width, 3] of n states."""
@@ -45,6 +45,8 @@ class Cameras:
     "gl" is MuJoCo's own renderer; `choose_backend` decides if None. Both show the same shapes at the same pixels, but
     edges, fine textures and highlights differ: train and evaluate a policy on the same one.
 
+    With `film` the images are for people: with shadows and soft edges.
+
     Raises:
         UserError: for a camera that the scenes lack, or a backend that does not work here.
     """
@@ -57,9 +59,10 @@ class Cameras:
         height: int = 128,
         *,
         backend: Backend | None = None,
+        film: bool = False,
     ) -> None:
         self.names, self.width, self.height = tuple(names), width, height
-        self.backend = backend or choose_backend()
+        self.backend = backend or choose_backend(film)
         self._simulation = simulation
         renderer = _renderer(self.backend)
         scenes = list(dict.fromkeys(simulation.scenes))
@@ -70,7 +73,7 @@ class Cameras:
             visual = build_scene(scene.task, scene.assets, visuals=True).model
             _check_names(visual, self.names)
             self._posing.append(Posing(visual, scene.model))
-            self._renderers.append(renderer(visual, self.names, width, height))
+            self._renderers.append(renderer(visual, self.names, width, height, film))
             self.render([simulation.scenes.index(scene)])  # loads kernels, which is not thread-safe
 
     def render(self, ids: ArrayLike | None = None) -> NDArray[np.uint8]:
@@ -97,10 +100,11 @@ class Cameras:
         return [self._posing[group](*each) for each in zip(placed, simulation.qpos(ids), strict=True)]
 
 
-def choose_backend() -> Backend:
-    """The fastest available back end: OpenGL only on a graphics card without CUDA.
+def choose_backend(film: bool = False) -> Backend:
+    """The fastest available back end: OpenGL only on a graphics card without CUDA, and for films without CUDA.
 
-    On a CPU, OpenGL takes three times as long as the ray tracer. Raises UserError if neither works.
+    On a CPU, OpenGL takes three times as long as the ray tracer for small images, and a third for those of a `film`.
+    Raises UserError if neither works.
     """
     try:
         import warp
@@ -110,7 +114,9 @@ def choose_backend() -> Backend:
         if opengl() is None:
             raise UserError(f"no renderer works here ({error}); pip install 'embodied-rl[libero]'") from error
         return "gl"
-    return "gl" if graphics_card() and not warp.is_cuda_available() else "rays"
+    if warp.is_cuda_available():
+        return "rays"
+    return "gl" if graphics_card() or (film and opengl() is not None) else "rays"
 
 
 def _renderer(backend: Backend) -> type[Renderer]:

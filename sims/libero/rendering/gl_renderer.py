@@ -1,4 +1,7 @@
-"""Images from MuJoCo's renderer, as in stock LIBERO; needs OpenGL (EGL, or the library named by MUJOCO_GL)."""
+"""Images from MuJoCo's renderer, as in stock LIBERO; needs OpenGL (EGL, or the library named by MUJOCO_GL).
+
+LIBERO's lights cast no shadows; in films, which are drawn larger and averaged, one of them does.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,13 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
+from embodied.evaluation.video import averaged
+from sims.libero.rendering.lights import cast_shadows
 from sims.libero.rendering.poses import VISUAL_GROUP, Poses
 from sims.opengl import context
+
+FILM_SCALE, SHADOW_SIZE = 3, 2048
+"""A film's pixels are averages of this squared; and pixels along an edge of the map of its shadows."""
 
 
 class GLRenderer:
@@ -17,8 +25,13 @@ class GLRenderer:
 
     threads = 1  # the context is current only in the thread that opened it
 
-    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None:
+    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int, film: bool) -> None:
         context()
+        self._scale = FILM_SCALE if film else 1
+        width, height = width * self._scale, height * self._scale
+        if film:
+            cast_shadows(model)
+            model.vis.quality.offsamples, model.vis.quality.shadowsize = 0, SHADOW_SIZE
         # Texture bytes are used without colour conversion, as in the MuJoCo that recorded LIBERO's demonstrations.
         model.tex_colorspace[:] = mujoco.mjtColorSpace.mjCOLORSPACE_LINEAR
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
@@ -47,7 +60,7 @@ class GLRenderer:
         picture = np.empty((self._rectangle.height, self._rectangle.width, 3), dtype=np.uint8)
         mujoco.mjr_render(self._rectangle, self._scene, self._renderer)
         mujoco.mjr_readPixels(picture, None, self._rectangle, self._renderer)
-        return picture[::-1]  # OpenGL's first row is the lowest
+        return averaged(picture[::-1], self._scale)  # OpenGL's first row is the lowest
 
 
 def _camera(model: mujoco.MjModel, name: str) -> mujoco.MjvCamera:

@@ -1,6 +1,7 @@
 """Images from mujoco_warp's ray tracer: no graphics library needed on a CPU, many worlds at once on CUDA.
 
-It traces one ray per pixel: no anti-aliasing and, as specified by LIBERO's lights, no shadows.
+Observations have one ray per pixel: no anti-aliasing and, as specified by LIBERO's lights, no shadows. Films have more
+rays, and others from what they meet towards the light that casts shadows; a kernel of their own is compiled for them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ warp.config.log_level = warp.LOG_ERROR  # before importing mujoco_warp, which wo
 
 import mujoco_warp  # noqa: E402
 
+from sims.libero.rendering.lights import cast_shadows, on_table  # noqa: E402
 from sims.libero.rendering.poses import VISUAL_GROUP, Poses  # noqa: E402
 
 EXTENT = 10.0  # m, unit of MuJoCo's far plane. One value for all scenes, as it is compiled into the kernel
+SAMPLES = 2  # rays of a film's pixel, in each direction
+SHADED = 0.3  # share of its light that reaches what is in the shadow, for all that reflect it
 WORLDS_AT_ONCE = 64  # on CUDA; a CPU renders them one after the other
 GEOM_TYPES = tuple(
     int(getattr(mujoco.mjtGeom, f"mjGEOM_{name}"))
@@ -36,13 +40,16 @@ class RayTracer:
     All scenes share one compiled kernel.
     """
 
-    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int) -> None:
+    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int, film: bool) -> None:
         self._shape = (len(cameras), height, width)
         cuda = warp.get_device().is_cuda
         self._worlds = WORLDS_AT_ONCE if cuda else 1
         self.threads = 1 if cuda else len(os.sched_getaffinity(0))
         model.stat.extent = EXTENT
         _dim(model)
+        if film:
+            cast_shadows(model)
+        samples = SAMPLES if film else 1
         self._model = mujoco_warp.put_model(model)
         self._data = mujoco_warp.make_data(model, nworld=self._worlds, nconmax=1, njmax=1)
         self._context = mujoco_warp.create_render_context(
@@ -55,9 +62,12 @@ class RayTracer:
             render_seg=False,
             render_skybox=True,
             use_textures=False,  # the library would use them in full size
+            use_shadows=film,
+            shadow_light_fraction=SHADED,
+            samples_per_pixel=samples,
             enabled_geom_groups=[VISUAL_GROUP],
         )
-        self._context.textures_registry = _textures(model, limit=max(width, height))
+        self._context.textures_registry = _textures(model, limit=samples * max(width, height))
         self._context.textures = warp.array(self._context.textures_registry, dtype=warp.Texture2D)
         self._context.flex_dim_np = np.array(model.flex_dim)  # a copy: the view would keep the whole model in memory
         _share_meshes(self._context, model)
@@ -118,23 +128,10 @@ def _dim(model: mujoco.MjModel) -> None:
     """
     headlight = model.vis.headlight
     fixed = float(np.max(headlight.ambient + 0.7 * headlight.diffuse + model.light_ambient.sum(0)))
-    light = sum((float(model.light_diffuse[i].max()) * _on_table(model, i) for i in range(model.nlight)), 1e-6)
+    light = sum((float(model.light_diffuse[i].max()) * on_table(model, i) for i in range(model.nlight)), 1e-6)
     scale = min(1.0, max(0.0, 1.0 - fixed) / light)
     model.light_diffuse *= scale
     model.light_specular *= scale
-
-
-def _on_table(model: mujoco.MjModel, light: int) -> float:
-    """Share of a light that a horizontal surface at the world's origin receives."""
-    position, direction = model.light_pos[light], model.light_dir[light]
-    if model.light_type[light] == mujoco.mjtLightType.mjLIGHT_DIRECTIONAL:
-        return max(0.0, -direction[2])
-    to_light = position / np.linalg.norm(position)
-    along = max(0.0, -to_light @ direction)
-    if model.light_type[light] == mujoco.mjtLightType.mjLIGHT_SPOT:
-        inside = along >= np.cos(np.deg2rad(model.light_cutoff[light]))
-        return max(0.0, to_light[2]) * along ** model.light_exponent[light] * inside
-    return max(0.0, to_light[2])
 
 
 def _textures(model: mujoco.MjModel, limit: int) -> list[warp.Texture2D]:
