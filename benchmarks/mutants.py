@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -101,7 +102,7 @@ def _pytest(tree: Path, tests: str, log: Path) -> None:
     # A cached module is identified by its time and size, which a fault may keep.
     sys.dont_write_bytecode = True
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests.split()]))
+    sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *shlex.split(tests)]))
 
 
 def measure(tree: Path, listed: list[Fault]) -> Iterator[tuple[Fault, bool]]:

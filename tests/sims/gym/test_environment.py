@@ -89,8 +89,11 @@ def test_success_is_what_the_last_step_says_or_a_return_or_not_defined():
     assert said.success.tolist() == [True, False, False]
     assert said.has_success
     assert said.metrics["return"].tolist() == pytest.approx([-8.4, 0.0, -8.4])
-    enough = end(line(spread=0.0, success_return=-1.0))
-    assert (enough.success.tolist(), enough.has_success) == ([False, True, False], True)
+    env = line(spread=0.0, success_return=0.0)  # who stands still earns just that
+    for _ in range(2):  # and no return goes over to the next episode
+        enough = end(env)
+        assert (enough.success.tolist(), enough.has_success) == ([False, True, False], True)
+        assert enough.metrics["return"].tolist() == pytest.approx([-8.4, 0.0, -8.4])
     unknown = end(line(spread=0.0, told=None))
     assert (unknown.success.tolist(), unknown.has_success, unknown.metrics) == ([False] * 3, False, {})
 

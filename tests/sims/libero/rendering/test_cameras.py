@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.evaluation.video import averaged
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.physics.simulation import Simulation
@@ -149,6 +150,55 @@ def test_opengl_is_chosen_only_on_a_graphics_card_without_cuda(monkeypatch, card
     monkeypatch.setattr("sims.libero.rendering.cameras.graphics_card", lambda: card)
     monkeypatch.setattr("warp.is_cuda_available", lambda: cuda)
     assert choose_backend() == expected
+
+
+@pytest.mark.parametrize(
+    ("works", "cuda", "expected"), [("llvmpipe", False, "gl"), (None, False, "rays"), ("llvmpipe", True, "rays")]
+)
+def test_films_are_drawn_by_opengl_where_it_works_and_there_is_no_cuda(monkeypatch, works, cuda, expected):
+    monkeypatch.setattr("sims.libero.rendering.cameras.opengl", lambda: works)
+    monkeypatch.setattr("sims.libero.rendering.cameras.graphics_card", lambda: False)
+    monkeypatch.setattr("warp.is_cuda_available", lambda: cuda)
+    assert choose_backend(film=True) == expected
+
+
+BACKENDS = ["rays", pytest.param("gl", marks=pytest.mark.skipif(opengl() is None, reason="OpenGL does not work here"))]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_films_have_a_shadow_and_soft_edges_and_observations_stay_as_they_are(simulation, backend):
+    def cameras(size, film):
+        return Cameras(simulation, (AGENT_VIEW,), size, size, backend=backend, film=film)
+
+    def present(of):
+        return of.render([0])[0, 0].astype(int)
+
+    observing, before = cameras(SIZE, film=False), simulation.data[0].qpos.copy()
+    address = simulation.scenes[0].object_qposadr[simulation.scenes[0].objects.index("milk_1")]
+    before[address + 2] += 0.12  # above the floor, its shadow beside it
+    nothing = np.zeros(simulation.scenes[0].model.nv)
+    simulation.write(0, before, nothing)
+    observed = present(observing)
+    filming = cameras(SIZE, film=True)
+    filmed = present(filming)
+    np.testing.assert_array_equal(present(observing), observed)
+    np.testing.assert_array_equal(present(cameras(SIZE, film=False)), observed)
+    # averaged from more pixels
+    larger = averaged(present(cameras(3 * SIZE, film=False)).astype(np.uint8), 3).astype(int)
+    lit = np.abs(filmed - larger).sum(-1) < 60  # elsewhere there is shadow
+    assert lit.mean() > 0.7
+    rough = lit & (np.abs(observed - larger).sum(-1) > 36)  # at edges and fine textures
+    assert rough.sum() > 30
+    assert np.abs(filmed - larger)[rough].mean() < 0.7 * np.abs(observed - larger)[rough].mean()
+    simulation.write(0, without(simulation, 0, "milk_1"), nothing)
+    alone, gone = present(filming), present(observing)
+    box = np.abs(gone - observed).sum(-1) > 12
+    rows, columns = np.nonzero(box)
+    around = np.zeros_like(box)
+    around[max(0, rows.min() - 2) : rows.max() + 3, max(0, columns.min() - 2) : columns.max() + 3] = True
+    assert around.mean() < 0.1  # observations have no shadow: nothing else changes
+    darker = (alone - filmed).sum(-1) > 60
+    assert 15 < (darker & ~around).sum() < 400
 
 
 def test_textures_are_averaged_down_to_the_limit():
