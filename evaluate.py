@@ -6,13 +6,13 @@ DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. The 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-from omegaconf import MISSING
+from typing import Any
 
 from embodied.command_line import program
 from embodied.command_line.compute import prepare
@@ -22,66 +22,61 @@ from embodied.deployment.latency import with_latency
 from embodied.environment import Environment
 from embodied.evaluation.evaluation import compare
 from embodied.evaluation.report import POLICY, write_evaluation
+from embodied.evaluation.sim_to_real_report import SIM_TO_REAL, SIM_TO_SIM
 from embodied.evaluation.sim_to_real_report import write as write_comparison
 from embodied.saving import checkpoint
-from embodied.task import measured, planners
-from real_robot.sim_to_real.comparison import Comparison, ComparisonConfig
+from embodied.task import check_sims, measured, planners, usual_starts
+from real_robot.sim_to_real.comparison import Comparison, EvaluateConfig, in_sim
 from sims.registry import in_processes
 from train import GROUPS, TrainConfig
 
 log = logging.getLogger("embodied")
-
-
-@dataclass
-class EvaluateConfig(ComparisonConfig):
-    """`suite`, `assets` and `threads` default to those of training, `distributions` to all of the task.
-
-    LIBERO's accept a wording, `[official:bddl]`. `video` or `render` records some episodes. With an `execution`
-    (inpaint, blend, naive, synchronous) inference takes `delay_s`, except for planners, while the robot continues, with
-    `executed` actions between observations. `latency.*`, `task.processes` and `task.python` are as in training, too.
-    """
-
-    checkpoint: str = MISSING
-    suite: str | None = None
-    assets: str | None = None
-    distributions: list[str] | None = None
-    delay_s: float = 0.0
-    execution: str | None = None
-    executed: int | None = None
-    threads: int | None = None
-    video: bool = False
-    render: bool = False
+LATE = ("latency.", "task.processes=", "task.python=", "task.step_limit=")
+"""Options of train.py that may differ from training."""
+ONE = re.compile(r"^sim=(\w+)$")
 
 
 def run(arguments: list[str]) -> None:
     """Evaluate, print the table, and write it into the run."""
-    late = [each for each in arguments if each.startswith(("latency.", "task.processes=", "task.python="))]
-    config, given = compose(EvaluateConfig, "evaluate", [each for each in arguments if each not in late], {})
+    late = [each for each in arguments if each.startswith(LATE)]
+    rest = [ONE.sub(r"sim=[\1]", each) for each in arguments if each not in late]
+    config, given = compose(EvaluateConfig, "evaluate", rest, {})
     config.check()
     saved = checkpoint.load(config.checkpoint)
     options = ("suite", "assets", "executed")
     common = [f"task.{name}={value}" for name in options if (value := getattr(config, name)) is not None] + late
-    trained, composed = compose(TrainConfig, "train", common, GROUPS, saved.config)
+
+    def composed(changes: Sequence[str] = ()) -> tuple[TrainConfig, dict[str, Any]]:
+        return compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config)
+
+    check_sims(composed()[0].task, config.sim)
+    if len(config.sim) == 1:
+        common += in_sim(config.sim[0])
+    trained, used = composed()
+    tasks = [composed(in_sim(name))[0].task for name in config.sim] or [trained.task]
+    config.episodes = usual_starts(tasks) if config.episodes is None else config.episodes
     prepare(config.device, trained.threads if config.threads is None else config.threads)
     policy = trained.policy.build(saved.contract).to(config.device)
     saved.restore(policy)
     robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)
     beside = planners(trained.task) if config.baselines else {}
-    distributions = list(config.distributions or measured(trained.task))
-    record = given["values"] | {name: composed["values"][name] for name in ("task", "latency")}
+    distributions = list(config.distributions or measured(*tasks))
+    record = given["values"] | {name: used["values"][name] for name in ("task", "latency")}
     record |= {"checkpoint": str(path := Path(saved.path or "")), "assets": trained.task.asset_kind}
 
     def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> Environment:
-        changed = compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config)[0]
+        changed = composed(changes)[0]
         task = with_latency(in_processes(changed.task), changed.latency)
         contract = task.contract(distribution)
         saved.check(replace(contract, executed=saved.contract.executed) if config.executed else contract)
         return task.environment(num_envs, distribution, "eval", device=config.device)
 
-    if config.sim_to_real:
+    if config.sim_to_real or len(config.sim) > 1:
         simulators = partial(environment, distributions[0])
         runs = Comparison(config, trained.task, path, robot, distributions[0], simulators).run()
-        log.info(write_comparison(path.parent.parent, runs, saved.contract.action, record))
+        record |= {"episodes": config.episodes, "distribution": distributions[0]}
+        name = SIM_TO_REAL if config.sim_to_real else SIM_TO_SIM
+        log.info(write_comparison(path.parent.parent, runs, saved.contract.action, record, name))
         return
     starts = {"starts_per_task": config.episodes, "first_start": config.first, "device": config.device}
     results = compare(partial(environment, num_envs=config.num_envs), distributions, {POLICY: robot} | beside, **starts)

@@ -8,7 +8,7 @@ time of steps with images. Rates per CPU-second count the time of all threads; r
 threads in ours, processes in stock. Load averages are recorded before the run and before each row.
 
 Stock needs LIBERO's official assets (LIBERO_ASSETS or --assets) and, for cameras, OpenGL. Its virtual environment is
-made with pip in build/stock_libero on the first run.
+made with pip in the user's cache on the first run, and is that of `evaluate.py sim=stock`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import platform
 import subprocess
 import sys
 import time
-import venv
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -34,20 +33,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.evaluation.report import git_commit  # noqa: E402
-from sims.libero.assets import HOW_TO_GET, Assets, find_assets  # noqa: E402
+from sims.libero.assets import HOW_TO_GET, find_assets  # noqa: E402
 from sims.libero.expert.expert import Expert  # noqa: E402
 from sims.libero.physics.simulation import Simulation  # noqa: E402
 from sims.libero.rendering.cameras import Cameras  # noqa: E402
 from sims.libero.scene.scene import Scene, build_scene  # noqa: E402
+from sims.libero.stock.interpreter import stock_python  # noqa: E402
 from sims.libero.suite import Task, initial_states, load_tasks  # noqa: E402
 from sims.libero.task import LiberoTask  # noqa: E402
 
-STOCK_VENV = ROOT / "build" / "stock_libero"
-STOCK_PACKAGES = ("robosuite==1.4.0", "hf-libero==0.1.4", "bddl==1.0.1")  # without dependencies, which pin old versions
-STOCK_DEPENDENCIES = (
-    *("numpy<2", "scipy", "numba", "opencv-python-headless", "pillow", "termcolor", "pyyaml", "easydict"),
-    *("cloudpickle", "gym", "gymnasium", "future", "matplotlib", "h5py", "jupytext", "networkx", "pytest"),
-)
 K = LiberoTask().executed  # control steps of a chunk
 EPISODES = 8  # initial states
 SIMULATIONS = 32  # that repeat them; with images, which take most of the time, each runs once
@@ -93,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     assets = find_assets(options.assets)
     if assets.root is None:
         sys.exit(f"stock LIBERO needs its official assets; {HOW_TO_GET}")
-    python = stock_python(assets)
+    python = stock_python()
     rows, before = [], {"git_commit": git_commit(), "machine": machine() | {"load": os.getloadavg()[0]}}
     for name in options.tasks:
         suite, index = name.split(":")
@@ -162,6 +156,7 @@ def measure_stock(python: Path, scene: Scene, episodes: list[Episode], cameras: 
     bodies = [scene.model.body(fixture.body) for fixture in scene.fixtures]
     request = {
         "bddl": str(scene.task.bddl),
+        "assets": str(scene.assets.root),
         "fixtures": {body.name: [body.pos.tolist(), body.quat.tolist()] for body in bodies},
         "cameras": cameras,
         "seconds": seconds,
@@ -181,33 +176,10 @@ def measure_stock(python: Path, scene: Scene, episodes: list[Episode], cameras: 
     sys.exit(f"stock LIBERO failed:\n{answers[0]}")
 
 
-def stock_python(assets: Assets) -> Path:
-    """The interpreter of stock's virtual environment, made on the first call, with LIBERO's paths configured."""
-    python = STOCK_VENV / "bin" / "python"
-    if not (STOCK_VENV / "ready").exists():
-        sys.stderr.write(f"installing stock LIBERO into {STOCK_VENV.relative_to(ROOT)}\n")
-        venv.create(STOCK_VENV, with_pip=True, clear=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, f"mujoco=={version('mujoco')}", *STOCK_DEPENDENCIES], check=True)
-        subprocess.run([*pip, "--no-deps", *STOCK_PACKAGES], check=True)
-        (STOCK_VENV / "ready").touch()
-    find = "import importlib.util as u; print(list(u.find_spec('libero').submodule_search_locations)[0])"
-    package = subprocess.run([str(python), "-c", find], check=True, capture_output=True, text=True).stdout.strip()
-    root = Path(package) / "libero"
-    link = root / "assets"
-    link.unlink(missing_ok=True)
-    link.symlink_to(assets.root)
-    # Stock asks with input() for this file if it is missing.
-    folders = {"benchmark_root": root, "bddl_files": root / "bddl_files", "init_states": root / "init_files"}
-    folders |= {"datasets": root / "datasets", "assets": link}
-    (STOCK_VENV / "config.yaml").write_text("".join(f"{key}: {path}\n" for key, path in folders.items()))
-    return python
-
-
 def ask_stock(python: Path, request: dict, backend: str) -> dict | str:
     """Stock's answer, or its output if it failed; one thread each, because BLAS gains nothing on 7x7 matrices."""
     single = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
-    environment = os.environ | single | {"MUJOCO_GL": backend, "LIBERO_CONFIG_PATH": str(STOCK_VENV)}
+    environment = os.environ | single | {"MUJOCO_GL": backend}
     command = [str(python), str(Path(__file__).with_name("stock_libero.py"))]
     result = subprocess.run(
         command, input=json.dumps(request), env=environment, capture_output=True, text=True, check=False

@@ -2,7 +2,7 @@
 
 Writes one file per task for `python -m sims.libero.parity`. The actions are those of our scripted expert with noise,
 planned in our simulator from the same initial states and fixtures, or random if the task has no expert. Uses the
-virtual environment of libero_throughput.py, and needs LIBERO's official assets.
+virtual environment of `evaluate.py sim=stock`, and needs LIBERO's official assets.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # also runs from a clone that is not installed
 
-from libero_throughput import ask_stock, stock_python  # noqa: E402
+from libero_throughput import ask_stock  # noqa: E402
 
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from sims.libero.assets import HOW_TO_GET, find_assets  # noqa: E402
 from sims.libero.expert.expert import PLACES, Expert  # noqa: E402
 from sims.libero.physics.simulation import Simulation  # noqa: E402
 from sims.libero.scene.scene import Scene, build_scene  # noqa: E402
+from sims.libero.stock.interpreter import stock_python  # noqa: E402
 from sims.libero.suite import STEP_LIMITS, WARM_UP, initial_states, load_tasks  # noqa: E402
 
 RANDOM_STEPS = 100
@@ -41,14 +42,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     assets = find_assets(options.assets)
     if assets.root is None:
         sys.exit(f"stock LIBERO needs its official assets; {HOW_TO_GET}")
-    python = stock_python(assets)
+    python = stock_python()
     options.output.mkdir(parents=True, exist_ok=True)
     for name in options.tasks:
         suite, index = name.split(":")
         (task,) = load_tasks(suite, [int(index)])
         scene = build_scene(task, assets)
         states = initial_states(task)[options.first : options.first + options.episodes]
-        request = {"bddl": str(task.bddl), "seed": options.seed}
+        request = {"bddl": str(task.bddl), "assets": str(assets.root), "seed": options.seed}
         fixed = record(python, request, states, np.empty((len(states), 0, 7)))
         actions = planned(scene, states, fixed, options.seed)
         recorded = record(python, request, states, actions)

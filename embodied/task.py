@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +16,9 @@ from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.rollout.starts import Starts
 from embodied.world import World
+
+STARTS = 50
+"""Initial states of each task in an evaluation."""
 
 
 class Task(Protocol):
@@ -84,9 +87,44 @@ class VariedTask(Task, Protocol):
         ...
 
 
-def measured(task: Task) -> tuple[str, ...]:
-    """The distributions of `task`, then its variants."""
-    return (*task.distributions, *(task.variants if isinstance(task, VariedTask) else ()))
+def measured(task: Task, *others: Task) -> tuple[str, ...]:
+    """The distributions of `task`, then its variants; of several tasks those that all have."""
+    own = (*task.distributions, *(task.variants if isinstance(task, VariedTask) else ()))
+    return tuple(name for name in own if all(name in measured(other) for other in others))
+
+
+@runtime_checkable
+class SimulatedTask(Task, Protocol):
+    """A task that several simulators can run, one of which its option `sim` chooses."""
+
+    @property
+    def sims(self) -> tuple[str, ...]:
+        """Names of the simulators."""
+        ...
+
+    @property
+    def usual_starts(self) -> int | None:
+        """Initial states of each task that evaluations in the chosen simulator use; None: as many as elsewhere."""
+        ...
+
+
+def usual_starts(tasks: Sequence[Task]) -> int:
+    """Initial states of each task that an evaluation of all `tasks` uses unless told otherwise."""
+    return min((task.usual_starts or STARTS for task in tasks if isinstance(task, SimulatedTask)), default=STARTS)
+
+
+def check_sims(task: Task, sims: Sequence[str]) -> None:
+    """Check that `task` can run in each of `sims`.
+
+    Raises:
+        UserError: listing those that it can run in.
+    """
+    known = task.sims if isinstance(task, SimulatedTask) else ()
+    for name in sims:
+        if not known:
+            raise UserError(f"{task.name} runs in one simulator only; leave out sim={name}")
+        if name not in known:
+            raise UserError(f"{task.name} does not run in sim={name}; expected one of {', '.join(known)}")
 
 
 class PolicyConfig(Protocol):

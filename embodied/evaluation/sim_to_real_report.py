@@ -1,4 +1,4 @@
-"""Reports of a comparison of back ends: sim_to_real.json, sim_to_real.md and sim_to_real.png."""
+"""Reports of a comparison of back ends: sim_to_real.json, sim_to_real.md and sim_to_real.png, or sim_to_sim."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from embodied.evaluation.report import git_commit, table, versions
 from embodied.evaluation.sim_to_real import BackEndRun, compare, discrepancy
 from embodied.saving.files import complete_or_absent
 
+SIM_TO_REAL, SIM_TO_SIM = "sim_to_real", "sim_to_sim"
+TITLES = {SIM_TO_REAL: "From simulation to the robot", SIM_TO_SIM: "From one simulator to another"}
 HEADER = [
     "back end",
     "success [95% interval]",
@@ -22,24 +24,26 @@ HEADER = [
 ]
 
 
-def write(directory: Path, runs: Sequence[BackEndRun], spec: TensorSpec, record: Mapping[str, Any]) -> str:
-    """Write the three files into `directory`; returns the table for the console. `record` describes the run."""
+def write(
+    directory: Path, runs: Sequence[BackEndRun], spec: TensorSpec, record: Mapping[str, Any], name: str = SIM_TO_REAL
+) -> str:
+    """Write the three files `name` into `directory`; returns the table for the console. `record` describes the run."""
     rows = compare(runs, spec)
     text = page(rows)
     figure = _figure(runs, rows, spec)
     written = {**record, "git_commit": git_commit(), "versions": versions(), "back_ends": rows}
-    with complete_or_absent(directory / "sim_to_real.json") as temporary:
+    with complete_or_absent(directory / f"{name}.json") as temporary:
         temporary.write_text(json.dumps(written, indent=2) + "\n")
-    with complete_or_absent(directory / "sim_to_real.png") as temporary:
+    with complete_or_absent(directory / f"{name}.png") as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     notes = (
         "Gaps are paired on the same initial states. Action discrepancy: root mean square difference of the commands "
         "from those of the first back end in the same episode (of a recording: from the recorded ones), in half "
         "ranges. Latency from measurement to command: median / 99% / maximum."
     )
-    with complete_or_absent(directory / "sim_to_real.md") as temporary:
-        temporary.write_text(f"# From simulation to the robot\n\n{text}\n\n{notes}\n\n![Back ends](sim_to_real.png)\n")
-    return f"{text}\nwrote {directory / 'sim_to_real.md'}, .json and .png"
+    with complete_or_absent(directory / f"{name}.md") as temporary:
+        temporary.write_text(f"# {TITLES[name]}\n\n{text}\n\n{notes}\n\n![Back ends]({name}.png)\n")
+    return f"{text}\nwrote {directory / name}.md, .json and .png"
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from omegaconf import MISSING
+
 from embodied.environment import NumberedStarts
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
@@ -16,7 +18,7 @@ from embodied.task import Task
 
 @dataclass
 class ComparisonConfig:
-    """Uses `episodes` initial states of each task (all if there are fewer); `seed` selects among unlimited ones.
+    """Uses `episodes` initial states of each task (None: 50, in stock LIBERO 10); `seed` selects among unlimited ones.
 
     `first_start` selects the first one instead. With `baselines` the task's planners are measured too.
 
@@ -26,12 +28,13 @@ class ComparisonConfig:
     up every trial and judges its outcome.
     """
 
-    episodes: int = 50
+    episodes: int | None = None
     seed: int = 0
     first_start: int | None = None
     baselines: bool = False
     num_envs: int = 100
     device: str = "cpu"
+    sim: list[str] = field(default_factory=list)
     sim_to_real: list[str] = field(default_factory=list)
     randomised: dict[str, list[str]] = field(default_factory=dict)
     bag: str | None = None
@@ -40,7 +43,7 @@ class ComparisonConfig:
     @property
     def first(self) -> int:
         """The first initial state."""
-        return self.seed * self.episodes if self.first_start is None else self.first_start
+        return self.seed * (self.episodes or 0) if self.first_start is None else self.first_start
 
     def check(self) -> None:
         """Raise UserError for unknown back ends, back ends without their options, or a first start below 0."""
@@ -49,12 +52,39 @@ class ComparisonConfig:
         for name in self.sim_to_real:
             if name not in BACK_ENDS:
                 raise UserError(f"unknown back end {name!r} in sim_to_real; expected some of {', '.join(BACK_ENDS)}")
-        if self.sim_to_real and self.baselines:
-            raise UserError("back ends run a policy alone; use baselines=false with sim_to_real")
+        if len(set(self.sim)) < len(self.sim):
+            raise UserError(f"expected different simulators in sim, got {', '.join(self.sim)}")
+        if self.sim_to_real and len(self.sim) > 1:
+            raise UserError("sim_to_real compares in one simulator; name one in sim, or leave sim_to_real out")
+        if (self.sim_to_real or len(self.sim) > 1) and self.baselines:
+            raise UserError("back ends run a policy alone; use baselines=false with sim_to_real and several sim")
         if "bag" in self.sim_to_real and not self.bag:
             raise UserError("back end bag replays a recording: bag=FILE.mcap")
         if "robot" in self.sim_to_real and not self.robot:
             raise UserError("back end robot needs its ROS 2 parameters: robot=FILE, such as launch/config/arm.yaml")
+
+
+@dataclass
+class EvaluateConfig(ComparisonConfig):
+    """`suite`, `assets` and `threads` default to those of training.
+
+    `sim` names the simulator, by default that of training; the policy is compared in several on the same episodes,
+    `sim=[mujoco,stock]`. `distributions` are all of the task by default; LIBERO's accept a wording, `[official:bddl]`.
+    `video` or `render` records some episodes. With an `execution` (inpaint, blend, naive, synchronous) inference takes
+    `delay_s`, except for planners, while the robot continues, with `executed` actions between observations.
+    `latency.*`, `task.processes`, `task.python` and `task.step_limit` are as in training, too.
+    """
+
+    checkpoint: str = MISSING
+    suite: str | None = None
+    assets: str | None = None
+    distributions: list[str] | None = None
+    delay_s: float = 0.0
+    execution: str | None = None
+    executed: int | None = None
+    threads: int | None = None
+    video: bool = False
+    render: bool = False
 
 
 @dataclass
@@ -72,7 +102,9 @@ class Comparison:
     environment: Callable[[int, Sequence[str]], NumberedStarts]
 
     def run(self) -> list[BackEndRun]:
-        """Run the requested back ends."""
+        """Run the requested back ends, or the policy in each of the simulators."""
+        if not self.config.sim_to_real:
+            return [self._simulated(name, in_sim(name)) for name in self.config.sim]
         return [BACK_ENDS[name](self) for name in self.config.sim_to_real]
 
     def simulator(self) -> BackEndRun:
@@ -123,6 +155,11 @@ class Comparison:
             first_start=self.config.first, device=self.config.device, progress=name, watch=actions,
         )  # fmt: skip
         return BackEndRun(name, result, actions.episodes())
+
+
+def in_sim(name: str) -> list[str]:
+    """Options of train.py that run a task in the simulator `name`."""
+    return [f"task.sim={name}"]
 
 
 BACK_ENDS: dict[str, Callable[[Comparison], BackEndRun]] = {

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from embodied.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
-from sims.backend import Sim
 from sims.libero.assets import Assets, find_assets
 from sims.libero.language import Wordings
 from sims.libero.observation import Observer, contract
-from sims.libero.physics.backend import simulate
+from sims.libero.physics.backend import LiberoSim, simulate
 from sims.libero.scene.placement import Placement, check_names
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import OFFICIAL_STARTS, WARM_UP, Task, step_limit_of
@@ -61,7 +60,7 @@ class LiberoEnvironment(RestorableEngine):
         seed: int = 0,
         threads: int | None = None,
         image_size: int | None = None,
-        sim: Sim = Sim.mujoco,
+        sim: LiberoSim = LiberoSim.mujoco,
     ) -> None:
         check_names(distribution, split)
         if not tasks:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,12 @@ import torch
 
 from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract
+from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.policy import Policy
 from embodied.rollout.episodes import Episodes, made_once
-from sims.backend import Sim
-from sims.libero.assets import Assets, find_assets
+from sims.libero.assets import HOW_TO_GET, Assets, find_assets
+from sims.libero.physics.backend import LiberoSim
 from sims.libero.suite import Task, load_tasks, step_limit_of
 from sims.remote.options import ProcessOptions
 
@@ -35,7 +37,8 @@ class LiberoTask(ProcessOptions):
     (None: the suite's, `suite.STEP_LIMITS`), training episodes at `train_step_limit` (None: half of that), because
     slower episodes rarely succeed and should not be imitated. `assets` is a folder of LIBERO's own objects, or
     "stand-in". `sim` computes the physics of training and evaluation: mujoco on the CPU's cores, or mjwarp on a GPU;
-    demonstrations come from mujoco.
+    demonstrations come from mujoco. Evaluations also run in stock LIBERO (`stock`), from its official initial states,
+    by the interpreter `python`, or one that is made for it.
     """
 
     name: str = "libero"
@@ -48,12 +51,42 @@ class LiberoTask(ProcessOptions):
     train_step_limit: int | None = None
     episodes: int = 1
     noise: float = 0.1
-    sim: Sim = Sim.mujoco
+    sim: LiberoSim = LiberoSim.mujoco
 
     @property
     def distributions(self) -> tuple[str, ...]:
         """Training uses the wide distribution; LIBERO's own initial states are only for evaluation."""
-        return ("wide", "official")
+        return ("official",) if self.sim is LiberoSim.stock else ("wide", "official")
+
+    @property
+    def sims(self) -> tuple[str, ...]:
+        """Whatever `sim` takes."""
+        return tuple(sim.value for sim in LiberoSim)
+
+    @property
+    def usual_starts(self) -> int | None:
+        """Ten in stock LIBERO, which is slow."""
+        return 10 if self.sim is LiberoSim.stock else None
+
+    @property
+    def most_envs(self) -> int | None:
+        """An environment of stock LIBERO takes seconds to make and 100 MB: one for each task suffices."""
+        return len(self._tasks()) if self.sim is LiberoSim.stock else None
+
+    def settled(self) -> LiberoTask:
+        """Stock LIBERO has an interpreter of its own, made now unless given, and as many processes as there are cores.
+
+        Raises:
+            UserError: without LIBERO's official assets, or where its interpreter cannot be made.
+        """
+        if self.sim is not LiberoSim.stock:
+            return self
+        if self._assets().root is None:
+            raise UserError(f"stock LIBERO needs its official assets; {HOW_TO_GET}")
+        from sims.libero.stock.interpreter import stock_python
+
+        processes = self.processes or min(len(os.sched_getaffinity(0)), len(self._tasks()))
+        return replace(self, python=self.python or str(stock_python()), processes=processes)
 
     @property
     def asset_kind(self) -> str:
@@ -92,6 +125,8 @@ class LiberoTask(ProcessOptions):
         with needs_extra("libero"):
             from sims.libero.environment import LiberoEnvironment
 
+        if split == "train" and self.sim is LiberoSim.stock:
+            raise UserError("stock LIBERO only evaluates: evaluate.py checkpoint=RUN sim=stock")
         tasks = self._tasks()
         step_limit = self.train_step_limit if split == "train" else self.step_limit
         if split == "train" and step_limit is None:

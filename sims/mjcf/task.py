@@ -46,6 +46,8 @@ class MjcfTask(ProcessOptions):
     step_limit: int | None = None
 
     distributions: ClassVar[tuple[str, ...]] = ("own",)
+    sims: ClassVar[tuple[str, ...]] = tuple(sim.value for sim in Sim)
+    usual_starts: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         """Raise UserError for what there is not."""

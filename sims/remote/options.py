@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 @dataclass(kw_only=True)
@@ -21,3 +21,16 @@ class ProcessOptions:
 
     group: ClassVar[int] = 1
     """Consecutive environments that share a world, which no two processes can divide."""
+
+    @property
+    def most_envs(self) -> int | None:
+        """Environments beyond which more are of no use; None: any number."""
+        return None
+
+    def settled(self) -> Self:
+        """The same task, with the processes and the interpreter that its simulator cannot do without.
+
+        Raises:
+            UserError: where they cannot be had.
+        """
+        return self

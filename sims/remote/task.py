@@ -63,6 +63,7 @@ class RemoteTask:
         Raises:
             UserError: as in the child, and where there is no interpreter or it lacks a package.
         """
+        num_envs = min(num_envs, self.options.most_envs or num_envs)
         return remote(
             self._told | {"distribution": distribution, "split": split}, num_envs, group=self.options.group, seed=seed,
             processes=self.processes, pool=self._pool, timeout_s=self.options.timeout_s,
@@ -98,7 +99,10 @@ def in_processes(task: T) -> T | RemoteTask:
     Raises:
         UserError: for impossible options.
     """
-    if not isinstance(task, ProcessOptions) or not (task.processes or task.python):
+    if not isinstance(task, ProcessOptions):
+        return task
+    task = task.settled()
+    if not (task.processes or task.python):
         return task
     if task.processes < 0 or task.timeout_s <= 0.0:
         raise UserError(

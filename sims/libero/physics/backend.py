@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
-
-from sims.backend import Sim
 
 if TYPE_CHECKING:
     from sims.libero.physics.simulation import Simulation
     from sims.libero.physics.warp_simulation import WarpSimulation
     from sims.libero.scene.scene import Scene
+    from sims.libero.stock.simulation import StockSimulation
 
-Physics: TypeAlias = "Simulation | WarpSimulation"
+Physics: TypeAlias = "Simulation | WarpSimulation | StockSimulation"
 
 
-def simulate(sim: Sim, scenes: Sequence[Scene], threads: int | None = None) -> Physics:
+class LiberoSim(Enum):
+    """MuJoCo on the CPU's cores, mujoco_warp, meant for a GPU, or stock LIBERO itself, only for evaluation."""
+
+    mujoco = "mujoco"
+    mjwarp = "mjwarp"
+    stock = "stock"
+
+
+def simulate(sim: LiberoSim, scenes: Sequence[Scene], threads: int | None = None) -> Physics:
     """Simulations of `scenes`; `threads` are MuJoCo's, all cores if None."""
-    if sim is Sim.mujoco:
+    if sim is LiberoSim.mujoco:
         from sims.libero.physics.simulation import Simulation
 
         return Simulation(scenes, threads=threads)
+    if sim is LiberoSim.stock:
+        from sims.libero.stock.simulation import StockSimulation
+
+        return StockSimulation(scenes)
     from sims.libero.physics.warp_simulation import WarpSimulation
 
     return WarpSimulation(scenes)

@@ -28,7 +28,8 @@ def panda(base: tuple[float, float, float], pedestal: bool) -> ET.Element:
     arm = _model(folder / "robots" / "panda" / "robot.xml", "robot0_")
     _as_robosuite_1_4(arm)
     gripper = _model(folder / "grippers" / "panda_gripper.xml", "gripper0_")
-    mount = _model(folder / "bases" / ("rethink_mount.xml" if pedestal else "null_mount.xml"), "mount0_")
+    mounts = next(path for name in ("bases", "mounts") if (path := folder / name).is_dir())  # the latter in 1.4
+    mount = _model(mounts / ("rethink_mount.xml" if pedestal else "null_mount.xml"), "mount0_")
     lift = PEDESTAL_HEIGHT + MOUNT_TOP if pedestal else 0.0
     arm.find("worldbody/body").set("pos", mjcf.numbers((base[0], base[1], base[2] + lift)))
     mount.find("worldbody/body").set("pos", mjcf.numbers((0.0, 0.0, -MOUNT_TOP if pedestal else 0.0)))

@@ -14,9 +14,9 @@ from embodied.evaluation.report import Report
 from embodied.policy import Decision
 from embodied.rollout.rollout import Collector
 from embodied.text import decode
-from sims.backend import Sim
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
+from sims.libero.physics.backend import LiberoSim
 from sims.libero.suite import load_tasks
 from tests.embodied.reach import FixedStarts
 
@@ -360,7 +360,7 @@ def test_bad_calls_are_refused_in_one_line():
 
 def test_mjwarp_shows_what_mujoco_shows():
     """Same starts, same chunks, fixtures and instructions; a saved state continues; the physics is single precision."""
-    ours, warp = (make(num_envs=3, sim=sim) for sim in Sim)
+    ours, warp = (make(num_envs=3, sim=sim) for sim in (LiberoSim.mujoco, LiberoSim.mjwarp))
     assert ours.contract == warp.contract
     starts = torch.tensor([3, 1, 4])
     ours.reset(starts=starts), warp.reset(starts=starts)
