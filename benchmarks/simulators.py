@@ -170,7 +170,7 @@ SIMULATORS = {
     "gym": gym,
     "maniskill": maniskill,
     "robosuite": robosuite,
-    **{f"mjcf_{task}_{n}": mjcf(task, n) for task in ("cartpole", "quadruped") for n in (16, 256, 1024)},
+    **{f"mjcf_{task}_{n}": mjcf(task, n) for task in ("cartpole", "quadruped") for n in (64, 256, 1024)},
 }
 
 

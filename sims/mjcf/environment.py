@@ -64,6 +64,7 @@ class MjcfEnvironment(RestorableEngine):
         self.now = Moment(self.model, self.worlds.fields, self.contract.control_dt_s, self.step_limit)
         action = self.contract.action
         self._low, self._high = (torch.tensor(each, device=self.device) for each in (action.low, action.high))
+        self._middle, self._half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Put worlds into the states that the task draws from the numbers of their starts."""
@@ -123,9 +124,9 @@ class MjcfEnvironment(RestorableEngine):
         if push is not None:
             now.qvel.add_(torch.where(active.unsqueeze(1), push, 0.0))
         diverged = self.worlds.step(active, mdp.control(now, action), mdp.SUBSTEPS)
-        scaled = (action - 0.5 * (self._low + self._high)) / (0.5 * (self._high - self._low))
-        now.previous = torch.where(active.unsqueeze(1), now.action, now.previous)
-        now.action = torch.where(active.unsqueeze(1), scaled, now.action)
+        scaled, chosen = (action - self._middle) / self._half, active.unsqueeze(1)
+        now.previous = torch.where(chosen, now.action, now.previous)
+        now.action = torch.where(chosen, scaled, now.action)
         now.steps = now.steps + active
         for name, values in mdp.update(now).items():
             rows = active.view(-1, *[1] * (values.dim() - 1))

@@ -77,19 +77,19 @@ class Moment:
         self.memory: dict[str, Tensor] = {}
         self.key = torch.zeros(2, len(first), dtype=torch.int64, device=first.device)
 
+        self.__dict__.update(fields)
+
     def __getattr__(self, name: str) -> Tensor:
-        if name in self.__dict__.get("fields", {}):
-            return self.fields[name]
         raise AttributeError(f"{name!r} is not read; name fields of MjData in the task's READS")
 
     @cached_property
-    def _sensors(self) -> dict[str, slice]:
-        sensors = [self.model.sensor(i) for i in range(self.model.nsensor)]
-        return {sensor.name: slice(int(sensor.adr[0]), int(sensor.adr[0] + sensor.dim[0])) for sensor in sensors}
+    def _sensors(self) -> dict[str, Tensor]:
+        sensors, data = [self.model.sensor(i) for i in range(self.model.nsensor)], self.fields["sensordata"]
+        return {each.name: data[:, int(each.adr[0]) : int(each.adr[0] + each.dim[0])] for each in sensors}
 
     def sensor(self, name: str) -> Tensor:
         """Readings [N, D] of a sensor."""
-        return self.fields["sensordata"][:, self._sensors[name]]
+        return self._sensors[name]
 
     def draws(self, stream: int = 0) -> Draws:
         """Random numbers of this control step; every use in a task has a `stream` of its own, from 0 on."""

@@ -5,6 +5,7 @@ Observation and reward are those of Rudin et al. 2021 (arXiv 2109.11978), less w
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -125,6 +126,8 @@ class Quadruped(Mdp):
         if not self.push_m_s:
             return None
         pushed = (now.steps % round(self.push_every_s / now.dt_s) == 0) & (now.steps > 0)
+        if not bool(pushed.any()):  # draws take longer than all the rest
+            return None
         push = now.draws(1).uniform(-self.push_m_s, self.push_m_s, 2) * pushed.unsqueeze(1)
         return functional.pad(push.to(now.qvel), (0, now.qvel.shape[1] - 2))
 
@@ -138,11 +141,11 @@ class Quadruped(Mdp):
         settled = (now.steps - 1) % every >= round(1.0 / now.dt_s)
         speed, turn = self._errors(now)
         errors = torch.stack((speed, turn, torch.ones_like(turn)), 1) * settled.unsqueeze(1)
-        new = (now.steps % every == 0).unsqueeze(1)
-        return {
-            "air_s": torch.where(touching, 0.0, air), "landed": landed * moving, "errors": memory["errors"] + errors,
-            "command": torch.where(new, self._command(now.draws(0)), memory["command"]),
-        }  # fmt: skip
+        changed = {"air_s": air * ~touching, "landed": landed * moving, "errors": memory["errors"] + errors}
+        new = now.steps % every == 0
+        if bool(new.any()):  # draws take longer than all the rest
+            changed["command"] = torch.where(new.unsqueeze(1), self._command(now.draws(0)), memory["command"])
+        return changed
 
     def reward(self, now: Moment) -> Tensor:
         """Follow the command, smoothly and upright; never below zero, so that falling is never worth it."""
@@ -152,7 +155,7 @@ class Quadruped(Mdp):
         cost = (
             self.cost_bounce * linear[:, 2].square()
             + self.cost_roll * angular[:, :2].square().sum(1)
-            + self.cost_tilt * gravity(now.qpos[:, 3:7])[:, :2].square().sum(1)
+            + self.cost_tilt * (1.0 - upright(now.qpos[:, 3:7]).square())
             + self.cost_torque * now.actuator_force.square().sum(1)
             + self.cost_action_rate * (now.action - now.previous).square().sum(1)
         )
@@ -160,8 +163,7 @@ class Quadruped(Mdp):
 
     def terminated(self, now: Moment) -> Tensor:
         """It has fallen."""
-        upright = -gravity(now.qpos[:, 3:7])[:, 2]
-        return (now.sensor("torso")[:, 0] > 0) | (upright < float(np.cos(self.tilt_rad)))
+        return (now.sensor("torso")[:, 0] > 0) | (upright(now.qpos[:, 3:7]) < math.cos(self.tilt_rad))
 
     def success(self, now: Moment) -> Tensor:
         """It went all the way as commanded."""
@@ -197,6 +199,11 @@ def gravity(quaternion: Tensor) -> Tensor:
     """Direction [N, 3] of gravity in the frame that `quaternion` [N, 4] (w, x, y, z) turns into the world's."""
     w, x, y, z = quaternion.unbind(1)
     return torch.stack((2.0 * (w * y - x * z), -2.0 * (y * z + w * x), 2.0 * (x * x + y * y) - 1.0), 1)
+
+
+def upright(quaternion: Tensor) -> Tensor:
+    """Cosine [N] of the tilt of the frame that `quaternion` [N, 4] (w, x, y, z) turns into the world's."""
+    return 1.0 - 2.0 * quaternion[:, 1:3].square().sum(1)
 
 
 def terrain() -> np.ndarray:
