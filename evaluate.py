@@ -55,6 +55,7 @@ def run(arguments: list[str]) -> None:
     trained, used = composed()
     tasks = [composed(in_sim(name))[0].task for name in config.sim] or [trained.task]
     config.episodes = usual_starts(tasks) if config.episodes is None else config.episodes
+    config.num_envs = trained.evaluation_envs if config.num_envs is None else config.num_envs
     prepare(config.device, trained.threads if config.threads is None else config.threads)
     policy = trained.policy.build(saved.contract).to(config.device)
     saved.restore(policy)
@@ -63,6 +64,7 @@ def run(arguments: list[str]) -> None:
     distributions = list(config.distributions or measured(*tasks))
     record = given["values"] | {name: used["values"][name] for name in ("task", "latency")}
     record |= {"checkpoint": str(path := Path(saved.path or "")), "assets": trained.task.asset_kind}
+    record["num_envs"] = config.num_envs
 
     def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> Environment:
         changed = composed(changes)[0]

@@ -101,10 +101,11 @@ def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
     assert [row["stage"] for row in report["evaluations"]] == ["baseline DWA", "baseline map and DWA", "rl"]
     assert {"collision", "time_s", "path_m"} <= report["evaluations"][0].keys()
     assert "RL over DWA on rooms" in completed.stdout
-    options = ["baselines=true", "episodes=3", "num_envs=2"]
+    options = ["baselines=true", "episodes=3"]
     completed = run("evaluate.py", f"checkpoint={tmp_path / 'run'}", *options)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert record["num_envs"] == 3  # as many worlds as in training's evaluations
     planners = ["baseline DWA", "baseline map and DWA"]
     assert [row["stage"] for row in record["evaluations"]] == ["policy", *planners]
     assert record["evaluations"][1:] == report["evaluations"][:2]  # the same episodes as beside the trained policy

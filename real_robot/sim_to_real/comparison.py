@@ -32,7 +32,7 @@ class ComparisonConfig:
     seed: int = 0
     first_start: int | None = None
     baselines: bool = False
-    num_envs: int = 100
+    num_envs: int | None = None
     device: str = "cpu"
     sim: list[str] = field(default_factory=list)
     sim_to_real: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class ComparisonConfig:
 
 @dataclass
 class EvaluateConfig(ComparisonConfig):
-    """`suite`, `assets` and `threads` default to those of training.
+    """`suite`, `assets` and `threads` default to those of training, `num_envs` to its `evaluation_envs`.
 
     `sim` names the simulator, by default that of training; the policy is compared in several on the same episodes,
     `sim=[mujoco,stock]`. `distributions` are all of the task by default; LIBERO's accept a wording, `[official:bddl]`.
