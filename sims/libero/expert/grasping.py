@@ -24,7 +24,7 @@ PALM_M = 0.025
 """How deep below an object's top the fingertips can go before it touches the palm, with 6 mm to spare."""
 FLOOR_M = 0.0125
 """Lowest height of the grip point over the surface below the object: the fingertips reach 9 mm further down."""
-STRETCHED_M = 0.76
+STRETCHED_M = 0.72
 """Horizontal distance from the base beyond which the arm is nearly straight."""
 ABOUT_M = 0.004
 """Costs that differ by less count as equal."""
@@ -103,8 +103,12 @@ def _slots(own: Array, others: Array, height: float) -> Iterator[tuple[float, fl
 
 
 def _touched(own: Array, others: Array, along: float, height: float, margin: float) -> int:
-    """Points inside the open fingers or the palm, each grown by `margin`, when the grip point is at `along`."""
-    count = 0
+    """Points inside the open fingers or the palm, each grown by `margin`, when the grip point is at `along`.
+
+    Of `others` also those between the fingers, which would be grasped as well.
+    """
+    level = (others[:, 2] > height - 0.0105) & (others[:, 2] < height + 0.01)
+    count = int((level & (np.abs(others[:, 0] - along) < 0.0385) & (np.abs(others[:, 1]) < PAD_HALF_M)).sum())
     for points, grown in ((own, min(margin, 0.001)), (others, margin)):
         away, across, above = np.abs(points[:, 0] - along), np.abs(points[:, 1]), points[:, 2] - height
         fingers = (away > 0.0385 - grown) & (away < 0.068 + grown) & (across < 0.0125 + grown) & (above > -0.0105)

@@ -1,15 +1,20 @@
-"""Plans of the scripted expert: the grasp, the carrying height and the release position."""
+"""Plans of the scripted expert: how a body is held, and the heights or the path on which it is moved.
+
+Three skills are told apart by their plans alone: what is picked is lifted and released over its target; what the hand
+cannot grasp is dragged by closed fingers; what hangs on a joint is held and moved along that joint.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import mujoco
 import numpy as np
 
-from sims.libero.expert.grasping import best_grasp
+from sims.libero.expert.grasping import Grasp, best_grasp
 from sims.libero.scene.geometry import Array, Cloud
-from sims.libero.scene.predicates import Predicate
+from sims.libero.scene.predicates import Predicate, holds
 from sims.libero.scene.scene import Scene
 
 SPACING_M = 0.006
@@ -19,21 +24,79 @@ WRIST_BIAS_RAD = 0.4
 """Offset of the last joint's nominal position from the middle of its used range, rad."""
 WRIST_ROOM_RAD = 1.2
 """Offset from the middle, rad, up to which the last joint can still turn by a quarter."""
+WRIST_LIMIT_RAD = 1.8
+"""Offset from the middle, rad, beyond which the hand is turned by half a turn: it grasps the same."""
+UP = np.array([0.0, 0.0, 1.0])
+TILTS_RAD = np.radians([0.0, 45.0, 60.0, 75.0, 90.0])
+"""Angles from the vertical from which handles are approached."""
+NEAR_M, KNOB_TILT_RAD = 0.44, 0.4
+"""Distance, m, from the base below which the hand cannot point straight down; how it then grasps knobs."""
+LEANS_RAD = np.radians([15.0, 30.0])
+"""Angles from the vertical at which a hand leans that would touch something upright."""
+BEFORE_M = 0.08
+"""Distance, m, from a handle at which the hand has its final orientation."""
+BEYOND = 0.1
+"""How far a joint is moved beyond what the goal demands, as a share of its range."""
+LEAD_M, LEAD_RAD = 0.06, 0.4
+"""How far ahead of a joint's position the hand is sent."""
+PRESS_M = 0.015
+"""How far below its surface the fingers are sent that drag an object: they press on it."""
+CEILING_M = 0.29
+"""Height over the base, m, above which the hand cannot point down everywhere it carries objects to."""
+UNTOUCHED = 1.0
+"""Costs of grasps below this touch nothing."""
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A joint to move from `start` to `end`, rad or m, and the pose of the hand at the start, [3] and [3, 3]."""
+
+    index: int
+    address: int
+    start: float
+    end: float
+    position: Array
+    matrix: Array
+
+    def hand(self, data: mujoco.MjData, ahead: bool) -> tuple[Array, Array]:
+        """Pose of the hand that holds the joint where it is, or `ahead` of that on the way to the end."""
+        value = float(data.qpos[self.address])
+        hinge = data.model.jnt_type[self.index] == mujoco.mjtJoint.mjJNT_HINGE
+        if ahead:
+            lead = LEAD_RAD if hinge else LEAD_M
+            value += float(np.clip(self.end - value, -lead, lead))
+        axis, anchor = data.xaxis[self.index], data.xanchor[self.index]
+        if not hinge:
+            return self.position + (value - self.start) * axis, self.matrix
+        turn = _about(axis, value - self.start)
+        return anchor + turn @ (self.position - anchor), turn @ self.matrix
+
+    def moved(self, data: mujoco.MjData) -> bool:
+        """Whether the joint is near the end."""
+        low, high = data.model.jnt_range[self.index]
+        return abs(data.qpos[self.address] - self.end) < 0.5 * BEYOND * (high - low)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One pick and place; heights are of the grip point in the world frame, m.
+    """How to make one predicate true.
 
-    `grasp` [3] is the grip point relative to the object, `yaw` rad that of the closing direction. The hand approaches
-    at the height `hover`, carries at `carry` and opens at `release`.
+    `body` is held at `grasp` [3] m, relative to its origin, by a hand of orientation `matrix` [3, 3]. The hand comes
+    from the direction of the unit vector `axis` [3], at the coordinate `hover` along it; it carries at `carry` and lets
+    go at `release`, m, world frame. It is closed from the beginning if it drags the body. `joint` is the joint to move
+    instead of carrying, if any.
     """
 
+    body: int
     grasp: Array
-    yaw: float
+    matrix: Array
     hover: float
     carry: float
     release: float
+    target: Array
+    axis: Array
+    drag: bool = False
+    joint: Joint | None = None
 
 
 class Planner:
@@ -44,36 +107,111 @@ class Planner:
         self._robot = int(scene.model.body_rootid[scene.hand_body])
         self._cloud = Cloud(scene.model, SPACING_M)
         self._select = self._cloud.root != self._robot
-        self._root = self._cloud.root[self._select]
+        self._root, self._body = self._cloud.root[self._select], self._cloud.body[self._select]
         self._loose = np.isin(self._root, scene.object_body)
 
+    def next(self, data: mujoco.MjData) -> Predicate:
+        """The part of the goal to do next: what opens, then what is placed, from below, then what closes."""
+        scene = self._scene
+        waiting = [goal for goal in scene.goal if not holds(goal, scene.geom_owner, data)] or list(scene.goal[:1])
+        moving = {goal.a for goal in waiting if goal.kind != "joint"}
+        first = min(waiting, key=lambda goal: (goal.kind == "joint" and not goal.any_joint, goal.kind != "joint",
+                                               goal.kind == "on_object" and goal.b in moving))  # fmt: skip
+        opening = scene.openings.get(first.b) if first.kind == "in" else None
+        return first if opening is None or holds(opening, scene.geom_owner, data) else opening
+
     def plan(self, data: mujoco.MjData, predicate: Predicate) -> Plan:
-        """A plan that makes the "in" or "on" `predicate` true from the state of `data`."""
+        """A plan that makes `predicate` true from the state of `data`."""
+        return self._move(data, predicate) if predicate.kind == "joint" else self._place(data, predicate)
+
+    def _place(self, data: mujoco.MjData, predicate: Predicate) -> Plan:
+        """Pick an object and place it, or drag it."""
         points = self._cloud.world(data, self._select)
         own, others = points[self._root == predicate.a], points[self._root != predicate.a]
         start, target = data.xpos[predicate.a], target_position(data, predicate)
         hand, base = data.site_xpos[self._scene.grip_site], data.xpos[self._robot]
         axis_yaw = _axis_yaw(data.xmat[predicate.a].reshape(3, 3))
-        closing = data.site_xmat[self._scene.grip_site].reshape(3, 3)[:, 0]
-        preference = _near(float(np.arctan2(closing[1], closing[0])), _wrist_middle(base, start, target))
-        grasp = best_grasp(own, others, base, axis_yaw, preference)
-        below = grasp.position[2] - own[:, 2].min()
-        release = self._release(data, predicate, points, below)
+        closing = _closing(data.site_xmat[self._scene.grip_site].reshape(3, 3), UP)
+        middle = _wrist_middle(base, start, target)
+        preference = _near(float(np.arctan2(closing[1], closing[0])), middle)
+        axis, grasp = UP, best_grasp(own, others, base, axis_yaw, preference)
         # Above all movable objects, wherever they are: heights that depend on obstacles in the way are hard to learn.
         loose = float(points[self._loose & (self._root != predicate.a), 2].max(initial=-np.inf))
+        drag = predicate.kind == "on_site" and predicate.owner_b < 0 and grasp.cost > UNTOUCHED
+        if drag:
+            inside = own[np.linalg.norm(own[:, :2] - start[:2], axis=1) < 0.02, 2].max() + 0.010
+            grasp = Grasp(np.array([*start[:2], inside]), preference, 0.0)
+        yaw = grasp.yaw - np.pi * np.round((grasp.yaw - middle) / (2 * WRIST_LIMIT_RAD))
+        matrix = _pointing(UP, np.array([np.cos(yaw), np.sin(yaw), 0.0]))
+        if grasp.cost > UNTOUCHED and not drag:
+            grasp, axis, matrix = self._leaning(data, own, others, (grasp, axis, matrix))
         hover = max(grasp.position[2] + 0.05, loose + 0.03, _highest(others, hand, grasp.position) + 0.03)
-        carry = max(release, loose + below + 0.02, _highest(others, grasp.position, target) + below + 0.02)
-        return Plan(grasp.position - start, grasp.yaw, hover, carry, release)
+        hover += float(grasp.position @ axis - grasp.position[2])  # as high over the grasp, along the axis
+        below = grasp.position[2] - own[:, 2].min()
+        release = grasp.position[2] - PRESS_M if drag else self._release(data, predicate, points, below)
+        carry = max(
+            release,
+            min(loose + below + 0.02, base[2] + CEILING_M),
+            _highest(others, grasp.position, target) + below + 0.035,
+        )
+        return Plan(predicate.a, grasp.position - start, matrix, hover, release if drag else carry, release, target,
+                    axis, drag=drag)  # fmt: skip
+
+    def _move(self, data: mujoco.MjData, predicate: Predicate) -> Plan:
+        """Hold what hangs on a joint, from above or from the front, and move it along."""
+        model = data.model
+        address = predicate.addresses[0]
+        index = int(np.flatnonzero(model.jnt_qposadr == address)[0])
+        body = int(model.jnt_bodyid[index])
+        points = self._cloud.world(data, self._select)
+        own, others = points[self._body == body], points[self._body != body]
+        hand = data.site_xmat[self._scene.grip_site].reshape(3, 3)
+        found = [
+            (grasp.cost, tilt, axis, grasp.position, matrix)
+            for tilt, axis in _directions(data, index, own, data.xpos[self._robot])
+            for grasp, matrix in (self._held_from(data, axis, own, others, hand),)
+        ]
+        *_, axis, position, matrix = min(found, key=lambda each: each[:2])
+        low, high = model.jnt_range[index]
+        end = float(np.clip(predicate.threshold + predicate.sign * BEYOND * (high - low), low, high))
+        joint = Joint(index, address, float(data.qpos[address]), end, position, matrix)
+        hover = float(position @ axis) + BEFORE_M
+        return Plan(body, position - data.xpos[body], matrix, hover, -np.inf, hover, position, axis, joint=joint)
+
+    def _leaning(
+        self, data: mujoco.MjData, own: Array, others: Array, upright: tuple[Grasp, Array, Array]
+    ) -> tuple[Grasp, Array, Array]:
+        """The best grasp, its axis and the hand's orientation by a hand that leans, where `upright` would touch."""
+        hand, found = data.site_xmat[self._scene.grip_site].reshape(3, 3), [upright]
+        for tilt in LEANS_RAD:
+            for yaw in np.arange(8) * np.pi / 4:
+                side = np.array([np.cos(yaw), np.sin(yaw), 0.0])
+                axis = np.cos(tilt) * UP + np.sin(tilt) * side
+                grasp, matrix = self._held_from(data, axis, own, others, hand)
+                found.append((grasp, axis, matrix))
+        return min(found, key=lambda each: each[0].cost)
+
+    def _held_from(
+        self, data: mujoco.MjData, axis: Array, own: Array, others: Array, hand: Array
+    ) -> tuple[Grasp, Array]:
+        """The best grasp from the direction `axis`, in the world frame, and the orientation [3, 3] of the hand."""
+        side = np.cross(UP, axis) if axis[2] < 0.99 else np.array([0.0, -1.0, 0.0])
+        frame = np.stack((side / np.linalg.norm(side), np.cross(axis, side / np.linalg.norm(side)), axis))
+        closing = frame @ _closing(hand, axis)
+        preference = float(np.arctan2(closing[1], closing[0]))
+        grasp = best_grasp(own @ frame.T, others @ frame.T, frame @ data.xpos[self._robot], 0.0, preference)
+        fingers = frame.T @ np.array([np.cos(grasp.yaw), np.sin(grasp.yaw), 0.0])
+        return Grasp(frame.T @ grasp.position, grasp.yaw, grasp.cost), _pointing(axis, fingers)
 
     def _release(self, data: mujoco.MjData, predicate: Predicate, points: Array, below: float) -> float:
         """Height at which to open, if the object's bottom is `below` the grip point."""
         target = target_position(data, predicate)
-        on_object = predicate.kind == "on_object"
-        body = predicate.b if on_object else self._scene.model.site_bodyid[predicate.b]
-        container = points[self._root == self._scene.model.body_rootid[body]]
-        away = np.linalg.norm(container[:, :2] - target[:2], axis=1)
-        if on_object:
+        if predicate.kind == "on_object":
+            container = points[self._root == predicate.b]
+            away = np.linalg.norm(container[:, :2] - target[:2], axis=1)
             return float(container[away < 0.03, 2].max(initial=target[2])) + below + 0.008
+        container = points[self._body == self._scene.model.site_bodyid[predicate.b]]
+        away = np.linalg.norm(container[:, :2] - target[:2], axis=1)
         half = np.abs(data.site_xmat[predicate.b].reshape(3, 3) @ predicate.size)[2]
         if predicate.kind == "on_site":
             return target[2] + half + below + 0.008
@@ -84,6 +222,45 @@ class Planner:
 def target_position(data: mujoco.MjData, predicate: Predicate) -> Array:
     """Target position [3] of the object, of another object or a region; a view into the simulation's state."""
     return (data.xpos if predicate.kind == "on_object" else data.site_xpos)[predicate.b]
+
+
+def _directions(data: mujoco.MjData, index: int, own: Array, base: Array) -> Iterator[tuple[float, Array]]:
+    """Tilts and unit vectors [3] from which to hold the points `own` [P, 3]: from above, and along the joint's way."""
+    if data.model.jnt_type[index] == mujoco.mjtJoint.mjJNT_SLIDE:
+        front = data.xaxis[index]
+    else:
+        front = np.cross(data.xaxis[index], own.mean(0) - data.xanchor[index])
+    if np.linalg.norm(front) < 0.02:  # a knob; near the base the arm cannot point down, but away
+        away = (data.xanchor[index] - base) * (1.0, 1.0, 0.0)
+        distance = float(np.linalg.norm(away))
+        tilt = KNOB_TILT_RAD if distance < NEAR_M else 0.0
+        yield tilt, np.cos(tilt) * UP + np.sin(tilt) * away / distance
+        return
+    front = front / np.linalg.norm(front)
+    for tilt in TILTS_RAD:
+        yield tilt, np.cos(tilt) * UP + np.sin(tilt) * front
+        if tilt > 0.0:
+            yield tilt, np.cos(tilt) * UP - np.sin(tilt) * front
+
+
+def _pointing(axis: Array, closing: Array) -> Array:
+    """Orientation [3, 3] of a hand that points against `axis` and closes along `closing`."""
+    return np.stack((closing, np.cross(closing, axis), -axis), 1)
+
+
+def _closing(hand: Array, axis: Array) -> Array:
+    """Closing direction [3] of a `hand` [3, 3] after the smallest rotation to point against `axis`."""
+    way = np.cross(-hand[:, 2], axis)
+    sine = float(np.linalg.norm(way))
+    return _about(way / max(sine, 1e-9), float(np.arctan2(sine, -hand[:, 2] @ axis))) @ hand[:, 0]
+
+
+def _about(axis: Array, angle: float) -> Array:
+    """Rotation matrix [3, 3] about the unit vector `axis`."""
+    quaternion, matrix = np.empty(4), np.empty(9)
+    mujoco.mju_axisAngle2Quat(quaternion, axis, angle)
+    mujoco.mju_quat2Mat(matrix, quaternion)
+    return matrix.reshape(3, 3)
 
 
 def _highest(points: Array, start: Array, end: Array) -> float:

@@ -117,6 +117,14 @@ class GoalCompiler:
         joints = [j.get("name") for j in body.iter("joint")] if owner == name else _region_joints(body, name)
         return category, tuple(int(self.model.jnt_qposadr[self._id(mujoco.mjtObj.mjOBJ_JOINT, j)]) for j in joints)
 
+    def opening(self, region: str) -> Predicate | None:
+        """That the drawer or door in front of `region` is open; None for a region that is always open."""
+        for name in (region, self._owner_of(region)):
+            category, addresses = self.joints(name)
+            if addresses and ("open", category) in JOINT_GOALS:
+                return self._joint(("open", name))
+        return None
+
     def _joint(self, atom: Atom) -> Predicate:
         kind, name = atom
         category, addresses = self.joints(name)

@@ -55,7 +55,8 @@ class Scene:
     """A compiled task and its addresses; `objects` are the M movable ones, in BDDL order.
 
     `geom_owner` [ngeom] is the index into `instances` (objects, then fixtures) of the geom's instance if stock counts
-    its contacts, else -1. `grip_site` is the point OSC controls. `initial_arm` [7] rad.
+    its contacts, else -1. `grip_site` is the point OSC controls. `initial_arm` [7] rad. `openings` tells when the
+    drawers and doors that hide a region of the goal, given as its site, are open.
     """
 
     task: Task
@@ -78,6 +79,7 @@ class Scene:
     initial_joints: tuple[InitialJoint, ...]
     geom_owner: np.ndarray
     goal: tuple[Predicate, ...]
+    openings: dict[int, Predicate]
 
 
 def build_scene(task: Task, assets: Assets, visuals: bool = False) -> Scene:
@@ -207,6 +209,7 @@ def _describe(
         initial_joints=tuple(_initial_joints(task, goal)),
         geom_owner=_geom_owner(model, tuple(instances)),
         goal=tuple(goal.compile(atom) for atom in task.problem.goal),
+        openings=_openings(task, goal),
     )
 
 
@@ -217,6 +220,11 @@ def _initial_joints(task: Task, goal: GoalCompiler) -> list[InitialJoint]:
             category, addresses = goal.joints(name)
             joints += [InitialJoint(address, *INITIAL_JOINT[kind, category]) for address in addresses]
     return joints
+
+
+def _openings(task: Task, goal: GoalCompiler) -> dict[int, Predicate]:
+    found = {goal.compile(atom).b: goal.opening(atom[2]) for atom in task.problem.goal if atom[0] == "in"}
+    return {site: opening for site, opening in found.items() if opening is not None}
 
 
 def _geom_owner(model: mujoco.MjModel, instances: tuple[str, ...]) -> np.ndarray:
