@@ -151,7 +151,7 @@ class Planner:
         release = grasp.position[2] - PRESS_M if drag else self._release(data, predicate, points, below)
         carry = max(
             release,
-            min(loose + below + 0.02, base[2] + CEILING_M),
+            min(loose + below + 0.035, base[2] + CEILING_M),
             _highest(others, grasp.position, target) + below + 0.035,
         )
         return Plan(predicate.a, grasp.position - start, matrix, hover, release if drag else carry, release, target,

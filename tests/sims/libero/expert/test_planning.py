@@ -66,5 +66,5 @@ def test_the_wrist_stays_within_its_limits_wherever_the_object_lies():
         plan = PLANNER.plan(data, SCENE.goal[0])
         for body in (CHEESE, BASKET):
             place = data.xpos[SCENE.object_body[body], :2] - (-0.6, 0.0)
-            last_joint = 0.75 * np.pi + np.arctan2(place[1], place[0]) - plan.yaw
+            last_joint = 0.75 * np.pi + np.arctan2(place[1], place[0]) - np.arctan2(*plan.matrix[1::-1, 0])
             assert abs(last_joint) < 2.8
