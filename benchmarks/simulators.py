@@ -1,23 +1,32 @@
-"""What this library adds to another one's simulator: control steps per CPU-second, ours beside the library's own loop.
+"""What this library adds to another one's simulator: control steps per CPU-second and memory, ours beside its own loop.
 
-    python benchmarks/simulators.py [maniskill robosuite] [--steps 100] [--runs 7] [--output FILE]
+    python benchmarks/simulators.py [gym_pusher_16 robosuite ...] [--runs 5] [--seconds 1.0] [--output FILE]
 
-Both loops step as many worlds with the same random actions, alternating in every run; the library's resets where an
-episode ends and keeps nothing. Rates are of CPU time in one thread: the best run of each, which a busy machine disturbs
-least. The overhead is the time that ours takes beyond the library's, of the library's. One function a simulator.
+Both loops step as many worlds of the same kind with the same random actions, and begin episodes anew where they end:
+the library's is its own vector environment, or a loop over its worlds where it has none; ours goes on to observe,
+reward and end episodes in tensors, and resumes bit for bit. Simulators of our own have nothing beside them.
+
+The two take turns of about 50 ms, until each has had `seconds` of CPU time in one thread; that is one run. A run's
+overhead is the CPU time of a control step that ours takes beyond the library's, of the library's; the median of the
+runs is told, and the lowest and highest. Resets count. MB are those by which a process of its own grows while it loads
+the simulator, makes the worlds and steps each of them a few times. One function a simulator; all take about six
+CPU-minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,182 +34,388 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
+from embodied.environment import Environment  # noqa: E402
+from embodied.evaluation.report import git_commit, versions  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
+
+TURN_S = 0.05
+BANK = 64
+"""Different actions of each world, taken in turn."""
+Loop = Callable[[int], int]
+"""Takes so many steps (ours: chunks) of all worlds; returns how many control steps were made in all."""
+
 
 @dataclass
 class Row:
-    """One simulator: `ours` and `theirs` make `steps` steps of each of `worlds` worlds."""
+    """One simulator with `worlds` worlds: both make a loop; `theirs` is None where there is no other library's."""
 
     name: str
     worlds: int
-    ours: Callable[[], object]
-    theirs: Callable[[], object]
+    ours: Callable[[], Loop]
+    theirs: Callable[[], Loop] | None = None
 
 
-def maniskill(steps: int) -> Row:
-    """PickCube from state, eight worlds; the library's loop is over its base environments."""
-    from sims.maniskill.environment import ManiSkillEnvironment
-    from sims.maniskill.worlds import Options
+def random_actions(worlds: int, *shape: int) -> torch.Tensor:
+    """Shares of the actions' ranges in [-1, 1], [BANK, worlds, ...]."""
+    return 2.0 * torch.rand(BANK, worlds, *shape, generator=torch.Generator().manual_seed(0)) - 1.0
 
-    options, worlds = Options("PickCube-v1"), 8
-    env = ManiSkillEnvironment(worlds, options=options)
-    bare = [options.make() for _ in range(worlds)]
-    shares = 2 * torch.rand(steps, worlds, 7, generator=torch.Generator().manual_seed(0)) - 1
-    actions = shares / env.scale.gain + env.scale.centre
 
-    def ours() -> None:
-        env.reset(starts=torch.arange(worlds))
-        for step in range(steps):
-            done = env.step(actions[step].unsqueeze(1)).done
+def stepping(env: Environment) -> Loop:
+    """Our loop: random chunks over the whole range; what has ended begins anew before the next one."""
+    low, high = (torch.tensor(each) for each in (env.contract.action.low, env.contract.action.high))
+    shares = random_actions(env.num_envs, env.contract.executed, len(low))
+    chunks = (high + low) / 2 + (high - low) / 2 * shares
+    taken, whole = 0, env.num_envs * env.contract.executed
+    env.reset()
+
+    def loop(steps: int) -> int:
+        nonlocal taken
+        executed = 0
+        for _ in range(steps):
+            transition = env.step(chunks[taken % BANK])
+            taken, done = taken + 1, transition.done
             if done.any():
-                env.reset(mask=done)
+                executed += int(transition.executed.sum())
+                env.reset(done)
+            else:
+                executed += whole
+        return executed
 
-    def theirs() -> None:
-        for world, each in enumerate(bare):
-            each.reset(seed=world)
-        for step in range(steps):
-            for world, each in enumerate(bare):
-                _, _, ended, _, info = each.step(shares[step, world : world + 1])
-                if ended or info["elapsed_steps"] >= env.step_limit:
-                    each.reset(seed=step)
+    return loop
+
+
+def gym(id: str, worlds: int) -> Row:
+    """Theirs is SyncVectorEnv as it is made by default: an episode that ended is reset in a step of its own."""
+
+    def ours() -> Loop:
+        from sims.gym.environment import GymEnvironment
+
+        return stepping(GymEnvironment(worlds, id))
+
+    def theirs() -> Loop:
+        import gymnasium
+
+        env = gymnasium.make_vec(id, worlds, vectorization_mode="sync")
+        space = env.single_action_space
+        shares = random_actions(worlds, *space.shape).numpy()
+        actions = ((space.high + space.low) / 2 + (space.high - space.low) / 2 * shares).astype(space.dtype)
+        done, taken = np.zeros(worlds, dtype=bool), 0
+        env.reset(seed=0)
+
+        def loop(steps: int) -> int:
+            nonlocal done, taken
+            executed = 0
+            for _ in range(steps):
+                executed += worlds - int(done.sum())
+                _, _, terminated, truncated, _ = env.step(actions[taken % BANK])
+                done, taken = terminated | truncated, taken + 1
+            return executed
+
+        return loop
+
+    return Row(f"Gymnasium {id}", worlds, ours, theirs)
+
+
+def maniskill(worlds: int) -> Row:
+    """PickCube from state; the library's loop is over its base environments, of which each holds one world on a CPU."""
+
+    def ours() -> Loop:
+        from sims.maniskill.environment import ManiSkillEnvironment
+        from sims.maniskill.worlds import Options
+
+        return stepping(ManiSkillEnvironment(worlds, options=Options("PickCube-v1")))
+
+    def theirs() -> Loop:
+        from sims.maniskill.worlds import Options
+
+        options = Options("PickCube-v1")
+        bare, shares = [options.make() for _ in range(worlds)], random_actions(worlds, 7)
+        done, taken, episodes = [True] * worlds, 0, 0
+
+        def loop(steps: int) -> int:
+            nonlocal taken, episodes
+            for _ in range(steps):
+                for row, world in enumerate(bare):
+                    if done[row]:
+                        episodes += 1
+                        world.reset(seed=episodes)
+                    _, _, ended, _, info = world.step(shares[taken % BANK, row : row + 1])
+                    done[row] = bool(ended) or int(info["elapsed_steps"]) >= options.step_limit
+                taken += 1
+            return steps * worlds
+
+        return loop
 
     return Row("ManiSkill PickCube-v1", worlds, ours, theirs)
 
 
-def mjcf(task: str, worlds: int) -> Callable[[int], Row]:
+def robosuite(worlds: int, executed: int, camera: str = "", size: int = 128) -> Row:
+    """Lift with its shaped reward; theirs observes every step, ours every chunk; no model is built anew."""
+
+    def ours() -> Loop:
+        from sims.robosuite.environment import RobosuiteEnvironment
+        from sims.robosuite.world import Options
+
+        return stepping(
+            RobosuiteEnvironment(
+                worlds, options=Options("Lift", shaped=True), horizon=executed, executed=executed,
+                images=(camera,) if camera else (), image_size=size,
+            )
+        )  # fmt: skip
+
+    def theirs() -> Loop:
+        from sims.robosuite.adapted import robosuite as package
+        from sims.robosuite.catalogue import entry
+
+        pictures: dict[str, Any] = {"has_offscreen_renderer": False, "use_camera_obs": False}
+        if camera:
+            pictures = {"camera_names": camera, "camera_heights": size, "camera_widths": size}
+        bare = [
+            package().make(
+                "Lift", robots="Panda", has_renderer=False, reward_shaping=True, hard_reset=False,
+                horizon=entry("Lift").step_limit, seed=0, **pictures,
+            )
+            for _ in range(worlds)
+        ]  # fmt: skip
+        actions, done, taken = random_actions(worlds, 7).double().numpy(), [True] * worlds, 0
+
+        def loop(steps: int) -> int:
+            nonlocal taken
+            for _ in range(steps * executed):
+                for row, world in enumerate(bare):
+                    if done[row]:
+                        world.reset()
+                    done[row] = world.step(actions[taken % BANK, row])[2]
+                taken += 1
+            return steps * executed * worlds
+
+        return loop
+
+    chunks = f", chunks of {executed}" if executed > 1 else ""
+    return Row(f"robosuite Lift{chunks}{f', {camera} {size} x {size}' if camera else ''}", worlds, ours, theirs)
+
+
+def mjcf(task: str, worlds: int) -> Row:
     """An MJCF task of ours; the library's loop is one call of `mujoco.rollout` per control step, with its sensors.
 
-    Ours computes observation, reward and endings as well, and restarts what has ended.
+    Ours computes observation, reward and endings as well, and restarts what has ended; theirs begins every turn from
+    the same states.
     """
 
-    def make(steps: int) -> Row:
-        import mujoco.rollout
-
+    def made() -> Any:  # noqa: ANN401 - imports of the simulator are its own
         from sims.mjcf.environment import MjcfEnvironment
         from sims.mjcf.task import found
 
-        env = MjcfEnvironment(worlds, mdp=found(task), threads=1)
-        low, high = (torch.tensor(each) for each in (env.contract.action.low, env.contract.action.high))
-        shares = 0.4 + 0.2 * torch.rand(steps, worlds, len(low), generator=torch.Generator().manual_seed(0))
-        actions, model, data = low + (high - low) * shares, env.model, mujoco.MjData(env.model)
-        controls, starts = actions.double().numpy(), torch.arange(worlds)
-        env.reset(starts=starts)
-        spec = mujoco.mjtState.mjSTATE_FULLPHYSICS
-        size, substeps = mujoco.mj_stateSize(model, spec), env.mdp.SUBSTEPS
-        first = np.empty((worlds, size))
-        for world in range(worlds):
-            mujoco.mj_getState(model, env.worlds.batch.get_data(world), first[world], spec)
+        return MjcfEnvironment(worlds, mdp=found(task), threads=1)
 
-        def ours() -> None:
-            env.reset(starts=starts)
-            for step in range(steps):
-                done = env.step(actions[step].unsqueeze(1)).done
+    def controls() -> tuple[Any, torch.Tensor]:
+        env = made()
+        low, high = (torch.tensor(each) for each in (env.contract.action.low, env.contract.action.high))
+        return env, (high + low) / 2 + 0.1 * (high - low) * random_actions(worlds, 1, len(low))
+
+    def ours() -> Loop:
+        env, actions = controls()
+        env.reset(starts=torch.arange(worlds))
+        taken = 0
+
+        def loop(steps: int) -> int:
+            nonlocal taken
+            for _ in range(steps):
+                done = env.step(actions[taken % BANK]).done
+                taken += 1
                 if done.any():
                     env.reset(mask=done)
+            return steps * worlds
 
-        def theirs() -> None:
+        return loop
+
+    def theirs() -> Loop:
+        import mujoco.rollout
+
+        env, actions = controls()
+        env.reset(starts=torch.arange(worlds))
+        model, data = env.model, mujoco.MjData(env.model)
+        spec, substeps = mujoco.mjtState.mjSTATE_FULLPHYSICS, env.mdp.SUBSTEPS
+        first = np.empty((worlds, mujoco.mj_stateSize(model, spec)))
+        for world in range(worlds):
+            mujoco.mj_getState(model, env.worlds.batch.get_data(world), first[world], spec)
+        held = np.repeat(actions[:, :, 0].double().numpy()[:, :, None], substeps, 2)
+
+        def loop(steps: int) -> int:
             state = first
             with mujoco.rollout.Rollout(nthread=0) as rollout:
                 for step in range(steps):
-                    held = np.repeat(controls[step][:, None], substeps, 1)
-                    state = rollout.rollout(model, data, state, held)[0][:, -1]
+                    state = rollout.rollout(model, data, state, held[step % BANK])[0][:, -1]
+            return steps * worlds
 
-        return Row(f"MJCF {task}, {worlds} worlds", worlds, ours, theirs)
+        return loop
 
-    return make
-
-
-def robosuite(steps: int) -> Row:
-    """Lift from state with its shaped reward, one world, chunks of four as its task runs; no model is built anew."""
-    from sims.robosuite.adapted import robosuite as package
-    from sims.robosuite.environment import RobosuiteEnvironment
-    from sims.robosuite.world import Options
-
-    env = RobosuiteEnvironment(1, options=Options("Lift", shaped=True), horizon=4, executed=4)
-    bare = package().make(
-        "Lift", robots="Panda", has_offscreen_renderer=False, use_camera_obs=False, reward_shaping=True,
-        hard_reset=False, horizon=env.step_limit, seed=0,
-    )  # fmt: skip
-    actions = 2 * torch.rand(steps, 7, generator=torch.Generator().manual_seed(0)) - 1
-
-    def ours() -> None:
-        env.reset(starts=torch.zeros(1))
-        for chunk in actions.view(-1, 1, 4, 7):
-            if bool(env.step(chunk).done):
-                env.reset()
-
-    def theirs() -> None:
-        bare.reset()
-        for action in actions.double().numpy():
-            if bare.step(action)[2]:
-                bare.reset()
-
-    return Row("robosuite Lift", 1, ours, theirs)
+    return Row(f"MJCF {task}", worlds, ours, theirs)
 
 
-def gym(steps: int) -> Row:
-    """Pusher-v5, 16 worlds; the library's loop is SyncVectorEnv's, whose resets take a step of their own."""
-    import gymnasium
+def libero(worlds: int) -> Row:
+    """LIBERO pick on stand-in objects, chunks of four; nothing beside it."""
 
-    from sims.gym.environment import GymEnvironment
+    def ours() -> Loop:
+        from sims.libero.task import LiberoTask
 
-    worlds = 16
-    env = GymEnvironment(worlds, "Pusher-v5")
-    bare = gymnasium.make_vec("Pusher-v5", worlds, vectorization_mode="sync")
-    actions = 4 * torch.rand(steps, worlds, 7, generator=torch.Generator().manual_seed(0)) - 2
+        task = LiberoTask(assets="stand-in", tasks=["0"])
+        return stepping(task.environment(worlds, task.distributions[0], "train"))
 
-    def ours() -> None:
-        env.reset(starts=torch.arange(worlds))
-        done = torch.zeros(worlds, dtype=torch.bool)
-        for step in range(steps):
-            if done.any():
-                env.reset(mask=done)
-            done = env.step(actions[step].unsqueeze(1)).done
-
-    def theirs() -> None:
-        bare.reset(seed=0)
-        for step in range(steps):
-            done = np.logical_or(*bare.step(actions[step].numpy())[2:4])
-            if done.all() and step + 1 < steps:  # all end together; what follows is their resets alone
-                bare.step(actions[step].numpy())
-
-    return Row("Gymnasium Pusher-v5", worlds, ours, theirs)
+    return Row("LIBERO pick", worlds, ours)
 
 
-SIMULATORS = {
-    "gym": gym,
-    "maniskill": maniskill,
-    "robosuite": robosuite,
+def quadrotor(worlds: int) -> Row:
+    """Hovering; nothing beside it."""
+
+    def ours() -> Loop:
+        from sims.quadrotor.task import HoverTask
+
+        task = HoverTask()
+        return stepping(task.environment(worlds, task.distributions[0], "train"))
+
+    return Row("quadrotor hover", worlds, ours)
+
+
+def vehicle(worlds: int) -> Row:
+    """Navigation with lidar; nothing beside it."""
+
+    def ours() -> Loop:
+        from sims.vehicle.task import NavigateTask
+
+        task = NavigateTask()
+        return stepping(task.environment(worlds, task.distributions[0], "train"))
+
+    return Row("vehicle navigate", worlds, ours)
+
+
+ROWS: dict[str, Row] = {
+    **{f"gym_pendulum_{n}": gym("Pendulum-v1", n) for n in (1, 16)},
+    **{f"gym_pusher_{n}": gym("Pusher-v5", n) for n in (1, 16, 64)},
+    "gym_humanoid_16": gym("Humanoid-v5", 16),
+    **{f"maniskill_{n}": maniskill(n) for n in (2, 8)},
+    **{f"robosuite_{n}": robosuite(n, 1) for n in (1, 4)},
+    "robosuite_chunks": robosuite(1, 4),
+    "robosuite_camera": robosuite(1, 1, "agentview"),
+    "robosuite_camera_chunks": robosuite(1, 4, "agentview"),
     **{f"mjcf_{task}_{n}": mjcf(task, n) for task in ("cartpole", "quadruped") for n in (64, 256, 1024)},
+    "libero_8": libero(8),
+    "quadrotor_1024": quadrotor(1024),
+    "vehicle_256": vehicle(256),
 }
+
+
+def apart(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - the function's
+    """What `function` returns in a process of its own, which leaves nothing behind."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=lambda: there.send(function(*arguments)))
+    child.start()
+    there.close()
+    try:
+        return here.recv()
+    except EOFError as error:
+        raise SystemExit(f"{function.__name__} failed in its process, see above") from error
+    finally:
+        child.join()
+
+
+def grown_mb(make: Callable[[], Loop]) -> float:
+    """Megabytes by which this process grows for a loop that has made three steps."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    make()(3)
+    return round((resident() - before) / 1e6, 1)
+
+
+def timed(row: Row, runs: int, seconds: float) -> list[dict[str, float]]:
+    """CPU microseconds of a control step in each run, "ours" and "theirs", measured by turns."""
+    makers = {"ours": row.ours, "theirs": row.theirs}
+    loops = {which: make() for which, make in makers.items() if make is not None}
+    lengths = {which: _length(loop) for which, loop in loops.items()}
+    found = []
+    for _ in range(runs):
+        spent, made = dict.fromkeys(loops, 0.0), dict.fromkeys(loops, 0)
+        while min(spent.values()) < seconds:
+            for which, loop in loops.items():
+                began = time.process_time()
+                made[which] += loop(lengths[which])
+                spent[which] += time.process_time() - began
+        found.append({which: 1e6 * spent[which] / made[which] for which in loops})
+    return found
+
+
+def _length(loop: Loop) -> int:
+    """Steps of a turn; the loop is warm afterwards."""
+    loop(2)
+    began, steps = time.process_time(), 0
+    while time.process_time() - began < 2 * TURN_S:
+        loop(1)
+        steps += 1
+    return max(1, steps // 2)
+
+
+def measure(row: Row, runs: int, seconds: float) -> dict[str, Any]:
+    """The table's row."""
+    makers = {"ours": row.ours, "theirs": row.theirs}
+    memory = {which: apart(grown_mb, make) for which, make in makers.items() if make is not None}
+    found = apart(timed, row, runs, seconds)
+    step_us = {which: round(statistics.median(run[which] for run in found), 2) for which in found[0]}
+    result: dict[str, Any] = {
+        "name": row.name, "worlds": row.worlds, "step_us": step_us,
+        "steps_per_cpu_s": {which: round(1e6 / each) for which, each in step_us.items()}, "MB": memory,
+    }  # fmt: skip
+    if row.theirs is not None:
+        overheads = sorted(run["ours"] / run["theirs"] - 1.0 for run in found)
+        more = statistics.median(run["ours"] - run["theirs"] for run in found)
+        result["overhead"] = {
+            "median": round(statistics.median(overheads), 4), "low": round(overheads[0], 4),
+            "high": round(overheads[-1], 4), "us_per_step_of_all": round(more * row.worlds, 1),
+        }  # fmt: skip
+    return result
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row of the table, as Markdown."""
+    rates, memory, over = row["steps_per_cpu_s"], row["MB"], row.get("overhead")
+    told = "" if over is None else f"{over['median']:+.1%} ({over['low']:+.1%} to {over['high']:+.1%})"
+    cells = (
+        row["name"], row["worlds"], f"{rates['ours']:,}", f"{rates['theirs']:,}" if over else "", told,
+        f"{memory['ours']:.0f}", f"{memory['theirs']:.0f}" if over else "",
+    )  # fmt: skip
+    return "| " + " | ".join(map(str, cells)) + " |\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("simulators", nargs="*", default=list(SIMULATORS), help=", ".join(SIMULATORS))
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("rows", nargs="*", default=list(ROWS), help=", ".join(ROWS))
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="CPU time of each in a run")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
+    if unknown := set(options.rows) - set(ROWS):
+        parser.error(f"unknown rows {', '.join(sorted(unknown))}; expected some of {', '.join(ROWS)}")
     torch.set_num_threads(1)
+    before = os.getloadavg()[0]
+    sys.stdout.write("| simulator | worlds | ours, steps per CPU-s | the library's own | overhead | MB | its MB |\n")
+    sys.stdout.write("|---|---|---|---|---|---|---|\n")
     rows = {}
-    print(f"{'steps per CPU-second':28} {'ours':>8} {'library':>8} {'overhead':>9}")
-    for name in options.simulators:
-        row = SIMULATORS[name](options.steps)
-        taken = {"ours": [], "theirs": []}
-        for _ in range(options.runs):
-            for which, times in taken.items():
-                began = time.process_time()
-                getattr(row, which)()
-                times.append(time.process_time() - began)
-        rates = {which: options.steps * row.worlds / min(times) for which, times in taken.items()}
-        overhead = rates["theirs"] / rates["ours"] - 1
-        print(f"{row.name:28} {rates['ours']:8.0f} {rates['theirs']:8.0f} {overhead:9.1%}", flush=True)
-        rows[name] = {**rates, "overhead": overhead, "worlds": row.worlds}
+    for name in options.rows:
+        rows[name] = measure(ROWS[name], options.runs, options.seconds)
+        sys.stdout.write(line(rows[name]))
+        sys.stdout.flush()
     if options.output:
-        where = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-        record = {"steps": options.steps, "runs": options.runs, **where, "rows": rows}
-        options.output.write_text(json.dumps(record, indent=2) + "\n")
+        report = {
+            "git_commit": git_commit(), "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
+            "threads": 1, "runs": options.runs, "seconds": options.seconds,
+            "load": [round(each, 1) for each in (before, os.getloadavg()[0])], "versions": versions(), "rows": rows,
+        }  # fmt: skip
+        with complete_or_absent(options.output) as temporary:
+            temporary.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 STARTS_PER_SEED = 1 << 24
 """The initial states of seed s are numbered from s times this."""
 _FIRST: ContextVar[int] = ContextVar("first", default=0)
+Light = Any
+"""A NumPy array or a tensor: operators and methods are used that both have."""
 FLAGS = ("terminated", "truncated", "success", "diverged")
 
 
@@ -152,24 +155,27 @@ class EpisodeEngine(ABC):
             ValueError: for another shape, an action that is not finite, or before the first reset.
         """
         self._check(actions)
-        left = (self.step_limit - self.steps).clamp_max(self.contract.executed).masked_fill(self.done, 0)
-        return self.settle(self.advance(actions.to(self.device), left))
+        steps, terminated, truncated = map(light, (self.steps, self.terminated, self.truncated))
+        left = (self.step_limit - steps).clip(max=self.contract.executed) * ~(terminated | truncated)
+        return self.settle(self.advance(actions.to(self.device), tensor(left)))
 
     def settle(self, outcome: Outcome) -> Transition:
         """Update steps and flags with `outcome`; returns the transition."""
-        running = ~self.done
-        self.steps = self.steps + outcome.executed.sum(1)
-        failed = outcome.terminated
+        terminated, truncated, success = map(light, (self.terminated, self.truncated, self.success))
+        failed, running = light(outcome.terminated), ~(terminated | truncated)
+        steps = light(self.steps) + light(outcome.executed).sum(1)
+        self.steps = tensor(steps)
         if outcome.diverged is not None:
-            failed = failed | outcome.diverged
-            broken = running & outcome.diverged
-            self._report(broken)
-            self.diverged = self.diverged | broken
-        over = self.steps >= self.step_limit
-        over = over if outcome.truncated is None else over | outcome.truncated
-        self.terminated = self.terminated | (running & failed)
-        self.truncated = self.truncated | (running & over & ~failed)
-        self.success = self.success | (running & outcome.success)
+            diverged = light(outcome.diverged)
+            failed = failed | diverged
+            broken = running & diverged
+            self._report(tensor(broken))
+            self.diverged = tensor(light(self.diverged) | broken)
+        over = steps >= self.step_limit
+        over = over if outcome.truncated is None else over | light(outcome.truncated)
+        self.terminated = tensor(terminated | (running & failed))
+        self.truncated = tensor(truncated | (running & over & ~failed))
+        self.success = tensor(success | (running & light(outcome.success)))
         return Transition(
             self.observe(), outcome.reward, outcome.executed, self.terminated, self.truncated, self.success,
             outcome.metrics, outcome.actions, outcome.human, None if outcome.diverged is None else self.diverged,
@@ -295,6 +301,20 @@ def first_environment(number: int) -> Iterator[None]:
         yield
     finally:
         _FIRST.reset(token)
+
+
+def light(values: Tensor) -> Light:
+    """`values` for a few operations: an array that shares their memory on the CPU, themselves on other devices.
+
+    Most of an operation on a few environments is its call, and torch's is several times NumPy's: a loop that spends a
+    millisecond elsewhere finds little of torch in the processor's caches.
+    """
+    return values.numpy() if values.is_cpu else values
+
+
+def tensor(values: Light) -> Tensor:
+    """What was computed of `light` values, as a tensor."""
+    return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
 
 
 def rank(keys: Tensor) -> Tensor:

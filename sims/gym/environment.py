@@ -115,7 +115,7 @@ class GymEnvironment(RestorableEngine):
 
     def observe(self) -> TensorDict:
         """What the worlds told last."""
-        seen = {name: torch.from_numpy(buffer).clone() for name, buffer in self._seen.buffers.items()}
+        seen = {name: torch.from_numpy(buffer.copy()) for name, buffer in self._seen.buffers.items()}
         return TensorDict(seen, batch_size=[self.num_envs])
 
     def close(self) -> None:

@@ -1,0 +1,245 @@
+"""PPO of this library beside rsl_rl's and Stable-Baselines3's: control steps per second with training, and returns.
+
+    python -m venv venv && venv/bin/pip install -c constraints.txt '.[gym,rsl-rl]' stable-baselines3==2.9.2
+    venv/bin/python benchmarks/ppo_speed.py [rsl_rl sb3] [--runs 3] [--seconds 20] [--output FILE]
+
+rsl_rl's OnPolicyRunner (version 5) trains on 1,024 quadrotors that learn to hover, in compiled C, through `as_rsl_rl`;
+Stable-Baselines3's PPO on 16 HalfCheetahs of Gymnasium in its DummyVecEnv. Ours trains on the same environments with
+the same networks (tanh, two layers of 128, and of 64), rollouts, epochs, minibatches, discounts, clipping and learning
+rates; none stops an epoch early. Both normalise observations, but Stable-Baselines3, which reads them as they are.
+What stays different: ours limits the mean action by tanh, scales rewards by the deviation of their returns, clips the
+gradients of actor and critic apart as rsl_rl does, and bootstraps time limits from the true last observation.
+
+The two of a pair take turns, an iteration each, in one thread until each has had `seconds` of CPU time; then it is the
+next seed's turn. Steps are told per CPU-second of the whole loop, environments included, and apart for what is beside
+them; the ratio is ours over the other's. Returns are means of the episodes that ended within the last fifth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
+
+from embodied.algorithms.ppo import PPOConfig  # noqa: E402
+from embodied.environment import NumberedStarts  # noqa: E402
+from embodied.evaluation.report import git_commit, versions  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
+from embodied.training.loop import train  # noqa: E402
+from policies.mlp import MLPConfig  # noqa: E402
+
+SHARED = {"discount": 0.99, "gae_lambda": 0.95, "clip": 0.2, "epochs": 5}
+QUADROTORS, CHEETAHS = 1024, 16
+LENGTHS, MINIBATCHES, RATES, HIDDEN = (24, 128), (4, 8), (1e-3, 3e-4), (128, 64)
+"""Of rsl_rl's pair and of Stable-Baselines3's: decisions in a rollout, minibatches, learning rates, widths."""
+
+
+class Clock:
+    """CPU seconds within the environment's steps and resets, from both."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def watch(self, env: Any, *names: str) -> None:  # noqa: ANN401 - of any library
+        """Count calls of the methods `names` of `env` from now on."""
+        for name in names:
+            setattr(env, name, self._counting(getattr(env, name)))
+
+    def _counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's
+            began = time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds += time.process_time() - began
+
+        return counted
+
+
+Iterations = Iterator[tuple[int, float | None]]
+"""An iteration each: control steps, and the mean return of episodes that ended, if any."""
+
+
+def ours(env: NumberedStarts, which: int, seed: int, clock: Clock) -> Iterations:
+    """Our loop, as a library user calls it."""
+    torch.manual_seed(seed)
+    steps = LENGTHS[which] * env.num_envs
+    policy = MLPConfig(hidden=[HIDDEN[which]] * 2, running_statistics=True).build(env.contract)
+    settings = PPOConfig(
+        rollout_length=LENGTHS[which], minibatch=steps // MINIBATCHES[which], learning_rate=RATES[which],
+        value_learning_rate=RATES[which], target_kl=float("inf"), critic_warmup=0, **SHARED,
+    )  # fmt: skip
+    clock.watch(env, "step", "reset")
+    done = 0
+    for each in train(env, policy, settings, env_steps=1 << 40, seed=seed):
+        yield each.env_steps - done, each.ended.get("episode_return")
+        done = each.env_steps
+
+
+def quadrotors(seed: int) -> NumberedStarts:
+    """Quadrotors that learn to hover, single actions."""
+    from sims.quadrotor.task import HoverTask
+
+    task = HoverTask()
+    return task.environment(QUADROTORS, task.distributions[0], "train", seed=seed)
+
+
+def rsl_rl(seed: int, clock: Clock) -> Iterations:
+    """rsl_rl's runner, without a log folder."""
+    from rsl_rl.runners import OnPolicyRunner
+
+    from sims.gym.rsl_rl import as_rsl_rl
+
+    env = quadrotors(seed)
+    vector = as_rsl_rl(env)
+    clock.watch(env, "step", "reset")
+    torch.manual_seed(seed)
+    model = {"class_name": "MLPModel", "hidden_dims": [HIDDEN[0]] * 2, "activation": "tanh", "obs_normalization": True}
+    noise = {"class_name": "GaussianDistribution", "init_std": 0.5, "std_type": "log"}
+    groups = list(vector.get_observations().keys())
+    settings = {
+        "num_steps_per_env": LENGTHS[0], "save_interval": 1 << 30, "env": {},
+        "obs_groups": {"actor": ["policy"], "critic": groups}, "actor": {**model, "distribution_cfg": noise},
+        "critic": model, "algorithm": {
+            "class_name": "PPO", "num_learning_epochs": SHARED["epochs"], "num_mini_batches": MINIBATCHES[0],
+            "learning_rate": RATES[0], "gamma": SHARED["discount"], "lam": SHARED["gae_lambda"],
+            "clip_param": SHARED["clip"], "entropy_coef": 0.0, "value_loss_coef": 1.0, "max_grad_norm": 1.0,
+            "schedule": "fixed", "desired_kl": None, "use_clipped_value_loss": False,
+        },
+    }  # fmt: skip
+    with contextlib.redirect_stdout(io.StringIO()):
+        runner = OnPolicyRunner(vector, settings, log_dir=None)
+    watched, totals, ended = vector.step, torch.zeros(env.num_envs), []
+
+    def step(actions: torch.Tensor) -> Any:  # noqa: ANN401 - rsl_rl's
+        nonlocal totals
+        result = watched(actions)
+        totals = totals + result[1]
+        if (rows := result[2].nonzero().squeeze(1)).numel():
+            ended.append(totals[rows])
+            totals[rows] = 0.0
+        return result
+
+    vector.step = step
+    while True:
+        ended.clear()
+        with contextlib.redirect_stdout(io.StringIO()):
+            runner.learn(1)
+        yield LENGTHS[0] * QUADROTORS, float(torch.cat(ended).mean()) if ended else None
+
+
+def cheetahs(seed: int) -> NumberedStarts:
+    """Gymnasium's HalfCheetah."""
+    from sims.gym.environment import GymEnvironment
+
+    return GymEnvironment(CHEETAHS, "HalfCheetah-v5", seed=seed)
+
+
+def sb3(seed: int, clock: Clock) -> Iterations:
+    """Stable-Baselines3's PPO; its Monitor, which tells returns, is one addition a step."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    env = make_vec_env("HalfCheetah-v5", CHEETAHS, seed=seed)
+    clock.watch(env, "step", "reset")
+    steps = LENGTHS[1] * CHEETAHS
+    model = PPO(
+        "MlpPolicy", env, n_steps=LENGTHS[1], batch_size=steps // MINIBATCHES[1], n_epochs=SHARED["epochs"],
+        learning_rate=RATES[1], gamma=SHARED["discount"], gae_lambda=SHARED["gae_lambda"], clip_range=SHARED["clip"],
+        vf_coef=1.0, max_grad_norm=1.0, seed=seed, device="cpu",
+        policy_kwargs={"net_arch": [HIDDEN[1]] * 2, "log_std_init": float(torch.tensor(0.5).log())},
+    )  # fmt: skip
+    first = True
+    while True:
+        model.learn(steps, reset_num_timesteps=first)
+        first = False
+        returns = [each["r"] for each in model.ep_info_buffer or ()]
+        model.ep_info_buffer.clear()
+        yield steps, statistics.fmean(returns) if returns else None
+
+
+PAIRS = {"rsl_rl": (quadrotors, rsl_rl, "quadrotor hover, 1,024"), "sb3": (cheetahs, sb3, "HalfCheetah-v5, 16")}
+
+
+def run(pair: str, seed: int, seconds: float) -> dict[str, dict[str, Any]]:
+    """Both of a pair by turns from one seed: steps per CPU-second and a curve (CPU seconds, steps, return)."""
+    make, theirs, _ = PAIRS[pair]
+    clocks = {"ours": Clock(), pair: Clock()}
+    loops = {"ours": ours(make(seed), list(PAIRS).index(pair), seed, clocks["ours"]), pair: theirs(seed, clocks[pair])}
+    spent, made = dict.fromkeys(loops, 0.0), dict.fromkeys(loops, 0)
+    curves: dict[str, list[tuple[float, int, float | None]]] = {name: [] for name in loops}
+    for loop in loops.values():
+        next(loop)  # compiles, allocates and fits; not counted
+    for clock in clocks.values():
+        clock.seconds = 0.0
+    while min(spent.values()) < seconds:
+        name = min(spent, key=lambda each: spent[each])  # as much time for each
+        began = time.process_time()
+        steps, earned = next(loops[name])
+        spent[name] += time.process_time() - began
+        made[name] += steps
+        curves[name].append((round(spent[name], 2), made[name], earned))
+    return {name: _summary(curves[name], spent[name], made[name], clocks[name].seconds) for name in loops}
+
+
+def _summary(curve: list[tuple[float, int, float | None]], spent: float, made: int, inside: float) -> dict[str, Any]:
+    last = [earned for at, _, earned in curve if earned is not None and at > 0.8 * spent]
+    return {
+        "steps_per_cpu_s": round(made / spent), "steps": made, "environment_share": round(inside / spent, 3),
+        "us_beside_environment": round(1e6 * (spent - inside) / made, 3),
+        "return": round(statistics.fmean(last), 2) if last else None,
+        "curve": curve[:: max(1, len(curve) // 20)],
+    }  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print the table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pairs", nargs="*", default=list(PAIRS), help=", ".join(PAIRS))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="CPU time of each in a run")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    before = os.getloadavg()[0]
+    head = "environments", "beside", "ours, steps per CPU-second", "theirs", "ratio", "our return", "theirs"
+    sys.stdout.write("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|\n")
+    rows = {}
+    for pair in options.pairs:
+        found = [run(pair, seed, options.seconds) for seed in range(options.runs)]
+        ratios = sorted(each["ours"]["steps_per_cpu_s"] / each[pair]["steps_per_cpu_s"] for each in found)
+        rows[pair] = {"ratio": round(statistics.median(ratios), 3), "ratios": ratios, "runs": found}
+        cells = [PAIRS[pair][2], pair]
+        cells += [f"{statistics.median(each[name]['steps_per_cpu_s'] for each in found):,.0f}" for name in found[0]]
+        cells.append(f"{rows[pair]['ratio']:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        cells += [", ".join(str(each[name]["return"]) for each in found) for name in found[0]]
+        sys.stdout.write("| " + " | ".join(cells) + " |\n")
+        sys.stdout.flush()
+    if options.output:
+        known = {name: metadata.version(name) for name in ("rsl-rl-lib", "stable-baselines3")}
+        report = {
+            "git_commit": git_commit(), "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
+            "threads": 1, "seconds": options.seconds, "load": [round(each, 1) for each in (before, os.getloadavg()[0])],
+            "versions": versions() | known, "rows": rows,
+        }  # fmt: skip
+        with complete_or_absent(options.output) as temporary:
+            temporary.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
