@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -20,7 +19,7 @@ from sims.libero.assets import Assets, find_assets
 from sims.libero.language import Wordings
 from sims.libero.observation import Observer, contract
 from sims.libero.physics.backend import LiberoSim, simulate
-from sims.libero.scene.placement import Placement, check_names
+from sims.libero.scene.placement import InitialState, Placement, check_names
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import OFFICIAL_STARTS, WARM_UP, Task, step_limit_of
 
@@ -42,7 +41,7 @@ class LiberoEnvironment(RestorableEngine):
         seed: chooses the initial states of a reset without `starts`.
         threads: number of simulation threads; all cores if None.
         image_size: side of images in the observation, pixels, rendered once per chunk; no images if None.
-        sim: the physics library: MuJoCo on the CPU, or mujoco_warp, on CUDA where there is a GPU.
+        sim: the physics library: MuJoCo on the CPU, or mujoco_warp on `device`, where everything stays.
     """
 
     def __init__(
@@ -61,6 +60,7 @@ class LiberoEnvironment(RestorableEngine):
         threads: int | None = None,
         image_size: int | None = None,
         sim: LiberoSim = LiberoSim.mujoco,
+        device: torch.device | str = "cpu",
     ) -> None:
         check_names(distribution, split)
         if not tasks:
@@ -75,42 +75,34 @@ class LiberoEnvironment(RestorableEngine):
             instructions=tuple(task.language for task in tasks),
             num_starts=OFFICIAL_STARTS if distribution == "official" else None,
             seed=seed,
+            device=device if sim is LiberoSim.mjwarp else "cpu",
         )
-        self.simulation = simulate(sim, [self.scenes[index] for index in self.task_index], threads)
+        self._scene_of = self.task_index.tolist()
+        self.simulation = simulate(sim, [self.scenes[index] for index in self._scene_of], threads, self.device)
         self._observer = Observer(self.simulation, image_size)
         self._wordings = [Wordings(task, wording) for task in tasks]
         self._placements = [Placement(scene, distribution, split) for scene in self.scenes]
-        self._moved: np.ndarray | None = None  # since the last observation; None: all
+        self._moved: Tensor | None = None  # [N] bool, since the last observation; None: all
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Place the objects, set the instruction, and run LIBERO's warm-up steps."""
-        for env, start in zip(ids.tolist(), starts.tolist(), strict=True):
-            self.simulation.write(env, **self._placements[self.task_index[env]](start)._asdict())
-            self._instruct(env, start)
-        self._moved = ids.numpy()
-        warm_up = np.broadcast_to(WARM_UP, (len(ids), *WARM_UP.shape))
-        self.simulation.step(self._moved, warm_up, stop_on_success=False)
+        self.simulation.begin(ids, starts, self._initial)
+        self._instruct(ids, starts)
+        self._moved = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device).index_fill(0, ids, True)
+        warm_up = torch.from_numpy(WARM_UP).to(self.device).expand(self.num_envs, -1, -1)
+        self.simulation.run(warm_up, len(WARM_UP) * self._moved, stop_on_success=False)
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Execute the chunk; if the physics diverges, the observation stays that before the chunk."""
-        chunk = actions.detach().double().clamp(-1.0, 1.0).numpy()
-        executed = np.zeros(chunk.shape[:2], dtype=bool)
-        reward = np.zeros(chunk.shape[:2], dtype=np.float32)
-        success, diverged = np.zeros((2, self.num_envs), dtype=bool)
-        widths = left.numpy()
-        self._moved = np.flatnonzero(widths)
-        for width in np.unique(widths[self._moved]):
-            ids = np.flatnonzero(widths == width)
-            executed[ids, :width], success[ids], diverged[ids] = self.simulation.step(ids, chunk[ids, :width])
-        reward[success, executed[success].sum(1) - 1] = 1.0
-        reached = torch.from_numpy(success)
-        return Outcome(
-            torch.from_numpy(reward), torch.from_numpy(executed), reached, reached, diverged=torch.from_numpy(diverged)
-        )
+        self._moved = left > 0
+        executed, success, diverged = self.simulation.run(actions.detach().double().clamp(-1.0, 1.0), left)
+        last = (executed.sum(1, keepdim=True) - 1).clamp_min(0)
+        reward = torch.zeros(executed.shape, device=self.device).scatter_(1, last, success[:, None].float())
+        return Outcome(reward, executed, success, success, diverged=diverged)
 
     def observe(self) -> TensorDict:
         """Observations of all environments; images are rendered only where the state has changed."""
-        moved, self._moved = self._moved, np.empty(0, dtype=np.int64)
+        moved, self._moved = self._moved, torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         return self._observer.observe(moved)
 
     def save(self) -> dict[str, Any]:
@@ -120,13 +112,16 @@ class LiberoEnvironment(RestorableEngine):
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the result of `save` and set the instructions."""
         self.simulation.load_state_dict(state)
-        for env, start in enumerate(self.start.tolist()):
-            self._instruct(env, start)
+        self._instruct(torch.arange(self.num_envs, device=self.device), self.start)
         self._moved = None
 
     def close(self) -> None:
         """Stop the threads."""
         self.simulation.close()
 
-    def _instruct(self, env: int, start: int) -> None:
-        self._observer.instruct(env, self._wordings[self.task_index[env]](start))
+    def _initial(self, env: int, start: int) -> InitialState:
+        return self._placements[self._scene_of[env]](start)
+
+    def _instruct(self, ids: Tensor, starts: Tensor) -> None:
+        numbered = zip(ids.tolist(), starts.tolist(), strict=True)
+        self._observer.instruct(ids, [self._wordings[self._scene_of[env]](start) for env, start in numbered])

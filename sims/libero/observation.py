@@ -5,18 +5,20 @@ Letters in shape comments: N environments, M objects (the largest number of any 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
 from embodied.text import encode, text_spec
 from sims.libero.language import INSTRUCTION_BYTES
 from sims.libero.physics.backend import Physics
 from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, Cameras
-from sims.libero.scene.geometry import ArmKinematics, Array, rotation
+from sims.libero.scene.geometry import ArmKinematics, rotation
 from sims.libero.scene.robot import ARM_RANGES_RAD
 from sims.libero.scene.scene import Scene
 
@@ -74,44 +76,47 @@ def action_spec() -> TensorSpec:
 
 @dataclass(frozen=True)
 class _Group:
-    """Environments of one scene and the addresses into their qpos."""
+    """Environments of one scene, on the device, and the addresses into their qpos."""
 
     ids: np.ndarray
+    rows: Tensor  # the same
     scene: Scene
-    pose_address: np.ndarray  # [objects, 7]
+    pose_address: Tensor  # [objects, 7]
+    bodies: list[int]  # of the fixtures
 
 
 class Observer:
     """Reads observations of all environments of a simulation, vectorised over environments with the same scene.
 
+    They are made on the simulation's device and stay there, except that images come from the host.
     Objects are the movable ones, then the fixtures that tasks name. With `image_size`, pixels, there are images.
     """
 
     def __init__(self, simulation: Physics, image_size: int | None = None) -> None:
         self.num, self._simulation = simulation.num, simulation
         self._groups = _groups(simulation)
-        self._arm = ArmKinematics(simulation.scenes)
+        self._device = simulation.torch_device
+        self._arm = ArmKinematics(simulation.scenes, self._device)
         most = max(len(scene.objects) + len(scene.fixtures) for scene in simulation.scenes)
         self._texts = self._said(simulation, most)
-        self._nowhere = np.tile([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], (self.num, most, 1))
+        nowhere = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64, device=self._device)
+        self._nowhere = nowhere.repeat(self.num, most, 1)
         self._cameras = Cameras(simulation, tuple(IMAGES.values()), image_size, image_size) if image_size else None
-        self._pictures: torch.Tensor | None = None
+        self._pictures: Tensor | None = None
 
-    def observe(self, moved: Array | None = None) -> TensorDict:
+    def observe(self, moved: Tensor | None = None) -> TensorDict:
         """Present observations of all environments, batch [N]; the caller owns the tensors.
 
-        Only the environments `moved` [n] are rendered; the others have not changed since the last call.
+        Only the environments `moved` [N] are rendered; the others have not changed since the last call.
         """
-        poses, joints, gripper = self._nowhere.copy(), np.empty((self.num, 7)), np.empty((self.num, 2))
+        poses, commands = self._nowhere.clone(), self._nowhere.new_empty(self.num, 2)
+        joints, gripper = self._nowhere.new_empty(self.num, 7), self._nowhere.new_empty(self.num, 2)
         for group in self._groups:
-            qpos = self._simulation.qpos(group.ids)
-            movable = len(group.pose_address)
-            poses[group.ids, :movable] = qpos[:, group.pose_address]
-            if group.scene.fixtures:
-                bodies = [fixture.body for fixture in group.scene.fixtures]
-                poses[group.ids, movable : movable + len(bodies)] = self._simulation.placed(group.ids, bodies)
-            joints[group.ids] = qpos[:, group.scene.arm_qposadr]
-            gripper[group.ids] = qpos[:, group.scene.gripper_qposadr]
+            qpos, placed, commands[group.rows] = self._simulation.seen(group.ids, group.bodies)
+            here = torch.cat((qpos[:, group.pose_address], placed), 1)
+            poses[group.rows, : here.shape[1]] = here
+            joints[group.rows] = qpos[:, group.scene.arm_qposadr]
+            gripper[group.rows] = qpos[:, group.scene.gripper_qposadr]
         position, matrix = self._arm.end_effector(joints)
         values = {
             "joint_position": joints,
@@ -119,39 +124,42 @@ class Observer:
             "end_effector_rotation": two_columns(matrix),
             "gripper_position": gripper,
             # the controller's ramp sets the grip force on contact, which positions do not show
-            "gripper_command": self._simulation.gripper()[:, 1:],
+            "gripper_command": commands[:, 1:],
             "object_position": poses[..., :3],
             "object_rotation": two_columns(rotation(poses[..., 3:])),
         }
-        poses_now = {key: torch.from_numpy(value.astype(np.float32)) for key, value in values.items()}
+        poses_now = {key: value.float() for key, value in values.items()}
         texts = {key: value.clone() for key, value in self._texts.items()}
         return TensorDict(poses_now | texts | self._images(moved), batch_size=[self.num])
 
-    def instruct(self, env: int, instruction: str) -> None:
-        """Set the instruction of environment `env` from now on."""
-        self._texts["instruction"][env] = torch.from_numpy(encode(instruction, INSTRUCTION_BYTES))
+    def instruct(self, ids: Tensor, instructions: Sequence[str]) -> None:
+        """Set the instructions of environments `ids` [M] from now on."""
+        texts = np.stack([encode(instruction, INSTRUCTION_BYTES) for instruction in instructions])
+        self._texts["instruction"][ids] = torch.from_numpy(texts).to(self._device)
 
-    def _images(self, moved: Array | None) -> dict[str, torch.Tensor]:
+    def _images(self, moved: Tensor | None) -> dict[str, Tensor]:
         if self._cameras is None:
             return {}
         if self._pictures is None or moved is None:
-            self._pictures = torch.from_numpy(self._cameras.render())
-        elif len(moved):
-            self._pictures[moved] = torch.from_numpy(self._cameras.render(moved))
+            self._pictures = torch.from_numpy(self._cameras.render()).to(self._device)
+        elif bool(moved.any()):
+            ids = moved.nonzero().squeeze(1)
+            self._pictures[ids] = torch.from_numpy(self._cameras.render(ids.cpu().numpy())).to(self._device)
         return {name: self._pictures[:, camera].clone() for camera, name in enumerate(IMAGES)}
 
-    def _said(self, simulation: Physics, most: int) -> dict[str, torch.Tensor]:
+    def _said(self, simulation: Physics, most: int) -> dict[str, Tensor]:
         names = torch.zeros(self.num, most, NAME_BYTES, dtype=torch.uint8)
         for env, scene in enumerate(simulation.scenes):
             for row, name in enumerate(_names(scene)):
                 names[env, row] = torch.from_numpy(encode(name, NAME_BYTES))
         instruction = torch.zeros(self.num, INSTRUCTION_BYTES, dtype=torch.uint8)
-        return {"object_names": names, "object_mask": names[..., 0] != 0, "instruction": instruction}
+        texts = {"object_names": names, "object_mask": names[..., 0] != 0, "instruction": instruction}
+        return {name: values.to(self._device) for name, values in texts.items()}
 
 
-def two_columns(matrices: Array) -> Array:
+def two_columns(matrices: Tensor) -> Tensor:
     """First two columns [..., 6] of rotation matrices [..., 3, 3], one after the other."""
-    return np.concatenate((matrices[..., 0], matrices[..., 1]), -1)
+    return torch.cat((matrices[..., 0], matrices[..., 1]), -1)
 
 
 def _names(scene: Scene) -> list[str]:
@@ -162,6 +170,8 @@ def _groups(simulation: Physics) -> list[_Group]:
     groups = []
     for scene in dict.fromkeys(simulation.scenes):
         ids = np.array([env for env, other in enumerate(simulation.scenes) if other is scene])
-        address = scene.object_qposadr[:, None] + np.arange(7)
-        groups.append(_Group(ids, scene, address))
+        rows, device = torch.from_numpy(ids), simulation.torch_device
+        address = torch.from_numpy(scene.object_qposadr[:, None] + np.arange(7))
+        bodies = [fixture.body for fixture in scene.fixtures]
+        groups.append(_Group(ids, rows.to(device), scene, address.to(device), bodies))
     return groups

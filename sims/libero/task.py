@@ -36,9 +36,9 @@ class LiberoTask(ProcessOptions):
     action noise `noise` come from the scripted expert. Evaluation episodes are truncated at `step_limit` control steps
     (None: the suite's, `suite.STEP_LIMITS`), training episodes at `train_step_limit` (None: half of that), because
     slower episodes rarely succeed and should not be imitated. `assets` is a folder of LIBERO's own objects, or
-    "stand-in". `sim` computes the physics of training and evaluation: mujoco on the CPU's cores, or mjwarp on a GPU;
-    demonstrations come from mujoco. Evaluations also run in stock LIBERO (`stock`), from its official initial states,
-    by the interpreter `python`, or one that is made for it.
+    "stand-in". `sim` computes the physics of training and evaluation: mujoco on the CPU's cores, or mjwarp on the
+    policy's device; demonstrations come from mujoco. Evaluations also run in stock LIBERO (`stock`), from its official
+    initial states, by the interpreter `python`, or one that is made for it.
     """
 
     name: str = "libero"
@@ -114,7 +114,7 @@ class LiberoTask(ProcessOptions):
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> LiberoEnvironment:
-        """Make environments that start from the `split` ("train" or "eval") of `distribution`; always on the CPU.
+        """Make environments that start from the `split` ("train" or "eval") of `distribution`; on `device` with mjwarp.
 
         The instruction is the task's name in evaluation and varies in training; "DISTRIBUTION:WORDING" selects another
         of `language.WORDINGS`.
@@ -136,7 +136,7 @@ class LiberoTask(ProcessOptions):
         return LiberoEnvironment(
             tasks, num_envs, distribution=start, split=split, wording=wording, horizon=self.horizon,
             executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
-            sim=self.sim,
+            sim=self.sim, device=device,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes:

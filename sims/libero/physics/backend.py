@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TypeAlias
 
+import torch
+
 if TYPE_CHECKING:
     from sims.libero.physics.simulation import Simulation
     from sims.libero.physics.warp_simulation import WarpSimulation
@@ -23,8 +25,10 @@ class LiberoSim(Enum):
     stock = "stock"
 
 
-def simulate(sim: LiberoSim, scenes: Sequence[Scene], threads: int | None = None) -> Physics:
-    """Simulations of `scenes`; `threads` are MuJoCo's, all cores if None."""
+def simulate(
+    sim: LiberoSim, scenes: Sequence[Scene], threads: int | None = None, device: torch.device | str = "cpu"
+) -> Physics:
+    """Simulations of `scenes`; `threads` are MuJoCo's, all cores if None, `device` is mujoco_warp's."""
     if sim is LiberoSim.mujoco:
         from sims.libero.physics.simulation import Simulation
 
@@ -33,6 +37,8 @@ def simulate(sim: LiberoSim, scenes: Sequence[Scene], threads: int | None = None
         from sims.libero.stock.simulation import StockSimulation
 
         return StockSimulation(scenes)
+    import warp
+
     from sims.libero.physics.warp_simulation import WarpSimulation
 
-    return WarpSimulation(scenes)
+    return WarpSimulation(scenes, device=str(warp.device_from_torch(torch.device(device))))

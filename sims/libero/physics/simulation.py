@@ -12,12 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from embodied.errors import UserError
 from sims.libero.physics import controller, native
+from sims.libero.physics.host import HostSimulation
 from sims.libero.scene.scene import Scene, satisfied
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
-class Simulation:
+class Simulation(HostSimulation):
     """N simulations; `scenes[i]` is the scene of simulation i; the same Scene may appear many times.
 
     `sleep` lets MuJoCo skip objects at rest (differences of about 5e-6 rad after 60 control steps). `threads` defaults

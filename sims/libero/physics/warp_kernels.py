@@ -321,13 +321,17 @@ def holds(
 def judge(
     goal: Goal, stop_on_success: int, qpos: wp.array2d[float], qvel: wp.array2d[float], xpos: wp.array2d[wp.vec3],
     site_xpos: wp.array2d[wp.vec3], site_xmat: wp.array2d[wp.mat33], touches: wp.array2d[int], overflow: wp.array[int],
-    active: wp.array[int], executed: wp.array[int], success: wp.array[int], diverged: wp.array[int],
+    left: wp.array[int], active: wp.array[int], executed: wp.array[int], success: wp.array[int],
+    diverged: wp.array[int],
 ) -> None:  # fmt: skip
-    """End of a control step: of the active worlds, which blew up, which are at their goal, which go on."""
+    """End of a control step: of the active worlds, which blew up, which are at their goal, which go on.
+
+    `executed` counts the control steps of the chunk, of which a world runs `left`.
+    """
     w = wp.tid()
-    executed[w] = active[w]
     if active[w] == 0:
         return
+    executed[w] = executed[w] + 1
     finite = (overflow[w] & OVERFLOW) == 0  # without room for its contacts a world's physics is wrong
     for i in range(qpos.shape[1]):
         finite = finite and wp.abs(qpos[w, i]) < LARGEST
@@ -338,7 +342,7 @@ def judge(
         reached = reached and holds(goal, p, w, qpos, xpos, site_xpos, site_xmat, touches)
     success[w] = int(reached)
     diverged[w] = int(not finite)
-    if not finite or (reached and stop_on_success == 1):
+    if not finite or (reached and stop_on_success == 1) or executed[w] >= left[w]:
         active[w] = 0
 
 

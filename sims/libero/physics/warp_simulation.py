@@ -7,15 +7,18 @@ forty times slower than `Simulation` and serves for tests.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mujoco
 import numpy as np
+import torch
 import warp as wp
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from embodied.errors import UserError
 from sims.libero.physics.controller import SUBSTEPS, arm_matrices
+from sims.libero.scene.placement import InitialState
 from sims.libero.scene.predicates import Predicate
 from sims.libero.scene.scene import Scene
 
@@ -29,6 +32,8 @@ CONTACTS, CONSTRAINTS = 256, 1024
 """Room for contacts and constraint rows per world. libero_spatial's scenes, which have most, take up to 160 and 480; a
 world that takes more counts as diverged.
 """
+KEPT = 1024
+"""Numbered starts of a scene that are kept on the device, about 20 kB each."""
 KINDS = {"in": kernels.IN, "on_object": kernels.ON_OBJECT, "on_site": kernels.ON_SITE}
 STATE = ("qpos", "qvel", "qacc_warmstart")  # of mujoco_warp's data
 PLACES = ("body_pos", "body_quat")  # of its model, one per world
@@ -42,13 +47,15 @@ class WarpSimulation:
     """N simulations; `scenes[i]` is the i-th one's scene. Worlds of one scene are stepped together on `device`.
 
     `device` is one of warp's ("cuda:0", "cpu"; CUDA where there is a GPU if None). Physics is in single precision and
-    without MuJoCo's sleep. Finished worlds are put back to where they ended.
+    without MuJoCo's sleep. Finished worlds are put back to where they ended. `begin`, `run` and `seen` take and return
+    tensors on the device; nothing waits for it within a chunk.
     """
 
     def __init__(self, scenes: Sequence[Scene], *, device: str | None = None) -> None:
         self.scenes = list(scenes)
         self.num = len(self.scenes)
         self.device = wp.get_device(device)
+        self.torch_device = torch.device(wp.device_to_torch(self.device))
         self.groups: list[_Worlds] = []
         self._place = np.zeros((self.num, 2), dtype=np.int64)  # group, and row in it
         with wp.ScopedDevice(self.device):
@@ -67,17 +74,36 @@ class WarpSimulation:
         body_quat: ArrayLike | None = None,
         initial_joint: ArrayLike | None = None,
     ) -> None:
-        """Start simulation `i` anew, as `Simulation.write` does; it takes effect with the next step or reading."""
+        """Start simulation `i` anew, as `Simulation.write` does."""
         group, row = self._place[i]
         model = self.scenes[i].model
-        self.groups[group].write(
-            int(row),
+        state = InitialState(
             np.asarray(qpos, dtype=np.float64),
             np.asarray(qvel, dtype=np.float64),
             model.body_pos if body_pos is None else np.asarray(body_pos),
             model.body_quat if body_quat is None else np.asarray(body_quat),
-            self.scenes[i].initial_arm if initial_joint is None else np.asarray(initial_joint),
         )
+        self.groups[group].write(int(row), state, initial_joint)
+
+    def begin(self, ids: Tensor, starts: Tensor, initial: Callable[[int, int], InitialState]) -> None:
+        """Start simulations `ids` [M] anew at the numbered `starts` [M]; `initial(i, start)` is computed once each.
+
+        The states of up to KEPT starts of a scene stay on the device and are copied from there.
+        """
+        ids, numbers = ids.cpu().numpy(), starts.cpu().numpy()
+        for group, worlds in enumerate(self.groups):
+            mine = np.flatnonzero(self._place[ids, 0] == group)
+            if len(mine):
+                worlds.begin(self._place[ids[mine], 1], numbers[mine].tolist(), initial)
+
+    def run(self, actions: Tensor, left: Tensor, *, stop_on_success: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the first `left` [N] actions of the chunk `actions` [N, K, 7]; returns as `step`, of all simulations."""
+        executed = torch.zeros(actions.shape[:2], dtype=torch.bool, device=self.torch_device)
+        success, diverged = torch.zeros(2, self.num, dtype=torch.bool, device=self.torch_device)
+        for worlds in self.groups:
+            rows, result = worlds.rows, worlds.step(actions[worlds.rows], left[worlds.rows], stop_on_success)
+            executed[rows], success[rows], diverged[rows] = result
+        return executed, success, diverged
 
     def step(
         self, ids: ArrayLike, actions: ArrayLike, *, stop_on_success: bool = True
@@ -87,15 +113,20 @@ class WarpSimulation:
         As `Simulation.step`.
         """
         ids, actions = np.asarray(ids, dtype=np.int64), np.asarray(actions, dtype=np.float64)
-        executed = np.zeros(actions.shape[:2], dtype=np.bool_)
-        success, diverged = np.zeros((2, len(ids)), dtype=np.bool_)
-        with wp.ScopedDevice(self.device):
-            for number, worlds in enumerate(self.groups):
-                mine = np.flatnonzero(self._place[ids, 0] == number)
-                if len(mine):
-                    rows = self._place[ids[mine], 1]
-                    executed[mine], success[mine], diverged[mine] = worlds.step(rows, actions[mine], stop_on_success)
-        return executed, success, diverged
+        chunk, left = np.zeros((self.num, *actions.shape[1:])), np.zeros(self.num, dtype=np.int64)
+        chunk[ids], left[ids] = actions, actions.shape[1]
+        chunk, left = (torch.from_numpy(values).to(self.torch_device) for values in (chunk, left))
+        result = self.run(chunk, left, stop_on_success=stop_on_success)
+        return tuple(values.cpu().numpy()[ids] for values in result)
+
+    def seen(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Of all simulations `ids` [W] of one scene, on the device: what observations are made of.
+
+        Positions [W, nq], where `bodies` are attached [W, bodies, 7], and the fingers' commands [W, 2].
+        """
+        views = self.groups[self._place[ids[0], 0]].views
+        placed = torch.cat([views[name][:, list(bodies)] for name in PLACES], -1)
+        return views["qpos"].double(), placed.double(), views["gripper"]
 
     def qpos(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """Positions [n, nq] of simulations `ids` [n] of one scene."""
@@ -142,7 +173,7 @@ class WarpSimulation:
 
 
 class _Worlds:
-    """The W worlds of one scene."""
+    """The W worlds of one scene; `rows` [W] are their simulations, `views` warp's arrays of `fields` as tensors."""
 
     def __init__(self, scene: Scene, ids: NDArray[np.int64], device: wp.Device) -> None:
         self.scene, self.ids, self.count = scene, ids, len(ids)
@@ -158,74 +189,101 @@ class _Worlds:
         self._kept = {name: wp.clone(getattr(self.data, name)) for name in STATE}
         self._touches = wp.zeros((self.count, max(1, len(scene.goal))), dtype=int)
         self._action = wp.zeros((self.count, 7), dtype=wp.float64)
-        flags = ("active", "executed", "success", "diverged")
+        flags = ("left", "active", "executed", "success", "diverged")
         self._flags = {name: wp.zeros(self.count, dtype=int) for name in flags}
         self._graphs: dict[bool, wp.Graph] = {}
-        self._on_cuda = device.is_cuda
-        self._written: dict[int, dict[str, NDArray]] = {}
+        self._device = device
         self.fields = (*STATE, *PLACES, *MEMORY)
-        for row in range(self.count):
-            self.write(row, model.qpos0, np.zeros(model.nv), model.body_pos, model.body_quat, scene.initial_arm)
+        self.views = {name: wp.to_torch(self._array(name)) for name in self.fields}
+        self.rows = torch.from_numpy(ids).to(self.views["qpos"].device)
+        self._slots: dict[int, int] = {}  # number of a start -> its row in `_starts`
+        self._starts: dict[str, Tensor] = {}
+        nominal = InitialState(model.qpos0.copy(), np.zeros(model.nv), scene.model.body_pos, scene.model.body_quat)
+        for name, values in self._tensors([self._fresh(nominal)]).items():
+            self.views[name].copy_(values.expand_as(self.views[name]))
 
-    def write(
-        self, row: int, qpos: NDArray, qvel: NDArray, body_pos: NDArray, body_quat: NDArray, posture: NDArray
+    def write(self, row: int, state: InitialState, posture: ArrayLike | None) -> None:
+        """Start world `row` anew from `state`, with the controller that an arm at `posture` [7] begins with."""
+        self._put(np.array([row]), self._tensors([self._fresh(state, posture)]))
+
+    def begin(
+        self, rows: NDArray[np.int64], numbers: Sequence[int], initial: Callable[[int, int], InitialState]
     ) -> None:
-        """Remember the state from which world `row` starts anew."""
+        """Start worlds `rows` anew at the starts `numbers`."""
+        new = {number: row for number, row in zip(numbers, rows, strict=True) if number not in self._slots}
+        if len(self._slots) + len(new) > KEPT:
+            self._slots, self._starts = {}, {}
+            new = dict(zip(numbers, rows, strict=True))
+        if new:
+            states = self._tensors([self._fresh(initial(int(self.ids[row]), number)) for number, row in new.items()])
+            old = self._starts
+            self._starts = {name: torch.cat([old[name], values]) if old else values for name, values in states.items()}
+            self._slots |= {number: len(self._slots) + i for i, number in enumerate(new)}
+        slots = torch.tensor([self._slots[number] for number in numbers], device=self.rows.device)
+        self._put(rows, {name: values[slots] for name, values in self._starts.items()})
+
+    def _fresh(self, state: InitialState, posture: ArrayLike | None = None) -> dict[str, ArrayLike]:
+        """Values of `fields` at the beginning of an episode."""
         data, model, scene = self._scratch, self._host, self.scene
-        model.body_pos[:], model.body_quat[:] = body_pos, body_quat
-        data.qpos[:] = qpos
+        posture = scene.initial_arm if posture is None else np.asarray(posture)
+        model.body_pos[:], model.body_quat[:] = state.body_pos, state.body_quat
+        data.qpos[:] = state.qpos
         data.qpos[scene.arm_qposadr] = posture
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)
         mujoco.mj_makeM(model, data)
         jacobian, inertia = arm_matrices(model, data, scene)
         orientation = data.site_xmat[scene.grip_site].reshape(3, 3).copy()
-        self._written[row] = {
-            "qpos": qpos.copy(), "qvel": qvel.copy(), "qacc_warmstart": np.zeros(model.nv),
-            "body_pos": body_pos.copy(), "body_quat": body_quat.copy(),
-            "posture": posture.copy(), "gripper": np.zeros(2), "fresh": np.ones((), dtype=np.int32),
+        return state._asdict() | {
+            "qacc_warmstart": np.zeros(model.nv), "posture": posture, "gripper": np.zeros(2), "fresh": 1,
             "start_position": data.site_xpos[scene.grip_site].copy(), "start_orientation": orientation,
             "goal_orientation": orientation, "start_jacobian": jacobian, "start_inertia": inertia,
         }  # fmt: skip
 
-    def step(
-        self, rows: NDArray[np.int64], actions: NDArray[np.float64], stop_on_success: bool
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-        """One chunk `actions` [n, K, 7] in the worlds `rows` [n]."""
-        self._flush()
-        before = wp.clone(self.data.qpos)
-        active = np.zeros(self.count, dtype=np.int32)
-        active[rows] = 1
-        self._flags["active"].assign(active)
-        for flag in (self._flags["success"], self._flags["diverged"], self.data.overflow):
-            flag.zero_()
+    def _tensors(self, states: Sequence[dict[str, ArrayLike]]) -> dict[str, Tensor]:
+        """The `states` [n] as tensors [n, ...] on the device."""
+        return {
+            name: torch.from_numpy(np.stack([np.asarray(state[name]) for state in states])).to(view)
+            for name, view in self.views.items()
+        }
+
+    def _put(self, rows: NDArray[np.int64], values: dict[str, Tensor]) -> None:
+        """Write `values` [n, ...] to worlds `rows` [n]."""
+        index = torch.from_numpy(rows).to(self.rows.device)
+        for name, view in self.views.items():
+            view.index_copy_(0, index, values[name])
+
+    def step(self, actions: Tensor, left: Tensor, stop_on_success: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The first `left` [W] actions of the chunk `actions` [W, K, 7]: (executed [W, K], success, diverged [W])."""
+        flags = {name: wp.to_torch(array) for name, array in self._flags.items()}
+        flags["left"].copy_(left)
+        flags["active"].copy_(left > 0)
+        for name in ("executed", "success", "diverged"):
+            flags[name].zero_()
+        self.data.overflow.zero_()
+        before, action = self.views["qpos"].clone(), wp.to_torch(self._action)
         for name in STATE:
             wp.copy(self._kept[name], getattr(self.data, name))
-        executed = np.zeros(actions.shape[:2], dtype=np.bool_)
-        chunk = np.zeros((self.count, 7))
-        for k in range(actions.shape[1]):
-            chunk[rows] = actions[:, k]
-            self._action.assign(chunk)
-            self._control_step(stop_on_success)
-            executed[:, k] = self._flags["executed"].numpy()[rows]
-        success, diverged = (self._flags[name].numpy()[rows].astype(np.bool_) for name in ("success", "diverged"))
-        if diverged.any():
-            self._rest(rows[diverged], before)
-        return executed, success & ~diverged, diverged
+        with wp.ScopedDevice(self._device):
+            for k in range(actions.shape[1]):
+                action.copy_(actions[:, k])
+                self._control_step(stop_on_success)
+        diverged = flags["diverged"].bool()
+        self._rest(diverged[:, None], before)
+        executed = torch.arange(actions.shape[1], device=left.device) < flags["executed"][:, None]
+        return executed, flags["success"].bool() & ~diverged, diverged
 
     def read(self, name: str) -> NDArray[np.float64]:
         """One of `fields`, e.g. "qpos" [W, nq]."""
-        self._flush()
-        return self._array(name).numpy().astype(np.float64)
+        return self.views[name].cpu().numpy().astype(np.float64)
 
     def load(self, state: dict[str, NDArray]) -> None:
         """Take up the `fields` of a state."""
-        self._written.clear()
         for name, values in state.items():
-            self._array(name).assign(values)
+            self.views[name].copy_(torch.from_numpy(values))
 
     def _control_step(self, stop_on_success: bool) -> None:
-        if not self._on_cuda:
+        if not self._device.is_cuda:
             self._launch(stop_on_success)
             return
         if stop_on_success not in self._graphs:
@@ -265,29 +323,15 @@ class _Worlds:
             kernels.judge,
             self.count,
             [self._goal, int(stop_on_success), data.qpos, data.qvel, data.xpos, data.site_xpos, data.site_xmat,
-             self._touches, data.overflow, flags["active"]],
+             self._touches, data.overflow, flags["left"], flags["active"]],
             [flags["executed"], flags["success"], flags["diverged"]],
         )  # fmt: skip
 
-    def _rest(self, rows: NDArray[np.int64], before: wp.array) -> None:
-        """Put worlds `rows` that blew up to their `before` [W, nq], at rest; fixtures and controllers stay."""
+    def _rest(self, blown: Tensor, before: Tensor) -> None:
+        """Put worlds that are `blown` [W, 1] up to their `before` [W, nq], at rest; fixtures and controllers stay."""
         for name in STATE:
-            array = getattr(self.data, name)
-            values = array.numpy()
-            values[rows] = before.numpy()[rows] if name == "qpos" else 0.0
-            array.assign(values)
-
-    def _flush(self) -> None:
-        """Put what was written where the physics reads it."""
-        if not self._written:
-            return
-        rows = np.array(list(self._written))
-        for name in next(iter(self._written.values())):
-            array = self._array(name)
-            values = array.numpy()
-            values[rows] = np.stack([written[name] for written in self._written.values()])
-            array.assign(values)
-        self._written.clear()
+            view = self.views[name]
+            view.copy_(torch.where(blown, before if name == "qpos" else torch.zeros_like(view), view))
 
     def _array(self, name: str) -> wp.array:
         return getattr(self.data if name in STATE else self.model if name in PLACES else self._memory, name)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import mujoco
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sims.libero.scene.scene import Scene
 
@@ -70,15 +72,16 @@ def _rounded(unit: Array, kind: int) -> Array:
     return rounded
 
 
-def rotation(quaternion: Array) -> Array:
-    """Rotation matrices [..., 3, 3] of quaternions [..., 4], scalar first."""
-    w, x, y, z = np.moveaxis(np.asarray(quaternion, dtype=np.float64), -1, 0)
+def rotation(quaternion: Array | Tensor) -> Array | Tensor:
+    """Rotation matrices [..., 3, 3] of quaternions [..., 4], scalar first; tensors of tensors, else arrays."""
+    library = torch if isinstance(quaternion, Tensor) else np
+    w, x, y, z = library.moveaxis(library.asarray(quaternion, dtype=library.float64), -1, 0)
     rows = [
         [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
         [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
         [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
     ]
-    return np.stack([np.stack(row, -1) for row in rows], -2)
+    return library.stack([library.stack(row, -1) for row in rows], -2)
 
 
 def planar(yaw: float) -> Array:
@@ -114,25 +117,27 @@ def points_gap(shape: Array, points: Array) -> float:
 
 
 class ArmKinematics:
-    """Pose of the controlled point from joint angles in N environments, by the product of exponentials.
+    """Pose of the controlled point from joint angles in N environments on `device`, by the product of exponentials.
 
     MuJoCo's own poses are those before the last physics step; these are consistent with the joint angles.
     """
 
-    def __init__(self, scenes: Sequence[Scene]) -> None:
+    def __init__(self, scenes: Sequence[Scene], device: torch.device | str = "cpu") -> None:
         known = {scene: _at_zero(scene) for scene in dict.fromkeys(scenes)}
         fields = zip(*(known[scene] for scene in scenes), strict=True)
-        self._anchor, axis, self._position, self._matrix = (np.stack(field) for field in fields)
-        x, y, z = np.moveaxis(axis, -1, 0)
-        zero = np.zeros_like(x)
+        fields = (torch.from_numpy(np.stack(field)).to(device) for field in fields)
+        self._anchor, axis, self._position, self._matrix = fields
+        x, y, z = axis.unbind(-1)
+        zero = torch.zeros_like(x)
         rows = [[zero, -z, y], [z, zero, -x], [-y, x, zero]]
-        self._cross = np.stack([np.stack(row, -1) for row in rows], -2)  # [N, 7, 3, 3]
+        self._cross = torch.stack([torch.stack(row, -1) for row in rows], -2)  # [N, 7, 3, 3]
         self._cross_twice = self._cross @ self._cross
+        self._eye = torch.eye(3, dtype=axis.dtype, device=device)
 
-    def end_effector(self, joints: Array) -> tuple[Array, Array]:
+    def end_effector(self, joints: Tensor) -> tuple[Tensor, Tensor]:
         """Position [N, 3] in m and rotation matrix [N, 3, 3] in the world frame at `joints` [N, 7] rad."""
         angle = joints[..., None, None]
-        turn = np.eye(3) + np.sin(angle) * self._cross + (1.0 - np.cos(angle)) * self._cross_twice  # Rodrigues
+        turn = self._eye + angle.sin() * self._cross + (1.0 - angle.cos()) * self._cross_twice  # Rodrigues
         position, matrix = self._position[..., None], self._matrix
         for joint in reversed(range(turn.shape[1])):
             anchor = self._anchor[:, joint, :, None]

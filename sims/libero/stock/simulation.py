@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embodied.errors import UserError
+from sims.libero.physics.host import HostSimulation
 from sims.libero.scene.scene import Scene
 from sims.libero.stock import adapted
 from sims.libero.suite import WARM_UP
@@ -20,7 +21,7 @@ from sims.libero.suite import WARM_UP
 BROKEN = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{name}")) for name in ("QPOS", "QVEL", "QACC")]
 
 
-class StockSimulation:
+class StockSimulation(HostSimulation):
     """N of stock LIBERO's environments; `scenes[i]` is our scene of the same task, with the same addresses.
 
     Everything is computed by stock: resets, controllers, physics and the goal. As there, the controller of an episode's

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from sims.libero.assets import STAND_IN
 from sims.libero.expert.expert import Expert, Phase
@@ -120,6 +121,42 @@ def test_worlds_that_are_not_stepped_stay(pair):
     for name, values in before.items():
         np.testing.assert_array_equal(after[name][0], values[0], err_msg=name)
     assert not np.array_equal(after["0.qpos"][1], before["0.qpos"][1])
+
+
+def test_each_world_runs_its_own_part_of_a_chunk_as_in_mujoco(pair):
+    chunk = torch.from_numpy(np.random.default_rng(2).uniform(-1.0, 1.0, (2, 3, 7)))
+    left = torch.tensor([1, 3])
+    for ours, theirs in zip(*(each.run(chunk, left) for each in pair), strict=True):
+        assert torch.equal(ours, theirs)
+    assert error(*pair) < 1e-5
+
+
+def test_a_start_is_computed_once_and_then_copied(pair):
+    simulation, warp = pair
+    placement, asked = Placement(simulation.scenes[0], "wide", "train"), []
+
+    def initial(i, number):
+        asked.append(number)
+        return placement(number)
+
+    for ids, numbers in (([0, 1], [7, 8]), ([0], [8]), ([1, 0], [7, 9]), ([0, 1], [7, 7])):
+        starts = torch.tensor(ids), torch.tensor(numbers)
+        warp.begin(*starts, initial)
+        simulation.begin(*starts, lambda i, number: placement(number))
+        assert error(simulation, warp) < 1e-6  # single precision
+        zeros = np.zeros((2, 1, 7))  # fixtures and controllers are of the start too
+        warp.step(BOTH, zeros), simulation.step(BOTH, zeros)
+        assert error(simulation, warp) < 1e-5
+    assert asked == [7, 8, 9]
+
+
+def test_no_more_starts_are_kept_than_there_is_room_for(pair, monkeypatch):
+    simulation, warp = pair
+    monkeypatch.setattr(warp_simulation, "KEPT", 1)
+    placement = Placement(simulation.scenes[0], "wide", "train")
+    for numbers in ([3, 4], [4, 3], [5, 5]):
+        warp.begin(torch.arange(2), torch.tensor(numbers), lambda i, number: placement(number))
+        np.testing.assert_allclose(warp.qpos(BOTH), [placement(number).qpos for number in numbers], atol=1e-6)
 
 
 def test_what_blows_up_is_told_and_put_back_at_rest(pair):

@@ -1,6 +1,7 @@
 import mujoco
 import numpy as np
 import pytest
+import torch
 
 from sims.libero.assets import STAND_IN
 from sims.libero.scene import geometry
@@ -90,7 +91,7 @@ def test_the_hull_keeps_the_footprint_at_any_yaw():
 def test_arm_kinematics_match_mujoco():
     scene = build_scene(load_tasks("libero_object", [0])[0], STAND_IN)
     joints = np.random.default_rng(2).uniform(-1.5, 1.5, (5, 7))
-    position, matrix = ArmKinematics([scene] * 5).end_effector(joints)
+    position, matrix = ArmKinematics([scene] * 5).end_effector(torch.from_numpy(joints))
     data = mujoco.MjData(scene.model)
     for row in range(5):
         data.qpos[scene.arm_qposadr] = joints[row]

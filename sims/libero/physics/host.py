@@ -1,0 +1,67 @@
+"""What environments ask of simulations, as tensors, of those that run on the host: MuJoCo's and stock LIBERO's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from sims.libero.scene.placement import InitialState
+
+
+class HostSimulation(ABC):
+    """N simulations in numpy, asked in tensors."""
+
+    num: int
+    torch_device = torch.device("cpu")
+
+    @abstractmethod
+    def write(self, i: int, qpos: ArrayLike, qvel: ArrayLike, *, body_pos: ArrayLike, body_quat: ArrayLike) -> None:
+        """Restart simulation `i`."""
+
+    @abstractmethod
+    def step(
+        self, ids: ArrayLike, actions: ArrayLike, *, stop_on_success: bool = True
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Run the chunk `actions` [n, K, 7] in `ids` [n]: (executed [n, K], success [n], diverged [n])."""
+
+    @abstractmethod
+    def qpos(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Positions [n, nq]."""
+
+    @abstractmethod
+    def placed(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> NDArray[np.float64]:
+        """Where `bodies` are attached [n, bodies, 7]."""
+
+    @abstractmethod
+    def gripper(self) -> NDArray[np.float64]:
+        """Commands [N, 2] of the fingers."""
+
+    def begin(self, ids: Tensor, starts: Tensor, initial: Callable[[int, int], InitialState]) -> None:
+        """Restart simulations `ids` [M] from the numbered `starts` [M], whose states are `initial(i, start)`."""
+        for i, start in zip(ids.tolist(), starts.tolist(), strict=True):
+            self.write(i, **initial(i, start)._asdict())
+
+    def run(self, actions: Tensor, left: Tensor, *, stop_on_success: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the first `left` [N] actions of the chunk `actions` [N, K, 7]; returns as `step`, of all simulations."""
+        chunk, widths = actions.numpy(), left.numpy()
+        executed = np.zeros(chunk.shape[:2], dtype=bool)
+        success, diverged = np.zeros((2, self.num), dtype=bool)
+        for width in np.unique(widths[widths > 0]):
+            ids = np.flatnonzero(widths == width)
+            executed[ids, :width], success[ids], diverged[ids] = self.step(
+                ids, chunk[ids, :width], stop_on_success=stop_on_success
+            )
+        return torch.from_numpy(executed), torch.from_numpy(success), torch.from_numpy(diverged)
+
+    def seen(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Of simulations `ids` [n] of one scene, what observations are made of.
+
+        Positions [n, nq], where `bodies` are attached [n, bodies, 7], and the fingers' commands [n, 2].
+        """
+        read = self.qpos(ids), self.placed(ids, bodies), self.gripper()[ids]
+        return tuple(torch.from_numpy(values) for values in read)
