@@ -4,6 +4,9 @@ The scripted expert, with noise on its actions, succeeds in `--episodes` episode
 are replayed from the same starts in mujoco_warp, and in MuJoCo once more with actions disturbed by 1e-6: that is the
 floor, as contact amplifies what differs. Prints how many replays succeed, with 95% Wilson intervals, and the error
 after one control step from every tenth of MuJoCo's states with the object in the gripper.
+
+`--speed [WORLDS ...] [--device cuda]` measures control steps per second instead, of environments with 256 to 8192
+worlds of the first of `--tasks`: with state observations, and with two cameras of 128x128 pixels once a chunk of 8 steps.
 """
 
 from __future__ import annotations
@@ -11,28 +14,35 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 from numpy.typing import NDArray  # noqa: E402
 
 from embodied.command_line.progress import Progress  # noqa: E402
 from embodied.evaluation.evaluation import wilson  # noqa: E402
 from embodied.evaluation.report import git_commit, versions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
-from sims.libero.assets import find_assets  # noqa: E402
+from sims.backend import Sim  # noqa: E402
+from sims.libero.assets import Assets, find_assets  # noqa: E402
+from sims.libero.environment import LiberoEnvironment  # noqa: E402
 from sims.libero.expert.expert import Expert, Phase  # noqa: E402
 from sims.libero.physics.simulation import Simulation  # noqa: E402
 from sims.libero.physics.warp_simulation import WarpSimulation  # noqa: E402
 from sims.libero.scene.placement import Placement  # noqa: E402
 from sims.libero.scene.scene import Scene, build_scene  # noqa: E402
-from sims.libero.suite import WARM_UP, load_tasks, step_limit_of  # noqa: E402
+from sims.libero.suite import WARM_UP, Task, load_tasks, step_limit_of  # noqa: E402
 
 NOISE, EVERY = 0.1, 10
 """Standard deviation of the expert's noise, and control steps between states from which the error is measured."""
+WORLDS = (256, 512, 1024, 2048, 4096, 8192)
+EXECUTED, CHUNKS, STARTS = 8, 5, 64
+"""Of the measurement of speed: control steps of a chunk, chunks that are timed, and different starts of the worlds."""
 
 
 def begin(scene: Scene, simulation: Simulation | WarpSimulation, starts: NDArray[np.int64]) -> None:
@@ -103,6 +113,38 @@ def rate(name: str, success: NDArray) -> dict:
     return {f"{name}_success": float(success.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
+def speed(task: Task, assets: Assets, worlds: int, device: str, image_size: int | None) -> float:
+    """Control steps per second of `worlds` environments that execute small motions, observations included."""
+    env = LiberoEnvironment(
+        [task], worlds, executed=EXECUTED, assets=assets, image_size=image_size, sim=Sim.mjwarp, device=device
+    )
+    generator = torch.Generator().manual_seed(0)
+    chunks = 0.3 * torch.randn(CHUNKS + 1, worlds, EXECUTED, 7, generator=generator).to(device)
+    env.reset(starts=torch.arange(worlds) % STARTS)
+    env.step(chunks[0]).observation["joint_position"].sum().item()  # compiles kernels and captures the graph
+    begun = time.perf_counter()
+    for chunk in chunks[1:]:
+        taken = env.step(chunk)
+    taken.observation["joint_position"].sum().item()  # waits for the device
+    seconds = time.perf_counter() - begun
+    env.close()
+    return worlds * EXECUTED * CHUNKS / seconds
+
+
+def speeds(task: Task, assets: Assets, sizes: list[int], device: str) -> dict:
+    """Control steps per second by number of worlds."""
+    rows = []
+    for worlds in sizes:
+        state, pictures = (speed(task, assets, worlds, device, size) for size in (None, 128))
+        rows.append({"worlds": worlds, "state": state, "two_cameras_128": pictures})
+        print(f"{worlds} worlds: {state:.0f} control steps/s, {pictures:.0f} with two cameras", flush=True)
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"
+    return {
+        "task": task.name, "assets": assets.kind, "device": name, "control_steps_per_s": rows,
+        "git_commit": git_commit(), "versions": versions(),
+    }  # fmt: skip
+
+
 def summary(assets: str, rows: list[dict], replays: dict[str, list[NDArray]], errors: list[NDArray]) -> dict:
     """What has been measured over the tasks of `rows`."""
     total = np.concatenate(errors)
@@ -114,6 +156,12 @@ def summary(assets: str, rows: list[dict], replays: dict[str, list[NDArray]], er
     }  # fmt: skip
 
 
+def write(output: Path, result: dict) -> None:
+    """Write `result` as JSON."""
+    with complete_or_absent(output) as path:
+        path.write_text(json.dumps(result, indent=2) + "\n")
+
+
 def main() -> None:
     """Measure and print; write JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -122,7 +170,15 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, nargs="+", default=list(range(10)))
     parser.add_argument("--assets", help="LIBERO's own objects; found as in training, else stand-ins")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--speed", type=int, nargs="*", metavar="WORLDS", help="measure speed, not accuracy")
+    parser.add_argument("--device", default="cuda", help="of --speed")
     options = parser.parse_args()
+    if options.speed is not None:
+        task, sizes = load_tasks(options.suite, options.tasks[:1])[0], options.speed or list(WORLDS)
+        result = speeds(task, find_assets(options.assets), sizes, options.device)
+        if options.output:
+            write(options.output, result)
+        return
     assets, rng = find_assets(options.assets), np.random.default_rng(0)
     rows, replays, errors = [], {"mujoco": [], "mjwarp": []}, []
     with Progress("tasks", len(options.tasks), "task") as bar:
@@ -146,8 +202,7 @@ def main() -> None:
             )
             result = summary(assets.kind, rows, replays, errors)
             if options.output:  # after every task: a run that is cut off has what it measured
-                with complete_or_absent(options.output) as path:
-                    path.write_text(json.dumps(result, indent=2) + "\n")
+                write(options.output, result)
             bar.update(1)
     print(json.dumps({key: value for key, value in result.items() if key not in ("tasks", "versions")}, indent=2))
 

@@ -32,8 +32,9 @@ MENTION_SCALE = 4.0
 
 
 def missing(contract: Contract) -> list[str]:
-    """The `OBSERVATIONS` that `contract` does not have."""
-    return [key for key in OBSERVATIONS if key not in contract.observation]
+    """The `OBSERVATIONS` that `contract` does not have, or has for critics alone."""
+    specs = contract.observation
+    return [key for key in OBSERVATIONS if key not in specs or specs[key].privileged]
 
 
 def mention(names: Tensor, instruction: Tensor) -> Tensor:

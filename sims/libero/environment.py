@@ -17,7 +17,7 @@ from embodied.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
 from sims.libero.language import Wordings
-from sims.libero.observation import Observer, contract
+from sims.libero.observation import CAMERAS, Observer, contract
 from sims.libero.physics.backend import LiberoSim, simulate
 from sims.libero.scene.placement import InitialState, Placement, check_names
 from sims.libero.scene.scene import build_scene
@@ -41,6 +41,7 @@ class LiberoEnvironment(RestorableEngine):
         seed: chooses the initial states of a reset without `starts`.
         threads: number of simulation threads; all cores if None.
         image_size: side of images in the observation, pixels, rendered once per chunk; no images if None.
+        images: their cameras.
         sim: the physics library: MuJoCo on the CPU, or mujoco_warp on `device`, where everything stays.
     """
 
@@ -59,6 +60,7 @@ class LiberoEnvironment(RestorableEngine):
         seed: int = 0,
         threads: int | None = None,
         image_size: int | None = None,
+        images: Sequence[str] = CAMERAS,
         sim: LiberoSim = LiberoSim.mujoco,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -68,7 +70,7 @@ class LiberoEnvironment(RestorableEngine):
         self.assets = assets if isinstance(assets, Assets) else find_assets(assets)
         self.scenes = [build_scene(task, self.assets) for task in tasks]
         super().__init__(
-            contract(horizon, executed, image_size),
+            contract(horizon, executed, image_size, images),
             num_envs,
             step_limit_of(tasks) if step_limit is None else step_limit,
             task_names=tuple(task.name for task in tasks),
@@ -79,7 +81,7 @@ class LiberoEnvironment(RestorableEngine):
         )
         self._scene_of = self.task_index.tolist()
         self.simulation = simulate(sim, [self.scenes[index] for index in self._scene_of], threads, self.device)
-        self._observer = Observer(self.simulation, image_size)
+        self._observer = Observer(self.simulation, image_size, images)
         self._wordings = [Wordings(task, wording) for task in tasks]
         self._placements = [Placement(scene, distribution, split) for scene in self.scenes]
         self._moved: Tensor | None = None  # [N] bool, since the last observation; None: all

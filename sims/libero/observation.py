@@ -6,7 +6,7 @@ Letters in shape comments: N environments, M objects (the largest number of any 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
 from embodied.text import encode, text_spec
 from sims.libero.language import INSTRUCTION_BYTES
 from sims.libero.physics.backend import Physics
@@ -30,30 +31,37 @@ XYZ = ("x", "y", "z")
 RGB = ("red", "green", "blue")
 IMAGES = {"agentview_image": AGENT_VIEW, "wrist_image": WRIST}
 """Observation -> camera."""
+CAMERAS = tuple(IMAGES.values())
 FIXED_TO = {AGENT_VIEW: "world", WRIST: "end_effector"}
 TWO_COLUMNS = ("r11", "r21", "r31", "r12", "r22", "r32")
 
 
-def contract(horizon: int, executed: int, image_size: int | None = None) -> Contract:
+def contract(horizon: int, executed: int, image_size: int | None = None, images: Sequence[str] = CAMERAS) -> Contract:
     """The contract of every LIBERO task: H actions are predicted, K executed.
 
-    Positions are in the world frame, rotations are the first two columns of a matrix. Images are observed if
-    `image_size`, pixels, is given. Names of objects are those of the BDDL file.
+    Positions are in the world frame, rotations are the first two columns of a matrix. The cameras `images` are observed
+    if `image_size`, pixels, is given; what only a simulator knows of objects is then privileged. Names of objects are
+    those of the BDDL file.
+
+    Raises:
+        UserError: for an unknown camera.
     """
-    observed = _observation_specs(image_size)
+    if unknown := [camera for camera in images if camera not in CAMERAS]:
+        raise UserError(f"unknown images: {', '.join(unknown)}; expected some of {', '.join(CAMERAS)}")
+    observed = _observation_specs(image_size, images)
     return Contract(observed, action_spec(), CONTROL_DT_S, horizon=horizon, executed=executed)
 
 
-def _observation_specs(image_size: int | None) -> dict[str, TensorSpec]:
+def _observation_specs(image_size: int | None, cameras: Sequence[str]) -> dict[str, TensorSpec]:
     low, high = zip(*ARM_RANGES_RAD, strict=True)
     joints = tuple(f"joint{number}" for number in range(1, 8))
     unit = {"low": (-1.0,) * 6, "high": (1.0,) * 6}
     images = {
         name: TensorSpec((image_size, image_size, 3), "uint8", frame=FIXED_TO[camera], names=RGB, camera=camera)
         for name, camera in IMAGES.items()
-        if image_size
+        if image_size and camera in cameras
     }
-    return images | {
+    specs = images | {
         "joint_position": TensorSpec((7,), unit="rad", names=joints, low=low, high=high),
         "end_effector_position": TensorSpec((3,), unit="m", frame="world", names=XYZ),
         "end_effector_rotation": TensorSpec((6,), frame="world", names=TWO_COLUMNS, **unit),
@@ -65,6 +73,8 @@ def _observation_specs(image_size: int | None) -> dict[str, TensorSpec]:
         "object_mask": TensorSpec((-1,), dtype="bool"),
         "instruction": text_spec(INSTRUCTION_BYTES),
     }
+    known = [name for name in specs if images and name.startswith("object_")]
+    return specs | {name: replace(specs[name], privileged=True) for name in known}
 
 
 def action_spec() -> TensorSpec:
@@ -89,10 +99,11 @@ class Observer:
     """Reads observations of all environments of a simulation, vectorised over environments with the same scene.
 
     They are made on the simulation's device and stay there, except that images come from the host.
-    Objects are the movable ones, then the fixtures that tasks name. With `image_size`, pixels, there are images.
+    Objects are the movable ones, then the fixtures that tasks name. With `image_size`, pixels, there are those of the
+    cameras `images`.
     """
 
-    def __init__(self, simulation: Physics, image_size: int | None = None) -> None:
+    def __init__(self, simulation: Physics, image_size: int | None = None, images: Sequence[str] = CAMERAS) -> None:
         self.num, self._simulation = simulation.num, simulation
         self._groups = _groups(simulation)
         self._device = simulation.torch_device
@@ -101,7 +112,9 @@ class Observer:
         self._texts = self._said(simulation, most)
         nowhere = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64, device=self._device)
         self._nowhere = nowhere.repeat(self.num, most, 1)
-        self._cameras = Cameras(simulation, tuple(IMAGES.values()), image_size, image_size) if image_size else None
+        self._shown = [name for name, camera in IMAGES.items() if camera in images]
+        cameras = [IMAGES[name] for name in self._shown]
+        self._cameras = Cameras(simulation, cameras, image_size, image_size) if image_size and cameras else None
         self._pictures: Tensor | None = None
 
     def observe(self, moved: Tensor | None = None) -> TensorDict:
@@ -145,7 +158,7 @@ class Observer:
         elif bool(moved.any()):
             ids = moved.nonzero().squeeze(1)
             self._pictures[ids] = torch.from_numpy(self._cameras.render(ids.cpu().numpy())).to(self._device)
-        return {name: self._pictures[:, camera].clone() for camera, name in enumerate(IMAGES)}
+        return {name: self._pictures[:, camera].clone() for camera, name in enumerate(self._shown)}
 
     def _said(self, simulation: Physics, most: int) -> dict[str, Tensor]:
         names = torch.zeros(self.num, most, NAME_BYTES, dtype=torch.uint8)

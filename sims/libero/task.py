@@ -7,10 +7,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from embodied.command_line.config import at_least
 from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract
 from embodied.errors import UserError
@@ -39,6 +40,8 @@ class LiberoTask(ProcessOptions):
     "stand-in". `sim` computes the physics of training and evaluation: mujoco on the CPU's cores, or mjwarp on the
     policy's device; demonstrations come from mujoco. Evaluations also run in stock LIBERO (`stock`), from its official
     initial states, by the interpreter `python`, or one that is made for it.
+    `images` names cameras (agentview, robot0_eye_in_hand) whose pictures of `image_size` pixels a side are observed,
+    rendered once a chunk; what is known of objects is then privileged.
     """
 
     name: str = "libero"
@@ -52,6 +55,12 @@ class LiberoTask(ProcessOptions):
     episodes: int = 1
     noise: float = 0.1
     sim: LiberoSim = LiberoSim.mujoco
+    images: list[str] = field(default_factory=list)
+    image_size: int = 128
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes."""
+        at_least(self, 1, "image_size")
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -109,7 +118,7 @@ class LiberoTask(ProcessOptions):
             from sims.libero.scene.placement import check_names
 
         check_names(distribution.partition(":")[0], "eval")
-        return contract(self.horizon, self.executed)
+        return contract(self.horizon, self.executed, **self._pictures())
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
@@ -136,7 +145,7 @@ class LiberoTask(ProcessOptions):
         return LiberoEnvironment(
             tasks, num_envs, distribution=start, split=split, wording=wording, horizon=self.horizon,
             executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
-            sim=self.sim, device=device,
+            sim=self.sim, device=device, **self._pictures(),
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes:
@@ -151,7 +160,12 @@ class LiberoTask(ProcessOptions):
         limit = step_limit_of(tasks) if self.step_limit is None else self.step_limit
         made = {"assets": self._assets(), "seed": seed, "noise": self.noise, "step_limit": limit}
         origin = {**made, "tasks": [task.name for task in tasks], "assets": self.asset_kind, "episodes": self.episodes}
-        return made_once(directory, contract, origin, lambda writer: collect(writer, tasks, self.episodes, **made))
+        return made_once(
+            directory,
+            contract,
+            origin,
+            lambda writer: collect(writer, tasks, self.episodes, **made, **self._pictures()),
+        )
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Write a video of each policy, by caption, from the same starts of up to five tasks (wide distribution)."""
@@ -171,6 +185,9 @@ class LiberoTask(ProcessOptions):
         }
         frames_per_s = round(1.0 / (env.contract.control_dt_s * env.contract.executed))
         write_video(path, tile(films, [task.language for task in tasks]), 2 * frames_per_s)
+
+    def _pictures(self) -> dict[str, Any]:
+        return {"image_size": self.image_size, "images": tuple(self.images)} if self.images else {}
 
     def _assets(self) -> Assets:
         return find_assets(self.assets)

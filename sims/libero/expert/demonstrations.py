@@ -40,6 +40,8 @@ def collect(
     step_limit: int | None = None,
     threads: int | None = None,
     progress: bool = True,
+    image_size: int | None = None,
+    images: Sequence[str] = (),
 ) -> None:
     """Run the expert until it has succeeded in `episodes` episodes of each task.
 
@@ -55,6 +57,8 @@ def collect(
         step_limit: control steps within which an episode has to succeed; the suite's own if None.
         threads: number of simulation threads; the result does not depend on it.
         progress: whether to show a progress bar.
+        image_size: pixels a side of pictures, if any.
+        images: their cameras.
 
     Raises:
         UserError: if the expert cannot do a task.
@@ -64,7 +68,7 @@ def collect(
     num_envs = len(tasks) * min(episodes, AT_ONCE)
     env = LiberoEnvironment(
         tasks, num_envs, distribution="wide", split="train", horizon=1, executed=1,
-        step_limit=step_limit, assets=assets, seed=seed, threads=threads,
+        step_limit=step_limit, assets=assets, seed=seed, threads=threads, image_size=image_size, images=images,
     )  # fmt: skip
     recorder = _Recorder(env, Expert(env.simulation, noise=noise, seed=seed), episodes)
     with Progress("demonstrations", len(tasks) * episodes, "episode", shown=progress) as bar:

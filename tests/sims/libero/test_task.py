@@ -11,6 +11,7 @@ import torch
 from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.rollout.episodes import FOLDER, EpisodeWriter, read
 from embodied.task import measured
+from policies.libero_encoder import missing
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask
 
@@ -34,6 +35,24 @@ def test_tasks_go_by_number_or_name_and_are_all_of_the_suite_by_default():
     assert task(tasks=[]).environment(10, "wide", "train").task_names == tuple(names)
     with pytest.raises(ValueError, match="unknown task 'nope' of libero_object"):
         task(tasks=["nope"]).environment(1, "wide", "train")
+
+
+def test_pictures_are_of_the_contract_and_hide_where_objects_are():
+    seen = task(images=["robot0_eye_in_hand"], image_size=16)
+    contract = seen.contract("wide")
+    assert {name for name in contract.observation if "image" in name} == {"wrist_image"}
+    assert contract.observation["wrist_image"].shape == (16, 16, 3)
+    privileged = {name for name, spec in contract.observation.items() if spec.privileged}
+    assert privileged == {"object_position", "object_rotation", "object_names", "object_mask"}
+    assert not any(spec.privileged for spec in task().contract("wide").observation.values())
+    assert "object_position" in missing(contract)  # no actor may read it
+    env = seen.environment(1, "wide", "eval")
+    assert env.contract == contract
+    assert env.reset()["wrist_image"].shape == (1, 16, 16, 3)
+    with pytest.raises(ValueError, match="unknown images: front; expected some of agentview, robot0_eye_in_hand"):
+        task(images=["front"]).contract("wide")
+    with pytest.raises(ValueError, match="image_size of at least 1, got 0"):
+        task(image_size=0)
 
 
 def test_with_latency_a_task_is_measured_in_the_same_words():
