@@ -6,7 +6,7 @@ floor, as contact amplifies what differs. Prints how many replays succeed, with 
 after one control step from every tenth of MuJoCo's states with the object in the gripper.
 
 `--speed [WORLDS ...] [--device cuda]` measures control steps per second instead, of environments with 256 to 8192
-worlds of the first of `--tasks`: with state observations, and with two cameras of 128x128 pixels once a chunk of 8 steps.
+worlds of the first of `--tasks`: with state observations, and with two cameras of 128x128 pixels once a chunk of 8.
 """
 
 from __future__ import annotations
