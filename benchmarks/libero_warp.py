@@ -28,10 +28,10 @@ from embodied.command_line.progress import Progress  # noqa: E402
 from embodied.evaluation.evaluation import wilson  # noqa: E402
 from embodied.evaluation.report import git_commit, versions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
-from sims.backend import Sim  # noqa: E402
 from sims.libero.assets import Assets, find_assets  # noqa: E402
 from sims.libero.environment import LiberoEnvironment  # noqa: E402
 from sims.libero.expert.expert import Expert, Phase  # noqa: E402
+from sims.libero.physics.backend import LiberoSim  # noqa: E402
 from sims.libero.physics.simulation import Simulation  # noqa: E402
 from sims.libero.physics.warp_simulation import WarpSimulation  # noqa: E402
 from sims.libero.scene.placement import Placement  # noqa: E402
@@ -116,7 +116,7 @@ def rate(name: str, success: NDArray) -> dict:
 def speed(task: Task, assets: Assets, worlds: int, device: str, image_size: int | None) -> float:
     """Control steps per second of `worlds` environments that execute small motions, observations included."""
     env = LiberoEnvironment(
-        [task], worlds, executed=EXECUTED, assets=assets, image_size=image_size, sim=Sim.mjwarp, device=device
+        [task], worlds, executed=EXECUTED, assets=assets, image_size=image_size, sim=LiberoSim.mjwarp, device=device
     )
     generator = torch.Generator().manual_seed(0)
     chunks = 0.3 * torch.randn(CHUNKS + 1, worlds, EXECUTED, 7, generator=generator).to(device)
