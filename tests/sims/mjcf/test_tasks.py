@@ -9,6 +9,8 @@ from embodied.errors import UserError
 from sims.mjcf.environment import MjcfEnvironment
 from sims.mjcf.task import MjcfTask, found
 from sims.mjcf.tasks.cartpole import Cartpole
+from sims.mjcf.tasks.in_hand import InHand
+from sims.mjcf.tasks.lift import Lift
 from sims.mjcf.tasks.quadruped import HEIGHT_M, STANCE, Quadruped, gravity, terrain
 from sims.mjcf.tasks.reacher import Reacher
 from tests.sims.mjcf.test_environment import force, make
@@ -73,6 +75,48 @@ def test_a_reacher_sees_where_its_target_is():
     tip = torch.from_numpy(env.worlds.batch.bind("site_xpos")[:, 0, :2].copy())
     assert torch.allclose(seen["target"] - tip, seen["error"].double(), atol=1e-6)
     assert ((seen["target"].norm(dim=1) > 0.06) & (seen["target"].norm(dim=1) < 0.22)).all()
+
+
+def test_a_gripper_lifts_only_what_it_holds():
+    env = make(Lift(place_m=0.0, turn_rad=0.0), executed=25)
+    env.reset()
+    around, up = [0.0, 1.166, 1.548, 0.427], [0.0, 0.669, 1.679, 0.794]  # of the four joints
+    phases = [[(around, 0.04)] * 2, [(around, 0.0), (around, 0.04)], [(up, 0.0), (up, 0.04)]]
+    for width in phases:
+        chunk = torch.tensor([[*arm, gripper] for arm, gripper in width]).unsqueeze(1).expand(-1, 25, -1)
+        ending = env.step(chunk)
+    assert ending.success.tolist() == [True, False]
+    assert ending.metrics["height_m"].tolist() == pytest.approx([0.175, 0.0], abs=0.01)
+    assert ending.observation["touch"].tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    assert (ending.reward[0, 5:] > ending.reward[1, 5:] + 3.0).all()
+
+
+def test_fingers_turn_a_cube_and_turns_are_counted_past_a_side():
+    env = make(InHand(turned_rad=2.0), executed=28, step_limit=84)
+    env.reset()
+    for _ in range(3):  # back, in, forth, out: the first world turns it to the left, the second to the right
+        gait = [(0.5, 0.0, 0.3)] * 8 + [(0.5, 0.35, 0.6)] * 6 + [(-0.5, 0.35, 0.6)] * 8 + [(-0.5, 0.0, 0.3)] * 6
+        left = torch.tensor(gait).repeat(1, 4)
+        right = left * torch.tensor([-1.0, 1.0, 1.0] * 4)
+        ending = env.step(torch.stack((left, right)))
+    turned = ending.metrics["turned_rad"]
+    assert turned[0] > math.pi
+    assert turned[1] < -math.pi
+    assert ending.success.tolist() == [True, False]
+    assert ending.reward.sum(1)[0] > 0.0 > ending.reward.sum(1)[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("qpos", [0.05, 0.0, 0.026]), ("qpos", [0.0, 0.0, -0.05])],
+)
+def test_a_cube_beside_or_below_the_palm_has_dropped(name: str, values: list[float]):
+    env = make(InHand(), executed=1)
+    env.reset()
+    env.worlds.batch.bind(name)[0, 12:15] = values
+    ending = env.step(torch.zeros(2, 1, 12))
+    assert ending.terminated.tolist() == [True, False]
+    assert ending.reward[0] < -4.0
 
 
 def test_gravity_in_the_bases_frame():

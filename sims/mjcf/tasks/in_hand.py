@@ -1,0 +1,110 @@
+"""A hand of four fingers, palm up, turns a cube about the vertical."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import mujoco
+import torch
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from sims.mjcf.mdp import Draws, Mdp, Moment, Start
+
+JOINTS = tuple(f"{part}_{finger}" for finger in range(4) for part in ("swing", "base", "tip"))
+REST = (0.0, 0.0, 0.5) * 4
+"""Fingers beside the cube, which they do not touch."""
+HEIGHT_M = 0.026
+"""Of the cube's middle where it lies on the palm."""
+XYZ = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class InHand(Mdp):
+    """An episode succeeds if the cube did not drop and was turned to the left by `turned_rad` in all.
+
+    It has dropped when its middle is more than `slid_m` from the palm's, or lower than the palm's surface, or its top
+    is tilted by more than `tilt_rad`. Turning faster than `rate_rad_s` earns no more.
+    """
+
+    turned_rad: float = 3.1416
+    slid_m: float = 0.04
+    tilt_rad: float = 0.7
+    rate_rad_s: float = 1.5
+    cost_slid: float = 5.0
+    cost_speed: float = 0.5
+    cost_torque: float = 0.05
+    cost_action_rate: float = 0.005
+    cost_drop: float = 5.0
+
+    MODEL = Path(__file__).with_name("in_hand.xml")
+    INSTRUCTION = "turn the cube to the left"
+    SUBSTEPS = 8
+    STEP_LIMIT = 200
+    ACTION_UNIT = "rad"
+    READS = ("actuator_force",)
+    OBSERVED: ClassVar = {
+        "joint_position": TensorSpec((12,), unit="rad", names=JOINTS),
+        "joint_velocity": TensorSpec((12,), unit="rad/s", names=JOINTS),
+        "previous_action": TensorSpec((12,), names=JOINTS),
+        "place": TensorSpec((3,), unit="m", frame="palm", names=XYZ),
+        "side": TensorSpec((2,), frame="palm", names=("cos_4", "sin_4")),
+        "top": TensorSpec((3,), frame="palm", names=XYZ),
+        "velocity": TensorSpec((3,), unit="m/s", frame="palm", names=XYZ),
+        "rate": TensorSpec((3,), unit="rad/s", frame="palm", names=XYZ),
+    }
+
+    def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
+        """The cube near the palm's middle, turned anyhow, the fingers open."""
+        place, half = draws.uniform(-0.004, 0.004, 2), 0.5 * draws.uniform(-torch.pi, torch.pi, 1)
+        fingers = draws.uniform(-0.05, 0.05, 12) + half.new_tensor(REST)
+        none = torch.zeros_like(half)
+        cube = torch.cat((place, none + HEIGHT_M, half.cos(), none, none, half.sin()), 1)
+        memory = {"heading": 2.0 * half[:, 0], "rate": none[:, 0], "turned": none[:, 0]}
+        return Start({"qpos": torch.cat((fingers, cube), 1)}, memory=memory)
+
+    def observe(self, now: Moment) -> dict[str, Tensor]:
+        """The fingers' joints, and the cube's pose; sides that look alike are alike: four times the heading."""
+        heading = 4.0 * self._heading(now)
+        return {
+            "joint_position": now.qpos[:, :12], "joint_velocity": now.qvel[:, :12], "previous_action": now.action,
+            "place": now.sensor("place"), "side": torch.stack((heading.cos(), heading.sin()), 1),
+            "top": now.sensor("top"), "velocity": now.sensor("velocity"), "rate": now.sensor("rate"),
+        }  # fmt: skip
+
+    def update(self, now: Moment) -> dict[str, Tensor]:
+        """By how much the cube was turned in this step, per second, and in all."""
+        heading = self._heading(now)
+        turned = torch.remainder(heading - now.memory["heading"] + torch.pi, 2.0 * torch.pi) - torch.pi
+        return {"heading": heading, "rate": turned / now.dt_s, "turned": now.memory["turned"] + turned}
+
+    def reward(self, now: Moment) -> Tensor:
+        """For turning, with the cube in the middle and little force; dropping costs."""
+        cost = (
+            self.cost_slid * now.sensor("place")[:, :2].norm(dim=1)
+            + self.cost_speed * now.sensor("velocity").norm(dim=1)
+            + self.cost_torque * now.actuator_force.square().sum(1)
+            + self.cost_action_rate * (now.action - now.previous).square().sum(1)
+            + self.cost_drop * self.terminated(now)
+        )
+        return now.memory["rate"].clamp(-self.rate_rad_s, self.rate_rad_s) - cost
+
+    def terminated(self, now: Moment) -> Tensor:
+        """It has dropped."""
+        place = now.sensor("place")
+        tilted = now.sensor("top")[:, 2] < torch.cos(place.new_tensor(self.tilt_rad))
+        return (place[:, :2].norm(dim=1) > self.slid_m) | (place[:, 2] < 0.0) | tilted
+
+    def success(self, now: Moment) -> Tensor:
+        """Turned far enough, and still there."""
+        return (now.memory["turned"] >= self.turned_rad) & ~self.terminated(now)
+
+    def metrics(self, now: Moment) -> dict[str, Tensor]:
+        """By how much the cube has been turned in all."""
+        return {"turned_rad": now.memory["turned"]}
+
+    def _heading(self, now: Moment) -> Tensor:
+        side = now.sensor("side")
+        return torch.atan2(side[:, 1], side[:, 0])

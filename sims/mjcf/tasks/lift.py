@@ -1,0 +1,100 @@
+"""An arm of four joints with a parallel gripper lifts a cube."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import mujoco
+import torch
+from torch import Tensor
+
+from embodied.contract import TensorSpec
+from sims.mjcf.mdp import Draws, Mdp, Moment, Start
+
+JOINTS = ("yaw", "shoulder", "elbow", "wrist", "left", "right")
+REST = (0.0, 0.5, 1.65, 0.95, 0.03, 0.03)
+"""The gripper open, 18 cm above the table, downwards."""
+EDGE_M, PLACE_M = 0.04, (0.4, 0.0)
+"""Of the cube, and the middle of where it may lie."""
+XYZ = ("x", "y", "z")
+
+
+@dataclass(frozen=True)
+class Lift(Mdp):
+    """The cube lies within `place_m` of a place 40 cm in front of the arm, turned by up to `turn_rad`.
+
+    An episode succeeds if at its end the cube is `lifted_m` or more above where it lay.
+    """
+
+    place_m: float = 0.05
+    turn_rad: float = 0.4
+    lifted_m: float = 0.1
+    reward_reach: float = 0.5
+    reward_grasp: float = 0.5
+    reward_lift: float = 3.0
+    cost_tilt: float = 0.2
+    cost_action_rate: float = 0.01
+
+    MODEL = Path(__file__).with_name("lift.xml")
+    INSTRUCTION = "lift the cube"
+    SUBSTEPS = 8
+    STEP_LIMIT = 75
+    ACTION_UNIT = "rad, rad, rad, rad, m"
+    OBSERVED: ClassVar = {
+        "joint_position": TensorSpec((6,), unit="rad, rad, rad, rad, m, m", names=JOINTS),
+        "joint_velocity": TensorSpec((6,), unit="rad/s, rad/s, rad/s, rad/s, m/s, m/s", names=JOINTS),
+        "cube": TensorSpec((3,), unit="m", frame="world", names=XYZ),
+        "cube_heading": TensorSpec((2,), frame="world", names=("cos", "sin")),
+        "error": TensorSpec((3,), unit="m", frame="world", names=XYZ),
+        "touch": TensorSpec((2,), names=("left", "right")),
+    }
+
+    def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
+        """The arm above the table, the cube on it."""
+        place, half = (
+            draws.uniform(-self.place_m, self.place_m, 2),
+            0.5 * draws.uniform(-self.turn_rad, self.turn_rad, 1),
+        )
+        arm = draws.uniform(-0.05, 0.05, 4) + half.new_tensor(REST[:4])
+        fingers, none = half.new_tensor(REST[4:]).expand(len(half), 2), torch.zeros_like(half)
+        place = place + place.new_tensor(PLACE_M)
+        height = torch.full_like(half, 0.5 * EDGE_M)
+        return Start({"qpos": torch.cat((arm, fingers, place, height, half.cos(), none, none, half.sin()), 1)})
+
+    def observe(self, now: Moment) -> dict[str, Tensor]:
+        """The arm's joints, and where the cube is, also from between the fingers."""
+        w, x, y, z = now.qpos[:, 9:13].unbind(1)
+        heading = torch.stack((1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y + w * z)), 1)
+        return {
+            "joint_position": now.qpos[:, :6], "joint_velocity": now.qvel[:, :6], "cube": now.sensor("cube"),
+            "cube_heading": heading, "error": self._error(now), "touch": self._touch(now),
+        }  # fmt: skip
+
+    def reward(self, now: Moment) -> Tensor:
+        """For reaching the cube, for holding it between the fingers, and for how high it then is."""
+        held = self._touch(now).amin(1)
+        near = torch.exp(-10.0 * self._error(now).norm(dim=1))
+        tilt = 1.0 + now.sensor("down")[:, 2]
+        height = (self._height(now) / self.lifted_m).clamp(0.0, 1.0)
+        rate = (now.action - now.previous).square().sum(1)
+        gain = self.reward_reach * near + self.reward_grasp * held * near + self.reward_lift * held * height
+        return gain - self.cost_tilt * tilt - self.cost_action_rate * rate
+
+    def success(self, now: Moment) -> Tensor:
+        """High enough."""
+        return self._height(now) >= self.lifted_m
+
+    def metrics(self, now: Moment) -> dict[str, Tensor]:
+        """How high the cube is above where it lay."""
+        return {"height_m": self._height(now)}
+
+    def _error(self, now: Moment) -> Tensor:
+        return now.sensor("cube") - now.sensor("grip")
+
+    def _height(self, now: Moment) -> Tensor:
+        return now.sensor("cube")[:, 2] - 0.5 * EDGE_M
+
+    def _touch(self, now: Moment) -> Tensor:
+        return torch.cat((now.sensor("left"), now.sensor("right")), 1).clamp_max(1.0)
