@@ -253,16 +253,16 @@ def mjcf(task: str, worlds: int) -> Row:
     return Row(f"MJCF {task}", worlds, ours, theirs)
 
 
-def libero(worlds: int) -> Row:
-    """LIBERO pick on stand-in objects, chunks of four; nothing beside it."""
+def libero(worlds: int, images: bool) -> Row:
+    """LIBERO pick on stand-in objects, chunks of four, 128 x 128 pictures or none; nothing beside it."""
 
     def ours() -> Loop:
         from sims.libero.task import LiberoTask
 
-        task = LiberoTask(assets="stand-in", tasks=["0"])
+        task = LiberoTask(assets="stand-in", tasks=["0"], images=["agentview"] if images else [])
         return stepping(task.environment(worlds, task.distributions[0], "train"))
 
-    return Row("LIBERO pick", worlds, ours)
+    return Row(f"LIBERO pick{', agentview' if images else ''}", worlds, ours)
 
 
 def quadrotor(worlds: int) -> Row:
@@ -299,7 +299,8 @@ ROWS: dict[str, Row] = {
     "robosuite_camera": robosuite(1, 1, "agentview"),
     "robosuite_camera_chunks": robosuite(1, 4, "agentview"),
     **{f"mjcf_{task}_{n}": mjcf(task, n) for task in ("cartpole", "quadruped") for n in (64, 256, 1024)},
-    "libero_8": libero(8),
+    "libero_8": libero(8, images=False),
+    "libero_camera_8": libero(8, images=True),
     "quadrotor_1024": quadrotor(1024),
     "vehicle_256": vehicle(256),
 }
