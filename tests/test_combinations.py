@@ -1,5 +1,6 @@
 """Every task with every policy and every algorithm: the parts build, or a one-line error lists the valid ones."""
 
+import os
 from importlib.util import find_spec
 from itertools import product
 
@@ -17,8 +18,11 @@ from train import GROUPS, TrainConfig
 TASKS = names("task", GROUPS)
 ALL = list(product(names("policy", GROUPS), names("algorithm", GROUPS)))
 LACKING = {"isaac_lab", "isaac_lab_cartpole"} if find_spec("isaaclab") is None else set()
-"""Tasks of simulators that this interpreter does not have."""
+"""Tasks of simulators that this interpreter does not have, or whose assets are not here."""
+if "LIBERO_ASSETS" not in os.environ:
+    LACKING |= {"libero_goal", "libero_spatial"}
 SMALL = {"libero_pick": ["task.assets=stand-in", "task.tasks=[0]"], "isaac_lab": ["task.assets=own"]}
+DEMONSTRATED = ("libero_goal", "libero_pick", "libero_spatial", "maniskill_pick_cube", "robosuite_lift")
 TOLD = r"policy=(\w+) with algorithm=([\w|]+)"
 
 
@@ -43,12 +47,12 @@ def demonstrations(contract: Contract) -> TensorDict:
 def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
     own, record = compose(TrainConfig, "train", [f"task={task}", *SMALL.get(task, [])], GROUPS)
     if task in LACKING:
-        pytest.skip("its simulator is not installed here")
+        pytest.skip("its simulator or its assets are not installed here")
     env = own.task.environment(16, own.task.distributions[0], "train", 0)
     assert combinations.chosen([f"task={task}"]) == tuple(record["choices"].values())
     for policy, algorithm in combinations.taken(task):
         config = composed(task, policy, algorithm)
-        given = demonstrations(env.contract) if task in ("libero_pick", "robosuite_lift") else None
+        given = demonstrations(env.contract) if task in DEMONSTRATED else None
         built = config.policy.build(env.contract)
         learner = config.algorithm.build(built, given, env, seeding.generator(0, "learner"))
         learner.collector(env, built, seeding.generator(0, "noise"), learner.starts)

@@ -1,5 +1,8 @@
 """Requirements of every Task, checked on all of them."""
 
+import os
+from importlib.util import find_spec
+
 import pytest
 
 from embodied.command_line.config import compose, names
@@ -15,12 +18,17 @@ OPTIONS = {
     "vehicle_navigate": ["task.lidar.beams=31", "task.vehicle.speed_max_m_s=2.5"],
 }
 """Of what a contract depends on."""
+NEEDS = {"isaac_lab": find_spec("isaaclab"), "libero_goal": os.environ.get("LIBERO_ASSETS")}
+NEEDS |= {"isaac_lab_cartpole": NEEDS["isaac_lab"], "libero_spatial": NEEDS["libero_goal"]}
+"""Of tasks, what may be missing here."""
 LATE = LatencyConfig(observation_s=[0.0, 0.1], observed=True)
 
 
 @pytest.fixture(params=names("task", GROUPS))
 def task(request) -> Task:
     name = request.param
+    if not NEEDS.get(name, True):
+        pytest.skip("its simulator or its assets are not installed here")
     return compose(TrainConfig, "train", [f"task={name}", *OPTIONS.get(name, [])], GROUPS)[0].task
 
 
