@@ -9,8 +9,7 @@ reward and end episodes in tensors, and resumes bit for bit. Simulators of our o
 The two take turns of about 50 ms, until each has had `seconds` of CPU time in one thread; that is one run. A run's
 overhead is the CPU time of a control step that ours takes beyond the library's, of the library's; the median of the
 runs is told, and the lowest and highest. Resets count. MB are those by which a process of its own grows while it loads
-the simulator, makes the worlds and steps each of them a few times. One function a simulator; all take about six
-CPU-minutes.
+the simulator, makes the worlds and steps each of them a few times. All take about six CPU-minutes.
 """
 
 from __future__ import annotations
@@ -253,42 +252,20 @@ def mjcf(task: str, worlds: int) -> Row:
     return Row(f"MJCF {task}", worlds, ours, theirs)
 
 
-def libero(worlds: int, images: bool) -> Row:
-    """LIBERO pick on stand-in objects, chunks of four, 128 x 128 pictures or none; nothing beside it."""
+def own(task: str, worlds: int, *options: str) -> Row:
+    """A simulator of ours, by a task and options of train.py; nothing beside it."""
 
     def ours() -> Loop:
-        from sims.libero.task import LiberoTask
+        from embodied.command_line.config import compose
+        from train import GROUPS, TrainConfig
 
-        task = LiberoTask(assets="stand-in", tasks=["0"], images=["agentview"] if images else [])
-        return stepping(task.environment(worlds, task.distributions[0], "train"))
+        made = compose(TrainConfig, "train", [f"task={task}", *options], GROUPS)[0].task
+        return stepping(made.environment(worlds, made.distributions[0], "train"))
 
-    return Row(f"LIBERO pick{', agentview' if images else ''}", worlds, ours)
-
-
-def quadrotor(worlds: int) -> Row:
-    """Hovering; nothing beside it."""
-
-    def ours() -> Loop:
-        from sims.quadrotor.task import HoverTask
-
-        task = HoverTask()
-        return stepping(task.environment(worlds, task.distributions[0], "train"))
-
-    return Row("quadrotor hover", worlds, ours)
+    return Row(" ".join((task, *options)), worlds, ours)
 
 
-def vehicle(worlds: int) -> Row:
-    """Navigation with lidar; nothing beside it."""
-
-    def ours() -> Loop:
-        from sims.vehicle.task import NavigateTask
-
-        task = NavigateTask()
-        return stepping(task.environment(worlds, task.distributions[0], "train"))
-
-    return Row("vehicle navigate", worlds, ours)
-
-
+STAND_IN = ("task.assets=stand-in", "task.tasks=[0]")
 ROWS: dict[str, Row] = {
     **{f"gym_pendulum_{n}": gym("Pendulum-v1", n) for n in (1, 16)},
     **{f"gym_pusher_{n}": gym("Pusher-v5", n) for n in (1, 16, 64)},
@@ -299,10 +276,10 @@ ROWS: dict[str, Row] = {
     "robosuite_camera": robosuite(1, 1, "agentview"),
     "robosuite_camera_chunks": robosuite(1, 4, "agentview"),
     **{f"mjcf_{task}_{n}": mjcf(task, n) for task in ("cartpole", "quadruped") for n in (64, 256, 1024)},
-    "libero_8": libero(8, images=False),
-    "libero_camera_8": libero(8, images=True),
-    "quadrotor_1024": quadrotor(1024),
-    "vehicle_256": vehicle(256),
+    "libero_8": own("libero_pick", 8, *STAND_IN),
+    "libero_camera_8": own("libero_pick", 8, *STAND_IN, "task.images=[agentview]"),
+    "quadrotor_1024": own("quadrotor_hover", 1024),
+    "vehicle_256": own("vehicle_navigate", 256),
 }
 
 
