@@ -63,7 +63,7 @@ def stepping(env: Environment) -> Loop:
     """Our loop: random chunks over the whole range; what has ended begins anew before the next one."""
     low, high = (torch.tensor(each) for each in (env.contract.action.low, env.contract.action.high))
     shares = random_actions(env.num_envs, env.contract.executed, len(low))
-    chunks = (high + low) / 2 + (high - low) / 2 * shares
+    chunks = ((high + low) / 2 + (high - low) / 2 * shares).unbind()
     taken, whole = 0, env.num_envs * env.contract.executed
     env.reset()
 
@@ -73,7 +73,7 @@ def stepping(env: Environment) -> Loop:
         for _ in range(steps):
             transition = env.step(chunks[taken % BANK])
             taken, done = taken + 1, transition.done
-            if done.any():
+            if done.numpy().any():
                 executed += int(transition.executed.sum())
                 env.reset(done)
             else:

@@ -37,18 +37,18 @@ FLAGS = ("terminated", "truncated", "success", "diverged")
 
 @dataclass
 class Outcome:
-    """Result of one chunk; the flags of frozen environments are ignored.
+    """Result of one chunk, on the CPU in NumPy's arrays or in tensors; the flags of frozen environments are ignored.
 
     `truncated` ends an episode before the step limit without a failure; `diverged` marks a simulation that blew up,
     which ends the episode as a failure.
     """
 
-    reward: Tensor  # [N, K] float, zero where not executed
-    executed: Tensor  # [N, K] bool
-    terminated: Tensor  # [N] bool
-    success: Tensor  # [N] bool
-    truncated: Tensor | None = None  # [N] bool
-    diverged: Tensor | None = None  # [N] bool
+    reward: Light  # [N, K] float32, zero where not executed
+    executed: Light  # [N, K] bool
+    terminated: Light  # [N] bool
+    success: Light  # [N] bool
+    truncated: Light | None = None  # [N] bool
+    diverged: Light | None = None  # [N] bool
     metrics: dict[str, Tensor] = field(default_factory=dict)  # as in Transition, of all N
     actions: Tensor | None = None
     human: Tensor | None = None
@@ -101,6 +101,8 @@ class EpisodeEngine(ABC):
         self.terminated, self.truncated, self.success, self.diverged = torch.zeros(
             len(FLAGS), num_envs, dtype=torch.bool, device=self.device
         )
+        self._chunk = (num_envs, contract.executed, *contract.action.shape)
+        self._running = light(torch.ones(num_envs, dtype=torch.bool, device=self.device))  # no episode has ended
         self._taken = torch.zeros(len(task_names), dtype=torch.int64)
         self._begun = False
 
@@ -144,8 +146,7 @@ class EpisodeEngine(ABC):
                 raise ValueError(f"expected initial states >= 0, got {numbers.tolist()}")
             self.begin(ids, numbers)
             self.start, self.steps = self.start.index_copy(0, ids, numbers), self.steps.index_fill(0, ids, 0)
-            for name in FLAGS:
-                setattr(self, name, getattr(self, name).index_fill(0, ids, False))
+            self._set({name: getattr(self, name).index_fill(0, ids, False) for name in FLAGS})
         return self.observe()
 
     def step(self, actions: Tensor) -> Transition:
@@ -155,31 +156,25 @@ class EpisodeEngine(ABC):
             ValueError: for another shape, an action that is not finite, or before the first reset.
         """
         self._check(actions)
-        steps, terminated, truncated = map(light, (self.steps, self.terminated, self.truncated))
-        left = (self.step_limit - steps).clip(max=self.contract.executed) * ~(terminated | truncated)
+        left = least(self.step_limit - light(self.steps), self.contract.executed) * self._running
         return self.settle(self.advance(actions.to(self.device), tensor(left)))
 
     def settle(self, outcome: Outcome) -> Transition:
         """Update steps and flags with `outcome`; returns the transition."""
-        terminated, truncated, success = map(light, (self.terminated, self.truncated, self.success))
-        failed, running = light(outcome.terminated), ~(terminated | truncated)
         steps = light(self.steps) + light(outcome.executed).sum(1)
         self.steps = tensor(steps)
-        if outcome.diverged is not None:
-            diverged = light(outcome.diverged)
-            failed = failed | diverged
-            broken = running & diverged
-            self._report(tensor(broken))
-            self.diverged = tensor(light(self.diverged) | broken)
+        failed, won = light(outcome.terminated), light(outcome.success)
         over = steps >= self.step_limit
-        over = over if outcome.truncated is None else over | light(outcome.truncated)
-        self.terminated = tensor(terminated | (running & failed))
-        self.truncated = tensor(truncated | (running & over & ~failed))
-        self.success = tensor(success | (running & light(outcome.success)))
+        if outcome.diverged is not None:
+            failed = failed | light(outcome.diverged)
+        if outcome.truncated is not None:
+            over = over | light(outcome.truncated)
+        if (failed | over | won).any():  # in most steps there is nothing to write down
+            self._end(failed, over, won, outcome.diverged)
         return Transition(
-            self.observe(), outcome.reward, outcome.executed, self.terminated, self.truncated, self.success,
-            outcome.metrics, outcome.actions, outcome.human, None if outcome.diverged is None else self.diverged,
-            has_success=outcome.has_success,
+            self.observe(), tensor(outcome.reward), tensor(outcome.executed), self.terminated, self.truncated,
+            self.success, outcome.metrics, outcome.actions, outcome.human,
+            None if outcome.diverged is None else self.diverged, has_success=outcome.has_success,
         )  # fmt: skip
 
     def next_starts(self, ids: Tensor) -> Tensor:
@@ -196,6 +191,25 @@ class EpisodeEngine(ABC):
         if not self._begun:
             raise ValueError("an environment has no episode yet; call reset() before step()")
 
+    def _end(self, failed: Light, over: Light, won: Light, diverged: Light | None) -> None:
+        """Set the flags of running environments that failed (or diverged), are over or succeeded, [N] bool each."""
+        running = self._running
+        flags = {
+            "terminated": tensor(light(self.terminated) | (running & failed)),
+            "truncated": tensor(light(self.truncated) | (running & over & ~failed)),
+            "success": tensor(light(self.success) | (running & won)),
+        }
+        if diverged is not None:
+            broken = running & light(diverged)
+            self._report(tensor(broken))
+            flags["diverged"] = tensor(light(self.diverged) | broken)
+        self._set(flags)
+
+    def _set(self, flags: Mapping[str, Tensor]) -> None:
+        """Flags [N] by name, as new tensors: transitions keep the old ones."""
+        vars(self).update(flags)
+        self._running = ~light(self.done)
+
     def _report(self, diverged: Tensor) -> None:
         for i in diverged.nonzero().flatten().tolist():
             log.warning(
@@ -204,11 +218,10 @@ class EpisodeEngine(ABC):
             )
 
     def _check(self, actions: Tensor) -> None:
-        expected = (self.num_envs, self.contract.executed, *self.contract.action.shape)
-        if actions.shape != expected:
-            raise ValueError(f"expected actions of shape {expected}, got {tuple(actions.shape)}")
+        if actions.shape != self._chunk:
+            raise ValueError(f"expected actions of shape {self._chunk}, got {tuple(actions.shape)}")
         self.check_begun()
-        if not math.isfinite(float(actions.detach().sum())) and not bool(actions.isfinite().all()):
+        if not math.isfinite(actions.sum().item()) and not bool(actions.isfinite().all()):
             broken = (~actions.isfinite().all(-1).all(-1)).nonzero().flatten().tolist()
             raise ValueError(f"actions of environments {broken} are not finite; check the policy's output")
 
@@ -261,8 +274,8 @@ class RestorableEngine(EpisodeEngine):
                 raise UserError(
                     f"the saved {name} has shape {saved}, expected {mine}; use the options that it was saved with"
                 )
-        for name in ("start", "steps", *FLAGS):
-            setattr(self, name, state[name].to(self.device, copy=True))
+        self.start, self.steps = (state[name].to(self.device, copy=True) for name in ("start", "steps"))
+        self._set({name: state[name].to(self.device, copy=True) for name in FLAGS})
         self.seed, self._taken, self._begun = state["seed"], state["taken"].clone(), False
         self.restore(state["simulator"])
         return self.observe()
@@ -303,13 +316,18 @@ def first_environment(number: int) -> Iterator[None]:
         _FIRST.reset(token)
 
 
-def light(values: Tensor) -> Light:
+def light(values: Light) -> Light:
     """`values` for a few operations: an array that shares their memory on the CPU, themselves on other devices.
 
     Most of an operation on a few environments is its call, and torch's is several times NumPy's: a loop that spends a
     millisecond elsewhere finds little of torch in the processor's caches.
     """
-    return values.numpy() if values.is_cpu else values
+    return values.numpy() if isinstance(values, Tensor) and values.is_cpu else values
+
+
+def least(values: Light, bound: int) -> Light:
+    """`values`, at most `bound`; NumPy's own clip looks up the limits of the type first."""
+    return np.minimum(values, bound) if isinstance(values, np.ndarray) else values.clamp(max=bound)
 
 
 def tensor(values: Light) -> Tensor:

@@ -39,12 +39,12 @@ class Observations:
             name: np.zeros((count, *spec.shape), dtype=spec.dtype) for name, spec in self.specs.items()
         }  # [N, ...] each
 
-    def read(self, rows: list[int], observations: list[Any]) -> Array:
-        """Take up the `observations` of the worlds `rows` [M], except those in which a number is not finite.
+    def read(self, rows: list[int], observations: list[Any]) -> list[int]:
+        """Take up the `observations` of the worlds `rows` [M], ascending, except where a number is not finite.
 
-        Returns which are finite, bool [M].
+        Returns the worlds where that is so.
         """
-        finite, values = np.ones(len(rows), dtype=bool), []
+        finite, values = True, []
         for path, space in self._parts:
             parts = observations
             for key in path:
@@ -53,15 +53,14 @@ class Observations:
                 parts = [flatten(space, each) for each in parts]
             values.append(value := np.array(parts))
             if value.dtype.kind == "f" and not (good := np.isfinite(value)).all():
-                finite &= good.reshape(len(rows), -1).all(1)
-        whole = finite.all()
+                finite = good.reshape(len(rows), -1).all(1) & finite
         for buffer, value in zip(self.buffers.values(), values, strict=True):
-            shaped = value.reshape(len(rows), *buffer.shape[1:])
-            if whole:
-                buffer[rows] = shaped
+            if finite is True and len(rows) == len(buffer):
+                buffer[...] = value.reshape(buffer.shape)  # several times as fast as by their numbers
             else:
-                buffer[np.array(rows)[finite]] = shaped[finite]
-        return finite
+                chosen = np.array(rows, dtype=np.int64)[finite]
+                buffer[chosen] = value.reshape(len(rows), *buffer.shape[1:])[finite]
+        return [] if finite is True else np.array(rows)[~finite].tolist()
 
 
 class Actions:
@@ -90,7 +89,7 @@ class Actions:
         """What worlds take for `actions` [N, K, A]: [N, K, ...]."""
         if isinstance(self.space, spaces.Discrete):
             return actions.argmax(-1) + self.space.start
-        clipped = actions.clip(self.low, self.high).astype(self.space.dtype, copy=False)
+        clipped = np.minimum(np.maximum(actions, self.low), self.high).astype(self.space.dtype, copy=False)
         return clipped.reshape(*actions.shape[:2], *(self.space.shape or ()))
 
 
