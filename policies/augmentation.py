@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from policies.libero_encoder import mention
+from policies.libero_encoder import mention, namesakes
 
 CARTESIAN = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 """First elements of actions that can be rotated."""
@@ -73,26 +73,39 @@ def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> t
 def hide_distractors(observation: TensorDict, probability: float) -> TensorDict:
     """Hide each object that the instruction does not mention with `probability`: such objects seldom matter.
 
-    If it mentions none of the visible objects, any of them may matter, and all stay.
+    If it mentions none of the visible objects, or two of a kind, any of them may matter, and all stay.
     """
     mask = observation["object_mask"]
-    mentioned = mask & (mention(observation["object_names"], observation["instruction"])[..., 0] > 0)
+    mentioned = _mentioned(observation)
     hidden = ~mentioned & (torch.rand(mask.shape, device=mask.device) < probability)
     seen = observation.clone(recurse=False)
-    seen["object_mask"] = mask & ~(hidden & mentioned.any(-1, keepdim=True))
+    seen["object_mask"] = mask & ~(hidden & mentioned.any(-1, keepdim=True) & ~_told_apart(observation))
     return seen
 
 
 def hide_words(observation: TensorDict, probability: float) -> TensorDict:
     """Hide each word of the instruction that names no object with `probability`.
 
-    "grab" for "pick up" means the same; words that name objects stay.
+    "grab" for "pick up" means the same; words that name objects stay, and all that tell apart two of a kind.
     """
     instruction = observation["instruction"]
     naming = (instruction[:, :, None, None] == observation["object_names"].unsqueeze(1)).any(-1).any(-1)  # [N, L]
     seen = observation.clone(recurse=False)
-    seen["instruction"] = instruction * (naming | (torch.rand(naming.shape, device=naming.device) >= probability))
+    kept = naming | (torch.rand(naming.shape, device=naming.device) >= probability)
+    seen["instruction"] = instruction * (kept | _told_apart(observation))
     return seen
+
+
+def _mentioned(observation: TensorDict) -> Tensor:
+    """Which objects the instruction mentions, [N, M]."""
+    named = mention(observation["object_names"], observation["instruction"])[..., 0] > 0
+    return observation["object_mask"] & named
+
+
+def _told_apart(observation: TensorDict) -> Tensor:
+    """Whether the instruction mentions an object that has a namesake, [N, 1]: it tells them apart by their places."""
+    alike = namesakes(observation["object_names"], observation["object_mask"])
+    return (alike & _mentioned(observation)).any(-1, keepdim=True)
 
 
 def image(observation: TensorDict, actions: Tensor, angle: Tensor, side: Tensor) -> tuple[TensorDict, Tensor]:

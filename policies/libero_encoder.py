@@ -1,6 +1,8 @@
 """Object-token encoder: attention over objects, each described by its pose and the words of its name.
 
-Object positions are relative to the hand, not to the world, so that skills transfer between places.
+Object positions are relative to the hand, not to the world, so that skills transfer between places. Only objects that
+share their name with another one, which instructions tell apart by their places ("the bowl next to the plate"), are
+also described by where they are among the others and in the world.
 
 Letters: N observations, M objects, L words.
 """
@@ -27,6 +29,8 @@ INSTRUCTION_WORDS, NAME_WORDS = 20, 6
 """Largest number of words of an instruction and of a name; more are refused."""
 STATE_WIDTH = 10
 POSE_WIDTH = 15
+OFFSET_WIDTH, NEAR_M = 5, 0.1
+RELATION_WIDTH = 32
 MENTION_SCALE = 4.0
 """Scales mentions up to the standardised poses, so that attention finds the named objects early."""
 
@@ -51,6 +55,12 @@ def mention(names: Tensor, instruction: Tensor) -> Tensor:
     before = (naming.cumsum(-1) - naming) / naming.sum(-1, keepdim=True).clamp_min(1.0)
     place = before.gather(-1, equal.any(-2).float().argmax(-1))
     return torch.stack((share, place * (share > 0)), dim=-1)
+
+
+def namesakes(names: Tensor, mask: Tensor) -> Tensor:
+    """Which of the objects that are there, `mask` [N, M], share their name, [N, M, L], with another one, [N, M]."""
+    same = (names.unsqueeze(2) == names.unsqueeze(1)).all(-1) & mask.unsqueeze(1)
+    return mask & (same.sum(-1) > 1)
 
 
 def rotation_matrix(two_columns: Tensor) -> Tensor:
@@ -84,6 +94,14 @@ def object_poses(observation: TensorDict) -> Tensor:
     return torch.cat((offset, near, position[..., 2:], *lines), dim=-1)
 
 
+def offsets(position: Tensor) -> Tensor:
+    """From each object to all and to the world's origin, the last: x, y, z and two of nearness, [N, M, M + 1, 5]."""
+    there = torch.cat((position, torch.zeros_like(position[:, :1])), 1)
+    away = there.unsqueeze(1) - position.unsqueeze(2)
+    flat = away[..., :2].norm(dim=-1, keepdim=True)
+    return torch.cat((away / NEAR_M, torch.exp(-flat / NEAR_M), torch.exp(-4.0 * flat / NEAR_M)), -1)
+
+
 class ObjectEncoder(Encoder):
     """The hand's state attends over object tokens; returns features [N, out_features].
 
@@ -102,7 +120,13 @@ class ObjectEncoder(Encoder):
             nn.Linear(STATE_WIDTH + word_width, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU()
         )
         self.objects = nn.Sequential(
-            nn.Linear(POSE_WIDTH + 2 + word_width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+            nn.Linear(POSE_WIDTH + 2 + word_width + RELATION_WIDTH, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+        )
+        self.relations = nn.Sequential(
+            nn.Linear(OFFSET_WIDTH + 2 * word_width, width), nn.ReLU(), nn.Linear(width, RELATION_WIDTH), nn.ReLU()
         )
         self.query = nn.Linear(2 * width, heads * width // 4)
         self.key = nn.Linear(width, heads * width // 4)
@@ -167,7 +191,26 @@ class ObjectEncoder(Encoder):
         names = observation["object_names"]
         poses = (object_poses(observation) - self.pose_mean) / self.pose_std
         mentions = MENTION_SCALE * mention(names, observation["instruction"])
-        return torch.cat((poses, mentions, self._embed(names.flatten(0, 1)).unflatten(0, names.shape[:2])), dim=-1)
+        words = self._embed(names.flatten(0, 1)).unflatten(0, names.shape[:2])
+        return torch.cat((poses, mentions, words, self._related(observation, words)), dim=-1)
+
+    def _related(self, observation: TensorDict, words: Tensor) -> Tensor:
+        """How each object with a namesake is related to the others and to the world, [N, M, RELATION_WIDTH]; 0 else.
+
+        The maximum over what it is related to: one object that is near, say, suffices.
+        """
+        mask, related = observation["object_mask"], words.new_zeros(*words.shape[:2], RELATION_WIDTH)
+        chosen = namesakes(observation["object_names"], mask)
+        rows, objects = chosen.nonzero(as_tuple=True)
+        if not len(rows):
+            return related
+        away = offsets(observation["object_position"])[rows, objects]  # [B, M + 1, 5]
+        names = nn.functional.pad(words, (0, 0, 0, 1))[rows]
+        said = self._embed(observation["instruction"])[rows].unsqueeze(1).expand_as(names)
+        others = nn.functional.pad(mask, (0, 1), value=True)[rows]
+        others[torch.arange(len(rows), device=rows.device), objects] = False
+        found = self.relations(torch.cat((away, names, said), -1)) * others.unsqueeze(-1)
+        return related.index_put((rows, objects), found.amax(1))
 
     def _embed(self, words: Tensor) -> Tensor:
         return nn.functional.embedding_bag(words * self.known[words], self.words, mode="sum", padding_idx=0)

@@ -20,6 +20,7 @@ from sims.libero.language import INSTRUCTION_BYTES
 from sims.libero.physics.backend import Physics
 from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, Cameras
 from sims.libero.scene.geometry import ArmKinematics, rotation
+from sims.libero.scene.parts import Parts
 from sims.libero.scene.robot import ARM_RANGES_RAD
 from sims.libero.scene.scene import Scene
 
@@ -41,7 +42,7 @@ def contract(horizon: int, executed: int, image_size: int | None = None, images:
 
     Positions are in the world frame, rotations are the first two columns of a matrix. The cameras `images` are observed
     if `image_size`, pixels, is given; what only a simulator knows of objects is then privileged. Names of objects are
-    those of the BDDL file.
+    those of the BDDL file; those of drawers, doors and knobs, which are objects too, are those of their bodies.
 
     Raises:
         UserError: for an unknown camera.
@@ -93,14 +94,16 @@ class _Group:
     scene: Scene
     pose_address: Tensor  # [objects, 7]
     bodies: list[int]  # of the fixtures
+    parts: Parts
+    names: list[str]  # of objects, fixtures and parts
 
 
 class Observer:
     """Reads observations of all environments of a simulation, vectorised over environments with the same scene.
 
     They are made on the simulation's device and stay there, except that images come from the host.
-    Objects are the movable ones, then the fixtures that tasks name. With `image_size`, pixels, there are those of the
-    cameras `images`.
+    Objects are the movable ones, then the fixtures that tasks name, then those fixtures' moving parts. With
+    `image_size`, pixels, there are pictures of the cameras `images`.
     """
 
     def __init__(self, simulation: Physics, image_size: int | None = None, images: Sequence[str] = CAMERAS) -> None:
@@ -108,9 +111,9 @@ class Observer:
         self._groups = _groups(simulation)
         self._device = simulation.torch_device
         self._arm = ArmKinematics(simulation.scenes, self._device)
-        most = max(len(scene.objects) + len(scene.fixtures) for scene in simulation.scenes)
-        self._texts = self._said(simulation, most)
-        nowhere = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64, device=self._device)
+        most = max(len(group.names) for group in self._groups)
+        self._texts = self._said(most)
+        nowhere = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64, device=self._device)
         self._nowhere = nowhere.repeat(self.num, most, 1)
         self._shown = [name for name, camera in IMAGES.items() if camera in images]
         cameras = [IMAGES[name] for name in self._shown]
@@ -122,12 +125,15 @@ class Observer:
 
         Only the environments `moved` [N] are rendered; the others have not changed since the last call.
         """
-        poses, commands = self._nowhere.clone(), self._nowhere.new_empty(self.num, 2)
+        places, turns = self._nowhere[..., :3].clone(), self._nowhere[..., 3:].clone()
+        commands = self._nowhere.new_empty(self.num, 2)
         joints, gripper = self._nowhere.new_empty(self.num, 7), self._nowhere.new_empty(self.num, 2)
         for group in self._groups:
             qpos, placed, commands[group.rows] = self._simulation.seen(group.ids, group.bodies)
             here = torch.cat((qpos[:, group.pose_address], placed), 1)
-            poses[group.rows, : here.shape[1]] = here
+            centres, turned = group.parts.where(placed, qpos)
+            places[group.rows, : len(group.names)] = torch.cat((here[..., :3], centres), 1)
+            turns[group.rows, : len(group.names)] = two_columns(torch.cat((rotation(here[..., 3:]), turned), 1))
             joints[group.rows] = qpos[:, group.scene.arm_qposadr]
             gripper[group.rows] = qpos[:, group.scene.gripper_qposadr]
         position, matrix = self._arm.end_effector(joints)
@@ -138,8 +144,8 @@ class Observer:
             "gripper_position": gripper,
             # the controller's ramp sets the grip force on contact, which positions do not show
             "gripper_command": commands[:, 1:],
-            "object_position": poses[..., :3],
-            "object_rotation": two_columns(rotation(poses[..., 3:])),
+            "object_position": places,
+            "object_rotation": turns,
         }
         poses_now = {key: value.float() for key, value in values.items()}
         texts = {key: value.clone() for key, value in self._texts.items()}
@@ -160,11 +166,11 @@ class Observer:
             self._pictures[ids] = torch.from_numpy(self._cameras.render(ids.cpu().numpy())).to(self._device)
         return {name: self._pictures[:, camera].clone() for camera, name in enumerate(self._shown)}
 
-    def _said(self, simulation: Physics, most: int) -> dict[str, Tensor]:
+    def _said(self, most: int) -> dict[str, Tensor]:
         names = torch.zeros(self.num, most, NAME_BYTES, dtype=torch.uint8)
-        for env, scene in enumerate(simulation.scenes):
-            for row, name in enumerate(_names(scene)):
-                names[env, row] = torch.from_numpy(encode(name, NAME_BYTES))
+        for group in self._groups:
+            for row, name in enumerate(group.names):
+                names[group.ids, row] = torch.from_numpy(encode(name, NAME_BYTES))
         instruction = torch.zeros(self.num, INSTRUCTION_BYTES, dtype=torch.uint8)
         texts = {"object_names": names, "object_mask": names[..., 0] != 0, "instruction": instruction}
         return {name: values.to(self._device) for name, values in texts.items()}
@@ -175,16 +181,13 @@ def two_columns(matrices: Tensor) -> Tensor:
     return torch.cat((matrices[..., 0], matrices[..., 1]), -1)
 
 
-def _names(scene: Scene) -> list[str]:
-    return [*scene.objects, *(fixture.name for fixture in scene.fixtures)]
-
-
 def _groups(simulation: Physics) -> list[_Group]:
     groups = []
     for scene in dict.fromkeys(simulation.scenes):
         ids = np.array([env for env, other in enumerate(simulation.scenes) if other is scene])
         rows, device = torch.from_numpy(ids), simulation.torch_device
         address = torch.from_numpy(scene.object_qposadr[:, None] + np.arange(7))
-        bodies = [fixture.body for fixture in scene.fixtures]
-        groups.append(_Group(ids, rows.to(device), scene, address.to(device), bodies))
+        bodies, parts = [fixture.body for fixture in scene.fixtures], Parts(scene, device)
+        names = [*scene.objects, *(fixture.name for fixture in scene.fixtures), *parts.names]
+        groups.append(_Group(ids, rows.to(device), scene, address.to(device), bodies, parts, names))
     return groups

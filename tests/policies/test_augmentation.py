@@ -89,3 +89,15 @@ def test_words_are_hidden_unless_they_name_something() -> None:
     names = observation["object_names"]
     assert torch.equal(mention(names, seen), mention(names, observation["instruction"]))
     assert torch.equal(hide_words(observation, 0.0)["instruction"], observation["instruction"])
+
+
+def test_all_that_tells_two_of_a_kind_apart_stays() -> None:
+    torch.manual_seed(0)
+    observation = observations(200)
+    observation["object_names"][:, 1] = observation["object_names"][:, 0]  # two milks
+    assert hide_distractors(observation, 1.0)["object_mask"].all()
+    assert torch.equal(hide_words(observation, 1.0)["instruction"], observation["instruction"])
+    observation["object_mask"][:100, 1] = False  # one of them is not there
+    seen = hide_words(observation, 1.0)["instruction"]
+    assert (seen[:100, 0] == 0).all()
+    assert torch.equal(seen[100:], observation["instruction"][100:])

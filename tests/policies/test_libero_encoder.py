@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from embodied.errors import UserError
-from policies.libero_encoder import ObjectEncoder, mention, object_poses
+from policies.libero_encoder import RELATION_WIDTH, ObjectEncoder, mention, object_poses
 from policies.words import hash_words
 from tests.policies.observations import observations, text
 
@@ -122,7 +123,52 @@ def test_a_scene_without_objects_has_finite_features_and_gradients() -> None:
     empty["object_position"][2] += 1.0  # absent objects have no effect
     assert torch.equal(encoder(empty), found)
     found.square().sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
+    unused = {*encoder.relations.parameters()}  # no two objects share a name
+    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters() if parameter not in unused)
+
+
+def two_of_a_kind():
+    """Observations [5] with two basins, a plate near the first, and what a fitted encoder sees of objects."""
+    torch.manual_seed(0)
+    observation = observations(5)
+    observation["object_names"] = text("basin_1", "basin_2", "plate_1").expand(5, 3, -1).clone()
+    observation["instruction"] = text("lift the basin next to the plate").expand(5, -1).clone()
+    places = torch.tensor([[0.0, 0.0, 0.9], [0.4, 0.0, 0.9], [0.1, 0.0, 0.9]])
+    observation["object_position"] = places.expand(5, 3, 3).clone()
+    encoder = ObjectEncoder(32)
+    encoder.fit(observation)
+    return encoder, observation
+
+
+def related(encoder: ObjectEncoder, observation: TensorDict) -> torch.Tensor:
+    return encoder._object_inputs(encoder.read(observation))[..., -RELATION_WIDTH:]
+
+
+def test_two_of_a_kind_are_told_apart_by_what_is_near_them() -> None:
+    encoder, observation = two_of_a_kind()
+    seen = related(encoder, observation)
+    assert (seen[:, :2] != 0.0).any(-1).all()
+    assert not torch.allclose(seen[:, 0], seen[:, 1])
+    assert (seen[:, 2] == 0.0).all()  # there is only one plate
+    moved = observation.clone()
+    moved["object_position"][:, 2, 0] = 0.3
+    assert not torch.allclose(related(encoder, moved)[:, :2], seen[:, :2])
+    said = observation.clone().set("instruction", text("lift the basin").expand(5, -1))
+    assert not torch.allclose(related(encoder, said)[:, :2], seen[:, :2])
+    turned = observation.clone()
+    turned["end_effector_position"] += 1.0  # the hand does not matter
+    assert torch.equal(related(encoder, turned), seen)
+
+
+def test_what_is_hidden_relates_to_nothing() -> None:
+    encoder, observation = two_of_a_kind()
+    hidden = observation.clone()
+    hidden["object_mask"][:, 2] = False
+    seen = related(encoder, hidden)
+    hidden["object_position"][:, 2] += 1.0
+    assert torch.equal(related(encoder, hidden)[:, :2], seen[:, :2])
+    hidden["object_mask"][:, 1] = False  # the other basin: now there is one
+    assert (related(encoder, hidden) == 0.0).all()
 
 
 def test_statistics_of_no_object_at_all_are_refused() -> None:

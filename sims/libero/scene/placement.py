@@ -3,7 +3,9 @@
 Both place the task's fixtures at random, as stock does at every reset, in the areas named by its description.
 `official` are LIBERO's 50 stored states of a task; as in stock, objects do not follow the fixtures that they are on.
 `wide` is similar to LIBERO-Plus: every object of the workspace anywhere within reach of the arm, at any yaw, with
-perturbed robot joints; arrangements without space for a gripper between objects are drawn again.
+perturbed robot joints; arrangements without space for a gripper between objects are drawn again. Where a scene has
+two of a kind, instructions tell them apart by their places ("the bowl next to the ramekin"), so that all objects of the
+workspace are moved and turned together, and each only a little by itself.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ CLEARANCE_M = 0.035
 """Space between objects, m: a finger and some tolerance."""
 CONTAINER_YAW_RAD = 0.2
 """Containers of the goal turn by quarter turns plus up to this angle, rad: see `_Stack.container`."""
+TOGETHER_M, TOGETHER_RAD, APART_M = 0.08, 0.4, 0.02
+"""How far objects that instructions tell apart by their places are moved and turned together, and each by itself."""
 JOINT_NOISE_RAD = 0.1
 """Each arm joint starts within this distance of its nominal position, rad."""
 
@@ -135,6 +139,9 @@ class _Wide:
         self.anchor = members[0][0]
         self.edge, self.obstacles = self._workspace()
         self.stacks = sorted((self._stack(group) for group in members), key=lambda s: -np.ptp(s.points, axis=0).max())
+        self.middle = np.mean([stack.pivot for stack in self.stacks], 0)
+        kinds = list(scene.task.problem.objects.values())
+        self.together = len(set(kinds)) < len(kinds)
 
     def sample(self, rng: np.random.Generator, body_pos: Array, body_quat: Array) -> Array:
         """One arrangement, qpos [nq], with the given fixture poses.
@@ -169,8 +176,11 @@ class _Wide:
         for joint in self.scene.initial_joints:
             qpos[joint.qposadr] = rng.uniform(joint.low, joint.high)
         placed: list[Array] = []
+        turn = planar(rng.uniform(-TOGETHER_RAD, TOGETHER_RAD)) if self.together else None
+        shift = rng.uniform(-TOGETHER_M, TOGETHER_M, 2)
         for stack in self.stacks:
-            found = self._throw(rng, stack, placed, clearance)
+            near = None if turn is None else turn @ (stack.pivot - self.middle) + self.middle + shift - self.base
+            found = self._throw(rng, stack, near, placed, clearance)
             if found is None:
                 return None
             yaw, shift, shape = found
@@ -180,16 +190,24 @@ class _Wide:
         return qpos
 
     def _throw(
-        self, rng: np.random.Generator, stack: _Stack, placed: list[Array], clearance: float
+        self, rng: np.random.Generator, stack: _Stack, near: Array | None, placed: list[Array], clearance: float
     ) -> tuple[float, Array, Array] | None:
-        """A free (yaw, shift [2], footprint [64]) for one stack; None after too many draws."""
+        """A free (yaw, shift [2], footprint [64]) for one stack, `near` a place [2] if any; None after too many draws.
+
+        Places are relative to the base. Where stock has an object out of reach, it is left there, but no farther.
+        """
+        excess = 0.0 if near is None else _out_of_reach(stack.pivot - self.base)
         for _ in range(THROWS):
             yaw = stack.draw_yaw(rng)
-            place = np.array([rng.uniform(*REACH_X_M), rng.uniform(*REACH_Y_M)])
+            if near is None:
+                place = np.array([rng.uniform(*REACH_X_M), rng.uniform(*REACH_Y_M)])
+            else:
+                place = near + rng.uniform(-APART_M, APART_M, 2)
+            if _out_of_reach(place) > excess:
+                continue
             shape = footprint((stack.points - stack.pivot) @ planar(yaw).T + self.base + place)
             free = all(gap(shape, other) >= clearance for other in placed)
-            on_workspace = (shape <= self.edge).all() and points_gap(shape, self.obstacles) >= CLEARANCE_M
-            if free and on_workspace and REACH_RADIUS_M[0] <= np.linalg.norm(place) <= REACH_RADIUS_M[1]:
+            if free and (shape <= self.edge).all() and points_gap(shape, self.obstacles) >= CLEARANCE_M:
                 return yaw, self.base + place - stack.pivot, shape
         return None
 
@@ -259,6 +277,13 @@ def _loads(scene: Scene) -> dict[int, list[int]]:
             address = int(scene.object_qposadr[scene.objects.index(name)])
             loads.setdefault(bodies[regions[place[0]].target], []).append(address)
     return loads
+
+
+def _out_of_reach(place: Array) -> float:
+    """How far, m, `place` [2], relative to the base, is outside the places to which the hand comes from above."""
+    low, high = np.transpose((REACH_X_M, REACH_Y_M, REACH_RADIUS_M))
+    values = np.array((*place, np.linalg.norm(place)))
+    return float(np.maximum(low - values, values - high).max(initial=0.0))
 
 
 def _move(pose: Array, pivot: Array, yaw: float, shift: Array) -> None:

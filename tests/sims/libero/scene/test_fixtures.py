@@ -3,10 +3,12 @@
 import os
 from pathlib import Path
 
+import mujoco
 import numpy as np
 import pytest
 import torch
 
+from embodied.text import decode
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.parity import Recording
@@ -26,7 +28,8 @@ def make(suite="libero_goal", index=1, **options):
 
 def fixtures(env):
     """Positions [N, fixtures, 3] that the observation shows."""
-    return env._observer.observe()["object_position"][:, len(env.scenes[0].objects) :]
+    first, count = len(env.scenes[0].objects), len(env.scenes[0].fixtures)
+    return env._observer.observe()["object_position"][:, first : first + count]
 
 
 def test_a_start_has_its_own_fixture_poses_the_same_in_every_run():
@@ -52,6 +55,30 @@ def test_observation_goal_and_physics_follow_and_a_restored_environment_knows():
     assert torch.equal(
         other.load_state_dict(env.state_dict())["object_position"], env._observer.observe()["object_position"]
     )
+
+
+@pytest.mark.parametrize(("suite", "index"), [("libero_goal", 0), ("libero_10", 3), ("libero_10", 9)])
+def test_drawers_doors_and_knobs_are_observed_where_they_are(suite, index):
+    env, rng = make(suite, index), np.random.default_rng(0)
+    env.reset()
+    scene, first = env.scenes[0], len(env.scenes[0].objects) + len(env.scenes[0].fixtures)
+    roots = {fixture.body for fixture in scene.fixtures}
+    joints = [joint for joint, body in enumerate(scene.model.jnt_bodyid) if scene.model.body_rootid[body] in roots]
+    assert joints
+    for model, data in zip(env.simulation.models, env.simulation.data, strict=True):
+        for joint in joints:
+            data.qpos[model.jnt_qposadr[joint]] = rng.uniform(*model.jnt_range[joint])
+        mujoco.mj_forward(model, data)
+    seen = env._observer.observe()
+    names = [decode(name) for name in seen["object_names"][0, first : first + len(joints)]]
+    assert names == [scene.model.body(scene.model.jnt_bodyid[joint]).name for joint in joints]
+    for i, data in enumerate(env.simulation.data):
+        for row, joint in enumerate(joints, first):
+            body = scene.model.jnt_bodyid[joint]
+            np.testing.assert_allclose(seen["object_position"][i, row], data.xipos[body], atol=1e-6)
+            turned = data.xmat[body].reshape(3, 3)[:, :2].T.ravel()
+            np.testing.assert_allclose(seen["object_rotation"][i, row], turned, atol=1e-6)
+    assert bool(seen["object_mask"][:, : first + len(joints)].all())
 
 
 def test_a_region_of_a_fixture_moves_with_it():

@@ -153,3 +153,34 @@ def test_what_stands_on_an_object_moves_with_it_and_fixtures_are_kept_clear():
         movable = {tuple(pair) for pair in owners if 0 <= pair[0] < len(names) and pair[1] >= 0}
         assert movable <= allowed
     assert np.ptp(offsets) < 1e-6
+
+
+@pytest.mark.skipif(not os.environ.get("LIBERO_ASSETS"), reason="needs LIBERO's official assets in LIBERO_ASSETS")
+@pytest.mark.parametrize(
+    ("task", "near"),
+    [
+        ("between_the_plate_and_the_ramekin", ["plate_1", "glazed_rim_porcelain_ramekin_1"]),
+        ("next_to_the_ramekin", ["glazed_rim_porcelain_ramekin_1"]),
+        ("next_to_the_cookie_box", ["cookies_1"]),
+        ("next_to_the_plate", ["plate_1"]),
+        ("from_table_center", []),
+    ],
+)
+def test_what_instructions_say_of_places_stays_true(task, near):
+    (found,) = [each for each in load_tasks("libero_spatial") if f"black_bowl_{task}_and" in each.name]
+    scene = build_scene(found, SCENE.assets)
+    wide, names, base = Placement(scene, "wide", "train"), list(scene.objects), scene.object_qposadr
+    yaws, seen = [], []
+    for index in range(20):
+        qpos, _, body_pos, _ = wide(index)
+        where = {name: qpos[address : address + 2] for name, address in zip(names, base, strict=True)}
+        where |= {fixture.name: body_pos[fixture.body, :2] for fixture in scene.fixtures}
+        one, other = where["akita_black_bowl_1"], where["akita_black_bowl_2"]
+        places = [where[landmark] for landmark in near] or [np.zeros(2)]
+        away, other_away = ([np.linalg.norm(bowl - place) for place in places] for bowl in (one, other))
+        assert sum(away) < sum(other_away)
+        assert max(away) < 0.2
+        seen.append(one)
+        yaws.append(qpos[base[0] + 3 : base[0] + 7])
+    assert (np.ptp(seen, axis=0) > 0.02).all()
+    assert np.ptp(yaws, axis=0).max() > 1.0
