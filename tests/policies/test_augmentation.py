@@ -6,6 +6,7 @@ import torch
 
 from policies.augmentation import hide_distractors, hide_words, image, random_image
 from policies.libero_encoder import ObjectEncoder, mention, rotation_matrix
+from policies.words import hash_words
 from tests.policies import observations as given
 
 
@@ -94,7 +95,8 @@ def test_words_are_hidden_unless_they_name_something() -> None:
 def test_all_that_tells_two_of_a_kind_apart_stays() -> None:
     torch.manual_seed(0)
     observation = observations(200)
-    observation["object_names"][:, 1] = observation["object_names"][:, 0]  # two milks
+    observation["object_names"][:, 1] = observation["object_names"][:, 0]  # two milks, and a basket near one of them
+    observation["instruction"] = torch.tensor([hash_words("pick the milk over there", 20)]).expand(200, -1).clone()
     assert hide_distractors(observation, 1.0)["object_mask"].all()
     assert torch.equal(hide_words(observation, 1.0)["instruction"], observation["instruction"])
     observation["object_mask"][:100, 1] = False  # one of them is not there
