@@ -7,7 +7,7 @@ between the fingers is a grasp if neither fingers nor palm would touch anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,10 +24,18 @@ PALM_M = 0.025
 """How deep below an object's top the fingertips can go before it touches the palm, with 6 mm to spare."""
 FLOOR_M = 0.0125
 """Lowest height of the grip point over the surface below the object: the fingertips reach 9 mm further down."""
-STRETCHED_M = 0.72
-"""Horizontal distance from the base beyond which the arm is nearly straight."""
+STRETCHED_M = 0.64
+"""Distance from the shoulder to the wrist of a hand that points down beyond which the arm is nearly straight."""
+SHOULDER_M = np.array([0.0, 0.0, 0.333])
+"""Where the shoulder is from the base."""
+WRIST_UP_M, WRIST_BACK_M, LIFT_M = 0.21, 0.088, 0.10
+"""Where the wrist is from the grip point of a hand that points down: up and back to the base; how far it is lifted."""
+STRETCH_COST = 8.0
+"""Cost per m by which the arm is too straight: it hardly gets out of that."""
 ABOUT_M = 0.004
 """Costs that differ by less count as equal."""
+SHIFTS = np.array([0.0, 0.5, -0.5, 1.0, -1.0])
+"""Where between the open fingers an object is when they close, as shares of the room beside it."""
 MARGIN_M = 0.008
 """Preferred clearance beside fingers and palm, m."""
 
@@ -41,15 +49,18 @@ class Grasp:
     cost: float
 
 
-def best_grasp(own: Array, others: Array, base: Array, axis_yaw: float, preference: float) -> Grasp:
+def best_grasp(
+    own: Array, others: Array, shoulder: Array, axis_yaw: float, preference: float, depth: float = -np.inf
+) -> Grasp:
     """The grasp of lowest cost: narrow, near the object's middle, within reach, deep, with clearance around the hand.
 
     Args:
         own: [P, 3] points of the object, world frame.
         others: [Q, 3] points of everything else but the robot, world frame.
-        base: position of the robot's base, world frame, m.
+        shoulder: position of the robot's shoulder, world frame, m.
         axis_yaw: yaw of one of the object's horizontal axes, rad.
         preference: the hand's yaw, within the wrist's range, rad; the result is within a quarter turn of it.
+        depth: how far, m, what is between the fingers has to reach above the grip point.
     """
     middle = (own[:, :2].max(0) + own[:, :2].min(0)) / 2
     near = others[(np.abs(others[:, :2] - middle) < 0.22).all(1) & (others[:, 2] > own[:, 2].min())]
@@ -59,17 +70,34 @@ def best_grasp(own: Array, others: Array, base: Array, axis_yaw: float, preferen
         turn = np.array([[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]])
         frames = (_framed(own, middle, turn), _framed(near, middle, turn))
         for height in _heights(own):
-            for along, cost in _slots(*frames, height):
+            for along, cost in _slots(*frames, height, depth):
                 position = np.array([*(middle + turn[:, 0] * along), height])
-                stretched = max(0.0, float(np.linalg.norm(position[:2] - base[:2])) - STRETCHED_M)
-                cost += 2.0 * stretched
-                candidates.append(Grasp(position, yaw, cost))
+                candidates.append(Grasp(position, yaw, cost + STRETCH_COST * _stretched(position - shoulder)))
     if not candidates:
         return Grasp(np.array([*middle, _heights(own)[0]]), axis_yaw, np.inf)
     # of nearly equal grasps the smallest rotation: it is a function of the observed hand pose, which helps imitation
     least = min(grasp.cost for grasp in candidates)
     good = [grasp for grasp in candidates if grasp.cost < least + ABOUT_M]
     return min(good, key=lambda grasp: (abs(grasp.yaw - preference), grasp.cost))
+
+
+def _stretched(place: Array) -> float:
+    """How far, m, the lifted wrist is beyond comfortable reach if the grip point is at `place` from the shoulder."""
+    across = float(np.linalg.norm(place[:2])) - WRIST_BACK_M
+    return max(0.0, float(np.hypot(across, place[2] + WRIST_UP_M + LIFT_M)) - STRETCHED_M)
+
+
+def free_yaw(others: Array, places: Sequence[Array], preference: float) -> float:
+    """The yaw nearest to `preference`, rad, at which a hand at none of `places` [3] touches `others` [Q, 3]."""
+    turns = np.pi / YAWS * np.arange(YAWS // 2 + 1)
+    yaws = preference + np.stack((turns, -turns), 1).ravel()
+    touching = [sum(_touching(others, place, yaw) for place in places) for yaw in yaws]
+    return float(yaws[np.argmin(touching)])
+
+
+def _touching(others: Array, place: Array, yaw: float) -> int:
+    turn = np.array([[np.cos(yaw), -np.sin(yaw)], [np.sin(yaw), np.cos(yaw)]])
+    return _touched(np.empty((0, 3)), _framed(others, place[:2], turn), 0.0, place[2], MARGIN_M)
 
 
 def _framed(points: Array, middle: Array, turn: Array) -> Array:
@@ -82,7 +110,7 @@ def _heights(own: Array) -> tuple[float, ...]:
     return tuple(max(top - depth, bottom + FLOOR_M) for depth in (PALM_M, PALM_M / 2))
 
 
-def _slots(own: Array, others: Array, height: float) -> Iterator[tuple[float, float]]:
+def _slots(own: Array, others: Array, height: float, depth: float) -> Iterator[tuple[float, float]]:
     """Grip points along one closing direction, each with its cost."""
     level = own[(own[:, 2] > height - 0.012) & (own[:, 2] < height + 0.006)]
     ordered = np.sort(level[np.abs(level[:, 1]) <= PAD_HALF_M, 0])
@@ -92,10 +120,11 @@ def _slots(own: Array, others: Array, height: float) -> Iterator[tuple[float, fl
     common = 0.3 * np.ptp(level[:, 0]) + 0.3 * (height - own[:, 2].max())
     for run in np.split(ordered, 1 + np.flatnonzero(np.diff(ordered) > FINGER_GAP_M)):
         width = run[-1] - run[0]
-        if width > OPENING_M:
+        held = (np.abs(own[:, 1]) <= PAD_HALF_M) & (own[:, 0] >= run[0]) & (own[:, 0] <= run[-1])
+        if width > OPENING_M or own[held, 2].max() < height + depth:
             continue
         room = max(0.0, (OPENING_M - width) / 2 - 0.004)
-        for shift in (0.0, room, -room):
+        for shift in SHIFTS * room:
             along = (run[0] + run[-1]) / 2 + shift
             touching, tight = (_touched(own, others, along, height, margin) for margin in (0.0, MARGIN_M))
             cost = width + abs(along) + abs(shift) + 0.1 * (tight > 0) + touching

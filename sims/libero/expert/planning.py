@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from sims.libero.expert.grasping import Grasp, best_grasp
+from sims.libero.expert.grasping import SHOULDER_M, Grasp, best_grasp, free_yaw
 from sims.libero.scene.geometry import Array, Cloud
 from sims.libero.scene.predicates import Predicate, holds
 from sims.libero.scene.scene import Scene
@@ -43,6 +43,8 @@ PRESS_M = 0.015
 """How far below its surface the fingers are sent that drag an object: they press on it."""
 CEILING_M = 0.29
 """Height over the base, m, above which the hand cannot point down everywhere it carries objects to."""
+DEPTH_M = 0.006
+"""How far what a leaning hand grasps has to reach above the grip point: a lower rim slips out of the fingers."""
 UNTOUCHED = 1.0
 """Costs of grasps below this touch nothing."""
 
@@ -134,13 +136,14 @@ class Planner:
         closing = _closing(data.site_xmat[self._scene.grip_site].reshape(3, 3), UP)
         middle = _wrist_middle(base, start, target)
         preference = _near(float(np.arctan2(closing[1], closing[0])), middle)
-        axis, grasp = UP, best_grasp(own, others, base, axis_yaw, preference)
+        axis, grasp = UP, best_grasp(own, others, base + SHOULDER_M, axis_yaw, preference)
         # Above all movable objects, wherever they are: heights that depend on obstacles in the way are hard to learn.
         loose = float(points[self._loose & (self._root != predicate.a), 2].max(initial=-np.inf))
         drag = predicate.kind == "on_site" and predicate.owner_b < 0 and grasp.cost > UNTOUCHED
         if drag:
             inside = own[np.linalg.norm(own[:, :2] - start[:2], axis=1) < 0.02, 2].max() + 0.010
-            grasp = Grasp(np.array([*start[:2], inside]), preference, 0.0)
+            places = [np.array([*place[:2], inside]) for place in (start, target)]
+            grasp = Grasp(places[0], free_yaw(others, places, preference), 0.0)
         yaw = grasp.yaw - np.pi * np.round((grasp.yaw - middle) / (2 * WRIST_LIMIT_RAD))
         matrix = _pointing(UP, np.array([np.cos(yaw), np.sin(yaw), 0.0]))
         if grasp.cost > UNTOUCHED and not drag:
@@ -199,7 +202,8 @@ class Planner:
         frame = np.stack((side / np.linalg.norm(side), np.cross(axis, side / np.linalg.norm(side)), axis))
         closing = frame @ _closing(hand, axis)
         preference = float(np.arctan2(closing[1], closing[0]))
-        grasp = best_grasp(own @ frame.T, others @ frame.T, frame @ data.xpos[self._robot], 0.0, preference)
+        shoulder = frame @ (data.xpos[self._robot] + SHOULDER_M)
+        grasp = best_grasp(own @ frame.T, others @ frame.T, shoulder, 0.0, preference, DEPTH_M)
         fingers = frame.T @ np.array([np.cos(grasp.yaw), np.sin(grasp.yaw), 0.0])
         return Grasp(frame.T @ grasp.position, grasp.yaw, grasp.cost), _pointing(axis, fingers)
 

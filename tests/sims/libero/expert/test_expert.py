@@ -18,9 +18,9 @@ def environment(tasks, num_envs, distribution="wide", split="eval"):
     )
 
 
-def run(env, expert, disturb=None):
+def run(env, expert, disturb=None, starts=None):
     """Let the expert act until all episodes have ended; returns the last transition."""
-    env.reset()
+    env.reset(starts=starts)
     for step in range(env.step_limit):
         actions = expert.act()
         assert np.abs(actions).max() <= 1
@@ -106,3 +106,16 @@ def test_it_opens_drawers_and_turns_knobs(distribution):
 def test_it_takes_bowls_by_the_rim(suite, task):
     env = environment(load_tasks(suite, [task]), 4, "official")
     assert run(env, Expert(env.simulation)).success.all()
+
+
+@pytest.mark.skipif(not os.environ.get("LIBERO_ASSETS"), reason="needs LIBERO's official assets in LIBERO_ASSETS")
+@pytest.mark.parametrize(
+    ("task", "distribution", "starts"),
+    [
+        (("libero_spatial", 4), "wide", [5, 6, 9]),  # a bowl in a drawer, where an upright hand is out of reach
+        (("libero_goal", 5), "official", [1, 3, 9]),  # a plate beside a cabinet, which a hand across it would touch
+    ],
+)
+def test_it_reaches_into_drawers_and_pushes_past_cabinets(task, distribution, starts):
+    env = environment(load_tasks(task[0], [task[1]]), len(starts), distribution, split="train")
+    assert run(env, Expert(env.simulation), starts=torch.tensor(starts)).success.all()

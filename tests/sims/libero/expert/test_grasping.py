@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sims.libero.expert.grasping import best_grasp
+from sims.libero.expert.grasping import best_grasp, free_yaw
 
 BASE = np.array([-0.6, 0.0, 0.0])
 NOTHING = np.empty((0, 3))
@@ -63,3 +63,21 @@ def test_a_neighbour_on_one_side_shifts_the_hand_away_along_the_grasp_line():
 
 def test_what_is_too_wide_everywhere_has_no_grasp_but_an_answer():
     assert best_grasp(block((0.2, 0.2, 0.05)), NOTHING, BASE, 0.0, 0.0).cost == np.inf
+
+
+def test_the_rim_has_to_reach_above_the_grip_point():
+    tilt = np.radians(30.0)
+    axis = np.array([[1, 0, 0], [0, np.cos(tilt), np.sin(tilt)], [0, -np.sin(tilt), np.cos(tilt)]])
+    bowl = ring(0.054, 0.05) @ axis.T
+    for depth in (0.006, 0.015):
+        place = best_grasp(bowl, NOTHING, BASE, 0.0, 0.0, depth).position
+        beside = bowl[np.linalg.norm(bowl[:, :2] - place[:2], axis=1) < 0.02]
+        assert beside[:, 2].max() >= place[2] + depth
+
+
+def test_a_hand_turns_away_from_a_wall():
+    wall = block((0.3, 0.01, 0.3), centre=(0.0, 0.08))
+    place = np.array([0.0, 0.0, 0.02])
+    assert free_yaw(NOTHING, [place], np.pi / 2) == np.pi / 2
+    assert abs(np.sin(free_yaw(wall, [place], np.pi / 2))) < 0.6
+    assert abs(np.sin(free_yaw(wall, [place + 1.0, place], np.pi / 2))) < 0.6
