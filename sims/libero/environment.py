@@ -19,6 +19,7 @@ from sims.libero.assets import Assets, find_assets
 from sims.libero.language import Wordings
 from sims.libero.observation import CAMERAS, Observer, contract
 from sims.libero.physics.backend import LiberoSim, simulate
+from sims.libero.randomisation import Draws, Randomisation
 from sims.libero.scene.placement import InitialState, Placement, check_names
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import OFFICIAL_STARTS, WARM_UP, Task, step_limit_of
@@ -43,6 +44,7 @@ class LiberoEnvironment(RestorableEngine):
         image_size: side of images in the observation, pixels, rendered once per chunk; no images if None.
         images: their cameras.
         sim: the physics library: MuJoCo on the CPU, or mujoco_warp on `device`, where everything stays.
+        randomisation: what differs between the worlds, drawn by the number of the start; nothing if None.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class LiberoEnvironment(RestorableEngine):
         images: Sequence[str] = CAMERAS,
         sim: LiberoSim = LiberoSim.mujoco,
         device: torch.device | str = "cpu",
+        randomisation: Randomisation | None = None,
     ) -> None:
         check_names(distribution, split)
         if not tasks:
@@ -80,7 +83,10 @@ class LiberoEnvironment(RestorableEngine):
             device=device if sim is LiberoSim.mjwarp else "cpu",
         )
         self._scene_of = self.task_index.tolist()
-        self.simulation = simulate(sim, [self.scenes[index] for index in self._scene_of], threads, self.device)
+        options = randomisation or Randomisation()
+        self._draws = [Draws(scene, options, split) for scene in self.scenes]
+        of_each = [self.scenes[index] for index in self._scene_of]
+        self.simulation = simulate(sim, of_each, threads, self.device, options.fields(split))
         self._observer = Observer(self.simulation, image_size, images)
         self._wordings = [Wordings(task, wording) for task in tasks]
         self._placements = [Placement(scene, distribution, split) for scene in self.scenes]
@@ -122,7 +128,8 @@ class LiberoEnvironment(RestorableEngine):
         self.simulation.close()
 
     def _initial(self, env: int, start: int) -> InitialState:
-        return self._placements[self._scene_of[env]](start)
+        scene = self._scene_of[env]
+        return self._placements[scene](start)._replace(drawn=self._draws[scene](start))
 
     def _instruct(self, ids: Tensor, starts: Tensor) -> None:
         numbered = zip(ids.tolist(), starts.tolist(), strict=True)

@@ -18,7 +18,7 @@ from embodied.errors import UserError
 from embodied.text import encode, text_spec
 from sims.libero.language import INSTRUCTION_BYTES
 from sims.libero.physics.backend import Physics
-from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, Cameras
+from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, cameras_of
 from sims.libero.scene.geometry import ArmKinematics, rotation
 from sims.libero.scene.parts import Parts
 from sims.libero.scene.robot import ARM_RANGES_RAD
@@ -101,7 +101,7 @@ class _Group:
 class Observer:
     """Reads observations of all environments of a simulation, vectorised over environments with the same scene.
 
-    They are made on the simulation's device and stay there, except that images come from the host.
+    They are made on the simulation's device and stay there.
     Objects are the movable ones, then the fixtures that tasks name, then those fixtures' moving parts. With
     `image_size`, pixels, there are pictures of the cameras `images`.
     """
@@ -117,7 +117,7 @@ class Observer:
         self._nowhere = nowhere.repeat(self.num, most, 1)
         self._shown = [name for name, camera in IMAGES.items() if camera in images]
         cameras = [IMAGES[name] for name in self._shown]
-        self._cameras = Cameras(simulation, cameras, image_size, image_size) if image_size and cameras else None
+        self._cameras = cameras_of(simulation, cameras, image_size) if image_size and cameras else None
         self._pictures: Tensor | None = None
 
     def observe(self, moved: Tensor | None = None) -> TensorDict:
@@ -160,10 +160,10 @@ class Observer:
         if self._cameras is None:
             return {}
         if self._pictures is None or moved is None:
-            self._pictures = torch.from_numpy(self._cameras.render()).to(self._device)
+            self._pictures = self._cameras.pictures()
         elif bool(moved.any()):
             ids = moved.nonzero().squeeze(1)
-            self._pictures[ids] = torch.from_numpy(self._cameras.render(ids.cpu().numpy())).to(self._device)
+            self._pictures[ids] = self._cameras.pictures(ids)
         return {name: self._pictures[:, camera].clone() for camera, name in enumerate(self._shown)}
 
     def _said(self, most: int) -> dict[str, Tensor]:

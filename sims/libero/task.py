@@ -20,6 +20,7 @@ from embodied.policy import Policy
 from embodied.rollout.episodes import Episodes, made_once
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets
 from sims.libero.physics.backend import LiberoSim
+from sims.libero.randomisation import Randomisation
 from sims.libero.suite import Task, load_tasks, step_limit_of
 from sims.remote.options import ProcessOptions
 
@@ -41,7 +42,9 @@ class LiberoTask(ProcessOptions):
     policy's device; demonstrations come from mujoco. Evaluations also run in stock LIBERO (`stock`), from its official
     initial states, by the interpreter `python`, or one that is made for it.
     `images` names cameras (agentview, robot0_eye_in_hand) whose pictures of `image_size` pixels a side are observed,
-    rendered once a chunk; what is known of objects is then privileged.
+    rendered once a chunk; what is known of objects is then privileged. `randomisation` varies friction, masses, lights
+    and cameras between training episodes (`friction`, `mass`, `light`, `light_m`, `light_colour`, `camera_m`,
+    `camera_rad`); demonstrations and evaluations are without it (evaluations: unless `evaluation`).
     """
 
     name: str = "libero"
@@ -57,6 +60,7 @@ class LiberoTask(ProcessOptions):
     sim: LiberoSim = LiberoSim.mujoco
     images: list[str] = field(default_factory=list)
     image_size: int = 128
+    randomisation: Randomisation = field(default_factory=Randomisation)
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
@@ -145,7 +149,7 @@ class LiberoTask(ProcessOptions):
         return LiberoEnvironment(
             tasks, num_envs, distribution=start, split=split, wording=wording, horizon=self.horizon,
             executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
-            sim=self.sim, device=device, **self._pictures(),
+            sim=self.sim, device=device, randomisation=self.randomisation, **self._pictures(),
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes:

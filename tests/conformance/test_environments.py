@@ -18,6 +18,7 @@ from sims.gym.environment import GymEnvironment
 from sims.isaac_lab.task import IsaacLabTask
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
+from sims.libero.randomisation import Randomisation
 from sims.libero.suite import load_tasks
 from sims.maniskill.environment import ManiSkillEnvironment
 from sims.maniskill.worlds import Options
@@ -75,11 +76,11 @@ def quadrotor(goal: type[QuadrotorTask]) -> Callable[..., QuadrotorEnvironment]:
     return make
 
 
-def libero(distribution: str) -> Callable[..., LiberoEnvironment]:
+def libero(distribution: str, randomisation: Randomisation | None = None) -> Callable[..., LiberoEnvironment]:
     def make(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> LiberoEnvironment:
         return LiberoEnvironment(
             load_tasks("libero_object", [0, 3]), num_envs, distribution=distribution, horizon=4, executed=executed,
-            step_limit=step_limit, seed=seed, threads=1, assets=ASSETS,
+            step_limit=step_limit, seed=seed, threads=1, assets=ASSETS, randomisation=randomisation,
         )  # fmt: skip
 
     return make
@@ -150,6 +151,7 @@ ENVIRONMENTS = {
     "reach, late": late_reach,
     "libero wide": libero("wide"),
     "libero official": libero("official"),
+    "libero randomised": libero("wide", Randomisation(friction=[0.5, 2.0], mass=[0.5, 2.0])),
     "maniskill": maniskill,
     "quadrotor hover": quadrotor(HoverTask),
     "quadrotor track": quadrotor(TrackTask),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
+from embodied.errors import UserError
+
 if TYPE_CHECKING:
     from sims.libero.physics.simulation import Simulation
     from sims.libero.physics.warp_simulation import WarpSimulation
@@ -26,14 +28,26 @@ class LiberoSim(Enum):
 
 
 def simulate(
-    sim: LiberoSim, scenes: Sequence[Scene], threads: int | None = None, device: torch.device | str = "cpu"
+    sim: LiberoSim,
+    scenes: Sequence[Scene],
+    threads: int | None = None,
+    device: torch.device | str = "cpu",
+    varied: Sequence[str] = (),
 ) -> Physics:
-    """Simulations of `scenes`; `threads` are MuJoCo's, all cores if None, `device` is mujoco_warp's."""
+    """Simulations of `scenes`; `threads` are MuJoCo's, all cores if None, `device` is mujoco_warp's.
+
+    `varied` are fields of the model that initial states draw.
+
+    Raises:
+        UserError: if stock LIBERO is to vary any.
+    """
     if sim is LiberoSim.mujoco:
         from sims.libero.physics.simulation import Simulation
 
-        return Simulation(scenes, threads=threads)
+        return Simulation(scenes, threads=threads, varied=varied)
     if sim is LiberoSim.stock:
+        if varied:
+            raise UserError("stock LIBERO has no domain randomisation; set task.randomisation.evaluation=false")
         from sims.libero.stock.simulation import StockSimulation
 
         return StockSimulation(scenes)
@@ -41,4 +55,4 @@ def simulate(
 
     from sims.libero.physics.warp_simulation import WarpSimulation
 
-    return WarpSimulation(scenes, device=str(warp.device_from_torch(torch.device(device))))
+    return WarpSimulation(scenes, device=str(warp.device_from_torch(torch.device(device))), varied=varied)

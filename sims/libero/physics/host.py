@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,16 @@ class HostSimulation(ABC):
     torch_device = torch.device("cpu")
 
     @abstractmethod
-    def write(self, i: int, qpos: ArrayLike, qvel: ArrayLike, *, body_pos: ArrayLike, body_quat: ArrayLike) -> None:
+    def write(
+        self,
+        i: int,
+        qpos: ArrayLike,
+        qvel: ArrayLike,
+        *,
+        body_pos: ArrayLike,
+        body_quat: ArrayLike,
+        drawn: Mapping[str, ArrayLike] | None = None,
+    ) -> None:
         """Restart simulation `i`."""
 
     @abstractmethod
@@ -36,6 +45,10 @@ class HostSimulation(ABC):
     @abstractmethod
     def placed(self, ids: NDArray[np.int64], bodies: Sequence[int]) -> NDArray[np.float64]:
         """Where `bodies` are attached [n, bodies, 7]."""
+
+    def drawn(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """What domain randomisation varies, in simulations `ids` [n] of one scene: field of the model -> [n, ...]."""
+        return {}
 
     @abstractmethod
     def gripper(self) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mujoco
 import numpy as np
@@ -16,6 +16,7 @@ from sims.libero.physics.host import HostSimulation
 from sims.libero.scene.scene import Scene, satisfied
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+PLACES = ("body_pos", "body_quat")
 
 
 class Simulation(HostSimulation):
@@ -25,9 +26,15 @@ class Simulation(HostSimulation):
     to the cores available to this process; results do not depend on it. Poses in `data[i]` are, as in stock, those
     before the last physics step was integrated; `qpos` and `qvel` are those after it. Without the compiled library
     numpy gives the same numbers, more slowly, with one warning.
+
+    Simulations share the model of their scene. One whose start differs in the poses of fixtures, or in other fields of
+    the model (`varied`, by name), has a copy of 3 MB.
     """
 
-    def __init__(self, scenes: Sequence[Scene], *, threads: int | None = None, sleep: bool = True) -> None:
+    def __init__(
+        self, scenes: Sequence[Scene], *, threads: int | None = None, sleep: bool = True, varied: Sequence[str] = ()
+    ) -> None:
+        self._own = (*PLACES, *varied)
         self.scenes = list(scenes)
         self.num = len(self.scenes)
         self._shared = {scene: _stepping_model(scene.model, sleep) for scene in dict.fromkeys(self.scenes)}
@@ -50,20 +57,21 @@ class Simulation(HostSimulation):
         *,
         body_pos: ArrayLike | None = None,
         body_quat: ArrayLike | None = None,
+        drawn: Mapping[str, ArrayLike] | None = None,
         initial_joint: ArrayLike | None = None,
     ) -> None:
         """Restart simulation `i` from `qpos` [nq], `qvel` [nv].
 
-        `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] place fixtures; the scene's if None. The controller starts as
+        `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] place fixtures, `drawn` has values of the fields `varied`;
+        the scene's where not given. The controller starts as
         stock's does at reset: its null-space posture, its goal orientation and the position from which the first action
         starts are those of the arm at `initial_joint` [7] rad (the scene's nominal ones if None), whatever `qpos` is.
         """
         scene, data, model = self.scenes[i], self.data[i], self.models[i]
         qpos, qvel = _copied("qpos", qpos, model.nq), _copied("qvel", qvel, model.nv)
         posture = scene.initial_arm if initial_joint is None else np.asarray(initial_joint)
-        body_pos = scene.model.body_pos if body_pos is None else np.asarray(body_pos)
-        body_quat = scene.model.body_quat if body_quat is None else np.asarray(body_quat)
-        model = self._placed(i, body_pos, body_quat)
+        given = {"body_pos": body_pos, "body_quat": body_quat} | dict(drawn or {})
+        model = self._with(i, {name: values for name, values in given.items() if values is not None})
         mujoco.mj_resetData(model, data)
         data.qpos[scene.arm_qposadr] = posture
         mujoco.mj_kinematics(model, data)
@@ -99,6 +107,11 @@ class Simulation(HostSimulation):
         models, bodies = [self.models[i] for i in ids], list(bodies)
         return np.stack([np.hstack((model.body_pos[bodies], model.body_quat[bodies])) for model in models])
 
+    def drawn(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """The fields `varied` of the models of simulations `ids` [n] of one scene: name -> [n, ...]."""
+        names = self._own[len(PLACES) :]
+        return {name: np.stack([getattr(self.models[i], name) for i in ids]) for name in names}
+
     def gripper(self) -> NDArray[np.float64]:
         """Commands [N, 2] of the fingers, normalised."""
         return self.memory["gripper"].copy()
@@ -114,9 +127,8 @@ class Simulation(HostSimulation):
         return {
             "physics": np.concatenate([_physics(m, d) for m, d in zip(self.models, self.data, strict=True)]),
             "asleep": np.concatenate([data.tree_asleep for data in self.data]),
-            "body_pos": np.concatenate([model.body_pos for model in self.models]),
-            "body_quat": np.concatenate([model.body_quat for model in self.models]),
             "memory": self.memory.view(np.float64).reshape(self.num, -1).copy(),
+            **{name: np.concatenate([getattr(model, name) for model in self.models]) for name in self._own},
         }
 
     def load_state_dict(self, state: dict[str, NDArray]) -> None:
@@ -124,16 +136,15 @@ class Simulation(HostSimulation):
         sizes = {
             "physics": [mujoco.mj_stateSize(model, STATE) for model in self.models],
             "asleep": [model.ntree for model in self.models],
-            "body_pos": [model.nbody for model in self.models],
-            "body_quat": [model.nbody for model in self.models],
             "memory": [1] * self.num,
+            **{name: [len(getattr(model, name)) for model in self.models] for name in self._own},
         }
         for name, expected in sizes.items():
             if len(state[name]) != sum(expected):
                 raise UserError(f"{name}: expected {sum(expected)} rows for these scenes, got {len(state[name])}")
         parts = {name: np.split(np.asarray(state[name]), np.cumsum(rows)[:-1]) for name, rows in sizes.items()}
         for i, data in enumerate(self.data):
-            model = self._placed(i, parts["body_pos"][i], parts["body_quat"][i])
+            model = self._with(i, {name: parts[name][i] for name in self._own})
             mujoco.mj_resetData(model, data)
             mujoco.mj_setState(model, data, np.ascontiguousarray(parts["physics"][i]), STATE)
             mujoco.mj_forward(model, data)  # sleeping bodies keep derived quantities from when they were awake
@@ -180,16 +191,20 @@ class Simulation(HostSimulation):
         self.data[i].qpos[:] = qpos
         mujoco.mj_forward(self.models[i], self.data[i])
 
-    def _placed(self, i: int, body_pos: NDArray[np.float64], body_quat: NDArray[np.float64]) -> mujoco.MjModel:
-        """Simulation `i`'s model with these body poses: a separate copy if they differ from the shared model."""
-        model = self.models[i]
-        if np.array_equal(model.body_pos, body_pos) and np.array_equal(model.body_quat, body_quat):
+    def _with(self, i: int, given: Mapping[str, ArrayLike]) -> mujoco.MjModel:
+        """Simulation `i`'s model with the fields `given`, else the scene's; a copy of it if they differ."""
+        model, nominal = self.models[i], self.scenes[i].model
+        values = {name: np.asarray(given.get(name, getattr(nominal, name))) for name in self._own}
+        if unknown := sorted(given.keys() - values.keys()):
+            raise ValueError(f"expected fields among {', '.join(self._own)}, got {', '.join(unknown)}")
+        if all(np.array_equal(getattr(model, name), value) for name, value in values.items()):
             return model
         if model is self._shared[self.scenes[i]]:
             model = self.models[i] = copy.copy(model)
             if self._native is not None:
                 self._native[i].model = model._address
-        model.body_pos[:], model.body_quat[:] = body_pos, body_quat
+        for name, value in values.items():
+            getattr(model, name)[:] = value
         return model
 
     def _pointers(self) -> object:

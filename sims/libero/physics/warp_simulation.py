@@ -7,7 +7,7 @@ forty times slower than `Simulation` and serves for tests.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import mujoco
 import numpy as np
@@ -48,21 +48,22 @@ class WarpSimulation:
 
     `device` is one of warp's ("cuda:0", "cpu"; CUDA where there is a GPU if None). Physics is in single precision and
     without MuJoCo's sleep. Finished worlds are put back to where they ended. `begin`, `run` and `seen` take and return
-    tensors on the device; nothing waits for it within a chunk.
+    tensors on the device; nothing waits for it within a chunk. `varied` are fields of the model, by name, that differ
+    between starts.
     """
 
-    def __init__(self, scenes: Sequence[Scene], *, device: str | None = None) -> None:
+    def __init__(self, scenes: Sequence[Scene], *, device: str | None = None, varied: Sequence[str] = ()) -> None:
         self.scenes = list(scenes)
         self.num = len(self.scenes)
         self.device = wp.get_device(device)
         self.torch_device = torch.device(wp.device_to_torch(self.device))
-        self.groups: list[_Worlds] = []
+        self.groups: list[Worlds] = []
         self._place = np.zeros((self.num, 2), dtype=np.int64)  # group, and row in it
         with wp.ScopedDevice(self.device):
             for number, scene in enumerate(dict.fromkeys(self.scenes)):
                 ids = np.array([i for i, other in enumerate(self.scenes) if other is scene])
                 self._place[ids, 0], self._place[ids, 1] = number, np.arange(len(ids))
-                self.groups.append(_Worlds(scene, ids, self.device))
+                self.groups.append(Worlds(scene, ids, self.device, tuple(varied)))
 
     def write(
         self,
@@ -72,6 +73,7 @@ class WarpSimulation:
         *,
         body_pos: ArrayLike | None = None,
         body_quat: ArrayLike | None = None,
+        drawn: Mapping[str, ArrayLike] | None = None,
         initial_joint: ArrayLike | None = None,
     ) -> None:
         """Start simulation `i` anew, as `Simulation.write` does."""
@@ -82,6 +84,7 @@ class WarpSimulation:
             np.asarray(qvel, dtype=np.float64),
             model.body_pos if body_pos is None else np.asarray(body_pos),
             model.body_quat if body_quat is None else np.asarray(body_quat),
+            {name: np.asarray(values) for name, values in (drawn or {}).items()},
         )
         self.groups[group].write(int(row), state, initial_joint)
 
@@ -140,6 +143,10 @@ class WarpSimulation:
         """Where `bodies` are attached in simulations `ids` of one scene: positions and quaternions [n, bodies, 7]."""
         return np.concatenate([self._read(name, ids)[:, list(bodies)] for name in PLACES], -1)
 
+    def drawn(self, ids: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """The fields `varied` of the models of simulations `ids` [n] of one scene: name -> [n, ...]."""
+        return {name: self._read(name, ids) for name in self.groups[self._place[ids[0], 0]].varied}
+
     def gripper(self) -> NDArray[np.float64]:
         """Commands [N, 2] of the fingers, normalised."""
         commands = np.empty((self.num, 2))
@@ -172,16 +179,15 @@ class WarpSimulation:
         return self.groups[group].read(name)[self._place[ids, 1]]
 
 
-class _Worlds:
+class Worlds:
     """The W worlds of one scene; `rows` [W] are their simulations, `views` warp's arrays of `fields` as tensors."""
 
-    def __init__(self, scene: Scene, ids: NDArray[np.int64], device: wp.Device) -> None:
-        self.scene, self.ids, self.count = scene, ids, len(ids)
+    def __init__(self, scene: Scene, ids: NDArray[np.int64], device: wp.Device, varied: tuple[str, ...]) -> None:
+        self.scene, self.ids, self.count, self.varied = scene, ids, len(ids), varied
         model = copy.copy(scene.model)
         model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
         self._host, self._scratch = model, mujoco.MjData(model)
-        sizes = {"body_pos": self.count, "body_quat": self.count}
-        self.model = mujoco_warp.put_model(model, batch_sizes=sizes)
+        self.model = mujoco_warp.put_model(model, batch_sizes=dict.fromkeys((*PLACES, *varied), self.count))
         self.model.opt.warn_overflow = 0  # counted, see CONTACTS
         self.data = mujoco_warp.make_data(model, nworld=self.count, nconmax=CONTACTS, njmax=CONSTRAINTS)
         self._arm, self._goal = _arm(scene, model), _goal(scene)
@@ -193,7 +199,7 @@ class _Worlds:
         self._flags = {name: wp.zeros(self.count, dtype=int) for name in flags}
         self._graphs: dict[bool, wp.Graph] = {}
         self._device = device
-        self.fields = (*STATE, *PLACES, *MEMORY)
+        self.fields = (*STATE, *PLACES, *varied, *MEMORY)
         self.views = {name: wp.to_torch(self._array(name)) for name in self.fields}
         self.rows = torch.from_numpy(ids).to(self.views["qpos"].device)
         self._slots: dict[int, int] = {}  # number of a start -> its row in `_starts`
@@ -234,7 +240,8 @@ class _Worlds:
         mujoco.mj_makeM(model, data)
         jacobian, inertia = arm_matrices(model, data, scene)
         orientation = data.site_xmat[scene.grip_site].reshape(3, 3).copy()
-        return state._asdict() | {
+        nominal = {name: getattr(scene.model, name) for name in self.varied}
+        return state._asdict() | nominal | dict(state.drawn or {}) | {
             "qacc_warmstart": np.zeros(model.nv), "posture": posture, "gripper": np.zeros(2), "fresh": 1,
             "start_position": data.site_xpos[scene.grip_site].copy(), "start_orientation": orientation,
             "goal_orientation": orientation, "start_jacobian": jacobian, "start_inertia": inertia,
@@ -334,7 +341,7 @@ class _Worlds:
             view.copy_(torch.where(blown, before if name == "qpos" else torch.zeros_like(view), view))
 
     def _array(self, name: str) -> wp.array:
-        return getattr(self.data if name in STATE else self.model if name in PLACES else self._memory, name)
+        return getattr(self.data if name in STATE else self._memory if name in MEMORY else self.model, name)
 
 
 def _arm(scene: Scene, model: mujoco.MjModel) -> kernels.Arm:

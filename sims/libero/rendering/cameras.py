@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import mujoco
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from embodied.errors import UserError
 from sims.libero.physics.backend import Physics
+from sims.libero.physics.host import HostSimulation
 from sims.libero.rendering.poses import Poses, Posing
 from sims.libero.scene.scene import build_scene
 from sims.opengl import graphics_card, opengl
+
+if TYPE_CHECKING:
+    from sims.libero.rendering.batched import BatchedCameras
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +77,7 @@ class Cameras:
         self._renderers: list[Renderer] = []
         for scene in scenes:
             visual = build_scene(scene.task, scene.assets, visuals=True).model
-            _check_names(visual, self.names)
+            check_names(visual, self.names)
             self._posing.append(Posing(visual, scene.model))
             self._renderers.append(renderer(visual, self.names, width, height, film))
             self.render([simulation.scenes.index(scene)])  # loads kernels, which is not thread-safe
@@ -94,10 +100,26 @@ class Cameras:
                 list(pool.map(draw, present))
         return pictures
 
+    def pictures(self, ids: Tensor | None = None) -> Tensor:
+        """As `render`, on the simulation's device."""
+        rendered = self.render(None if ids is None else ids.cpu().numpy())
+        return torch.from_numpy(rendered).to(self._simulation.torch_device)
+
     def _poses(self, group: int, ids: NDArray[np.int64]) -> list[Poses]:
         simulation = self._simulation
         placed = simulation.placed(ids, range(simulation.scenes[ids[0]].model.nbody))
-        return [self._posing[group](*each) for each in zip(placed, simulation.qpos(ids), strict=True)]
+        drawn = simulation.drawn(ids)
+        of_each = ({name: values[row] for name, values in drawn.items()} for row in range(len(ids)))
+        return [self._posing[group](*each) for each in zip(placed, simulation.qpos(ids), of_each, strict=True)]
+
+
+def cameras_of(simulation: Physics, names: Sequence[str], size: int) -> Cameras | BatchedCameras:
+    """The cameras `names` of `size` pixels a side, which draw where the simulation computes."""
+    if isinstance(simulation, HostSimulation):
+        return Cameras(simulation, names, size, size)
+    from sims.libero.rendering.batched import BatchedCameras
+
+    return BatchedCameras(simulation, names, size, size)
 
 
 def choose_backend(film: bool = False) -> Backend:
@@ -136,7 +158,8 @@ def _renderer(backend: Backend) -> type[Renderer]:
     return GLRenderer
 
 
-def _check_names(model: mujoco.MjModel, names: Sequence[str]) -> None:
+def check_names(model: mujoco.MjModel, names: Sequence[str]) -> None:
+    """Raise UserError for cameras `names` that `model` lacks."""
     known = [model.camera(i).name for i in range(model.ncam)]
     unknown = [name for name in names if name not in known]
     if unknown:

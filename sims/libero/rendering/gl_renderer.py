@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from embodied.evaluation.video import averaged
 from sims.libero.rendering.lights import cast_shadows
-from sims.libero.rendering.poses import VISUAL_GROUP, Poses
+from sims.libero.rendering.poses import COLOURS, VISUAL_GROUP, Poses
 from sims.opengl import context
 
 FILM_SCALE, SHADOW_SIZE = 3, 2048
@@ -51,7 +51,7 @@ class GLRenderer:
 
     def _draw(self, pose: Poses, camera: mujoco.MjvCamera) -> NDArray[np.uint8]:
         for field, values in pose._asdict().items():
-            target = getattr(self._data, field)
+            target = getattr(self._model if field in COLOURS else self._data, field)
             target[:] = values.reshape(target.shape)
         everything = mujoco.mjtCatBit.mjCAT_ALL
         mujoco.mjv_updateScene(

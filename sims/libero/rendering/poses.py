@@ -1,8 +1,9 @@
-"""Poses of everything visible (geoms, cameras, lights) for a state of one simulation."""
+"""Poses of everything visible (geoms, cameras, lights), and the lights' colours, for a state of one simulation."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import mujoco
@@ -10,6 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 VISUAL_GROUP = 1  # visual geoms; group 0 has the collision geoms
+CARRIED = ("cam_pos", "cam_quat", "light_pos")
+"""Fields of a model, of those that domain randomisation draws, that poses depend on."""
+COLOURS = ("light_diffuse", "light_specular")
+"""Fields of a model that only colours depend on."""
 
 
 class Poses(NamedTuple):
@@ -21,6 +26,8 @@ class Poses(NamedTuple):
     cam_xmat: NDArray[np.float64]  # [ncam, 3, 3]
     light_xpos: NDArray[np.float64]  # [nlight, 3]
     light_xdir: NDArray[np.float64]  # [nlight, 3]
+    light_diffuse: NDArray[np.float64]  # [nlight, 3] red, green, blue, as in MjModel
+    light_specular: NDArray[np.float64]  # the same
 
 
 class Posing:
@@ -33,7 +40,7 @@ class Posing:
     def __init__(self, visual: mujoco.MjModel, model: mujoco.MjModel) -> None:
         if (visual.nbody, visual.nq, visual.ncam, visual.nlight) != (model.nbody, model.nq, model.ncam, model.nlight):
             raise ValueError("expected a model with the same bodies, joints, cameras and lights, plus visual geoms")
-        self._model = copy.copy(model)
+        self._nominal, self._model = model, copy.copy(model)
         self._data = mujoco.MjData(model)
         self._body = visual.geom_bodyid.copy()
         self._position = visual.geom_pos.copy()
@@ -42,12 +49,16 @@ class Posing:
             mujoco.mju_quat2Mat(matrix, quaternion)
         self._rotation = self._rotation.reshape(-1, 3, 3)
 
-    def __call__(self, placed: NDArray[np.float64], qpos: NDArray[np.float64]) -> Poses:
-        """Poses at `qpos` [nq] with bodies attached at `placed` [nbody, 7], a simulation's."""
+    def __call__(
+        self, placed: NDArray[np.float64], qpos: NDArray[np.float64], drawn: Mapping[str, NDArray[np.float64]]
+    ) -> Poses:
+        """Poses at `qpos` [nq] with bodies attached at `placed` [nbody, 7] and fields `drawn`, a simulation's."""
         data = self._data
         data.qpos[:] = qpos
         # Not with a simulation's own model: with sleep on, its kinematics skips bodies at rest.
         self._model.body_pos[:], self._model.body_quat[:] = placed[:, :3], placed[:, 3:]
+        for name in CARRIED:
+            getattr(self._model, name)[:] = drawn.get(name, getattr(self._nominal, name))
         mujoco.mj_kinematics(self._model, data)
         mujoco.mj_camlight(self._model, data)
         body = data.xmat.reshape(-1, 3, 3)[self._body]
@@ -58,4 +69,5 @@ class Posing:
             cam_xmat=data.cam_xmat.reshape(-1, 3, 3).copy(),
             light_xpos=data.light_xpos.copy(),
             light_xdir=data.light_xdir.copy(),
+            **{name: drawn.get(name, getattr(self._nominal, name)) for name in COLOURS},
         )

@@ -1,4 +1,4 @@
-"""Images from mujoco_warp's ray tracer: no graphics library needed on a CPU, many worlds at once on CUDA.
+"""Images from mujoco_warp's ray tracer: no graphics library needed on a CPU, many worlds at once.
 
 Observations have one ray per pixel: no anti-aliasing and, as specified by LIBERO's lights, no shadows. Films have more
 rays, and others from what they meet towards the light that casts shadows; a kernel of their own is compiled for them.
@@ -21,7 +21,7 @@ warp.config.log_level = warp.LOG_ERROR  # before importing mujoco_warp, which wo
 import mujoco_warp  # noqa: E402
 
 from sims.libero.rendering.lights import cast_shadows, on_table  # noqa: E402
-from sims.libero.rendering.poses import VISUAL_GROUP, Poses  # noqa: E402
+from sims.libero.rendering.poses import COLOURS, VISUAL_GROUP, Poses  # noqa: E402
 
 EXTENT = 10.0  # m, unit of MuJoCo's far plane. One value for all scenes, as it is compiled into the kernel
 SAMPLES = 2  # rays of a film's pixel, in each direction
@@ -34,27 +34,35 @@ GEOM_TYPES = tuple(
 """Geom types of all scenes, for which the kernel is compiled."""
 
 
-class RayTracer:
-    """Renders one scene; `model` is compiled with visuals and not kept.
+class Traced:
+    """One scene in mujoco_warp, for up to `worlds` states at once; `model` is compiled with visuals and not kept.
 
-    All scenes share one compiled kernel.
+    `batched` fields of its model have a value for each state. `dimming` is the share of its lights that is shown, see
+    `_dim`. All scenes share one compiled kernel.
     """
 
-    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int, film: bool) -> None:
-        self._shape = (len(cameras), height, width)
-        cuda = warp.get_device().is_cuda
-        self._worlds = WORLDS_AT_ONCE if cuda else 1
-        self.threads = 1 if cuda else len(os.sched_getaffinity(0))
+    def __init__(
+        self,
+        model: mujoco.MjModel,
+        cameras: Sequence[str],
+        width: int,
+        height: int,
+        *,
+        film: bool,
+        worlds: int,
+        batched: Sequence[str],
+    ) -> None:
+        self.shape = (len(cameras), height, width)
         model.stat.extent = EXTENT
-        _dim(model)
+        self.dimming = _dim(model)
         if film:
             cast_shadows(model)
         samples = SAMPLES if film else 1
-        self._model = mujoco_warp.put_model(model)
-        self._data = mujoco_warp.make_data(model, nworld=self._worlds, nconmax=1, njmax=1)
+        self.model = mujoco_warp.put_model(model, batch_sizes=dict.fromkeys(batched, worlds))
+        self.data = mujoco_warp.make_data(model, nworld=worlds, nconmax=1, njmax=1)
         self._context = mujoco_warp.create_render_context(
             model,
-            nworld=self._worlds,
+            nworld=worlds,
             cam_res=(width, height),
             cam_active=list(cameras),
             render_rgb=True,
@@ -74,30 +82,49 @@ class RayTracer:
         self._context.use_textures = True
         self._context.geom_ray_types = GEOM_TYPES
 
+    def draw(self) -> warp.array:
+        """Pixels [worlds, cameras * height * width], 0xAARRGGBB, of the first `data.nworld` states' poses."""
+        mujoco_warp.refit_bvh(self.model, self.data, self._context)
+        mujoco_warp.render(self.model, self.data, self._context)
+        return self._context.rgb_data
+
+
+class RayTracer:
+    """Renders states of one scene whose poses come from the host; `model` is compiled with visuals and not kept."""
+
+    def __init__(self, model: mujoco.MjModel, cameras: Sequence[str], width: int, height: int, film: bool) -> None:
+        cuda = warp.get_device().is_cuda
+        self._worlds = WORLDS_AT_ONCE if cuda else 1
+        self.threads = 1 if cuda else len(os.sched_getaffinity(0))
+        self._traced = Traced(model, cameras, width, height, film=film, worlds=self._worlds, batched=COLOURS)
+
     def draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
         """Pictures [n, cameras, height, width, 3] of n states of the scene."""
         batches = [poses[first : first + self._worlds] for first in range(0, len(poses), self._worlds)]
         return np.concatenate([self._draw(batch) for batch in batches])
 
     def _draw(self, poses: Sequence[Poses]) -> NDArray[np.uint8]:
+        traced = self._traced
         for field in Poses._fields:
             values = np.stack([getattr(pose, field) for pose in poses])
-            getattr(self._data, field)[: len(poses)].assign(values.astype(np.float32))
-        self._data.nworld = len(poses)
-        mujoco_warp.refit_bvh(self._model, self._data, self._context)
-        mujoco_warp.render(self._model, self._data, self._context)
-        packed = self._context.rgb_data.numpy()[: len(poses)]  # 0xAARRGGBB
-        channels = packed.astype("<u4").view(np.uint8).reshape(len(poses), *self._shape, 4)
+            colour = field in COLOURS
+            target = getattr(traced.model if colour else traced.data, field)
+            target[: len(poses)].assign((values * traced.dimming if colour else values).astype(np.float32))
+        traced.data.nworld = len(poses)
+        packed = traced.draw().numpy()[: len(poses)]
+        channels = packed.astype("<u4").view(np.uint8).reshape(len(poses), *traced.shape, 4)
         return channels[..., 2::-1]
 
 
-_MESHES: weakref.WeakValueDictionary[bytes, warp.Mesh] = weakref.WeakValueDictionary()
-"""Search trees (BVH) of the meshes in use, by content."""
+_MESHES: weakref.WeakValueDictionary[tuple[str, bytes], warp.Mesh] = weakref.WeakValueDictionary()
+"""Search trees (BVH) of the meshes in use, by device and content."""
 
 
 def _share_meshes(context: mujoco_warp.RenderContext, model: mujoco.MjModel) -> None:
     """Share one search tree per mesh between all scenes: the robot's take 80 MB."""
-    shared = [_MESHES.setdefault(_digest(model, i), mesh) for i, mesh in enumerate(context.mesh_registry.values())]
+    where = warp.get_device().alias
+    meshes = enumerate(context.mesh_registry.values())
+    shared = [_MESHES.setdefault((where, _digest(model, i)), mesh) for i, mesh in meshes]
     context.mesh_registry = {mesh.id: mesh for mesh in shared}
     context.mesh_bvh_id = warp.array([mesh.id for mesh in shared], dtype=warp.uint64)
 
@@ -120,8 +147,8 @@ def shrink(pixels: NDArray[np.uint8], limit: int) -> NDArray:
     return squares.mean((1, 3))
 
 
-def _dim(model: mujoco.MjModel) -> None:
-    """Dim the lights so that the middle of a white table, seen at 45 degrees, is just below overexposure.
+def _dim(model: mujoco.MjModel) -> float:
+    """Dim the lights so that the middle of a white table, seen at 45 degrees, is just below overexposure; by how much.
 
     OpenGL clips the light on a surface before multiplying by the colour, the ray tracer clips the product: LIBERO's
     brighter scenes, designed with OpenGL, would be overexposed.
@@ -132,6 +159,7 @@ def _dim(model: mujoco.MjModel) -> None:
     scale = min(1.0, max(0.0, 1.0 - fixed) / light)
     model.light_diffuse *= scale
     model.light_specular *= scale
+    return scale
 
 
 def _textures(model: mujoco.MjModel, limit: int) -> list[warp.Texture2D]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,12 +58,16 @@ def check_names(distribution: str, split: str) -> None:
 
 
 class InitialState(NamedTuple):
-    """`qpos` [nq], `qvel` [nv]; `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] with the fixtures placed."""
+    """`qpos` [nq], `qvel` [nv]; `body_pos` [nbody, 3] m and `body_quat` [nbody, 4] with the fixtures placed.
+
+    `drawn` are other fields of the model, by MuJoCo's name, that differ from the scene's.
+    """
 
     qpos: Array
     qvel: Array
     body_pos: Array
     body_quat: Array
+    drawn: Mapping[str, Array] | None = None
 
 
 class Placement:

@@ -5,7 +5,7 @@ This runs under an interpreter that has robosuite 1.4.0; see `interpreter`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import mujoco
@@ -49,7 +49,16 @@ class StockSimulation(HostSimulation):
                 raise AssertionError(f"{scene.task.name}: expected the bodies {ours}, got {names}")
             stock.step(WARM_UP[0])  # compiles robosuite's functions
 
-    def write(self, i: int, qpos: ArrayLike, qvel: ArrayLike, *, body_pos: ArrayLike, body_quat: ArrayLike) -> None:
+    def write(
+        self,
+        i: int,
+        qpos: ArrayLike,
+        qvel: ArrayLike,
+        *,
+        body_pos: ArrayLike,
+        body_quat: ArrayLike,
+        drawn: Mapping[str, ArrayLike] | None = None,
+    ) -> None:
         """Reset environment `i`, put its fixtures in their places, then write the initial state as stock does."""
         scene, stock = self.scenes[i], self._stock[i]
         stock.seed(0)

@@ -1,0 +1,142 @@
+"""Domain randomisation: what differs from LIBERO's scenes in each world, drawn anew at every start.
+
+Letters in shape comments: M movable objects, L lights, C cameras.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.errors import UserError
+
+if TYPE_CHECKING:
+    from sims.libero.scene.scene import Scene
+
+Array = NDArray[np.float64]
+FACTORS = ("friction", "mass", "light")
+WIDTHS = ("light_m", "light_colour", "camera_m", "camera_rad")
+FIELDS = {
+    "friction": ("geom_friction",),
+    "mass": ("body_mass", "body_inertia", "body_subtreemass", "body_invweight0", "dof_invweight0"),
+    "light": ("light_diffuse", "light_specular"),
+    "light_m": ("light_pos",),
+    "light_colour": ("light_diffuse", "light_specular"),
+    "camera_m": ("cam_pos",),
+    "camera_rad": ("cam_quat",),
+}
+"""Option -> fields of MuJoCo's model that it changes."""
+PURPOSE = 2
+"""Of these random numbers: those of `placement` have others."""
+
+
+def _same() -> list[float]:
+    return [1.0, 1.0]
+
+
+@dataclass
+class Randomisation:
+    """What training varies; nothing by default.
+
+    Ranges [low, high] are of factors, drawn uniformly in their logarithm. `friction` scales the sliding friction of all
+    contacts of a world. MuJoCo takes the larger of two geoms' coefficients, so that a factor of an object's alone would
+    do nothing on a rougher table. `mass` scales each movable object's mass and inertia, `light` each light's intensity.
+    `light_colour` is the share by which each channel of a light's colour varies, `light_m` how far it is displaced
+    along each axis. `camera_m` is how far cameras are displaced along each axis of what carries them (the world, or the
+    hand), `camera_rad` how far they are turned about each of their own axes. `evaluation` randomises evaluations too.
+
+    Raises:
+        UserError: for a range that is not [low, high] with 0 < low <= high, or a negative width.
+    """
+
+    friction: list[float] = field(default_factory=_same)
+    mass: list[float] = field(default_factory=_same)
+    light: list[float] = field(default_factory=_same)
+    light_m: float = 0.0
+    light_colour: float = 0.0
+    camera_m: float = 0.0
+    camera_rad: float = 0.0
+    evaluation: bool = False
+
+    def __post_init__(self) -> None:
+        for name in FACTORS:
+            factors = getattr(self, name)
+            if len(factors) != 2 or not 0.0 < factors[0] <= factors[1] < np.inf:
+                raise UserError(f"expected randomisation.{name}=[low,high] with 0 < low <= high, got {list(factors)}")
+        for name in WIDTHS:
+            if not 0.0 <= getattr(self, name) < np.inf:
+                raise UserError(f"expected randomisation.{name} of at least 0, got {getattr(self, name)}")
+        if self.light_colour > 1.0:
+            raise UserError(f"expected randomisation.light_colour of at most 1, got {self.light_colour}")
+
+    def fields(self, split: str = "train") -> tuple[str, ...]:
+        """Fields of MuJoCo's model that differ between worlds of `split`."""
+        if split == "eval" and not self.evaluation:
+            return ()
+        asked = [name for name in FACTORS if list(getattr(self, name)) != _same()]
+        asked += [name for name in WIDTHS if getattr(self, name) > 0.0]
+        return tuple(dict.fromkeys(changed for name in asked for changed in FIELDS[name]))
+
+
+class Draws:
+    """The drawn fields of one scene's model by number of a start: a fixed function of (task, split, number).
+
+    What one option draws does not depend on the others.
+    """
+
+    def __init__(self, scene: Scene, options: Randomisation, split: str) -> None:
+        self.scene, self.options, self.names = scene, options, options.fields(split)
+        self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), int(split == "eval"))
+        roots = scene.model.body_rootid
+        self._bodies = [np.flatnonzero(roots == body) for body in scene.object_body]
+        self._dofs = [np.flatnonzero(np.isin(scene.model.dof_bodyid, bodies)) for bodies in self._bodies]
+
+    def __call__(self, start: int) -> dict[str, Array]:
+        """Drawn fields of the model by MuJoCo's name, for initial state number `start` >= 0."""
+        if not self.names:
+            return {}
+        model, options = self.scene.model, self.options
+        draw = np.random.default_rng((*self._key, start, PURPOSE)).uniform
+        friction = _factors(options.friction, draw(size=()))
+        mass = _factors(options.mass, draw(size=len(self._bodies)))
+        shade = _factors(options.light, draw(size=model.nlight))[:, None]
+        shade = shade * (1.0 + options.light_colour * draw(-1.0, 1.0, size=(model.nlight, 3)))
+        changed = self._weighed(mass) | {
+            "geom_friction": model.geom_friction * (friction, 1.0, 1.0),
+            "light_diffuse": model.light_diffuse * shade,
+            "light_specular": model.light_specular * shade,
+            "light_pos": model.light_pos + options.light_m * draw(-1.0, 1.0, size=(model.nlight, 3)),
+            "cam_pos": model.cam_pos + options.camera_m * draw(-1.0, 1.0, size=(model.ncam, 3)),
+            "cam_quat": _turned(model.cam_quat, options.camera_rad * draw(-1.0, 1.0, size=(model.ncam, 3))),
+        }
+        return {name: changed[name] for name in self.names}
+
+    def _weighed(self, factors: Array) -> dict[str, Array]:
+        """Objects `factors` [M] times as heavy, with what MuJoCo derives from masses: exact for free bodies."""
+        model = self.scene.model
+        result = {name: getattr(model, name).copy() for name in FIELDS["mass"]}
+        for factor, bodies, dofs in zip(factors, self._bodies, self._dofs, strict=True):
+            for name in ("body_mass", "body_inertia", "body_subtreemass"):
+                result[name][bodies] *= factor
+            result["body_invweight0"][bodies] /= factor
+            result["dof_invweight0"][dofs] /= factor
+        result["body_subtreemass"][0] = result["body_mass"].sum()
+        return result
+
+
+def _factors(limits: Sequence[float], shares: Array) -> Array:
+    low, high = np.log(limits)
+    return np.exp(low + (high - low) * shares)
+
+
+def _turned(quaternions: Array, turns: Array) -> Array:
+    """`quaternions` [C, 4] turned about their own axes by the rotation vectors `turns` [C, 3], rad."""
+    angle = np.linalg.norm(turns, axis=-1, keepdims=True)
+    w, v = np.cos(angle / 2), 0.5 * turns * np.sinc(angle / (2 * np.pi))
+    a, u = quaternions[:, :1], quaternions[:, 1:]
+    return np.hstack((a * w - (u * v).sum(-1, keepdims=True), a * v + w * u + np.cross(u, v)))
