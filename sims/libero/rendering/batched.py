@@ -12,8 +12,7 @@ import warp
 from torch import Tensor
 
 from sims.libero.physics.warp_simulation import PLACES, WarpSimulation, Worlds
-from sims.libero.rendering.cameras import check_names
-from sims.libero.rendering.poses import CARRIED, COLOURS
+from sims.libero.rendering.poses import CARRIED, COLOURS, check_names
 from sims.libero.rendering.ray_tracer import Traced
 from sims.libero.scene.scene import build_scene
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied.errors import UserError
 from sims.libero.physics.backend import Physics
 from sims.libero.physics.host import HostSimulation
-from sims.libero.rendering.poses import Poses, Posing
+from sims.libero.rendering.poses import Poses, Posing, check_names
 from sims.libero.scene.scene import build_scene
 from sims.opengl import graphics_card, opengl
 
@@ -156,11 +156,3 @@ def _renderer(backend: Backend) -> type[Renderer]:
 
     log.info(f"rendering with MuJoCo's OpenGL renderer on {opengl()}")
     return GLRenderer
-
-
-def check_names(model: mujoco.MjModel, names: Sequence[str]) -> None:
-    """Raise UserError for cameras `names` that `model` lacks."""
-    known = [model.camera(i).name for i in range(model.ncam)]
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UserError(f"unknown cameras: {', '.join(unknown)}; expected some of {', '.join(known)}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
+
+from embodied.errors import UserError
 
 VISUAL_GROUP = 1  # visual geoms; group 0 has the collision geoms
 CARRIED = ("cam_pos", "cam_quat", "light_pos")
@@ -71,3 +73,11 @@ class Posing:
             light_xdir=data.light_xdir.copy(),
             **{name: drawn.get(name, getattr(self._nominal, name)) for name in COLOURS},
         )
+
+
+def check_names(model: mujoco.MjModel, names: Sequence[str]) -> None:
+    """Raise UserError for cameras `names` that `model` lacks."""
+    known = [model.camera(i).name for i in range(model.ncam)]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UserError(f"unknown cameras: {', '.join(unknown)}; expected some of {', '.join(known)}")
