@@ -85,8 +85,9 @@ class IsaacLabEngine(EpisodeEngine):
             diverged |= broken
             terminated |= going & failed & ~broken
             truncated |= going & late & ~failed & ~broken
-        never = torch.zeros_like(terminated)
-        return Outcome(reward, executed, terminated, never, truncated, diverged, has_success=False)
+        survival = self.options.survival
+        success = truncated if survival else torch.zeros_like(truncated)
+        return Outcome(reward, executed, terminated, success, truncated, diverged, has_success=survival)
 
     def observe(self) -> TensorDict:
         """What the episodes saw last."""

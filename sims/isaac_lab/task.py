@@ -27,7 +27,8 @@ class IsaacLabTask(ProcessOptions):
     `id` is its registered name. `assets` are stock, from NVIDIA's server, or own: a cartpole that stands on nothing.
     `overrides` are Isaac Lab's own settings, ["key=value"] as its programs take them. Chunks have `executed` actions.
     An episode is truncated after `step_limit` steps, the environment's own limit if None. `action_limit` bounds
-    elements of an action that the environment does not.
+    elements of an action that the environment does not. With `survival` an episode that lasts until its time limit
+    succeeds, else success is not defined: Isaac Lab's environments tell rewards alone.
     """
 
     name: str = "isaac_lab"
@@ -37,6 +38,7 @@ class IsaacLabTask(ProcessOptions):
     executed: int = 1
     step_limit: int | None = None
     action_limit: float | None = None
+    survival: bool = False
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes and unknown assets."""
@@ -98,6 +100,7 @@ class IsaacLabTask(ProcessOptions):
         if distribution != self.id:
             raise UserError(f"unknown distribution {distribution!r}; expected one of {self.id}")
         options = Options(
-            self.id, self.assets, tuple(self.overrides), self.executed, self.step_limit, self.action_limit
-        )
+            self.id, self.assets, tuple(self.overrides), self.executed, self.step_limit, self.action_limit,
+            self.survival,
+        )  # fmt: skip
         return IsaacLabEngine(num_envs, options=options, seed=seed, split=split, device=device)

@@ -44,6 +44,7 @@ class Options:
     executed: int = 1
     step_limit: int | None = None
     action_limit: float | None = None
+    survival: bool = False
 
 
 def make(options: Options, num_envs: int, device: str, seed: int) -> Any:  # noqa: ANN401 - of two unrelated classes
