@@ -9,7 +9,8 @@ reward and end episodes in tensors, and resumes bit for bit. Simulators of our o
 The two take turns of about 50 ms, until each has had `seconds` of CPU time in one thread; that is one run. A run's
 overhead is the CPU time of a control step that ours takes beyond the library's, of the library's; the median of the
 runs is told, and the lowest and highest. Resets count. MB are those by which a process of its own grows while it loads
-the simulator, makes the worlds and steps each of them a few times. All take about six CPU-minutes.
+the simulator, makes the worlds and steps each of them a few times. All take about six CPU-minutes. Isaac Lab's rows are
+run by its own interpreter, .venv-isaac/bin/python, the others by .venv/bin/python.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +255,45 @@ def mjcf(task: str, worlds: int) -> Row:
     return Row(f"MJCF {task}", worlds, ours, theirs)
 
 
+def isaac_lab(worlds: int) -> Row:
+    """Cartpole, in Isaac Lab's interpreter; a process has one simulator, whose worlds the two step on in turn."""
+
+    @cache
+    def engine() -> Any:  # noqa: ANN401 - imports of the simulator are its own
+        from sims.isaac_lab.environment import IsaacLabEngine
+        from sims.isaac_lab.worlds import Options
+
+        return IsaacLabEngine(worlds, options=Options("Isaac-Cartpole-Direct", "own", action_limit=1.0))
+
+    def ours() -> Loop:
+        env, simulator = engine(), engine().env
+        loop = stepping(env)
+
+        def turn(steps: int) -> int:
+            simulator.cfg.compute_final_obs = True
+            env.steps = simulator.episode_length_buf.clone()  # theirs went on meanwhile
+            return loop(steps)
+
+        return turn
+
+    def theirs() -> Loop:
+        simulator, taken = engine().env, 0
+        actions = random_actions(worlds, 1)
+        simulator.reset()
+
+        def loop(steps: int) -> int:
+            nonlocal taken
+            simulator.cfg.compute_final_obs = False  # as it comes
+            for _ in range(steps):
+                simulator.step(actions[taken % BANK])
+                taken += 1
+            return steps * worlds
+
+        return loop
+
+    return Row("Isaac Lab Isaac-Cartpole-Direct", worlds, ours, theirs)
+
+
 def own(task: str, worlds: int, *options: str) -> Row:
     """A simulator of ours, by a task and options of train.py; nothing beside it."""
 
@@ -276,6 +318,7 @@ ROWS: dict[str, Row] = {
     "robosuite_camera": robosuite(1, 1, "agentview"),
     "robosuite_camera_chunks": robosuite(1, 4, "agentview"),
     **{f"mjcf_{task}_{n}": mjcf(task, n) for task in ("cartpole", "quadruped") for n in (64, 256, 1024)},
+    **{f"isaac_lab_{n}": isaac_lab(n) for n in (256, 1024)},
     "libero_8": own("libero_pick", 8, *STAND_IN),
     "libero_camera_8": own("libero_pick", 8, *STAND_IN, "task.images=[agentview]"),
     "quadrotor_1024": own("quadrotor_hover", 1024),
@@ -370,7 +413,8 @@ def line(row: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", default=list(ROWS), help=", ".join(ROWS))
+    here = [name for name in ROWS if name.startswith("isaac_lab") == (find_spec("isaaclab") is not None)]
+    parser.add_argument("rows", nargs="*", default=here, help=", ".join(ROWS))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.0, help="CPU time of each in a run")
     parser.add_argument("--output", type=Path)
