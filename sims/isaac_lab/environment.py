@@ -55,6 +55,7 @@ class IsaacLabEngine(EpisodeEngine):
         self._now: dict[str, Tensor] = {}  # of all worlds, as the simulator has them
         self._seen: dict[str, Tensor] = {}  # of all episodes
         self._untouched = torch.zeros_like(self.terminated)  # reset by the simulator: not stepped since, nor begun
+        self._earned = torch.zeros(num_envs, device=self.device)  # return of the episode so far
         self._switches = 0
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
@@ -64,7 +65,7 @@ class IsaacLabEngine(EpisodeEngine):
             fresh = self._reset(stale)
             for name, values in fresh.items():
                 self._now.setdefault(name, values)[stale] = values[stale]
-        self._untouched[ids] = False
+        self._untouched[ids], self._earned[ids] = False, 0.0
         self._take_up(self._now, ids)
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
@@ -87,7 +88,9 @@ class IsaacLabEngine(EpisodeEngine):
             truncated |= going & late & ~failed & ~broken
         survival = self.options.survival
         success = truncated if survival else torch.zeros_like(truncated)
-        return Outcome(reward, executed, terminated, success, truncated, diverged, has_success=survival)
+        self._earned += reward.sum(1)
+        metrics = {"return": self._earned.clone()} if survival else {}
+        return Outcome(reward, executed, terminated, success, truncated, diverged, metrics, has_success=survival)
 
     def observe(self) -> TensorDict:
         """What the episodes saw last."""

@@ -28,7 +28,8 @@ class IsaacLabTask(ProcessOptions):
     `overrides` are Isaac Lab's own settings, ["key=value"] as its programs take them. Chunks have `executed` actions.
     An episode is truncated after `step_limit` steps, the environment's own limit if None. `action_limit` bounds
     elements of an action that the environment does not. With `survival` an episode that lasts until its time limit
-    succeeds, else success is not defined: Isaac Lab's environments tell rewards alone.
+    succeeds, and evaluations tell mean returns beside the rate; else success is not defined: Isaac Lab's environments
+    tell rewards alone.
     """
 
     name: str = "isaac_lab"

@@ -92,6 +92,8 @@ def test_rewards_and_endings_are_the_simulators_own(make):
 def test_a_linear_controller_balances_the_pole_for_the_whole_episode(make):
     # Gains of the linear-quadratic regulator of that cart without damping; 32 of 32 in the simulator's own range.
     env = make(num_envs=32, survival=True)
+    env.reset()
+    env.step(push(env))
     gains = torch.tensor([0.256, 1.711, 0.293, 0.380])  # m, rad, m/s, rad/s
     observation, earned = env.reset()["policy"], torch.zeros(32)
     for _ in range(300):
@@ -101,6 +103,7 @@ def test_a_linear_controller_balances_the_pole_for_the_whole_episode(make):
     assert transition.truncated.all()
     assert (observation[:, 1].abs() < 0.1).all()
     assert (earned > 4.0).all()  # 5 at most
+    torch.testing.assert_close(transition.metrics["return"], earned)  # of this episode alone
 
 
 def test_who_survives_succeeds_where_that_is_asked_for(make):
@@ -112,6 +115,7 @@ def test_who_survives_succeeds_where_that_is_asked_for(make):
     assert transition.has_success
     assert transition.terminated.tolist() == [True, True, False, False]
     assert transition.success.tolist() == transition.truncated.tolist() == [False, False, True, True]
+    assert (transition.metrics["return"][2:] < 0.0).all()  # which tells that the pole hangs
 
 
 def test_a_world_that_begins_at_once_takes_the_simulators_own_reset(make, monkeypatch):
