@@ -315,14 +315,14 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def told(row: Mapping[str, Any]) -> str:
     """What a summary says of success, or of returns, with its interval, and which of the two it is."""
-    return f"{'return' if 'return' in row else 'success'} {_rate(row)}"
+    return f"{'success' if 'success' in row else 'return'} {_rate(row)}"
 
 
 def _rate(row: Mapping[str, Any]) -> str:
-    if "return" in row:
-        bounds = "" if row["low"] is None else f" [{row['low']:.4g}, {row['high']:.4g}]"
-        return f"{row['return']:.4g}{bounds}"
-    return f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
+    if "success" in row:  # a return may be told beside it
+        return f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
+    bounds = "" if row["low"] is None else f" [{row['low']:.4g}, {row['high']:.4g}]"
+    return f"{row['return']:.4g}{bounds}"
 
 
 def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> str:

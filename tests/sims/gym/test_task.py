@@ -37,6 +37,13 @@ def still(env: GymEnvironment, push: float = 0.0):
     return policy
 
 
+def test_a_rate_of_success_is_told_as_one_though_the_return_is_told_beside_it():
+    env = GymEnvironment(2, "Line-v0", options=UNTOLD, success_return=-100.0)
+    row = evaluate(env, still(env), starts_per_task=4).summary()
+    assert row["return"] < 0.0
+    assert told(row).startswith("success 100.0% [")
+
+
 def test_returns_are_told_where_success_is_not_defined(tmp_path):
     env = GymEnvironment(2, "Line-v0", options=UNTOLD)
     before, after = evaluate(env, still(env, 0.2), starts_per_task=9), evaluate(env, still(env), starts_per_task=9)
