@@ -38,8 +38,8 @@ class TrainConfig(ExperimentConfig):
     """Options of train.py: those of a run, and those of its parts.
 
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
-    names a project, `output` the directory of a new run. `demonstrations` replaces the task's own: a LeRobot dataset,
-    or recordings. `resume` continues a run, or one of its checkpoints, unchanged; `eval_only` evaluates it instead.
+    names a project, `output` the directory of a new run. `demonstrations` replaces the task's own: LeRobot, HDF5 or
+    recordings. `resume` continues a run, or one of its checkpoints, unchanged; `eval_only` evaluates it instead.
     """
 
     task: Any = MISSING
@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> None:
         trainer = Experiment(
             config, with_latency(in_processes(config.task), config.latency), config.policy, config.algorithm,
             directory, record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
-            demonstrations=partial(demonstrations, config.demonstrations) if config.demonstrations else None,
+            demonstrations=config.demonstrations and partial(demonstrations, config.demonstrations, task=config.task),
         )  # fmt: skip
         (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))
         log.info(trainer.run().summary(directory))

@@ -87,6 +87,19 @@ class VariedTask(Task, Protocol):
         ...
 
 
+@runtime_checkable
+class RecordedTask(Task, Protocol):
+    """A task whose benchmark has files of demonstrations in a format of its own."""
+
+    def demonstration_files(self, source: Path) -> list[Path]:
+        """Files of that format: `source` itself, or those in it; none if there are none."""
+        ...
+
+    def recorded_demonstrations(self, source: Path, directory: Path) -> Episodes:
+        """The episodes of those files in `source`; read once, then from `directory`."""
+        ...
+
+
 def measured(task: Task, *others: Task) -> tuple[str, ...]:
     """The distributions of `task`, then its variants; of several tasks those that all have."""
     own = (*task.distributions, *(task.variants if isinstance(task, VariedTask) else ()))

@@ -1,4 +1,4 @@
-"""Demonstrations for a run from outside: a LeRobot dataset, a recording, or a folder of recordings."""
+"""Demonstrations for a run from outside: a LeRobot dataset, recordings, or files of the task's benchmark."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from pathlib import Path
 
 from embodied.contract import Contract
 from embodied.rollout.episodes import Episodes, EpisodeWriter, made_once
+from embodied.task import RecordedTask, Task
 from real_robot.recording import driven, lerobot_reading
 
 
-def demonstrations(source: str | Path, contract: Contract, run: Path) -> Episodes:
+def demonstrations(source: str | Path, contract: Contract, run: Path, task: Task | None = None) -> Episodes:
     """All episodes of `source` as `contract` reads them, decoded once into the folder `run`, then read from there.
+
+    Files in the format of the `task`'s benchmark are read by the task.
 
     Raises:
         UserError: where there is nothing of the kind, or it does not serve the contract.
     """
     path = Path(source)
+    if isinstance(task, RecordedTask) and task.demonstration_files(path):
+        return task.recorded_demonstrations(path, run)
     recordings = sorted(path.glob("*.mcap")) if path.is_dir() else [path]
 
     def decode(writer: EpisodeWriter) -> None:

@@ -171,6 +171,29 @@ class LiberoTask(ProcessOptions):
             lambda writer: collect(writer, tasks, self.episodes, **made, **self._pictures()),
         )
 
+    def demonstration_files(self, source: Path) -> list[Path]:
+        """LIBERO's own files of demonstrations (HDF5) in `source`."""
+        from sims.libero.recorded import files
+
+        return files(source)
+
+    def recorded_demonstrations(self, source: Path, directory: Path) -> Episodes:
+        """The episodes in LIBERO's own files in `source`; replayed once, then read from `directory`.
+
+        Raises:
+            UserError: for files that do not fit the tasks.
+        """
+        from sims.libero.recorded import collect, files
+
+        tasks, assets = self._tasks(), self._assets()
+        origin = {"source": str(source), "tasks": [task.name for task in tasks], "assets": self.asset_kind}
+        return made_once(
+            directory,
+            self.contract("wide"),
+            origin,
+            lambda writer: collect(writer, files(source), tasks, assets, **self._pictures()),
+        )
+
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Write a video of each policy, by caption, from the same starts of up to five tasks (wide distribution)."""
         from sims.libero.environment import LiberoEnvironment

@@ -77,14 +77,18 @@ def collect(
     starts, kept = recorder.result()
     wordings, said = [Wordings(task, "training") for task in tasks], 0
     for episode in kept:
-        assert episode.final_observation is not None
-        numbers = range(said, said + episode.steps + 1)
-        texts = [encode(wordings[int(episode.task_index)](number), INSTRUCTION_BYTES) for number in numbers]
-        rows = torch.from_numpy(np.stack(texts))
-        episode.observation["instruction"], episode.final_observation["instruction"] = rows[:-1], rows[-1:]
+        writer.add(worded(episode, wordings[int(episode.task_index)], said))
         said += episode.steps
-        writer.add(episode)
     writer.origin |= {"start": starts, "failed": recorder.failed}
+
+
+def worded(episode: Episodes, wordings: Wordings, first: int) -> Episodes:
+    """`episode` with the instructions number `first` and following of its task."""
+    assert episode.final_observation is not None
+    texts = [encode(wordings(number), INSTRUCTION_BYTES) for number in range(first, first + episode.steps + 1)]
+    rows = torch.from_numpy(np.stack(texts))
+    episode.observation["instruction"], episode.final_observation["instruction"] = rows[:-1], rows[-1:]
+    return episode
 
 
 class _Recorder:

@@ -1,0 +1,225 @@
+"""LIBERO's own demonstrations: HDF5 files of one task each, whose recorded states are replayed in our scenes.
+
+A file has `data/demo_N/states` [T, 1+nq+nv] (time, qpos, qvel before each action) and `actions` [T, 7]. Its `obs` are
+not read: they were taken after the action of their row. Ours are made from the states, pictures included. An episode
+ends as in our environments, with the action that reaches the goal; one that never does is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from embodied.command_line.extras import needs_extra
+from embodied.command_line.progress import Progress
+from embodied.errors import UserError
+from embodied.rollout.episodes import Episodes, EpisodeWriter
+from sims.libero.assets import Assets
+from sims.libero.expert.demonstrations import worded
+from sims.libero.language import Wordings
+from sims.libero.observation import Observer
+from sims.libero.physics import controller
+from sims.libero.physics.simulation import Simulation
+from sims.libero.scene.geometry import Array
+from sims.libero.scene.scene import Scene, build_scene
+from sims.libero.suite import WARM_UP, Task
+
+log = logging.getLogger(__name__)
+SUFFIX = ".hdf5"
+CONTROLLER = {"type": "OSC_POSE", "output_max": [0.05, 0.05, 0.05, 0.5, 0.5, 0.5]}
+"""What LIBERO's actions mean, as its files say it: see `observation.action_spec`."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One recorded episode: `states` [T, 1+nq+nv], `actions` [T, 7], fixtures [nbody, 3] m and [nbody, 4]."""
+
+    states: Array
+    actions: Array
+    body_pos: Array
+    body_quat: Array
+
+
+def files(source: Path) -> list[Path]:
+    """The HDF5 files in the folder `source`, or that file itself; none if there are none."""
+    if source.is_dir():
+        return sorted(source.rglob(f"*{SUFFIX}"))
+    return [source] if source.suffix == SUFFIX else []
+
+
+def collect(
+    writer: EpisodeWriter,
+    paths: Sequence[Path],
+    tasks: Sequence[Task],
+    assets: Assets,
+    image_size: int | None = None,
+    images: Sequence[str] = (),
+) -> None:
+    """Write every successful episode of `tasks` in the files `paths`; instructions vary over the training wordings.
+
+    Files of other tasks are skipped. The writer's origin counts the episodes that were left out, by task.
+
+    Raises:
+        UserError: for a file that is damaged or does not fit, or a task without a successful episode.
+    """
+    found = _by_task(paths, tasks)
+    replay, said, left_out = Replay([build_scene(task, assets) for task in tasks], image_size, images), 0, []
+    with Progress("demonstrations", len(tasks), "task") as bar:
+        for index, task in enumerate(tasks):
+            read, kept = 0, 0
+            for demonstration in (each for path in found[index] for each in read_file(path, replay.scenes[index])):
+                read += 1
+                if (episode := replay(index, demonstration)) is not None:
+                    writer.add(worded(episode, Wordings(task, "training"), said))
+                    said, kept = said + episode.steps, kept + 1
+            if not kept:
+                raise UserError(f"none of {read} recorded episodes of {task.name} reaches its goal; choose other files")
+            left_out.append(read - kept)
+            bar.update(1)
+    if any(left_out):
+        log.warning(f"{sum(left_out)} recorded episodes do not reach their goal here and are left out")
+    writer.origin |= {"left_out": left_out}
+
+
+class Replay:
+    """Turns recorded states into our observations; `scenes` are those of a run's tasks, in order."""
+
+    def __init__(self, scenes: Sequence[Scene], image_size: int | None = None, images: Sequence[str] = ()) -> None:
+        self.scenes = list(scenes)
+        self._simulation = Simulation(self.scenes, threads=1, sleep=False)
+        self._observer = Observer(self._simulation, image_size, images)
+
+    def __call__(self, index: int, recorded: Demonstration) -> Episodes | None:
+        """The episode of task `index` up to its goal; None if it does not reach it."""
+        simulation, scene = self._simulation, self.scenes[index]
+        memory, seen = simulation.memory[index], []
+        moved = torch.arange(len(self.scenes)) == index
+        commands = np.zeros(2)
+        for action in [recorded.actions[0]] * len(WARM_UP):  # the first actions of an episode are not in the files
+            commands = _gripped(simulation, index, commands, action[6])
+        for step, state in enumerate(recorded.states):
+            qpos, qvel = np.split(state[1:], [scene.model.nq])
+            simulation.write(index, qpos, qvel, body_pos=recorded.body_pos, body_quat=recorded.body_quat)
+            hand = simulation.data[index].site_xmat[scene.grip_site].reshape(3, 3)
+            memory["goal_orientation"], memory["gripper"], memory["fresh"] = hand, commands, 0.0
+            seen.append(self._observer.observe(moved)[index])
+            if step and simulation.satisfied(index):
+                break
+            commands = _gripped(simulation, index, commands, recorded.actions[step, 6])
+        else:
+            if not simulation.step([index], recorded.actions[None, -1:])[1][0]:
+                return None
+            seen.append(self._observer.observe(moved)[index])
+        length = len(seen) - 1
+        reward = torch.zeros(length)
+        reward[-1] = 1.0
+        return Episodes.of(
+            torch.stack(seen[:-1]), torch.from_numpy(recorded.actions[:length]).float().clamp(-1.0, 1.0),
+            reward=reward, task_index=index, final_observation=seen[-1],
+        )  # fmt: skip
+
+
+def read_file(path: Path, scene: Scene) -> Iterator[Demonstration]:
+    """Every episode of a file, in the order of their numbers.
+
+    Raises:
+        UserError: naming the file, the episode and what is wrong with it.
+    """
+    with needs_extra("libero"):
+        import h5py
+    try:
+        with h5py.File(path, "r") as file:
+            _check_controller(path, file["data"].attrs["env_args"])
+            names = sorted((name for name in file["data"] if name.startswith("demo_")), key=lambda name: int(name[5:]))
+            for name in names:
+                yield _demonstration(f"{path}, {name}", file["data"][name], scene)
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"cannot read LIBERO demonstrations from {path}: {_line(error)}") from error
+
+
+def _demonstration(place: str, group: Any, scene: Scene) -> Demonstration:  # noqa: ANN401 - h5py's
+    states, actions = (np.asarray(group[name][()], np.float64) for name in ("states", "actions"))
+    width = 1 + scene.model.nq + scene.model.nv
+    if states.ndim != 2 or states.shape[1] != width or actions.shape != (len(states), 7) or not len(states):
+        expected = f"states [T, {width}] and actions [T, 7] of {scene.task.name}"
+        raise UserError(f"{place}: expected {expected}, got {list(states.shape)} and {list(actions.shape)}")
+    if not (np.isfinite(states).all() and np.isfinite(actions).all()):
+        raise UserError(f"{place}: expected finite states and actions, got nan or infinity")
+    return Demonstration(states, actions, *_fixtures(place, group.attrs.get("model_file"), scene))
+
+
+def _fixtures(place: str, model: str | None, scene: Scene) -> tuple[Array, Array]:
+    """Positions [nbody, 3] m and quaternions [nbody, 4] of our bodies, with the fixtures as in the MJCF `model`."""
+    position, quaternion = scene.model.body_pos.copy(), scene.model.body_quat.copy()
+    if not scene.fixtures:
+        return position, quaternion
+    try:
+        bodies = {body.get("name"): body for body in ET.fromstring(model or "").iter("body")}
+        for fixture in scene.fixtures:
+            body = bodies[f"{fixture.name}_main"]
+            position[fixture.body] = np.array(body.get("pos", "0 0 0").split(), float)
+            quaternion[fixture.body] = np.array(body.get("quat", "1 0 0 0").split(), float)
+    except (ET.ParseError, KeyError, ValueError) as error:
+        names = ", ".join(fixture.name for fixture in scene.fixtures)
+        raise UserError(f"{place}: expected the attribute model_file, MJCF that places {names}: {error}") from error
+    return position, quaternion
+
+
+def _gripped(simulation: Simulation, index: int, commands: Array, action: float) -> Array:
+    """Commands [2] of the fingers after one more control step towards closed (`action` > 0) or open."""
+    memory = simulation.memory[index]
+    memory["gripper"] = commands
+    for _ in range(controller.SUBSTEPS):
+        controller.grip(simulation.models[index], simulation.scenes[index], memory, action)
+    return memory["gripper"].copy()
+
+
+def _by_task(paths: Sequence[Path], tasks: Sequence[Task]) -> list[list[Path]]:
+    """The files of each task.
+
+    Raises:
+        UserError: for a file that names no task, or a task without files.
+    """
+    known = {(task.suite, task.name): index for index, task in enumerate(tasks)}
+    found: list[list[Path]] = [[] for _ in tasks]
+    named = [(path, _task_of(path)) for path in paths]
+    for path, key in named:
+        if key in known:
+            found[known[key]].append(path)
+    if missing := [task.name for index, task in enumerate(tasks) if not found[index]]:
+        has = ", ".join(sorted({f"{suite}/{name}" for _, (suite, name) in named}))
+        raise UserError(f"no demonstrations of {', '.join(missing)}; the files are of {has}: choose task.tasks=[...]")
+    return found
+
+
+def _task_of(path: Path) -> tuple[str, str]:
+    """Suite and name of the task in a file, from its BDDL file's name."""
+    with needs_extra("libero"):
+        import h5py
+    try:
+        with h5py.File(path, "r") as file:
+            bddl = Path(str(file["data"].attrs["bddl_file_name"]))
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"cannot read LIBERO demonstrations from {path}: {_line(error)}") from error
+    return bddl.parent.name, bddl.stem
+
+
+def _check_controller(path: Path, env_args: str) -> None:
+    """Raise UserError unless actions have our meaning and rate."""
+    options = json.loads(env_args).get("env_kwargs", {})
+    got = {name: options.get("controller_configs", {}).get(name) for name in CONTROLLER}
+    rate = options.get("control_freq")
+    if got != CONTROLLER or rate != 20:
+        raise UserError(f"{path}: expected actions of {CONTROLLER} at 20 Hz in env_args, got {got} at {rate} Hz")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
