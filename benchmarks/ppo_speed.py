@@ -1,7 +1,7 @@
 """PPO of this library beside rsl_rl's and Stable-Baselines3's: control steps per second with training, and returns.
 
     python -m venv venv && venv/bin/pip install -c constraints.txt '.[gym,rsl-rl]' stable-baselines3==2.9.2
-    venv/bin/python benchmarks/ppo_speed.py [rsl_rl sb3] [--runs 3] [--seconds 20] [--output FILE]
+    venv/bin/python benchmarks/ppo_speed.py [rsl_rl sb3] [--runs 3] [--seconds 20] [--plain] [--output FILE]
 
 rsl_rl's OnPolicyRunner (version 5) trains on 1,024 quadrotors that learn to hover, in compiled C, through `as_rsl_rl`;
 Stable-Baselines3's PPO on 16 HalfCheetahs of Gymnasium in its DummyVecEnv. Ours trains on the same environments with
@@ -10,9 +10,10 @@ rates; none stops an epoch early. Both normalise observations, but Stable-Baseli
 What stays different: ours limits the mean action by tanh, scales rewards by the deviation of their returns, clips the
 gradients of actor and critic apart as rsl_rl does, and bootstraps time limits from the true last observation.
 
-The two of a pair take turns, an iteration each, in one thread until each has had `seconds` of CPU time; then it is the
-next seed's turn. Steps are told per CPU-second of the whole loop, environments included, and apart for what is beside
-them; the ratio is ours over the other's. Returns are means of the episodes that ended within the last fifth.
+Ours keeps freed memory as `train.py` does (`keep_freed_memory`; not with `--plain`), the others run as they are. The
+two of a pair, a process each, take turns of an iteration in one thread until each has had `seconds` of CPU time; then
+it is the next seed's turn. Steps are told per CPU-second of the whole loop, environments included, and apart for what
+is beside them; the ratio is ours over the other's. Returns are means of the episodes that ended within the last fifth.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import argparse
 import contextlib
 import io
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -37,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.algorithms.ppo import PPOConfig  # noqa: E402
+from embodied.command_line.compute import keep_freed_memory  # noqa: E402
 from embodied.environment import NumberedStarts  # noqa: E402
 from embodied.evaluation.report import git_commit, versions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
@@ -176,25 +179,58 @@ def sb3(seed: int, clock: Clock) -> Iterations:
 PAIRS = {"rsl_rl": (quadrotors, rsl_rl, "quadrotor hover, 1,024"), "sb3": (cheetahs, sb3, "HalfCheetah-v5, 16")}
 
 
-def run(pair: str, seed: int, seconds: float) -> dict[str, dict[str, Any]]:
-    """Both of a pair by turns from one seed: steps per CPU-second and a curve (CPU seconds, steps, return)."""
+class Player:
+    """One of a pair in a process of its own, which makes an iteration in each of its turns."""
+
+    def __init__(self, pair: str, name: str, seed: int, keep: bool) -> None:
+        context = multiprocessing.get_context("fork")
+        self.pipe, there = context.Pipe()
+        self.process = context.Process(target=_play, args=(there, pair, name, seed, keep), daemon=True)
+        self.process.start()
+        there.close()
+
+    def turn(self) -> tuple[int, float | None, float, float]:
+        """Control steps, mean return of the episodes that ended, CPU seconds, and those within the environment."""
+        self.pipe.send("go")
+        return self.pipe.recv()
+
+    def end(self) -> None:
+        """End the process."""
+        self.pipe.send("")
+        self.process.join()
+
+
+def _play(pipe: Any, pair: str, name: str, seed: int, keep: bool) -> None:  # noqa: ANN401 - a Connection
+    """A player's process: an iteration for each message, until an empty one."""
     make, theirs, _ = PAIRS[pair]
-    clocks = {"ours": Clock(), pair: Clock()}
-    loops = {"ours": ours(make(seed), list(PAIRS).index(pair), seed, clocks["ours"]), pair: theirs(seed, clocks[pair])}
-    spent, made = dict.fromkeys(loops, 0.0), dict.fromkeys(loops, 0)
-    curves: dict[str, list[tuple[float, int, float | None]]] = {name: [] for name in loops}
-    for loop in loops.values():
-        next(loop)  # compiles, allocates and fits; not counted
-    for clock in clocks.values():
-        clock.seconds = 0.0
+    clock = Clock()
+    if name == "ours" and keep:
+        keep_freed_memory()
+    loop = ours(make(seed), list(PAIRS).index(pair), seed, clock) if name == "ours" else theirs(seed, clock)
+    while pipe.recv():
+        began, inside = time.process_time(), clock.seconds
+        steps, earned = next(loop)
+        pipe.send((steps, earned, time.process_time() - began, clock.seconds - inside))
+
+
+def run(pair: str, seed: int, seconds: float, keep: bool) -> dict[str, dict[str, Any]]:
+    """Both of a pair by turns from one seed: steps per CPU-second and a curve (CPU seconds, steps, return)."""
+    players: dict[str, Player] = {}
+    for name in ("ours", pair):
+        players[name] = Player(pair, name, seed, keep)
+        players[name].turn()  # compiles, allocates and fits; not counted
+    spent, made, within = dict.fromkeys(players, 0.0), dict.fromkeys(players, 0), dict.fromkeys(players, 0.0)
+    curves: dict[str, list[tuple[float, int, float | None]]] = {name: [] for name in players}
     while min(spent.values()) < seconds:
         name = min(spent, key=lambda each: spent[each])  # as much time for each
-        began = time.process_time()
-        steps, earned = next(loops[name])
-        spent[name] += time.process_time() - began
+        steps, earned, took, inside = players[name].turn()
+        spent[name] += took
+        within[name] += inside
         made[name] += steps
         curves[name].append((round(spent[name], 2), made[name], earned))
-    return {name: _summary(curves[name], spent[name], made[name], clocks[name].seconds) for name in loops}
+    for player in players.values():
+        player.end()
+    return {name: _summary(curves[name], spent[name], made[name], within[name]) for name in players}
 
 
 def _summary(curve: list[tuple[float, int, float | None]], spent: float, made: int, inside: float) -> dict[str, Any]:
@@ -213,6 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("pairs", nargs="*", default=list(PAIRS), help=", ".join(PAIRS))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU time of each in a run")
+    parser.add_argument("--plain", action="store_true", help="ours gives freed memory back, too")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -221,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|\n")
     rows = {}
     for pair in options.pairs:
-        found = [run(pair, seed, options.seconds) for seed in range(options.runs)]
+        found = [run(pair, seed, options.seconds, not options.plain) for seed in range(options.runs)]
         ratios = sorted(each["ours"]["steps_per_cpu_s"] / each[pair]["steps_per_cpu_s"] for each in found)
         rows[pair] = {"ratio": round(statistics.median(ratios), 3), "ratios": ratios, "runs": found}
         cells = [PAIRS[pair][2], pair]
@@ -234,7 +271,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         known = {name: metadata.version(name) for name in ("rsl-rl-lib", "stable-baselines3")}
         report = {
             "git_commit": git_commit(), "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
-            "threads": 1, "seconds": options.seconds, "load": [round(each, 1) for each in (before, os.getloadavg()[0])],
+            "threads": 1, "seconds": options.seconds, "keeps_freed_memory": not options.plain,
+            "load": [round(each, 1) for each in (before, os.getloadavg()[0])],
             "versions": versions() | known, "rows": rows,
         }  # fmt: skip
         with complete_or_absent(options.output) as temporary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import resource
@@ -15,12 +16,17 @@ from embodied.errors import UserError
 
 GROUP_LIMITS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files in which Linux states a container's memory limit."""
+KEPT_BYTES = (-1, 1 << 28), (-3, 1 << 25)
+"""glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD (man mallopt): free memory that a process keeps, and blocks of what
+size come from it.
+"""
 
 
 def prepare(device: str, threads: int | None = None) -> None:
     """Check that `device` works, and set PyTorch's `threads`: if None, the number of cores, at most four.
 
-    From then on, allocating more memory than the machine has fails at once, unless CUDA is used.
+    From then on freed memory is kept (`keep_freed_memory`), and allocating more than the machine has fails at once,
+    unless CUDA is used.
 
     Raises:
         UserError: for a missing device, or an impossible number of threads.
@@ -31,6 +37,7 @@ def prepare(device: str, threads: int | None = None) -> None:
         raise UserError(f"expected threads from 1 to {most} (cores here: {cores}), got {threads}")
     # A second thread makes a supervised step a quarter faster; matrices are too small for many.
     torch.set_num_threads(threads or min(4, cores))
+    keep_freed_memory()
     if device == "cpu":  # a GPU's driver reserves large address ranges
         _limit_memory()
     kind, _, index = device.partition(":")
@@ -40,6 +47,18 @@ def prepare(device: str, threads: int | None = None) -> None:
         raise UserError(f"device={device}, but this PyTorch has no CUDA; use device=cpu, or install one with CUDA")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise UserError(f"device={device}, but CUDA devices found: {torch.cuda.device_count()}; use device=cpu")
+
+
+def keep_freed_memory() -> None:
+    """Keep up to 256 MB of freed memory, in blocks up to 32 MB, for the process; without glibc nothing happens.
+
+    Otherwise each tensor of some megabytes is given back to Linux when it is freed, and its successor's pages are made
+    anew: PPO's updates of a small network spend a fifth of their time on that (`benchmarks/ppo_speed.py`).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        for parameter, value in KEPT_BYTES:
+            mallopt(parameter, value)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Missing devices, cores or memory give a one-line error, before anything starts if possible."""
 
+import platform
 import resource
 import subprocess
 import sys
@@ -63,6 +64,19 @@ def test_the_kernel_promises_no_more_memory_than_there_is():
     run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert run.returncode == 1
     assert "UserError: out of memory, 1073741824 bytes were asked for" in run.stderr
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have no such setting")
+def test_memory_that_was_freed_is_used_again():
+    code = (
+        "import resource, torch; from embodied.command_line.compute import *; prepare('cpu', 1)\n"
+        "def pages(times):\n"
+        "    for _ in range(times): kept = [torch.ones(2**20) for _ in range(8)]; del kept\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "before = pages(2); print(pages(20) - before)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True)
+    assert int(run.stdout) < 4096  # 20 times 8 times 1,024 pages of 4 kB otherwise
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "", "gpu", "cuda:-1"])
