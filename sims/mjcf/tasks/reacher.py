@@ -27,10 +27,10 @@ class Reacher(Mdp):
     ACTION_UNIT = "N m"
     READS = ("site_xpos", "mocap_pos")
     OBSERVED: ClassVar = {
-        "angles": TensorSpec((4,), names=("shoulder_cos", "elbow_cos", "shoulder_sin", "elbow_sin")),
+        "elbow": TensorSpec((2,), names=("cos", "sin")),
         "velocity": TensorSpec((2,), unit="rad/s", names=("shoulder", "elbow")),
-        "target": TensorSpec((2,), unit="m", frame="world", names=("x", "y")),
-        "error": TensorSpec((2,), unit="m", frame="world", names=("x", "y")),
+        "target": TensorSpec((2,), unit="m", frame="upper", names=("x", "y")),
+        "error": TensorSpec((2,), unit="m", frame="upper", names=("x", "y")),
     }
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:
@@ -42,10 +42,15 @@ class Reacher(Mdp):
         return Start({"qpos": qpos, "mocap_pos": target.unsqueeze(1)})
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Posture, target, and how far the tip is from it."""
+        """The elbow, the target, and how far the tip is from it, as seen from the upper arm.
+
+        From there a turn of arm and target together, which changes no torque, changes nothing.
+        """
+        elbow = now.qpos[:, 1:]
         return {
-            "angles": torch.cat((now.qpos.cos(), now.qpos.sin()), 1), "velocity": now.qvel,
-            "target": now.mocap_pos[:, 0, :2], "error": self._error(now),
+            "elbow": torch.cat((elbow.cos(), elbow.sin()), 1), "velocity": now.qvel,
+            "target": _seen_from(now.qpos[:, 0], now.mocap_pos[:, 0, :2]),
+            "error": _seen_from(now.qpos[:, 0], self._error(now)),
         }  # fmt: skip
 
     def reward(self, now: Moment) -> Tensor:
@@ -63,3 +68,9 @@ class Reacher(Mdp):
 
     def _error(self, now: Moment) -> Tensor:
         return now.mocap_pos[:, 0, :2] - now.site_xpos[:, 0, :2]
+
+
+def _seen_from(angle: Tensor, vector: Tensor) -> Tensor:
+    """Vectors [N, 2] of the world in frames that are turned by `angle` [N]."""
+    (x, y), cos, sin = vector.unbind(1), angle.cos(), angle.sin()
+    return torch.stack((cos * x + sin * y, cos * y - sin * x), 1)

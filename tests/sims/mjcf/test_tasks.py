@@ -72,9 +72,15 @@ def test_a_pole_has_to_stay_up_for_as_long_as_the_task_says():
 def test_a_reacher_sees_where_its_target_is():
     env = make(Reacher())
     seen = env.reset()
-    tip = torch.from_numpy(env.worlds.batch.bind("site_xpos")[:, 0, :2].copy())
-    assert torch.allclose(seen["target"] - tip, seen["error"].double(), atol=1e-6)
     assert ((seen["target"].norm(dim=1) > 0.06) & (seen["target"].norm(dim=1) < 0.22)).all()
+    # The upper arm to the left, its elbow straight or bent to the right: 12 and 12 cm; targets at (0.1, 0.05).
+    env.worlds.batch.bind("qpos")[:] = [[0.5 * math.pi, 0.0], [0.5 * math.pi, -0.5 * math.pi]]
+    env.worlds.batch.bind("qvel")[:] = 0.0
+    env.worlds.batch.bind("mocap_pos")[:, 0, :2] = [0.1, 0.05]
+    seen = env.step(torch.zeros(2, 1, 2)).observation
+    assert torch.allclose(seen["elbow"], torch.tensor([[1.0, 0.0], [0.0, -1.0]]), atol=1e-5)
+    assert torch.allclose(seen["target"], torch.tensor([0.05, -0.1]), atol=1e-5)
+    assert torch.allclose(seen["error"], torch.tensor([[-0.19, -0.1], [-0.07, 0.02]]), atol=1e-5)
 
 
 def test_a_gripper_lifts_only_what_it_holds():
