@@ -31,7 +31,7 @@ from sims.registry import in_processes
 from train import GROUPS, TrainConfig
 
 log = logging.getLogger("embodied")
-LATE = ("latency.", "task.processes=", "task.python=", "task.step_limit=")
+LATE = ("latency.", "task.processes=", "task.python=", "task.step_limit=", "task.randomisation.")
 """Options of train.py that may differ from training."""
 ONE = re.compile(r"^sim=(\w+)$")
 

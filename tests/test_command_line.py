@@ -200,6 +200,18 @@ def test_evaluation_is_the_same_number_every_time(copied: Path):
     assert [row["distribution"] for row in found["evaluations"]] == measured_on
 
 
+def test_a_run_is_measured_on_mujoco_warp_and_with_what_it_was_not_trained_with(copied: Path):
+    asked = ["sim=mjwarp", "episodes=2", "num_envs=2", "distributions=[wide]", "task.step_limit=4", "threads=1"]
+    varied = ["task.randomisation.mass=[0.5,2]", "task.randomisation.evaluation=true"]
+    completed = run("evaluate.py", f"checkpoint={copied}", *asked, *varied)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "| all (2 episodes) |" in completed.stdout
+    found = json.loads((copied / "evaluation.json").read_bytes())
+    assert found["task"]["sim"] == "mjwarp"
+    assert found["task"]["randomisation"]["mass"] == [0.5, 2.0]
+    assert "diverged" not in found["evaluations"][0]  # none did
+
+
 def test_resuming_a_finished_run_changes_nothing(copied: Path):
     before = files(copied)
     completed = run("train.py", f"resume={copied}")

@@ -55,4 +55,5 @@ def simulate(
 
     from sims.libero.physics.warp_simulation import WarpSimulation
 
+    warp.init()  # before the next line, which needs it
     return WarpSimulation(scenes, device=str(warp.device_from_torch(torch.device(device))), varied=varied)
