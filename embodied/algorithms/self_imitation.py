@@ -41,8 +41,9 @@ PARTS = ("sft", "replay", "episodes")
 class SelfImitationConfig:
     """`gradient_steps` per iteration of `rollout_length` chunks per environment; a run has `rounds` of equal length.
 
-    A share `demonstration_share` of each minibatch is demonstrations. A share `retry` of restarts goes to states where
-    the policy has failed, at most `attempts` times each.
+    A share `demonstration_share` of each minibatch is demonstrations; the rest is divided equally among the tasks, with
+    demonstrations of those that have no success yet, which new networks would otherwise forget. A share `retry` of
+    restarts goes to states where the policy has failed, at most `attempts` times each.
     """
 
     rollout_length: int = 35
@@ -91,7 +92,8 @@ class SelfImitation:
         self.policy, self.config, self.generator, self.demonstrations = policy, config, generator, demonstrations
         self.sft, self.progress, self.gradient_steps = self._begin(), 0.0, 0
         self.replay = EpisodeReplay(config.capacity)
-        self.by_task: list[Tensor] = []  # rows of the replay, for each task that has any
+        self.by_task: dict[int, Tensor] = {}  # rows of the replay, for each task that has any
+        self.shown = _rows_by_task(demonstrations)
         self.episodes = EpisodeAssembler()
         self.starts: RetryStarts | None = None  # None: initial states are not numbered
         if isinstance(env, NumberedStarts):
@@ -137,21 +139,30 @@ class SelfImitation:
         batch = self.demonstrations.sample(old, horizon, self.generator)
         if not self.by_task:
             return batch
-        share, rest = divmod(size - old, len(self.by_task))
-        picked = [
-            rows[torch.randint(len(rows), (share + (i < rest),), generator=self.generator)]
-            for i, rows in enumerate(self.by_task)
-        ]
-        assert self.replay.episodes is not None
-        own = self.replay.episodes.chunks(torch.cat(picked), horizon)
+        tasks = sorted({*self.by_task, *self.shown})
+        share, rest = divmod(size - old, len(tasks))
+        counts = {task: share + (i < rest) for i, task in enumerate(tasks)}
+        replay = self.replay.episodes
+        assert replay is not None
+        missing = {task: self.shown[task] for task in tasks if task not in self.by_task}
+        own = replay.chunks(self._drawn(self.by_task, counts), horizon)
         keys = batch["observation"].keys()  # demonstrations may lack privileged observations
         own["observation"] = own["observation"].select(*keys)
-        return TensorDict.cat((batch, own))
+        parts = [batch, own]
+        if missing:
+            parts.append(self.demonstrations.chunks(self._drawn(missing, counts), horizon))
+        return TensorDict.cat(parts)
+
+    def _drawn(self, rows: dict[int, Tensor], counts: dict[int, int]) -> Tensor:
+        """As many of each task's `rows` as `counts` says, at random."""
+        picked = [
+            some[torch.randint(len(some), (counts[task],), generator=self.generator)] for task, some in rows.items()
+        ]
+        return torch.cat(picked)
 
     def _sort(self) -> None:
         assert self.replay.episodes is not None
-        task = self.replay.episodes.task_index[self.replay.episodes.episode]
-        self.by_task = [torch.nonzero(task == index).flatten() for index in task.unique()]
+        self.by_task = _rows_by_task(self.replay.episodes)
 
     def state_dict(self) -> dict[str, Any]:
         """Learner, replay, unfinished episodes and starts; the demonstrations come from their file."""
@@ -168,3 +179,9 @@ class SelfImitation:
         self.progress, self.gradient_steps = state["progress"], state["gradient_steps"]
         if len(self.replay):
             self._sort()
+
+
+def _rows_by_task(episodes: Episodes) -> dict[int, Tensor]:
+    """The observations of each task."""
+    task = episodes.task_index[episodes.episode]
+    return {int(index): torch.nonzero(task == index).flatten() for index in task.unique()}

@@ -129,6 +129,23 @@ def test_minibatches_hold_their_share_of_demonstrations_and_tasks_equally():
     assert int(batch["observation", "task"][own].sum()) == 24
 
 
+def test_a_task_without_a_success_keeps_its_share_by_its_demonstrations():
+    _, learner, collector = make(demonstration_share=0.25)
+    for _ in range(3):
+        learner.update(collector.collect(6), 0.0)
+    only = [one for one in apart(learner.replay.episodes) if int(one.task_index) == 1]
+    learner.replay.episodes = Episodes.join(only)
+    learner._sort()
+    batch = learner._batch()
+    assert len(batch) == 64
+    shown = {tuple(row) for row in demonstrated(learner)}
+    own = [tuple(row) not in shown for row in batch["actions"].flatten(1).tolist()]
+    assert sum(own) == 24
+    assert (batch["observation", "task"][own] == 1.0).all()
+    assert int((batch["observation", "task"][40:] == 0.0).sum()) == 24  # behind shown and own ones
+    assert 24 < int((batch["observation", "task"] == 0.0).sum()) < 40
+
+
 def success_rate(policy: MLPPolicy) -> float:
     return evaluate(Reach(16), policy, starts_per_task=22).summary()["success"]
 
