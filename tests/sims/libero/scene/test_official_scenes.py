@@ -9,9 +9,12 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import pytest
+import torch
 
 from sims.libero.assets import Assets, find_assets
 from sims.libero.catalogue import model_file
+from sims.libero.environment import LiberoEnvironment
+from sims.libero.physics.simulation import Simulation
 from sims.libero.scene import mjcf
 from sims.libero.scene.geometry import Cloud, rotation
 from sims.libero.scene.scene import BASE, build_scene, satisfied
@@ -72,22 +75,53 @@ def joint_scene(official, name, suite="libero_90"):
 
 
 @pytest.mark.parametrize(
-    ("name", "joint", "position"),
+    ("name", "joint", "before", "beyond"),
     [
-        ("close_the_microwave", "microwave_1_microjoint", 0.0),
-        ("open_the_microwave", "microwave_1_microjoint", -1.5),
-        ("open_the_bottom_drawer_of_the_cabinet", "wooden_cabinet_1_bottom_level", -0.15),
-        ("SCENE3_turn_on_the_stove", "flat_stove_1_button", 0.5),
-        ("turn_off_the_stove", "flat_stove_1_button", -0.004),
+        ("close_the_microwave", "microwave_1_microjoint", -0.006, -0.004),
+        ("open_the_microwave", "microwave_1_microjoint", -1.299, -1.301),
+        ("open_the_bottom_drawer_of_the_cabinet", "wooden_cabinet_1_bottom_level", -0.139, -0.141),
+        ("SCENE10_close_the_top_drawer_of_the_cabinet", "wooden_cabinet_1_top_level", 0.0, 0.001),
+        ("close_the_bottom_drawer_of_the_cabinet", "white_cabinet_1_bottom_level", 0.0, 0.001),
+        ("SCENE3_turn_on_the_stove", "flat_stove_1_button", 0.499, 0.5),
+        ("turn_off_the_stove", "flat_stove_1_button", 0.0, -0.001),
     ],
 )
-def test_joint_goals(official, name, joint, position):
+def test_joint_goals(official, name, joint, before, beyond):
     scene, data = joint_scene(official, name)
     mujoco.mj_forward(scene.model, data)
     assert not satisfied(scene, data)
-    data.qpos[scene.model.joint(joint).qposadr[0]] = position
+    simulation = Simulation([scene])
+    for position, expected in ((before, False), (beyond, True), (before, False)):
+        data.qpos[scene.model.joint(joint).qposadr[0]] = position
+        mujoco.mj_forward(scene.model, data)
+        assert satisfied(scene, data) == expected
+        simulation.write(0, data.qpos, np.zeros(scene.model.nv))
+        assert simulation.satisfied(0) == expected
+
+
+@pytest.mark.parametrize(("open_m", "closed_m", "expected"), [(-0.141, 0.001, 1), (-0.139, 0.001, 0), (-0.141, 0.0, 0)])
+def test_one_drawer_opens_and_another_closes(official, open_m, closed_m, expected):
+    scene, data = joint_scene(official, "close_the_bottom_drawer_of_the_cabinet_and_open_the_top_drawer")
+    data.qpos[scene.model.joint("white_cabinet_1_top_level").qposadr[0]] = open_m
+    data.qpos[scene.model.joint("white_cabinet_1_bottom_level").qposadr[0]] = closed_m
     mujoco.mj_forward(scene.model, data)
-    assert satisfied(scene, data)
+    assert satisfied(scene, data) == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "joint", "before", "beyond"),
+    [(0, "wooden_cabinet_1_middle_level", -0.12, -0.15), (7, "flat_stove_1_button", 0.45, 0.55)],
+)
+def test_a_joint_beyond_its_goal_earns_the_reward_and_ends_the_episode(official, task, joint, before, beyond):
+    env = LiberoEnvironment(
+        load_tasks("libero_goal", [task]), 2, distribution="official", horizon=1, executed=1, assets=official, threads=1
+    )
+    env.reset(starts=torch.tensor([0, 1]))
+    for data, position in zip(env.simulation.data, (before, beyond), strict=True):
+        data.qpos[env.scenes[0].model.joint(joint).qposadr[0]] = position
+    transition = env.step(torch.tensor([0.0, 0, 0, 0, 0, 0, -1]).expand(2, 1, 7))
+    assert transition.reward[:, 0].tolist() == [0.0, 1.0]
+    assert transition.success.tolist() == transition.terminated.tolist() == [False, True]
 
 
 def test_a_drawer_that_is_not_the_goals_does_not_count(official):
