@@ -114,7 +114,7 @@ def test_invalid_steps_do_not_train() -> None:
     loss = policy.loss(observation, actions, valid)
     policy.zero_grad()
     loss.backward()
-    rows = policy.velocity.out.weight.grad.view(4, 2, -1)
+    rows = policy.velocity.network.out.weight.grad.view(4, 2, -1)
     assert rows[:2].abs().sum() > 0
     assert rows[2:].abs().sum() == 0
 

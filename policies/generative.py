@@ -1,0 +1,256 @@
+"""What policies share that generate action chunks from noise: flow matching and diffusion.
+
+An encoder reads the observation, a network denoises the chunk, a critic with its own encoder gives the value. After
+`start_ranking` such a policy draws several candidates for each chunk and executes the one of highest learned advantage
+(IDQL, arXiv 2304.10573; for chunks Q-chunking, arXiv 2507.07969).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Self
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.command_line.config import at_least
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.policy import Decision, acting, explored_value, take_statistics
+from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene
+from policies.chunk_networks import NetworkKind
+from policies.encoders import Encoder, EncoderKind
+from policies.flat import FlatEncoder
+from policies.flow_kernels import fixed_noise
+from policies.libero_encoder import ObjectEncoder, missing
+
+SMALLEST_STD = 0.2
+"""Smallest deviation for normalising actions, in half ranges, so that unseen actions stay possible."""
+
+
+class Aggregate(Enum):
+    """How the log-probabilities of the K executed actions' elements make one of the chunk: SUM, or their MEAN."""
+
+    SUM = "sum"
+    MEAN = "mean"
+
+
+@dataclass
+class GenerativeConfig:
+    """Networks and augmentations of a policy that generates chunks.
+
+    `encoder` reads object tokens, or all float32 fixed-size observations, of which distances may be `reciprocal` (as
+    for policy=mlp). The `network` has layers of width `hidden` and `depth` residual blocks, a UNet as many levels.
+    With `augmentation` of Cartesian scenes, the supervised loss and the advantage's loss see scenes mirrored and
+    rotated by up to `turn_rad` (0: unchanged), without a share `hidden_distractors` of unmentioned objects and a share
+    `hidden_words` of words that name no object. When ranking, the best of `candidates` chunks by advantage is executed,
+    of `explored_candidates` while exploring. The log-probability of a denoising step is an `aggregate` over the
+    executed actions and their elements.
+    """
+
+    encoder: EncoderKind = EncoderKind.AUTO
+    augmentation: AugmentationKind = AugmentationKind.AUTO
+    reciprocal: list[str] = field(default_factory=list)
+    width: int = 64
+    network: NetworkKind = NetworkKind.MLP
+    hidden: int = 256
+    depth: int = 1
+    turn_rad: float = 0.8
+    hidden_distractors: float = 0.5
+    hidden_words: float = 0.3
+    candidates: int = 32
+    explored_candidates: int = 8
+    aggregate: Aggregate = Aggregate.SUM
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes."""
+        at_least(self, 1, "width", "hidden", "depth", "candidates", "explored_candidates")
+
+
+class GenerativePolicy(nn.Module, ABC):
+    """Predicts chunks of H actions from noise.
+
+    The advantage that ranks candidates reads no more than the actor.
+
+    Raises:
+        UserError: if the action has no limits, or the contract lacks observations of encoder or augmentation.
+    """
+
+    action_mean: Tensor
+    action_std: Tensor
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(self, contract: Contract, config: GenerativeConfig, kind: str) -> None:
+        super().__init__()
+        if not contract.action.low:
+            raise UserError(f"policy={kind} needs action limits; set low and high in the action spec")
+        self.contract, self.config = contract, config
+        self.augment = _augmentation(contract, config)
+        self.encoder = _encoder(contract, config)
+        self.value_encoder = _encoder(contract, config, privileged=True)
+        self.advantage_encoder = _encoder(contract, config)
+        actions, hidden = contract.action.shape[-1], config.hidden
+        self.critic = _head(self.value_encoder.out_features, hidden)
+        self.advantage_head = _head(self.encoder.out_features + contract.executed * actions, hidden)
+        self.register_buffer("ranks", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("action_mean", torch.zeros(actions))
+        self.register_buffer("action_std", torch.ones(actions))
+        self.register_buffer("action_low", torch.tensor(contract.action.low))
+        self.register_buffer("action_high", torch.tensor(contract.action.high))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.action_mean.device
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Parameters that only `value` uses."""
+        return [*self.critic.parameters(), *self.value_encoder.parameters()]
+
+    def advantage_parameters(self) -> list[nn.Parameter]:
+        """Parameters that only `advantage` uses."""
+        return [*self.advantage_head.parameters(), *self.advantage_encoder.parameters()]
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the velocity field and its encoder, and of the learned noise."""
+        critics = {*self.critic_parameters(), *self.advantage_parameters()}
+        return [parameter for parameter in self.parameters() if parameter not in critics]
+
+    def start_critic(self) -> None:
+        """Initialise the critics' encoders from the actor's."""
+        self.value_encoder.begin_like(self.encoder)
+        self.advantage_encoder.begin_like(self.encoder)
+
+    def start_ranking(self) -> None:
+        """From now on execute the candidate of highest advantage."""
+        self.ranks.fill_(True)
+
+    @torch.no_grad()
+    def fit(self, observation: TensorDict, actions: Tensor) -> None:
+        """Compute normalisation statistics from observations [N] and actions [..., A]."""
+        observation = self.encoder.read(observation)
+        for encoder in (self.encoder, self.value_encoder, self.advantage_encoder):
+            encoder.fit(observation)
+        flat = actions.reshape(-1, actions.shape[-1])
+        self.action_mean.copy_(flat.mean(0))
+        self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
+
+    def fresh(self) -> Self:
+        """A policy of the same kind with new weights, from torch's global generator; it ranks if this one does."""
+        policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
+        take_statistics(policy, self)
+        return policy
+
+    @acting
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Sample chunks; `sample` holds what their log-probability is defined on, of the executed candidates."""
+        observation = self.encoder.read(observation)
+        noise = self._noise(observation, deterministic, generator)
+        count = noise.shape[1]
+        features = self.encoder(observation).repeat_interleave(count, 0)
+        chunk, sample, log_prob = self._generate(noise.flatten(0, 1), features, deterministic, generator)
+        actions = self.to_robot(chunk)
+        rows = self._best(observation, actions, count)
+        return Decision(actions[rows], sample[rows], log_prob[rows], explored_value(self, observation, deterministic))
+
+    @abstractmethod
+    def _generate(
+        self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
+    ) -> tuple[Tensor, TensorDict, Tensor]:
+        """Normalised chunks [B, H, A] from noise `x` [B, H, A], the sample [B] and its log_prob [B, P]."""
+
+    @abstractmethod
+    def _error(self, target: Tensor, features: Tensor) -> Tensor:
+        """Supervised error [N, H] of denoising normalised chunks `target` [N, H, A]."""
+
+    def _noise(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Tensor:
+        """Initial noise of C candidates, [N, C, H, A]."""
+        count = 1
+        if self.ranks:
+            count = self.config.candidates if deterministic else self.config.explored_candidates
+        shape = (count, self.contract.horizon, self.contract.action.shape[-1])
+        if deterministic:
+            return fixed_noise(self.encoder.identity(observation), shape).to(self.device)
+        return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
+
+    def _best(self, observation: TensorDict, actions: Tensor, count: int) -> Tensor:
+        """Rows [N] of `actions` [N * C, H, A] with the highest advantage among their C = `count` candidates."""
+        rows = torch.arange(0, len(actions), count, device=actions.device)
+        if count > 1:
+            rows = rows + self.advantage(observation, actions.unflatten(0, (-1, count))).argmax(1)
+        return rows
+
+    def advantage(self, observation: TensorDict, actions: Tensor) -> Tensor:
+        """Advantage of each of C candidates [N, C, H, A] over the policy's average, in units of the return, [N, C]."""
+        executed = ((actions - self.action_mean) / self.action_std)[:, :, : self.contract.executed]
+        features = self.advantage_encoder(observation).unsqueeze(1).expand(-1, actions.shape[1], -1)
+        return self.advantage_head(torch.cat((features, executed.flatten(2)), -1)).squeeze(-1)
+
+    def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
+        """Mean squared error of the advantage of executed `actions` [N, H, A] against `target` [N], one scalar."""
+        observation, actions = self._augmented(observation, actions)
+        return (self.advantage(observation, actions.unsqueeze(1)).squeeze(1) - target).square().mean()
+
+    def value(self, observation: TensorDict) -> Tensor:
+        """Expected discounted return, [N]."""
+        return self.critic(self.value_encoder(observation)).squeeze(-1)
+
+    def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
+        """The denoising error, its mean over actions weighted by `valid` [N, H]; one scalar."""
+        observation, actions = self._augmented(observation, actions)
+        target = (actions - self.action_mean) / self.action_std
+        error = self._error(target, self.encoder(observation))
+        return (error * valid).sum() / valid.sum().clamp_min(1)
+
+    def _augmented(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
+        observation = self.encoder.read(observation)
+        return self.augment(observation, actions) if self.augment else (observation, actions)
+
+    def to_robot(self, x: Tensor) -> Tensor:
+        """Normalised actions in robot units, clamped to the contract's limits."""
+        return (x * self.action_std + self.action_mean).clamp(self.action_low, self.action_high)
+
+    def _aggregated(self, elementwise: Tensor) -> Tensor:
+        """The sum, or mean, over executed actions and their elements of [..., H, A], [...]."""
+        executed = elementwise[..., : self.contract.executed, :].flatten(-2)
+        return executed.sum(-1) if self.config.aggregate is Aggregate.SUM else executed.mean(-1)
+
+
+def _head(inputs: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(inputs, hidden), nn.LayerNorm(hidden), nn.ReLU(),
+        nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, 1),
+    )  # fmt: skip
+
+
+def _encoder(contract: Contract, config: GenerativeConfig, *, privileged: bool = False) -> Encoder:
+    kind = config.encoder
+    if kind is EncoderKind.AUTO:
+        kind = EncoderKind.FLAT if missing(contract) else EncoderKind.OBJECTS
+    if kind is EncoderKind.FLAT:
+        return FlatEncoder(contract, config.width, config.reciprocal, privileged=privileged)
+    if absent := missing(contract):
+        raise UserError(f"policy.encoder=objects reads {', '.join(absent)}, which this task lacks; use encoder=flat")
+    if config.reciprocal:
+        raise UserError(f"expected policy.reciprocal=[] with encoder=objects, got {config.reciprocal}")
+    return ObjectEncoder(config.width)
+
+
+def _augmentation(contract: Contract, config: GenerativeConfig) -> Augmentation | None:
+    kind, turns = config.augmentation, contract.action.names[:6] == CARTESIAN
+    if kind is AugmentationKind.AUTO:
+        scene = turns and not missing(contract)
+        kind = AugmentationKind.CARTESIAN_SCENE if scene else AugmentationKind.NONE
+    if kind is AugmentationKind.NONE:
+        return None
+    if absent := missing(contract):
+        raise UserError(f"policy.augmentation=cartesian_scene needs {', '.join(absent)}; use augmentation=none")
+    if config.turn_rad and not turns:
+        raise UserError(f"expected actions {CARTESIAN} to turn scenes, got {contract.action.names}; set turn_rad=0")
+    return CartesianScene(config.turn_rad, config.hidden_distractors, config.hidden_words)
