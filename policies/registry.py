@@ -10,12 +10,14 @@ from embodied.policy import TrainablePolicy
 from embodied.saving.checkpoint import Checkpoint
 from embodied.task import PolicyConfig
 from policies.attention import AttentionConfig
+from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 
 POLICIES: dict[str, type] = {
     "attention": AttentionConfig,
+    "diffusion": DiffusionConfig,
     "flow": FlowConfig,
     "mlp": MLPConfig,
     "recurrent": RecurrentConfig,

@@ -20,6 +20,7 @@ Differs from the papers:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -47,7 +48,9 @@ class PPOConfig:
     """Hyper-parameters of PPO; `rollout_length` (T) decisions per environment and iteration.
 
     Learning rates decay linearly to their `final_lr_share`. Minibatches are scored in pieces that keep at most
-    `memory_gb` for the backward pass; whole if None.
+    `memory_gb` for the backward pass; whole if None. Where a log-probability has several parts, denoising steps, each
+    is clipped by itself (DPPO, arXiv 2409.00588): from `clip_first` (None: `clip`) to `clip` at the last, with the
+    advantage discounted by `part_discount` for every step that follows.
     """
 
     rollout_length: int = 35
@@ -56,6 +59,8 @@ class PPOConfig:
     learning_rate: float = 1e-4
     value_learning_rate: float = 1e-3
     clip: float = 0.2
+    clip_first: float | None = None
+    part_discount: float = 1.0
     discount: float = 0.99
     gae_lambda: float = 0.95
     entropy_weight: float = 0.0
@@ -212,8 +217,9 @@ class PPO:
         evaluation = self.policy.evaluate(batch["observation"], batch["sample"])
         log_ratio = evaluation.log_prob - batch["log_prob"]
         ratio = log_ratio.exp()
-        advantage = batch["advantage"].unsqueeze(-1)
-        clipped = ratio.clamp(1.0 - self.config.clip, 1.0 + self.config.clip)
+        clip, weight = self._of_parts(ratio)
+        advantage = batch["advantage"].unsqueeze(-1) * weight
+        clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
         # L = -min(r A, clip(r) A)
         policy_loss = -torch.minimum(ratio * advantage, clipped * advantage)[own].mean(-1).sum()
         value_loss = (evaluation.value - batch["return"]).square()[own].sum()
@@ -222,7 +228,7 @@ class PPO:
         loss = value_loss if warm else value_loss + policy_loss - self.config.entropy_weight * entropy
         with torch.no_grad():
             kl = ((ratio - 1.0) - log_ratio)[own].mean(-1).sum()  # low-variance, joschu.net/blog/kl-approx.html
-            far = ((ratio - 1.0).abs() > self.config.clip)[own].float().mean(-1).sum()
+            far = ((ratio - 1.0).abs() > clip)[own].float().mean(-1).sum()
         sums = {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
@@ -231,6 +237,19 @@ class PPO:
             "clip_fraction": far,
         }
         return loss / count, {name: value.detach() for name, value in sums.items()}
+
+    def _of_parts(self, ratio: Tensor) -> tuple[Tensor | float, Tensor | float]:
+        """Clip range and weight of the advantage [P] for the parts of `ratio` [..., P].
+
+        clip_p = first + (clip - first) (e^(3 p / (P - 1)) - 1) / (e^3 - 1)
+        """
+        config, count = self.config, ratio.shape[-1]
+        if count == 1:
+            return config.clip, 1.0
+        first = config.clip if config.clip_first is None else config.clip_first
+        rise = torch.expm1(torch.linspace(0.0, 3.0, count, device=ratio.device)) / math.expm1(3.0)
+        following = torch.arange(count - 1, -1, -1, device=ratio.device)
+        return first + (config.clip - first) * rise, config.part_discount**following
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, counters and draws to come."""

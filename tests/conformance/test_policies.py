@@ -13,6 +13,8 @@ from embodied.evaluation.evaluation import act
 from embodied.policy import RankingPolicy
 from embodied.rollout.memory import Memory
 from policies.attention import AttentionConfig
+from policies.chunk_networks import NetworkKind
+from policies.diffusion import DiffusionConfig, DiffusionPolicy
 from policies.encoders import EncoderKind
 from policies.flow import FlowConfig, Sampler
 from policies.libero_encoder import ObjectEncoder
@@ -33,6 +35,9 @@ CONFIGS = {
     "flow, flow_noise": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE),
     "flow, ranking": FlowConfig(width=32, hidden=32, candidates=5, explored_candidates=3),
     "flow, flat": FlowConfig(width=32, hidden=32, encoder=EncoderKind.FLAT, reciprocal=["gripper_command"]),
+    "diffusion, mlp": DiffusionConfig(width=32, hidden=32, tuned_steps=3),
+    "diffusion, unet": DiffusionConfig(width=32, network=NetworkKind.UNET, hidden=16, depth=2, tuned_steps=3),
+    "diffusion, dit": DiffusionConfig(width=32, network=NetworkKind.DIT, hidden=32, tuned_steps=3),
     "mlp": MLPConfig(hidden=[32]),
     "attention": AttentionConfig(hidden=[32]),
     "recurrent": RecurrentConfig(hidden=[32]),
@@ -68,12 +73,13 @@ def generator(seed: int = 3) -> torch.Generator:
 
 def test_shapes(make):
     policy = make()
+    parts = 3 if isinstance(policy, DiffusionPolicy) else 1
     decision = policy.act(observations(5))
     assert decision.actions.shape == (5, 4, 7)
-    assert decision.log_prob.shape == (5, 1)
+    assert decision.log_prob.shape == (5, parts)
     assert decision.sample.batch_size == (5,)
     evaluation = policy.evaluate(observations(5), decision.sample)
-    assert evaluation.log_prob.shape == evaluation.entropy.shape == (5, 1)
+    assert evaluation.log_prob.shape == evaluation.entropy.shape == (5, parts)
     assert policy.value(observations(5)).shape == evaluation.value.shape == decision.value.shape == (5,)
     assert policy.act(observations(5), deterministic=True).value is None  # not requested
 
