@@ -8,6 +8,7 @@ from tensordict import TensorDict
 
 from embodied.algorithms.advantage import next_values, values
 from embodied.algorithms.ppo import PPO, PPOConfig
+from embodied.policy import Evaluation
 from embodied.rollout.rollout import Collector, Rollout
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.reach import Reach
@@ -52,6 +53,31 @@ def test_rates_fall_to_their_final_share() -> None:
     _, _, learner, collector = make(final_lr_share=0.25)
     learner.update(collector.collect(2), 1.0)
     assert [group["lr"] for group in learner.optimiser.param_groups] == pytest.approx([0.25 * 3e-3, 0.25 * 1e-3])
+
+
+def test_parts_of_a_log_probability_are_clipped_and_discounted_each() -> None:
+    _, _, learner, _ = make(clip=0.1, clip_first=0.02, part_discount=0.5)
+    clip, weight = learner._of_parts(torch.ones(3, 4))
+    assert clip[0] == pytest.approx(0.02)
+    assert clip[-1] == pytest.approx(0.1)
+    assert (clip.diff().diff() > 0.0).all()  # exponentially
+    assert weight.tolist() == [0.125, 0.25, 0.5, 1.0]
+    assert learner._of_parts(torch.ones(3, 1)) == (0.1, 1.0)
+    learner.config.clip_first = None
+    assert (learner._of_parts(torch.ones(3, 4))[0] == 0.1).all()
+
+
+def test_a_part_beyond_its_clip_range_has_no_gradient() -> None:
+    _, policy, learner, _ = make(clip=0.3, clip_first=0.1, entropy_weight=0.0)
+    learner.iterations = learner.config.critic_warmup
+    ratios = torch.tensor([[1.2, 1.2]])  # the first part is clipped at 1.1, the second at 1.3
+    old, log_prob = torch.zeros(1, 2), ratios.log().requires_grad_()
+    policy.evaluate = lambda observation, sample: Evaluation(log_prob, torch.zeros(1, 2), torch.zeros(1))
+    batch = {"observation": TensorDict({}, [1]), "sample": TensorDict({}, [1]), "log_prob": old}
+    batch |= {"advantage": torch.ones(1), "return": torch.zeros(1), "own": torch.ones(1, dtype=torch.bool)}
+    learner._losses(TensorDict(batch, [1]), 1)[0].backward()
+    assert log_prob.grad[0, 0] == 0.0
+    assert log_prob.grad[0, 1] == pytest.approx(-1.2 / 2)
 
 
 def test_learns_to_reach_from_sparse_reward() -> None:
