@@ -13,6 +13,7 @@ from embodied.command_line import combinations
 from embodied.command_line.config import compose, names
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.rollout.episodes import Episodes
 from train import GROUPS, TrainConfig
 
 TASKS = names("task", GROUPS)
@@ -31,16 +32,14 @@ def composed(task: str, policy: str, algorithm: str) -> TrainConfig:
     return compose(TrainConfig, "train", options, GROUPS)[0]
 
 
-def demonstrations(contract: Contract) -> TensorDict:
-    """Two chunks of zeros."""
+def demonstrations(contract: Contract) -> Episodes:
+    """An episode of two steps, all zeros."""
     specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
     observation = {
         key: torch.zeros(2, *(max(1, size) for size in spec.shape), dtype=getattr(torch, spec.dtype))
         for key, spec in specs.items()
     }
-    actions = torch.zeros(2, contract.horizon, *contract.action.shape)
-    valid = torch.ones(2, contract.horizon, dtype=torch.bool)
-    return TensorDict({"observation": TensorDict(observation, [2]), "actions": actions, "valid": valid}, [2])
+    return Episodes.of(TensorDict(observation, [2]), torch.zeros(2, *contract.action.shape))
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -188,10 +188,10 @@ class SwarmEnvironment(RestorableEngine):
             worlds.error = worlds.error + torch.where(late, length(flight.to_goal), 0.0)
             worlds.fate = torch.where(flying, collisions(flight.position, near), worlds.fate)
             worlds.fate = torch.where(lost, HIT_ROOM, worlds.fate)  # treated as having left the room
-            self._end(flying)
+            self._finish(flying)
         return found.flatten()
 
-    def _end(self, flying: Tensor) -> None:
+    def _finish(self, flying: Tensor) -> None:
         """End the episodes of finished worlds after a step of the drones `flying` [W, M]."""
         worlds = self._worlds
         crashed = flying & (worlds.fate != FLYING)

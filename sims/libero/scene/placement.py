@@ -181,10 +181,12 @@ class _Wide:
         for joint in self.scene.initial_joints:
             qpos[joint.qposadr] = rng.uniform(joint.low, joint.high)
         placed: list[Array] = []
-        turn = planar(rng.uniform(-TOGETHER_RAD, TOGETHER_RAD)) if self.together else None
-        shift = rng.uniform(-TOGETHER_M, TOGETHER_M, 2)
+        near: Array | None = None
+        if self.together:
+            turn, shift = planar(rng.uniform(-TOGETHER_RAD, TOGETHER_RAD)), rng.uniform(-TOGETHER_M, TOGETHER_M, 2)
         for stack in self.stacks:
-            near = None if turn is None else turn @ (stack.pivot - self.middle) + self.middle + shift - self.base
+            if self.together:
+                near = turn @ (stack.pivot - self.middle) + self.middle + shift - self.base
             found = self._throw(rng, stack, near, placed, clearance)
             if found is None:
                 return None
