@@ -122,7 +122,7 @@ def test_what_begins_in_a_drawer_stays_in_it_in_the_wide_distribution():
     bowl = scene.object_qposadr[scene.objects.index(scene.task.problem.goal[0][1])]
     seen = []
     for index in range(8):
-        qpos, _, position, quaternion = wide(index)
+        qpos, _, position, quaternion, _ = wide(index)
         seen.append(rotation(quaternion[cabinet]).T @ (qpos[bowl : bowl + 3] - position[cabinet]))
     np.testing.assert_allclose(seen[1:], [seen[0]] * 7, atol=1e-9)
     assert len({tuple(wide(index).body_pos[cabinet]) for index in range(8)}) == 8

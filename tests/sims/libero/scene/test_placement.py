@@ -144,7 +144,7 @@ def test_what_stands_on_an_object_moves_with_it_and_fixtures_are_kept_clear():
     model, offsets = copy.copy(scene.model), []
     data = mujoco.MjData(model)
     for index in range(20):
-        qpos, _, model.body_pos[:], model.body_quat[:] = wide(index)
+        qpos, _, model.body_pos[:], model.body_quat[:], _ = wide(index)
         offsets.append(np.linalg.norm(qpos[bowl : bowl + 2] - qpos[ramekin : ramekin + 2]))
         data.qpos[:] = qpos
         mujoco.mj_forward(model, data)
@@ -172,7 +172,7 @@ def test_what_instructions_say_of_places_stays_true(task, near):
     wide, names, base = Placement(scene, "wide", "train"), list(scene.objects), scene.object_qposadr
     yaws, seen = [], []
     for index in range(20):
-        qpos, _, body_pos, _ = wide(index)
+        qpos, _, body_pos, *_ = wide(index)
         where = {name: qpos[address : address + 2] for name, address in zip(names, base, strict=True)}
         where |= {fixture.name: body_pos[fixture.body, :2] for fixture in scene.fixtures}
         one, other = where["akita_black_bowl_1"], where["akita_black_bowl_2"]
