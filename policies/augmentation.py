@@ -22,11 +22,15 @@ CARTESIAN = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 
 
 class AugmentationKind(Enum):
-    """`augmentation=` of a policy; AUTO is CARTESIAN_SCENE if objects are moved by Cartesian actions, else NONE."""
+    """`augmentation=` of a policy.
+
+    AUTO is CARTESIAN_SCENE if objects are moved by Cartesian actions, PICTURES if pictures are read, else NONE.
+    """
 
     AUTO = "auto"
     NONE = "none"
     CARTESIAN_SCENE = "cartesian_scene"
+    PICTURES = "pictures"
 
 
 class Augmentation(Protocol):

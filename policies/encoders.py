@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 
 class EncoderKind(Enum):
-    """`encoder=` of a policy; AUTO is OBJECTS if the contract has object tokens, and FLAT otherwise."""
+    """`encoder=` of a policy; AUTO is OBJECTS or PICTURES if actors may read such observations, and FLAT otherwise."""
 
     AUTO = "auto"
     OBJECTS = "objects"
+    PICTURES = "pictures"
     FLAT = "flat"
 
 

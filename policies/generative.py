@@ -25,7 +25,10 @@ from policies.chunk_networks import NetworkKind
 from policies.encoders import Encoder, EncoderKind
 from policies.flat import FlatEncoder
 from policies.flow_kernels import fixed_noise
-from policies.libero_encoder import ObjectEncoder, missing
+from policies.libero_encoder import OBSERVATIONS, ObjectEncoder, missing
+from policies.vision.augmentation import PictureChanges
+from policies.vision.backbones import VisionConfig
+from policies.vision.encoder import PictureEncoder, pictures
 
 SMALLEST_STD = 0.2
 """Smallest deviation for normalising actions, in half ranges, so that unseen actions stay possible."""
@@ -42,16 +45,18 @@ class Aggregate(Enum):
 class GenerativeConfig:
     """Networks and augmentations of a policy that generates chunks.
 
-    `encoder` reads object tokens, or all float32 fixed-size observations, of which distances may be `reciprocal` (as
-    for policy=mlp). The `network` has layers of width `hidden` and `depth` residual blocks, a UNet as many levels.
-    With `augmentation` of Cartesian scenes, the supervised loss and the advantage's loss see scenes mirrored and
-    rotated by up to `turn_rad` (0: unchanged), without a share `hidden_distractors` of unmentioned objects and a share
-    `hidden_words` of words that name no object. When ranking, the best of `candidates` chunks by advantage is executed,
-    of `explored_candidates` while exploring. The log-probability of a denoising step is an `aggregate` over the
-    executed actions and their elements.
+    `encoder` reads object tokens, or pictures (by `vision`), the instruction and the robot's state, or all float32
+    fixed-size observations, of which distances may be `reciprocal` (as for policy=mlp). Beside pictures the critic
+    reads object tokens where a simulator has them. The `network` has layers of width `hidden` and `depth` residual
+    blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised loss and the advantage's loss
+    see scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share `hidden_distractors` of
+    unmentioned objects and a share `hidden_words` of words that name no object. When ranking, the best of `candidates`
+    chunks by advantage is executed, of `explored_candidates` while exploring. The log-probability of a denoising step
+    is an `aggregate` over the executed actions and their elements.
     """
 
     encoder: EncoderKind = EncoderKind.AUTO
+    vision: VisionConfig = field(default_factory=VisionConfig)
     augmentation: AugmentationKind = AugmentationKind.AUTO
     reciprocal: list[str] = field(default_factory=list)
     width: int = 64
@@ -89,8 +94,8 @@ class GenerativePolicy(nn.Module, ABC):
         if not contract.action.low:
             raise UserError(f"policy={kind} needs action limits; set low and high in the action spec")
         self.contract, self.config = contract, config
-        self.augment = _augmentation(contract, config)
         self.encoder = _encoder(contract, config)
+        self.augment = _augmentation(contract, config, self.encoder)
         self.value_encoder = _encoder(contract, config, privileged=True)
         self.advantage_encoder = _encoder(contract, config)
         actions, hidden = contract.action.shape[-1], config.hidden
@@ -122,7 +127,8 @@ class GenerativePolicy(nn.Module, ABC):
 
     def start_critic(self) -> None:
         """Initialise the critics' encoders from the actor's."""
-        self.value_encoder.begin_like(self.encoder)
+        if type(self.value_encoder) is type(self.encoder):
+            self.value_encoder.begin_like(self.encoder)
         self.advantage_encoder.begin_like(self.encoder)
 
     def start_ranking(self) -> None:
@@ -232,23 +238,31 @@ def _head(inputs: int, hidden: int) -> nn.Sequential:
 def _encoder(contract: Contract, config: GenerativeConfig, *, privileged: bool = False) -> Encoder:
     kind = config.encoder
     if kind is EncoderKind.AUTO:
-        kind = EncoderKind.FLAT if missing(contract) else EncoderKind.OBJECTS
+        seen = EncoderKind.PICTURES if pictures(contract) else EncoderKind.FLAT
+        kind = seen if missing(contract) else EncoderKind.OBJECTS
+    if kind is not EncoderKind.FLAT and config.reciprocal:
+        raise UserError(f"expected policy.reciprocal=[] with encoder={kind.value}, got {config.reciprocal}")
     if kind is EncoderKind.FLAT:
         return FlatEncoder(contract, config.width, config.reciprocal, privileged=privileged)
+    if kind is EncoderKind.PICTURES:
+        known = privileged and all(key in contract.observation for key in OBSERVATIONS)
+        return ObjectEncoder(config.width) if known else PictureEncoder(contract, config.width, config.vision)
     if absent := missing(contract):
         raise UserError(f"policy.encoder=objects reads {', '.join(absent)}, which this task lacks; use encoder=flat")
-    if config.reciprocal:
-        raise UserError(f"expected policy.reciprocal=[] with encoder=objects, got {config.reciprocal}")
     return ObjectEncoder(config.width)
 
 
-def _augmentation(contract: Contract, config: GenerativeConfig) -> Augmentation | None:
+def _augmentation(contract: Contract, config: GenerativeConfig, encoder: Encoder) -> Augmentation | None:
     kind, turns = config.augmentation, contract.action.names[:6] == CARTESIAN
     if kind is AugmentationKind.AUTO:
         scene = turns and not missing(contract)
-        kind = AugmentationKind.CARTESIAN_SCENE if scene else AugmentationKind.NONE
+        reads = isinstance(encoder, PictureEncoder) and (config.vision.shift or config.vision.colour)
+        other = AugmentationKind.PICTURES if reads else AugmentationKind.NONE
+        kind = AugmentationKind.CARTESIAN_SCENE if scene else other
     if kind is AugmentationKind.NONE:
         return None
+    if kind is AugmentationKind.PICTURES:
+        return PictureChanges(pictures(contract), config.vision.shift, config.vision.colour)
     if absent := missing(contract):
         raise UserError(f"policy.augmentation=cartesian_scene needs {', '.join(absent)}; use augmentation=none")
     if config.turn_rad and not turns:

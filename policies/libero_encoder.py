@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from embodied.contract import Contract
 from embodied.errors import UserError
 from policies.encoders import Encoder
-from policies.words import WORD_BUCKETS, WordTable
+from policies.words import WORD_BUCKETS, WordTable, word_features
 
 OBSERVATIONS = (
     "end_effector_position", "end_effector_rotation", "gripper_position", "gripper_command",
@@ -114,7 +114,7 @@ class ObjectEncoder(Encoder):
         self.heads = heads
         self.out_features = (2 + heads) * width
         self.instructions, self.names = WordTable(INSTRUCTION_WORDS), WordTable(NAME_WORDS)
-        self.register_buffer("words", _word_features(word_width))
+        self.register_buffer("words", word_features(word_width))
         self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
         self.state = nn.Sequential(
             nn.Linear(STATE_WIDTH + word_width, 2 * width), nn.ReLU(), nn.Linear(2 * width, 2 * width), nn.ReLU()
@@ -214,10 +214,3 @@ class ObjectEncoder(Encoder):
 
     def _embed(self, words: Tensor) -> Tensor:
         return nn.functional.embedding_bag(words * self.known[words], self.words, mode="sum", padding_idx=0)
-
-
-def _word_features(width: int) -> Tensor:
-    """Fixed random word embeddings [WORD_BUCKETS, width]: not learned, and the same in every process."""
-    features = torch.randn(WORD_BUCKETS, width, generator=torch.Generator().manual_seed(0)) / 2.0
-    features[0] = 0.0
-    return features

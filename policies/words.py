@@ -34,6 +34,13 @@ def hash_words(text: str, length: int = 16) -> list[int]:
     return ids + [0] * (length - len(ids))
 
 
+def word_features(width: int) -> Tensor:
+    """Fixed random word embeddings [WORD_BUCKETS, width]: not learned, and the same in every process."""
+    features = torch.randn(WORD_BUCKETS, width, generator=torch.Generator().manual_seed(0)) / 2.0
+    features[0] = 0.0
+    return features
+
+
 class WordTable:
     """A cache of the word ids of texts, because the same few are read at every step."""
 

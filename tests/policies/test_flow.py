@@ -19,6 +19,9 @@ from policies.flat import FlatEncoder
 from policies.flow import FlowConfig, FlowPolicy, Sampler
 from policies.flow_kernels import fixed_noise
 from policies.libero_encoder import ObjectEncoder
+from policies.vision.augmentation import PictureChanges
+from policies.vision.backbones import VisionConfig
+from policies.vision.encoder import PictureEncoder
 from sims.libero.observation import action_spec
 from tests.embodied.reach import Reach
 from tests.policies.observations import contract, observations
@@ -225,7 +228,7 @@ FLAT = Contract(
 
 def flat(**settings) -> FlowPolicy:
     torch.manual_seed(0)
-    return FlowConfig(width=16, hidden=32, **settings).build(FLAT)
+    return FlowConfig(width=16, hidden=32, **{"encoder": EncoderKind.FLAT} | settings).build(FLAT)
 
 
 def driving(count: int, seed: int = 0) -> TensorDict:
@@ -249,6 +252,9 @@ def test_encoder_and_augmentation_follow_from_the_contract() -> None:
     assert other.augment is None
     assert isinstance(flat().encoder, FlatEncoder)
     assert flat().augment is None
+    seeing = FlowConfig(width=16, vision=VisionConfig(shift=1)).build(FLAT)
+    assert isinstance(seeing.encoder, PictureEncoder)
+    assert isinstance(seeing.augment, PictureChanges)
 
 
 @pytest.mark.parametrize(

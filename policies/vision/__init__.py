@@ -1,0 +1,1 @@
+"""Encoders of pictures, and augmentations of them."""

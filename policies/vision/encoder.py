@@ -1,0 +1,87 @@
+"""Pictures, an instruction and what the robot measures of itself, as features: what a robot has without a tracker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Self
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.contract import Contract
+from embodied.errors import UserError
+from policies.encoders import Encoder
+from policies.flat import FlatObservations
+from policies.vision.backbones import VisionConfig, backbone
+from policies.words import WORD_BUCKETS, WordTable, word_features
+
+INSTRUCTION_WORDS, WORD_WIDTH = 20, 32
+"""Largest number of words of an instruction, more are refused; numbers that stand for a word."""
+
+
+def pictures(contract: Contract) -> list[str]:
+    """The pictures that actors may read."""
+    return [key for key, spec in contract.observation.items() if spec.is_picture and not spec.privileged]
+
+
+class PictureEncoder(Encoder):
+    """Reads the pictures of a contract, its float32 observations of fixed size, and one instruction if there is one.
+
+    Each camera has a network of its own. Instructions are sums of fixed word vectors; words that `fit` has not seen are
+    ignored, because their meaning was never learned. Privileged observations are not read.
+
+    Raises:
+        UserError: if the contract has no pictures that actors may read.
+    """
+
+    def __init__(self, contract: Contract, width: int, config: VisionConfig) -> None:
+        super().__init__()
+        self.cameras = pictures(contract)
+        if not self.cameras:
+            raise UserError(
+                "policy.encoder=pictures reads pictures, which this task lacks; name cameras in task.images"
+            )
+        seen = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+        texts = [key for key, spec in seen.items() if spec.is_text and len(spec.shape) == 1]
+        self.instruction = texts[0] if texts else None
+        self.state = FlatObservations(replace(contract, observation=seen), [], "policy.encoder=pictures", "flat")
+        self.table = WordTable(INSTRUCTION_WORDS)
+        self.register_buffer("words", word_features(WORD_WIDTH))
+        self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
+        given = WORD_WIDTH + self.state.observed
+        self.eyes = nn.ModuleDict(
+            {key: backbone(config, *contract.observation[key].shape[:2], given) for key in self.cameras}
+        )
+        self.proprioception = nn.Sequential(nn.Linear(given, width), nn.ReLU())
+        self.out_features = width + len(self.cameras) * config.features
+
+    @torch.no_grad()
+    def fit(self, observation: TensorDict) -> None:
+        """Compute mean and deviation of the float32 observations, and collect the known words, from [N]."""
+        self.state.fit_statistics(observation)
+        self.known.fill_(False)
+        if self.instruction:
+            self.known[self.table(observation[self.instruction]).unique()] = True
+
+    def forward(self, observation: TensorDict) -> Tensor:
+        """Features [N, out_features] of the robot's state and each camera; RuntimeError before `fit`."""
+        given = torch.cat((self._said(observation), self.state.standardised(observation, self.state.actor_keys)), -1)
+        features = [self.proprioception(given)]
+        for key, eye in self.eyes.items():
+            features.append(eye(observation[key].movedim(-1, -3).to(given.dtype) / 255.0, given))
+        return torch.cat(features, -1)
+
+    def begin_like(self, other: Self) -> None:
+        """Copy the weights, statistics and known words of `other`."""
+        self.load_state_dict(other.state_dict())
+
+    def identity(self, observation: TensorDict) -> Tensor:
+        """What the robot measures of itself, [N, B]."""
+        return self.state.concatenated(observation, self.state.actor_keys)
+
+    def _said(self, observation: TensorDict) -> Tensor:
+        if not self.instruction:
+            return self.words.new_zeros(*observation.batch_size, WORD_WIDTH)
+        words = self.table(observation[self.instruction])
+        return nn.functional.embedding_bag(words * self.known[words], self.words, mode="sum", padding_idx=0)

@@ -1,0 +1,205 @@
+"""Policies that see: encoders of pictures, instructions and the robot's state."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
+from embodied.text import encode, text_spec
+from policies.diffusion import DiffusionConfig
+from policies.encoders import EncoderKind
+from policies.flow import FlowConfig
+from policies.libero_encoder import ObjectEncoder
+from policies.vision.augmentation import PictureChanges, recoloured, shifted
+from policies.vision.backbones import Backbone, SpatialCNN, VisionConfig, backbone
+from policies.vision.encoder import PictureEncoder
+
+TEXT = 40
+SEEING = Contract(
+    {
+        "front": TensorSpec((16, 24, 3), "uint8", camera="front", frame="world"),
+        "wrist": TensorSpec((16, 16, 3), "uint8", camera="wrist", frame="hand"),
+        "depth": TensorSpec((16, 16, 3), "uint8", camera="depth", privileged=True),
+        "fingers": TensorSpec((2,), unit="m"),
+        "cube": TensorSpec((-1, 3), unit="m", privileged=True),
+        "instruction": text_spec(TEXT),
+    },
+    TensorSpec((2,), low=(-1.0, -1.0), high=(1.0, 1.0)), 0.05, horizon=4, executed=2,
+)  # fmt: skip
+SMALL = VisionConfig(width=8, features=16)
+
+
+def said(*texts: str) -> torch.Tensor:
+    return torch.from_numpy(np.stack([encode(text, TEXT) for text in texts]))
+
+
+def seen(count: int, seed: int = 0) -> TensorDict:
+    generator = torch.Generator().manual_seed(seed)
+    pictures = {
+        key: torch.randint(256, (count, *spec.shape), dtype=torch.uint8, generator=generator)
+        for key, spec in SEEING.observation.items()
+        if spec.is_picture
+    }
+    words = [("pick the milk", "open the drawer")[row % 2] for row in range(count)]
+    state = {"fingers": torch.rand(count, 2, generator=generator), "cube": torch.rand(count, 5, 3, generator=generator)}
+    return TensorDict(pictures | state | {"instruction": said(*words)}, [count])
+
+
+def encoder() -> PictureEncoder:
+    torch.manual_seed(0)
+    made = PictureEncoder(SEEING, 8, SMALL)
+    for film in (film for eye in made.eyes.values() for film in eye.films):  # no longer neutral
+        torch.nn.init.normal_(film[-1].weight)
+    made.fit(seen(8))
+    return made
+
+
+def changed(key: str, value: torch.Tensor) -> float:
+    """How much the features of two observations change when `key` of the second is another."""
+    made, before = encoder(), seen(2)
+    after = before.clone()
+    after[key][1] = value
+    difference = (made(before) - made(after)).abs().amax(1)
+    assert difference[0] == 0.0
+    return float(difference[1].detach())
+
+
+def test_cameras_instruction_and_state_are_read_and_what_is_privileged_is_not() -> None:
+    assert changed("front", torch.tensor(0)) > 1e-4
+    assert changed("wrist", torch.tensor(0)) > 1e-4
+    assert changed("fingers", torch.tensor(3.0)) > 1e-4
+    assert changed("instruction", said("pick the milk")[0]) > 1e-4
+    assert changed("depth", torch.tensor(0)) == 0.0
+    assert changed("cube", torch.tensor(9.0)) == 0.0
+
+
+def test_words_that_training_did_not_have_change_nothing() -> None:
+    assert changed("instruction", said("open the drawer zebra")[0]) == 0.0
+
+
+def test_the_instruction_decides_what_a_camera_looks_for() -> None:
+    eye, pictures = encoder().eyes["front"], torch.rand(1, 3, 16, 24)
+    one, other = eye(pictures, torch.zeros(1, 34)), eye(pictures, torch.ones(1, 34))
+    assert not torch.allclose(one, other)
+
+
+def test_places_are_told_to_a_fraction_of_a_pixel() -> None:
+    """A dot's place is a linear function of what an untrained network makes of it, to a tenth of a pixel on average."""
+    torch.manual_seed(0)
+    network = SpatialCNN(32, 32, 1, 32, 64)
+    column = torch.arange(32.0)
+    places = torch.linspace(10.0, 22.0, 60)
+    rows = torch.exp(-((column - 16.0) ** 2) / 8.0)
+    pictures = torch.stack([rows[:, None] * torch.exp(-((column - place) ** 2) / 8.0) for place in places])
+    with torch.no_grad():
+        features = network(pictures.unsqueeze(1).expand(-1, 3, -1, -1), torch.zeros(60, 1))
+    features = torch.cat((features, torch.ones(60, 1)), 1).double()
+    fitted = torch.linalg.lstsq(features[::2], places[::2].double().unsqueeze(1), driver="gelsd").solution
+    assert (features[1::2] @ fitted - places[1::2, None]).abs().mean() < 0.1
+
+
+def test_a_contract_without_pictures_is_refused() -> None:
+    blind = replace(SEEING, observation={key: SEEING.observation[key] for key in ("fingers", "instruction")})
+    with pytest.raises(UserError, match=r"pictures, which this task lacks; name cameras in task\.images"):
+        FlowConfig(encoder=EncoderKind.PICTURES).build(blind)
+
+
+def test_without_instructions_pictures_alone_are_read() -> None:
+    silent = {key: spec for key, spec in SEEING.observation.items() if key != "instruction"}
+    made = PictureEncoder(replace(SEEING, observation=silent), 8, SMALL)
+    observation = seen(4).exclude("instruction")
+    made.fit(observation)
+    assert made(observation).shape == (4, made.out_features)
+
+
+@pytest.mark.parametrize("config", [FlowConfig, DiffusionConfig])
+def test_policies_that_see_score_what_they_sample(config: type) -> None:
+    policy = config(width=8, hidden=32, vision=replace(SMALL, shift=2, colour=0.3)).build(SEEING)
+    observation = seen(6)
+    policy.fit(observation, torch.rand(6, 4, 2))
+    decision = policy.act(observation, generator=torch.Generator().manual_seed(0))
+    scored = policy.evaluate(observation, decision.sample)
+    torch.testing.assert_close(scored.log_prob, decision.log_prob, rtol=1e-5, atol=1e-5)
+    policy.loss(observation, torch.rand(6, 4, 2), torch.ones(6, 4, dtype=torch.bool)).backward()
+    eyes = [parameter for name, parameter in policy.encoder.named_parameters() if "eyes" in name and "first" in name]
+    assert eyes
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in eyes)
+
+
+def test_the_critic_of_libero_reads_objects_that_only_a_simulator_knows() -> None:
+    from sims.libero.observation import contract
+
+    policy = FlowConfig(width=16, vision=SMALL).build(contract(8, 4, 16))
+    assert isinstance(policy.encoder, PictureEncoder)
+    assert isinstance(policy.value_encoder, ObjectEncoder)
+    assert isinstance(policy.advantage_encoder, PictureEncoder)
+    policy.start_critic()
+    assert isinstance(FlowConfig(width=16).build(contract(8, 4)).encoder, ObjectEncoder)
+
+
+def test_shifts_move_each_picture_by_whole_pixels() -> None:
+    torch.manual_seed(0)
+    picture = torch.arange(10 * 10, dtype=torch.uint8).view(1, 10, 10, 1).expand(512, -1, -1, 3)
+    moved = shifted(picture, 2)
+    assert moved.shape == picture.shape
+    assert moved.dtype == torch.uint8
+    steps = {int(moved[row, 5, 5, 0]) for row in range(512)}
+    assert steps == {10 * (5 + down) + 5 + right for down in range(-2, 3) for right in range(-2, 3)}
+    assert (moved[:, 1:, 1:, 0].int() - moved[:, :-1, :-1, 0]).max() <= 11
+
+
+def test_colours_change_within_bounds_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    picture = torch.full((200, 4, 4, 3), 100, dtype=torch.uint8)
+    brightness = recoloured(picture, 0.2).float().mean((1, 2, 3))
+    assert brightness.min() >= 79
+    assert brightness.max() <= 120
+    assert brightness.std() > 5
+    observation = seen(2)
+    actions = torch.rand(2, 4, 2)
+    other, same = PictureChanges(["front"], 1, 0.5)(observation, actions)
+    assert same is actions
+    assert not torch.equal(other["front"], observation["front"])
+    assert torch.equal(other["wrist"], observation["wrist"])
+    assert torch.equal(observation["front"], seen(2)["front"])
+
+
+@pytest.mark.parametrize("kind", [Backbone.SIGLIP, Backbone.DINOV2])
+def test_vision_transformers_start_small_or_from_a_folder(kind: Backbone, tmp_path) -> None:
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    first = backbone(VisionConfig(kind, width=32, features=16), 16, 24, 5)
+    pictures, given = torch.rand(2, 3, 16, 24), torch.rand(2, 5)
+    assert first(pictures, given).shape == (2, 16)
+    first.model.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.4]}')
+    loaded = backbone(VisionConfig(kind, str(tmp_path), frozen=True, features=16), 16, 24, 5)
+    for name, value in first.model.state_dict().items():
+        torch.testing.assert_close(loaded.model.state_dict()[name], value)
+    assert loaded.mean.flatten().tolist() == pytest.approx([0.4, 0.5, 0.6])
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    loaded(pictures, given).sum().backward()
+    other = Backbone.DINOV2 if kind is Backbone.SIGLIP else Backbone.SIGLIP
+    for path, what in ((tmp_path / "missing", kind), (tmp_path, other)):
+        with pytest.raises(UserError, match=r"policy\.vision\.weights=.*" + what.value):
+            backbone(VisionConfig(what, str(path), features=16), 16, 24, 5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weights": "somewhere"}, "vision.backbone=siglip or dinov2"),
+        ({"backbone": Backbone.SIGLIP, "frozen": True}, "needs policy.vision.weights"),
+        ({"colour": 1.0}, r"colour in \[0, 1\), got 1.0"),
+        ({"shift": -1}, "shift of at least 0, got -1"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        VisionConfig(**settings)
