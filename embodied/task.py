@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from numpy.typing import NDArray
 
 from embodied.contract import Contract
 from embodied.environment import Environment
@@ -97,6 +98,48 @@ class RecordedTask(Task, Protocol):
 
     def recorded_demonstrations(self, source: Path, directory: Path) -> Episodes:
         """The episodes of those files in `source`; read once, then from `directory`."""
+        ...
+
+
+class Convention(Protocol):
+    """What a benchmark's LeRobot datasets mean that others have published; ours contain their contract instead."""
+
+    rates_hz: Sequence[float]
+    """The rates that they name, which need not be that of the actions."""
+    cameras: Mapping[str, Sequence[str]]
+    """Names of the features by picture of the contract."""
+    mirrored: bool
+    """Whether left and right are exchanged in their pictures."""
+    features: Sequence[str]
+    """What `convert` reads where it is there: further features than the state and the action."""
+
+    absent: Mapping[str, str]
+    """What to do about observations that they lack, by name."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the run's tasks."""
+        ...
+
+    def task_index(self, text: str) -> int | None:
+        """The number of the task that a dataset describes by `text`; None if it is none of the run's."""
+        ...
+
+    def convert(self, columns: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """An episode's observations and "action" for the contract, without pictures and text, from its features.
+
+        Raises:
+            UserError: for features of other sizes or meanings.
+        """
+        ...
+
+
+@runtime_checkable
+class PublishedTask(Task, Protocol):
+    """A task whose benchmark is published as LeRobot datasets."""
+
+    def convention(self) -> Convention:
+        """What those datasets mean."""
         ...
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.rollout.pictures import BYTES, Pictures
 from embodied.saving import sealed
 from embodied.saving.files import flush
 
@@ -36,7 +37,8 @@ class Episodes:
     """E complete episodes, concatenated.
 
     There is an observation before every control step, or only before every decision: `first` [R] is the index of the
-    step after each. Unknown values (rewards of a demonstration) are zero or False.
+    step after each. Unknown values (rewards of a demonstration) are zero or False. `pictures` are further observations,
+    which stay encoded until they are sampled.
     """
 
     observation: TensorDict  # [R]
@@ -49,6 +51,7 @@ class Episodes:
     success: Tensor  # [E] bool
     task_index: Tensor  # [E] int64
     final_observation: TensorDict | None = None  # [E] after the last step; None: not recorded
+    pictures: Pictures | None = None  # [R]
 
     @staticmethod
     def of(
@@ -61,6 +64,7 @@ class Episodes:
         terminated: bool | None = None,
         task_index: int = 0,
         final_observation: TensorDict | None = None,
+        pictures: Pictures | None = None,
     ) -> Episodes:
         """One episode: `observation` [L], each before one of `actions` [L, A]; terminated if it succeeded."""
         length = len(actions)
@@ -70,7 +74,7 @@ class Episodes:
             torch.zeros(length, dtype=torch.bool) if human is None else human,
             torch.tensor([length]), torch.tensor([success if terminated is None else terminated]),
             torch.tensor([success]), torch.tensor([task_index]),
-            None if final_observation is None else final_observation.unsqueeze(0),
+            None if final_observation is None else final_observation.unsqueeze(0), pictures,
         )  # fmt: skip
 
     @staticmethod
@@ -81,12 +85,15 @@ class Episodes:
             shifted.append(replace(part, first=part.first + offset, ends=part.ends + offset))
             offset += part.steps
         whole = all(part.final_observation is not None for part in parts)
+        left_out = {"pictures"} if whole else {"pictures", "final_observation"}
         joined = {
             field.name: torch.cat([getattr(part, field.name) for part in shifted])
             for field in fields(Episodes)
-            if whole or field.name != "final_observation"
+            if field.name not in left_out
         }
-        return Episodes(**cast(dict[str, Any], joined))
+        shown = [part.pictures for part in parts if part.pictures is not None]
+        assert len(shown) in (0, len(parts))
+        return Episodes(**cast(dict[str, Any], joined), pictures=Pictures.join(shown) if shown else None)
 
     def __len__(self) -> int:
         """Number of observations, R; a chunk can begin at each."""
@@ -111,10 +118,13 @@ class Episodes:
         episode = torch.searchsorted(self.ends, first, right=True)
         end = self.ends[episode].unsqueeze(1)
         index = first.unsqueeze(1) + torch.arange(horizon)
+        # Several times as fast as observation[rows].
+        observation = self.observation.apply(lambda part: part.index_select(0, rows), batch_size=[len(rows)])
+        if self.pictures is not None:
+            observation.update(self.pictures.take(rows))
         return TensorDict(
             {
-                # Several times as fast as observation[rows].
-                "observation": self.observation.apply(lambda part: part.index_select(0, rows), batch_size=[len(rows)]),
+                "observation": observation,
                 "actions": self.actions[torch.minimum(index, end - 1)],
                 "valid": index < end,
                 "task_index": self.task_index[episode],
@@ -124,10 +134,14 @@ class Episodes:
 
     def sample(self, count: int, horizon: int, generator: torch.Generator) -> TensorDict:
         """`chunks` from `count` observations, drawn uniformly by `generator`."""
-        return self.chunks(torch.randint(len(self), (count,), generator=generator), horizon)
+        found = self.chunks(torch.randint(len(self), (count,), generator=generator), horizon)
+        if self.pictures is not None:  # those that the next call draws, if nothing else draws in between
+            self.pictures.foresee(torch.randint(len(self), (count,), generator=generator.clone_state()))
+        return found
 
     def last(self, count: int) -> Episodes:
         """Copies of the last episodes, with at least `count` observations in total; all if there are fewer."""
+        assert self.pictures is None
         begin = int(self.episode[max(0, len(self) - count)]) if len(self) else 0
         step = int(self.ends[begin - 1]) if begin else 0
         row = int(torch.searchsorted(self.first, step))
@@ -167,6 +181,9 @@ class EpisodeWriter:
             UserError: if names, shapes or types of the tensors differ from those before; then nothing is written.
         """
         shifted = replace(episodes, first=episodes.first + self._steps, ends=episodes.ends + self._steps)
+        if episodes.pictures is not None:
+            begin = {key: self._columns[f"{BYTES}.{key}"].rows for key in episodes.pictures.data if self._columns}
+            shifted = replace(shifted, pictures=episodes.pictures.shifted(begin))
         rows = {name: values.cpu().numpy() for name, values in columns(shifted).items()}
         if self._columns and rows.keys() != self._columns.keys():
             raise UserError(f"expected episodes with {', '.join(self._columns)}, got {', '.join(rows)}")
@@ -244,6 +261,8 @@ def columns(episodes: Episodes) -> dict[str, Tensor]:
         value = getattr(episodes, field.name)
         if isinstance(value, TensorDict):
             found |= {f"{field.name}.{key}": part for key, part in value.items()}
+        elif isinstance(value, Pictures):
+            found |= value.columns()
         elif value is not None:
             found[field.name] = value
     return found
@@ -252,8 +271,11 @@ def columns(episodes: Episodes) -> dict[str, Tensor]:
 def from_columns(named: Mapping[str, Tensor]) -> Episodes:
     """The inverse of `columns`."""
     nested: dict[str, dict[str, Any]] = {}
-    flat: dict[str, Any] = {}
+    pictures = Pictures.from_columns(named)
+    flat: dict[str, Any] = {"pictures": pictures}
     for name, values in named.items():
+        if pictures is not None and name in pictures.columns():
+            continue
         outer, _, key = name.partition(".")
         if key:
             nested.setdefault(outer, {})[key] = values

@@ -222,7 +222,8 @@ class Experiment(SavedRun):
 
     def _with_privileged(self, observation: TensorDict) -> TensorDict:
         """`observation` of demonstrations plus privileged observations from random play, for the critic."""
-        missing = [key for key in self.contract.observation if key not in observation.keys()]  # noqa: SIM118 - no dict
+        specs, found = self.contract.observation, set(observation.keys())
+        missing = [key for key, spec in specs.items() if spec.privileged and key not in found]
         if not missing:
             return observation
         generator = seeding.generator(self.seed, "random play")

@@ -1,36 +1,36 @@
 """Reads LeRobot datasets (v2.0, v2.1, v3.0) as demonstrations for a contract.
 
 Our own datasets contain their contract and are checked in full. Other datasets have names at most: their elements are
-found by name, and their units and frames are assumed to match, with a warning. Text without a feature, such as the
-instruction, is taken from the episode's task.
+found by name, and their units and frames are assumed to match, with a warning; those of a task's benchmark are read by
+its `Convention`. Text without a feature, such as the instruction, is taken from the episode's task. Pictures stay
+encoded. Files are read a part at a time; statistics of the dataset are not needed.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from tensordict import TensorDict
+from torch import Tensor
 
-from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.network import elements
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
+from embodied.rollout.pictures import Pictures, decode, encode_all
+from embodied.task import Convention
 from embodied.text import encode
 from real_robot.recording.lerobot_dataset import ACTION, CAMERA, INTERVENTION, STATE
+from real_robot.recording.lerobot_files import TASK, Cells, Source
 from real_robot.robots.robot import Array
 
 log = logging.getLogger(__name__)
-VERSIONS = ("v2.0", "v2.1", "v3.0")
-TASK = "task_index"
 OPTIONAL = {
     "human": (INTERVENTION, torch.bool),
     "reward": ("next.reward", torch.float32),
@@ -39,24 +39,46 @@ OPTIONAL = {
 """Optional features: whether a human acted, the reward, and success (assumed if missing)."""
 
 
-def read(directory: str | Path, contract: Contract) -> Iterator[Episodes]:
+def read(directory: str | Path, contract: Contract, convention: Convention | None = None) -> Iterator[Episodes]:
     """Every episode of a dataset, with the keys and the order of elements of `contract`.
 
-    `OPTIONAL` features are read where the dataset has them.
+    With a `convention` only the episodes of its tasks. `OPTIONAL` features are read where the dataset has them.
 
     Raises:
         UserError: if the folder is no dataset, or does not serve the contract; names what is missing and what is there.
     """
-    source = _Source(Path(directory))
-    columns = source.plan(contract)
+    source = Source(Path(directory))
+    foreign = convention is not None and source.contract is None
+    plan: _Plan = _Conventional(source, contract, convention) if foreign else _Named(source, contract, convention)
     optional = {name: feature for name, feature in OPTIONAL.items() if feature[0] in source.features}
-    features = {column.feature for column in columns.values()} | {feature for feature, _ in optional.values()}
-    for episode in source.episodes(features):
-        arrays = {key: torch.from_numpy(column.take(episode[column.feature])) for key, column in columns.items()}
+    features = plan.features | {feature for feature, _ in optional.values()}
+    present: set[int] = set()
+    for task, episode in source.episodes(features, plan.tasks):
+        arrays, pictures = plan.take(episode)
         actions = arrays.pop(ACTION)
         more = {name: torch.from_numpy(episode[key]).flatten().to(dtype) for name, (key, dtype) in optional.items()}
         success = bool(more.pop("success", torch.ones(1)).any())
-        yield Episodes.of(TensorDict(arrays, [len(actions)]), actions, success=success, **more)
+        present.add(task)
+        yield Episodes.of(
+            TensorDict(arrays, [len(actions)]), actions, success=success, task_index=task,
+            pictures=Pictures.of(pictures) if pictures else None, **more,
+        )  # fmt: skip
+    if foreign and (missing := [name for index, name in enumerate(convention.names) if index not in present]):
+        has = "; ".join(source.tasks.values())
+        raise UserError(
+            f"no episodes of {', '.join(missing)} in {directory}, which has: {has}; choose task.tasks=[...]"
+        )
+
+
+class _Plan(Protocol):
+    """What becomes of a dataset's features."""
+
+    features: set[str]
+    tasks: Callable[[str], int | None] | None
+
+    def take(self, episode: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, list[bytes]]]:
+        """Observations and "action" [L, ...] of an episode, and its encoded pictures by camera."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -71,60 +93,55 @@ class _Column:
     index: list[int] | None = None
     texts: dict[int, str] | None = None
 
-    def take(self, values: Array) -> Array:
+    def take(self, values: Array) -> Tensor:
         if self.texts is not None:
             said = {number: encode(self.texts[number], self.spec.shape[-1]) for number in set(values.flat)}
-            return np.stack([said[number] for number in values.flat])
+            return torch.from_numpy(np.stack([said[number] for number in values.flat]))
         taken = values if self.index is None else values[..., self.index]
-        if self.spec.is_picture:
-            height, width, _ = self.spec.shape
-            taken = taken[:, : height if height > 0 else None, : width if width > 0 else None]
         shape = self.spec.shape if taken.ndim < 1 + len(self.spec.shape) else taken.shape[1:]
-        return np.ascontiguousarray(taken.reshape(len(taken), *shape).astype(self.spec.dtype))
+        return torch.from_numpy(np.ascontiguousarray(taken.reshape(len(taken), *shape).astype(self.spec.dtype)))
 
 
-class _Source:
-    """The files of a dataset."""
+class _Named:
+    """Elements found by name, or by the contract of one of our own datasets."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        try:
-            self.info: dict[str, Any] = json.loads((directory / "meta/info.json").read_text())
-            self.features: dict[str, Any] = self.info["features"]
-            version = self.info["codebase_version"]
-        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-            raise UserError(f"{directory} is no LeRobot dataset: {type(error).__name__}: {error}") from error
-        if version not in VERSIONS:
-            raise UserError(f"{directory} has format {version}; expected one of {', '.join(VERSIONS)}")
-        path = directory / "meta/contract.json"
-        self.contract = Contract.from_dict(json.loads(path.read_text())) if path.exists() else None
+    def __init__(self, source: Source, contract: Contract, convention: Convention | None) -> None:
+        self._source = source
+        self.columns = self.plan(contract)
+        self.features = {column.feature for column in self.columns.values()}
+        self.tasks = None if convention is None else lambda text: convention.task_index(text) or 0
+
+    def take(self, episode: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, list[bytes]]]:
+        arrays, pictures = {}, {}
+        for key, column in self.columns.items():
+            if column.spec.is_picture:
+                pictures[key] = _fitted(column.feature, column.spec, episode[column.feature])
+            else:
+                arrays[key] = column.take(episode[column.feature])
+        return arrays, pictures
 
     def plan(self, wanted: Contract) -> dict[str, _Column]:
         """A column for each observation of `wanted` and for its action."""
         needed = {key: spec for key, spec in wanted.observation.items() if not spec.privileged}
-        if self.contract is not None:
-            return self._own_plan(self.contract, wanted, needed)
+        if self._source.contract is not None:
+            return self._own_plan(self._source.contract, wanted, needed)
         found = {key: self._find(key, spec) for key, spec in [*needed.items(), (ACTION, wanted.action)]}
         rows = [f"{key}: {column}" for key, column in found.items() if isinstance(column, str)]
-        fps = self.info.get("fps")
-        if not fps or abs(1.0 / fps - wanted.control_dt_s) > 1e-4 * wanted.control_dt_s:
-            rows.append(f"rate: expected {1.0 / wanted.control_dt_s:g} Hz, got {fps} Hz")
+        if abs(self._source.rate_hz * wanted.control_dt_s - 1.0) > 1e-4:
+            rows.append(f"rate: expected {1.0 / wanted.control_dt_s:g} Hz, got {self._source.rate_hz:g} Hz")
         if rows:
-            has = "; ".join(
-                f"{key} {tuple(feature['shape'])} {_names(feature) or 'without names'}"
-                for key, feature in self.features.items()
-                if key.startswith(("observation", ACTION))
-            )
-            raise UserError(f"{self.directory} does not serve the contract ({'; '.join(rows)}); it has {has}")
-        log.warning(f"{self.directory} has no units and frames; they are assumed to match the contract")
+            raise _unfit(self._source, rows)
+        log.warning(f"{self._source.directory} has no units and frames; they are assumed to match the contract")
         return {key: column for key, column in found.items() if isinstance(column, _Column)}
 
     def _own_plan(self, own: Contract, wanted: Contract, needed: dict[str, TensorSpec]) -> dict[str, _Column]:
         try:
             binding = wanted.bind(own)
         except UserError as error:
-            raise UserError(f"{self.directory} does not serve the contract: {' '.join(str(error).split())}") from error
-        where = {name: place for place, name in enumerate(_names(self.features.get(STATE, {})))}
+            raise UserError(
+                f"{self._source.directory} does not serve the contract: {' '.join(str(error).split())}"
+            ) from error
+        where = {name: place for place, name in enumerate(_names(self._source.features.get(STATE, {})))}
         columns = {}
         for key in needed:
             spec, order = own.observation[key], binding.observation[key]
@@ -143,8 +160,8 @@ class _Source:
     def _find(self, key: str, spec: TensorSpec) -> _Column | str:
         """Column by the feature's name, else by element names in the state; or an error text."""
         candidates = [key, f"observation.{key}", CAMERA + key] if key != ACTION else [ACTION]
-        for feature in (name for name in candidates if name in self.features):
-            shape, names = tuple(self.features[feature]["shape"]), _names(self.features[feature])
+        for feature in (name for name in candidates if name in self._source.features):
+            shape, names = tuple(self._source.features[feature]["shape"]), _names(self._source.features[feature])
             if spec.names and names and set(spec.names) <= set(names) and not spec.is_picture:
                 return _Column(feature, spec, [names.index(name) for name in spec.names])
             if spec.names and names and not spec.is_picture:
@@ -152,94 +169,84 @@ class _Source:
             if len(shape) != len(spec.shape) or any(a not in (-1, b) for a, b in zip(spec.shape, shape, strict=True)):
                 return f"expected {spec.shape}, got {shape}"
             return _Column(feature, spec)
-        state = _names(self.features.get(STATE, {}))
+        state = _names(self._source.features.get(STATE, {}))
         for names in ([f"{key}.{name}" for name in spec.names], list(spec.names)):
             if names and set(names) <= set(state):
                 return _Column(STATE, spec, [state.index(name) for name in names])
-        if spec.is_text and len(spec.shape) == 1 and TASK in self.features:
-            return _Column(TASK, spec, texts=self._tasks())
+        if spec.is_text and len(spec.shape) == 1 and TASK in self._source.features:
+            return _Column(TASK, spec, texts=self._source.tasks)
         return f"expected a feature {' or '.join(candidates)}, or its elements in {STATE}"
 
-    def _tasks(self) -> dict[int, str]:
-        """Task texts by index."""
-        lines = self.directory / "meta/tasks.jsonl"  # before v3
-        if lines.exists():
-            rows = map(json.loads, lines.read_text().splitlines())
-            return {row["task_index"]: row["task"] for row in rows}
-        with needs_extra("robot"):
-            import pyarrow.parquet as pq
-        table = pq.read_table(self.directory / "meta/tasks.parquet").to_pydict()
-        numbers = table.pop("task_index")
-        return dict(zip(numbers, next(iter(table.values())), strict=True))
 
-    def episodes(self, features: set[str]) -> Iterator[dict[str, Array]]:
-        """Arrays [L, ...] of the `features`, episode by episode."""
-        with needs_extra("robot"):
-            import pyarrow as pa
-            import pyarrow.parquet as pq
-        videos = {key for key in features if self.features[key]["dtype"] == "video"}
-        columns = [*sorted(features - videos), "episode_index", "frame_index"]
-        files = sorted((self.directory / "data").glob("*/*.parquet"))
-        try:
-            table = pa.concat_tables([pq.read_table(file, columns=columns) for file in files])
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"cannot read the data of {self.directory}: {error}") from error
-        table = table.sort_by([("episode_index", "ascending"), ("frame_index", "ascending")])
-        numbers = table["episode_index"].to_numpy()
-        starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
-        for start, stop in zip(starts, [*starts[1:], len(numbers)], strict=True):
-            rows = table.slice(start, stop - start)
-            episode = {key: self._array(rows[key], self.features[key]) for key in features - videos}
-            for key in videos:
-                episode[key] = self._frames(key, int(numbers[start]), int(stop - start))
-            yield episode
+class _Conventional:
+    """A dataset of a task's benchmark, as its convention reads it."""
 
-    @staticmethod
-    def _array(column: Any, feature: dict[str, Any]) -> Array:  # noqa: ANN401 - pyarrow's
-        if feature["dtype"] == "image":
-            from PIL import Image
+    def __init__(self, source: Source, contract: Contract, convention: Convention) -> None:
+        self.contract, self.convention, self._source = contract, convention, source
+        self.tasks = convention.task_index
+        needed = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+        self.cameras, rows = {}, []
+        for key in (key for key, spec in needed.items() if spec.is_picture):
+            candidates = convention.cameras.get(key, ())
+            found = next((name for name in candidates if name in source.features), None)
+            self.cameras[key] = found or ""
+            rows += [] if found else [f"{key}: expected a feature {' or '.join(candidates)}"]
+        rows += [f"expected a feature {name}" for name in (STATE, ACTION, TASK) if name not in source.features]
+        if not any(abs(source.rate_hz - rate) < 1e-3 for rate in convention.rates_hz):
+            rates = " or ".join(f"{rate:g}" for rate in convention.rates_hz)
+            rows.append(f"rate: expected {rates} Hz, got {source.rate_hz:g} Hz")
+        if rows:
+            raise _unfit(source, rows)
+        self.texts = {key: spec for key, spec in needed.items() if spec.is_text}
+        self.needed = [key for key, spec in needed.items() if not spec.is_picture and key not in self.texts]
+        more = {name for name in convention.features if name in source.features}
+        self.features = {STATE, ACTION, TASK, *self.cameras.values()} | more
 
-            return np.stack(
-                [np.asarray(Image.open(io.BytesIO(cell["bytes"])).convert("RGB")) for cell in column.to_pylist()]
-            )
-        return np.array(column.to_pylist(), feature["dtype"]).reshape(len(column), *feature["shape"])
+    def take(self, episode: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, list[bytes]]]:
+        found = self.convention.convert(episode)
+        if absent := [key for key in (*self.needed, *self.texts) if key not in found and key != "instruction"]:
+            hints = {self.convention.absent[key] for key in absent if key in self.convention.absent}
+            rows = [f"{', '.join(absent)}: not in such datasets", *sorted(hints)]
+            raise _unfit(self._source, rows)
+        said = {key: _Column(TASK, spec, texts=self._source.tasks) for key, spec in self.texts.items()}
+        arrays = {key: torch.from_numpy(found[key].astype(np.float32)) for key in (*self.needed, ACTION)}
+        arrays |= {key: column.take(episode[TASK]) for key, column in said.items()}
+        specs = self.contract.observation
+        return arrays, {
+            key: _fitted(feature, specs[key], episode[feature], mirrored=self.convention.mirrored)
+            for key, feature in self.cameras.items()
+        }
 
-    def _frames(self, key: str, episode: int, length: int) -> Array:
-        """Images [L, height, width, 3] of an episode."""
-        import imageio_ffmpeg
 
-        path, first = self._video(key, episode)
-        reader = imageio_ffmpeg.read_frames(str(path))
-        try:
-            width, height = next(reader)["size"]
-            frames = []
-            for number, frame in enumerate(reader):
-                if number >= first:
-                    frames.append(np.frombuffer(frame, np.uint8).reshape(height, width, 3))
-                if len(frames) == length:
-                    return np.stack(frames)
-        except (OSError, StopIteration, RuntimeError) as error:
-            raise UserError(f"cannot read {path}: {error}") from error
-        finally:
-            reader.close()
-        raise UserError(f"expected {length} frames from {first} on in {path}, got {len(frames)}; it is cut short")
+def _fitted(name: str, spec: TensorSpec, cells: Cells, *, mirrored: bool = False) -> list[bytes]:
+    """Encoded pictures of the size in `spec`, from those of an episode, of which several pixels may become one.
 
-    def _video(self, key: str, episode: int) -> tuple[Path, int]:
-        """The video file of an episode, and the number of its first frame."""
-        template = self.info["video_path"]
-        if "episode_index" in template:  # v2: a file for each episode
-            chunk = episode // self.info["chunks_size"]
-            return self.directory / template.format(episode_chunk=chunk, video_key=key, episode_index=episode), 0
-        import pyarrow.parquet as pq
+    Raises:
+        UserError: for pictures of another size, or damaged ones.
+    """
+    frames = cells if isinstance(cells, np.ndarray) else np.stack([decode(cell) for cell in cells])
+    height, width = (want if want > 0 else have for want, have in zip(spec.shape[:2], frames.shape[1:3], strict=True))
+    found = frames.shape[1:3]
+    if found == (height, width) and not mirrored and not isinstance(cells, np.ndarray):
+        return cells
+    if isinstance(cells, np.ndarray) and found == (height + height % 2, width + width % 2):
+        frames = frames[:, :height, :width]  # videos have even sizes
+    elif (factor := found[0] // height) < 1 or found != (factor * height, factor * width):
+        what = f"expected pictures of {height}x{width}, or of a multiple"
+        raise UserError(f"{name}: {what}, got {found[0]}x{found[1]}; choose another image_size")
+    else:
+        blocks = frames.reshape(len(frames), height, factor, width, factor, 3)
+        frames = (blocks.mean((2, 4), dtype=np.float32) + 0.5).astype(np.uint8)
+    return encode_all(frames[:, :, ::-1] if mirrored else frames)
 
-        names = [f"videos/{key}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
-        for file in sorted((self.directory / "meta/episodes").glob("*/*.parquet")):
-            for row in pq.read_table(file, columns=["episode_index", *names]).to_pylist():
-                if row["episode_index"] == episode:
-                    chunk, number, start_s = (row[name] for name in names)
-                    path = template.format(video_key=key, chunk_index=chunk, file_index=number)
-                    return self.directory / path, round(start_s * self.info["fps"])
-        raise UserError(f"meta/episodes of {self.directory} does not locate {key} of episode {episode}")
+
+def _unfit(source: Source, rows: list[str]) -> UserError:
+    has = "; ".join(
+        f"{key} {tuple(feature['shape'])} {_names(feature) or 'without names'}"
+        for key, feature in source.features.items()
+        if key.startswith(("observation", ACTION))
+    )
+    return UserError(f"{source.directory} does not serve the contract ({'; '.join(rows)}); it has {has}")
 
 
 def _names(feature: dict[str, Any]) -> list[str]:

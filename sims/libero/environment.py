@@ -43,6 +43,7 @@ class LiberoEnvironment(RestorableEngine):
         threads: number of simulation threads; all cores if None.
         image_size: side of images in the observation, pixels, rendered once per chunk; no images if None.
         images: their cameras.
+        joints: whether actors observe joint angles.
         sim: the physics library: MuJoCo on the CPU, or mujoco_warp on `device`, where everything stays.
         randomisation: what differs between the worlds, drawn by the number of the start; nothing if None.
     """
@@ -63,6 +64,7 @@ class LiberoEnvironment(RestorableEngine):
         threads: int | None = None,
         image_size: int | None = None,
         images: Sequence[str] = CAMERAS,
+        joints: bool = True,
         sim: LiberoSim = LiberoSim.mujoco,
         device: torch.device | str = "cpu",
         randomisation: Randomisation | None = None,
@@ -73,7 +75,7 @@ class LiberoEnvironment(RestorableEngine):
         self.assets = assets if isinstance(assets, Assets) else find_assets(assets)
         self.scenes = [build_scene(task, self.assets) for task in tasks]
         super().__init__(
-            contract(horizon, executed, image_size, images),
+            contract(horizon, executed, image_size, images, joints),
             num_envs,
             step_limit_of(tasks) if step_limit is None else step_limit,
             task_names=tuple(task.name for task in tasks),

@@ -37,12 +37,15 @@ FIXED_TO = {AGENT_VIEW: "world", WRIST: "end_effector"}
 TWO_COLUMNS = ("r11", "r21", "r31", "r12", "r22", "r32")
 
 
-def contract(horizon: int, executed: int, image_size: int | None = None, images: Sequence[str] = CAMERAS) -> Contract:
+def contract(
+    horizon: int, executed: int, image_size: int | None = None, images: Sequence[str] = CAMERAS, joints: bool = True
+) -> Contract:
     """The contract of every LIBERO task: H actions are predicted, K executed.
 
     Positions are in the world frame, rotations are the first two columns of a matrix. The cameras `images` are observed
-    if `image_size`, pixels, is given; what only a simulator knows of objects is then privileged. Names of objects are
-    those of the BDDL file; those of drawers, doors and knobs, which are objects too, are those of their bodies.
+    if `image_size`, pixels, is given; what only a simulator knows of objects is then privileged. Joint angles are so
+    without `joints`. Names of objects are those of the BDDL file; those of drawers, doors and knobs, which are objects
+    too, are those of their bodies.
 
     Raises:
         UserError: for an unknown camera.
@@ -50,6 +53,8 @@ def contract(horizon: int, executed: int, image_size: int | None = None, images:
     if unknown := [camera for camera in images if camera not in CAMERAS]:
         raise UserError(f"unknown images: {', '.join(unknown)}; expected some of {', '.join(CAMERAS)}")
     observed = _observation_specs(image_size, images)
+    if not joints:
+        observed["joint_position"] = replace(observed["joint_position"], privileged=True)
     return Contract(observed, action_spec(), CONTROL_DT_S, horizon=horizon, executed=executed)
 
 

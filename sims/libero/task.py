@@ -26,6 +26,7 @@ from sims.remote.options import ProcessOptions
 
 if TYPE_CHECKING:
     from sims.libero.environment import LiberoEnvironment
+    from sims.libero.published import Published
 
 FILMED = 5
 
@@ -42,7 +43,8 @@ class LiberoTask(ProcessOptions):
     policy's device; demonstrations come from mujoco. Evaluations also run in stock LIBERO (`stock`), from its official
     initial states, by the interpreter `python`, or one that is made for it.
     `images` names cameras (agentview, robot0_eye_in_hand) whose pictures of `image_size` pixels a side are observed,
-    rendered once a chunk; what is known of objects is then privileged. `randomisation` varies friction, masses, lights
+    rendered once a chunk; what is known of objects is then privileged. Without `joints` actors observe no joint angles,
+    which LIBERO's published LeRobot datasets lack. `randomisation` varies friction, masses, lights
     and cameras between training episodes (`friction`, `mass`, `light`, `light_m`, `light_colour`, `camera_m`,
     `camera_rad`); demonstrations and evaluations are without it (evaluations: unless `evaluation`).
     """
@@ -60,6 +62,7 @@ class LiberoTask(ProcessOptions):
     sim: LiberoSim = LiberoSim.mujoco
     images: list[str] = field(default_factory=list)
     image_size: int = 128
+    joints: bool = True
     randomisation: Randomisation = field(default_factory=Randomisation)
 
     def __post_init__(self) -> None:
@@ -122,7 +125,7 @@ class LiberoTask(ProcessOptions):
             from sims.libero.scene.placement import check_names
 
         check_names(distribution.partition(":")[0], "eval")
-        return contract(self.horizon, self.executed, **self._pictures())
+        return contract(self.horizon, self.executed, joints=self.joints, **self._pictures())
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
@@ -149,7 +152,7 @@ class LiberoTask(ProcessOptions):
         return LiberoEnvironment(
             tasks, num_envs, distribution=start, split=split, wording=wording, horizon=self.horizon,
             executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
-            sim=self.sim, device=device, randomisation=self.randomisation, **self._pictures(),
+            joints=self.joints, sim=self.sim, device=device, randomisation=self.randomisation, **self._pictures(),
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes:
@@ -193,6 +196,12 @@ class LiberoTask(ProcessOptions):
             origin,
             lambda writer: collect(writer, files(source), tasks, assets, **self._pictures()),
         )
+
+    def convention(self) -> Published:
+        """What LIBERO's published LeRobot datasets mean."""
+        from sims.libero.published import Published
+
+        return Published(self._tasks())
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
         """Write a video of each policy, by caption, from the same starts of up to five tasks (wide distribution)."""

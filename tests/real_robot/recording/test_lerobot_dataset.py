@@ -13,11 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from tensordict import TensorDict
 
 from embodied.algorithms.sft import SFTConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.video import write_video
+from embodied.rollout.episodes import Episodes
 from policies.mlp import MLPConfig
 from real_robot.recording import lerobot_dataset, lerobot_reading
 from real_robot.recording.demonstrations import demonstrations
@@ -82,12 +84,17 @@ LENGTHS = [3, 5, 2, 1, 1]
 STEPS = [range(3), range(5), range(6, 8), range(8, 9), range(9, 10)]
 
 
+def observed(episode: Episodes) -> TensorDict:
+    """All its observations, pictures among them."""
+    return episode.chunks(torch.arange(len(episode)), 1)["observation"]
+
+
 def test_what_was_driven_comes_back(recording: Recording, tmp_path: Path):
     assert lerobot_dataset.write([recording], tmp_path / "data", robot="arm") == 5
     episodes = list(lerobot_reading.read(tmp_path / "data", CONTRACT))
     assert [len(episode) for episode in episodes] == LENGTHS
     for steps, episode in zip(STEPS, episodes, strict=True):
-        observation, actions = episode.observation, episode.actions
+        observation, actions = observed(episode), episode.actions
         assert episode.human.tolist() == [step == 1 for step in steps]
         assert torch.equal(actions, torch.tensor([[step / 10, -step / 10] for step in steps], dtype=torch.float32))
         for row, step in enumerate(steps):
@@ -262,7 +269,7 @@ ACTIONS = [[float(row), -float(row)] for row in range(5)]
 def _check(directory: Path, tolerance: int) -> None:
     episodes = list(lerobot_reading.read(directory, WANTED))
     assert [len(episode) for episode in episodes] == [2, 3]
-    observation = torch.cat([episode.observation for episode in episodes])
+    observation = torch.cat([observed(episode) for episode in episodes])
     assert observation["joint_position"].tolist() == [[10.0 + row, float(row)] for row in range(5)]
     actions = torch.cat([episode.actions for episode in episodes])
     assert actions.tolist() == [[-float(row), float(row)] for row in range(5)]

@@ -1,0 +1,129 @@
+"""Pictures of episodes that stay encoded in their files and are decoded when they are sampled.
+
+A few threads decode, a minibatch ahead where its rows can be foreseen. Letters: R observations, B sampled rows.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from embodied.errors import UserError
+
+BYTES, ENDS = "encoded", "encoded_ends"
+"""Columns of a camera: its encoded pictures one after the other, uint8, and the byte after the last of each, [R]."""
+WORKERS = 4
+Frames = NDArray[np.uint8]
+
+
+class Pictures:
+    """PNG or JPEG of R observations by camera: `data[key]` uint8 [bytes], and where each ends, `ends[key]` [R]."""
+
+    def __init__(self, data: Mapping[str, Tensor], ends: Mapping[str, Tensor]) -> None:
+        self.data, self.ends = dict(data), dict(ends)
+        self._foreseen: tuple[Tensor, dict[str, Future[Frames]]] | None = None
+
+    @staticmethod
+    def of(encoded: Mapping[str, Sequence[bytes]]) -> Pictures:
+        """Those of one episode, by camera."""
+        data = {key: torch.frombuffer(bytearray(b"".join(cells)), dtype=torch.uint8) for key, cells in encoded.items()}
+        return Pictures(data, {key: torch.tensor([*map(len, cells)]).cumsum(0) for key, cells in encoded.items()})
+
+    @staticmethod
+    def join(parts: Sequence[Pictures]) -> Pictures:
+        """The pictures of `parts`, in order."""
+        data = {key: torch.cat([part.data[key] for part in parts]) for key in parts[0].data}
+        ends = {}
+        for key in data:
+            sizes = torch.tensor([0, *(len(part.data[key]) for part in parts)]).cumsum(0)
+            ends[key] = torch.cat([part.ends[key] + begin for part, begin in zip(parts, sizes, strict=False)])
+        return Pictures(data, ends)
+
+    def shifted(self, begin: Mapping[str, int]) -> Pictures:
+        """The same behind `begin` bytes of each camera."""
+        return Pictures(self.data, {key: ends + begin.get(key, 0) for key, ends in self.ends.items()})
+
+    def columns(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        found = {f"{BYTES}.{key}": values for key, values in self.data.items()}
+        return found | {f"{ENDS}.{key}": values for key, values in self.ends.items()}
+
+    @staticmethod
+    def from_columns(named: Mapping[str, Tensor]) -> Pictures | None:
+        """The inverse of `columns`; None if there are none among `named`."""
+        data, ends = (
+            {name.partition(".")[2]: values for name, values in named.items() if name.startswith(f"{kind}.")}
+            for kind in (BYTES, ENDS)
+        )
+        return Pictures(data, ends) if data else None
+
+    def take(self, rows: Tensor) -> dict[str, Tensor]:
+        """Pictures [B, height, width, 3] by camera of the observations `rows` [B].
+
+        Raises:
+            UserError: for a picture that cannot be decoded.
+        """
+        ahead, self._foreseen = self._foreseen, None
+        begun = ahead[1] if ahead is not None and torch.equal(ahead[0], rows) else self._begin(rows)
+        return {key: torch.from_numpy(future.result()) for key, future in begun.items()}
+
+    def foresee(self, rows: Tensor) -> None:
+        """Begin to decode what the next call of `take` probably asks for."""
+        self._foreseen = rows, self._begin(rows)
+
+    def _begin(self, rows: Tensor) -> dict[str, Future[Frames]]:
+        return {key: _threads(1).submit(partial(self._decoded, key, rows)) for key in self.data}
+
+    def _decoded(self, key: str, rows: Tensor) -> Frames:
+        """Pictures of a camera; its own thread waits for those that decode."""
+        stop = self.ends[key][rows].tolist()
+        start = [int(self.ends[key][row - 1]) if row else 0 for row in rows.tolist()]
+        data = self.data[key].numpy()
+        cells = [data[a:b] for a, b in zip(start, stop, strict=True)]
+        share = max(1, -(-len(cells) // (2 * WORKERS)))
+        parts = [cells[begin : begin + share] for begin in range(0, len(cells), share)]
+        return np.concatenate([*_threads(WORKERS).map(_several, parts)])
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    """`count` threads that wait, or decode."""
+    return ThreadPoolExecutor(min(count, os.cpu_count() or 1), thread_name_prefix="pictures")
+
+
+def _several(cells: Sequence[bytes | Frames]) -> Frames:
+    return np.stack([decode(cell) for cell in cells])
+
+
+def decode(data: bytes | Frames) -> Frames:
+    """The RGB picture [height, width, 3] in a PNG or JPEG.
+
+    Raises:
+        UserError: if it is damaged.
+    """
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            return np.asarray(picture.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"cannot decode a picture: {error}; it is damaged, or no PNG or JPEG") from error
+
+
+def encode(picture: Frames) -> bytes:
+    """`picture` [height, width, 3] as PNG, which loses nothing."""
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(picture)).save(file, "png", compress_level=1)
+    return file.getvalue()
+
+
+def encode_all(frames: Sequence[Frames]) -> list[bytes]:
+    """`encode` of each, by several threads."""
+    return [*_threads(WORKERS).map(encode, frames)]

@@ -1,0 +1,216 @@
+"""The files of a LeRobot dataset, read an episode at a time: rows from parquet, frames from videos."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.command_line.extras import needs_extra
+from embodied.contract import Contract
+from embodied.errors import UserError
+from real_robot.robots.robot import Array
+
+VERSIONS = ("v2.0", "v2.1", "v3.0")
+TASK = "task_index"
+Cells = list[bytes] | Array
+"""Pictures of an episode: encoded as a dataset has them, or frames [L, height, width, 3] of a video."""
+
+
+class Source:
+    """A dataset in `directory`; `contract` is None unless it is one of ours.
+
+    Raises:
+        UserError: if it is none, or of another version.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        try:
+            self.info: dict[str, Any] = json.loads((directory / "meta/info.json").read_text())
+            self.features: dict[str, Any] = self.info["features"]
+            version = self.info["codebase_version"]
+        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise UserError(f"{directory} is no LeRobot dataset: {type(error).__name__}: {error}") from error
+        if version not in VERSIONS:
+            raise UserError(f"{directory} has format {version}; expected one of {', '.join(VERSIONS)}")
+        path = directory / "meta/contract.json"
+        self.contract = Contract.from_dict(json.loads(path.read_text())) if path.exists() else None
+        self._films: dict[str, _Film] = {}
+
+    @property
+    def rate_hz(self) -> float:
+        """What the dataset says, 0 if nothing."""
+        return float(self.info.get("fps") or 0.0)
+
+    @cached_property
+    def tasks(self) -> dict[int, str]:
+        """Task texts by index."""
+        lines = self.directory / "meta/tasks.jsonl"  # before v3
+        if lines.exists():
+            rows = map(json.loads, lines.read_text().splitlines())
+            return {row[TASK]: row["task"] for row in rows}
+        with needs_extra("robot"):
+            import pyarrow.parquet as pq
+        path = self.directory / "meta/tasks.parquet"
+        try:
+            table = pq.read_table(path).to_pydict()
+            numbers = table.pop(TASK)
+            return dict(zip(numbers, next(iter(table.values())), strict=True))
+        except (OSError, ValueError, KeyError, StopIteration) as error:
+            raise UserError(f"cannot read the tasks in {path}: {_line(error)}") from error
+
+    def episodes(
+        self, features: set[str], tasks: Callable[[str], int | None] | None = None
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Number of the task and the `features` of each episode: arrays [L, ...], of pictures `Cells`.
+
+        `tasks` gives the number of a text, None for an episode that is left out; without it all have number 0.
+
+        Raises:
+            UserError: for files that are missing, damaged or out of order.
+        """
+        wanted = None if tasks is None else {index: tasks(text) for index, text in self.tasks.items()}
+        videos = {key for key in features if self.features[key]["dtype"] == "video"}
+        for number, rows in self._rows(sorted(features - videos), wanted):
+            length = len(rows)
+            if rows["frame_index"].to_pylist() != list(range(length)):
+                raise UserError(f"episode {number} of {self.directory} has rows out of order, or not all of them")
+            episode = {key: self._column(key, rows[key]) for key in features - videos}
+            episode |= {key: self._frames(key, number, length) for key in videos}
+            yield (0 if wanted is None else wanted[rows[TASK][0].as_py()] or 0), episode
+
+    def _rows(self, columns: Sequence[str], wanted: dict[int, int | None] | None) -> Iterator[tuple[int, Any]]:
+        """Number and table of each episode, whose rows may lie in several row groups and files."""
+        with needs_extra("robot"):
+            import pyarrow as pa
+        names = list(dict.fromkeys([*columns, "episode_index", "frame_index", *([TASK] if wanted else [])]))
+        last, pending = -1, []
+        try:
+            for table in self._groups(names, wanted):
+                numbers = table["episode_index"].to_numpy()
+                begins = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
+                for begin, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
+                    if pending and numbers[begin] != last:
+                        yield last, pa.concat_tables(pending)
+                        pending = []
+                    last = int(numbers[begin])
+                    pending.append(table.slice(begin, end - begin))
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"cannot read the data of {self.directory}: {_line(error)}") from error
+        if pending:
+            yield last, pa.concat_tables(pending)
+
+    def _groups(self, names: list[str], wanted: dict[int, int | None] | None) -> Iterator[Any]:
+        """Row groups of all files, in order, without the episodes that are left out."""
+        import pyarrow as pa
+        import pyarrow.compute
+        import pyarrow.parquet as pq
+
+        files = sorted((self.directory / "data").glob("*/*.parquet"))
+        if not files:
+            raise UserError(f"cannot read the data of {self.directory}: there is no data/*/*.parquet")
+        kept = None if wanted is None else pa.array([index for index, task in wanted.items() if task is not None])
+        for path in files:
+            with pq.ParquetFile(path, memory_map=True) as file:
+                if absent := [name for name in names if name not in file.schema_arrow.names]:
+                    raise UserError(f"{path} lacks {', '.join(absent)}; it has {', '.join(file.schema_arrow.names)}")
+                for group in range(file.num_row_groups):
+                    if kept is None:
+                        yield file.read_row_group(group, names)
+                        continue
+                    chosen = pa.compute.is_in(file.read_row_group(group, [TASK])[TASK], kept)
+                    if pa.compute.any(chosen).as_py():
+                        yield file.read_row_group(group, names).filter(chosen)
+
+    def _column(self, key: str, column: Any) -> Cells:  # noqa: ANN401 - pyarrow's
+        feature = self.features[key]
+        if feature["dtype"] == "image":
+            return [cell["bytes"] for cell in column.to_pylist()]
+        try:
+            return np.array(column.to_pylist(), feature["dtype"]).reshape(len(column), *feature["shape"])
+        except ValueError as error:
+            raise UserError(f"{self.directory}: {key} is not of shape {feature['shape']}: {_line(error)}") from error
+
+    def _frames(self, key: str, episode: int, length: int) -> Array:
+        """Frames [L, height, width, 3] of an episode."""
+        path, first = self._video(key, episode)
+        film = self._films.get(key)
+        if film is None or (film.path, film.number) != (path, first):
+            if film is not None:
+                film.close()
+            film = self._films[key] = _Film(path, first, self.rate_hz)
+        return film.read(length)
+
+    def _video(self, key: str, episode: int) -> tuple[Path, int]:
+        """The video file of an episode, and the number of its first frame."""
+        template = self.info["video_path"]
+        if "episode_index" in template:  # v2: a file for each episode
+            chunk = episode // self.info["chunks_size"]
+            return self.directory / template.format(episode_chunk=chunk, video_key=key, episode_index=episode), 0
+        row = self._places.get(episode, {})
+        try:
+            chunk, number = row[f"videos/{key}/chunk_index"], row[f"videos/{key}/file_index"]
+            path = self.directory / template.format(video_key=key, chunk_index=chunk, file_index=number)
+            return path, round(row[f"videos/{key}/from_timestamp"] * self.rate_hz)
+        except (KeyError, TypeError) as error:
+            where = f"meta/episodes of {self.directory}"
+            raise UserError(f"{where} does not locate {key} of episode {episode}") from error
+
+    @cached_property
+    def _places(self) -> dict[int, dict[str, Any]]:
+        """Rows of meta/episodes about videos, by episode."""
+        import pyarrow.parquet as pq
+
+        found = {}
+        for path in sorted((self.directory / "meta/episodes").glob("*/*.parquet")):
+            names = [name for name in pq.read_schema(path).names if name.startswith("videos/")]
+            for row in pq.read_table(path, columns=["episode_index", *names]).to_pylist():
+                found[row["episode_index"]] = row
+        return found
+
+
+class _Film:
+    """A video that is read on from frame `number`."""
+
+    def __init__(self, path: Path, number: int, rate_hz: float) -> None:
+        import imageio_ffmpeg
+
+        self.path, self.number = path, number
+        seek = ["-ss", f"{(number - 0.5) / rate_hz:.6f}"] if number else []
+        self._reader = imageio_ffmpeg.read_frames(str(path), input_params=seek)
+        self._size: tuple[int, int] | None = None
+
+    def read(self, count: int) -> NDArray[np.uint8]:
+        """The next `count` frames [count, height, width, 3].
+
+        Raises:
+            UserError: if there are fewer, or no video.
+        """
+        frames, first = [], self.number
+        try:
+            if self._size is None:
+                self._size = next(self._reader)["size"]
+            width, height = self._size
+            for _ in range(count):
+                frames.append(np.frombuffer(next(self._reader), np.uint8).reshape(height, width, 3))
+                self.number += 1
+        except StopIteration:
+            what = f"expected {count} frames from {first} on in {self.path}, got {len(frames)}; it is cut short"
+            raise UserError(what) from None
+        except (OSError, RuntimeError) as error:
+            raise UserError(f"cannot read {self.path}: {_line(error)}") from error
+        return np.stack(frames)
+
+    def close(self) -> None:
+        """End the decoder."""
+        self._reader.close()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,196 @@
+"""LIBERO as others publish it, in LeRobot's format: what was seen comes back, and what does not fit is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import mujoco
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from embodied.errors import UserError
+from embodied.evaluation.video import write_video
+from embodied.rollout.pictures import encode
+from real_robot.recording.demonstrations import demonstrations
+from sims.libero.environment import LiberoEnvironment
+from sims.libero.expert.expert import Expert
+from sims.libero.suite import load_tasks
+from sims.libero.task import LiberoTask
+
+SIZE, LONG = 16, 6
+IMAGE, WRIST, STATE = "observation.images.image", "observation.images.image2", "observation.state"
+CAMERAS = {IMAGE: "agentview_image", WRIST: "wrist_image"}
+TASK = LiberoTask(
+    tasks=["6"], assets="stand-in", images=["agentview", "robot0_eye_in_hand"], image_size=SIZE, joints=False
+)
+TEXT = load_tasks("libero_object", [6])[0].language
+OTHER = "open the middle drawer of the cabinet"
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """Observations before each of the expert's first actions, those actions, and the hand's rotation matrices."""
+    env = LiberoEnvironment(
+        load_tasks("libero_object", [6]), 1, horizon=1, executed=1, assets="stand-in", threads=1, image_size=SIZE
+    )
+    observation, expert, model = env.reset(starts=torch.zeros(1).long()), Expert(env.simulation), env.scenes[0].model
+    rows, actions, hands, data = [], [], [], mujoco.MjData(model)
+    for step in range(LONG):
+        action = torch.from_numpy(expert.act()).float()
+        action[:, 6] = 1.0 if step > 2 else -1.0
+        data.qpos[:] = env.simulation.data[0].qpos
+        mujoco.mj_kinematics(model, data)
+        rows.append(observation[0].clone())
+        actions.append(action[0])
+        hands.append(data.body("robot0_right_hand").xquat.copy())
+        observation = env.step(action[:, None]).observation
+    env.close()
+    return torch.stack(rows), torch.stack(actions), np.stack(hands)
+
+
+def axis_angle(quaternion: np.ndarray) -> np.ndarray:
+    """As robosuite has it: up to 2 pi."""
+    angle = 2.0 * np.arccos(np.clip(quaternion[0], -1.0, 1.0))
+    return quaternion[1:] / np.sqrt(1.0 - quaternion[0] ** 2) * angle
+
+
+def publish(folder: Path, seen, *, videos=False, rate=10, texts=(TEXT, OTHER), **changes) -> Path:
+    """Two episodes, of `texts`, in the layout of lerobot/libero; `changes` replace columns of the rows."""
+    observation, actions, hands = seen
+    fingers = observation["gripper_position"].numpy()
+    turned = np.stack([axis_angle(hand) for hand in hands])
+    state = np.concatenate((observation["end_effector_position"].numpy(), turned, fingers), 1).astype(np.float32)
+    pictures = {name: observation[key].numpy()[:, :, ::-1] for name, key in CAMERAS.items()}
+    columns = {
+        STATE: [*state, *state], "action": [*actions.numpy(), *-actions.numpy()], "index": [*range(2 * LONG)],
+        "frame_index": [*range(LONG)] * 2, "episode_index": [0] * LONG + [1] * LONG,
+        "task_index": [0] * LONG + [1] * LONG,
+    }  # fmt: skip
+    motors = ["x", "y", "z", "axis_angle1", "axis_angle2", "axis_angle3"]
+    shown = {"dtype": "video" if videos else "image", "shape": [SIZE, SIZE, 3], "names": ["height", "width", "channel"]}
+    features = {name: shown for name in CAMERAS} | {
+        STATE: {"dtype": "float32", "shape": [8], "names": {"motors": [*motors, "gripper", "gripper"]}},
+        "action": {"dtype": "float32", "shape": [7], "names": {"motors": [*motors, "gripper"]}},
+    }
+    features |= {name: {"dtype": "int64", "shape": [1], "names": None} for name in columns if "index" in name}
+    places = {"episode_index": [0, 1]}
+    for name, frames in pictures.items():
+        if videos:
+            path = folder / f"videos/{name}/chunk-000/file-000.mp4"
+            path.parent.mkdir(parents=True)
+            write_video(path, np.concatenate((frames, frames)), rate)
+            places |= {f"videos/{name}/{part}": [0, 0] for part in ("chunk_index", "file_index")}
+            places[f"videos/{name}/from_timestamp"] = [0.0, LONG / rate]
+        else:
+            columns[name] = [{"bytes": encode(frame), "path": "frame.png"} for frame in [*frames, *frames]]
+    for key, value in changes.items():
+        columns[key.replace("__", ".")] = value
+    columns = {key: [v.tolist() if isinstance(v, np.ndarray) else v for v in values] for key, values in columns.items()}
+    for part in ("meta/episodes/chunk-000", "data/chunk-000"):
+        (folder / part).mkdir(parents=True)
+    pq.write_table(pa.table(columns), folder / "data/chunk-000/file-000.parquet", row_group_size=4)
+    pq.write_table(pa.table(places), folder / "meta/episodes/chunk-000/file-000.parquet")
+    pq.write_table(pa.table({"task_index": [0, 1], "__index_level_0__": texts}), folder / "meta/tasks.parquet")
+    info = {
+        "codebase_version": "v3.0", "fps": rate, "chunks_size": 1000, "features": features,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+    }  # fmt: skip
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    return folder
+
+
+def read(folder: Path, task: LiberoTask = TASK):
+    return demonstrations(folder, task.contract("wide"), folder.with_name("run"), task)
+
+
+@pytest.mark.parametrize("videos", [False, True])
+def test_what_was_seen_comes_back(tmp_path: Path, seen, videos: bool):
+    observation, actions, _ = seen
+    for _ in range(2):  # the second time from the run's folder
+        episodes = read(
+            publish(tmp_path / "d", seen, videos=videos) if not (tmp_path / "d").exists() else tmp_path / "d"
+        )
+        assert episodes.ends.tolist() == [LONG]  # the other episode is of no task of this run
+        torch.testing.assert_close(episodes.actions, actions)
+        found = episodes.chunks(torch.arange(LONG), 1)["observation"]
+        for key in ("end_effector_position", "end_effector_rotation", "gripper_position", "gripper_command"):
+            torch.testing.assert_close(found[key], observation[key], atol=2e-5, rtol=0, msg=lambda m, key=key: key + m)
+        assert bytes(found["instruction"][0].tolist()).rstrip(b"\0").decode() == TEXT
+        for key in CAMERAS.values():
+            difference = (found[key].int() - observation[key].int()).abs().float()
+            assert difference.mean() < (10.0 if videos else 1e-9)
+            assert difference.mean() < (found[key].flip(2).int() - observation[key].int()).abs().float().mean()
+
+
+def test_larger_pictures_are_reduced_and_joints_are_read_where_they_are(tmp_path: Path, seen):
+    folder = publish(tmp_path / "d", seen)
+    info = json.loads((folder / "meta/info.json").read_text())
+    joints = "observation.states.joint_state"
+    info["features"][joints] = {"dtype": "float32", "shape": [7], "names": None}
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    path = folder / "data/chunk-000/file-000.parquet"
+    values = [*seen[0]["joint_position"].tolist()] * 2
+    pq.write_table(pq.read_table(path).append_column(joints, pa.array(values)), path)
+    episodes = read(folder, replace(TASK, image_size=SIZE // 4, joints=True))
+    found = episodes.chunks(torch.arange(LONG), 1)["observation"]
+    torch.testing.assert_close(found["joint_position"], seen[0]["joint_position"])
+    blocks = seen[0]["wrist_image"].reshape(LONG, SIZE // 4, 4, SIZE // 4, 4, 3).float().mean((2, 4))
+    assert (found["wrist_image"].float() - blocks).abs().max() <= 0.51
+
+
+def refused(folder: Path, task: LiberoTask = TASK) -> str:
+    with pytest.raises(UserError) as error:
+        read(folder, task)
+    assert "\n" not in str(error.value)
+    assert not folder.with_name("run").joinpath("demonstrations").exists()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"joints": True}, "joint_position: not in such datasets; task.joints=false leaves joints to critics"),
+        ({"images": []}, "task.images=[agentview,robot0_eye_in_hand] leaves objects to critics"),
+        ({"image_size": 12}, "expected pictures of 12x12, or of a multiple, got 16x16; choose another image_size"),
+        ({"tasks": ["5", "6"]}, f"which has: {TEXT}; {OTHER}; choose task.tasks=[...]"),
+    ],
+)
+def test_a_run_that_it_does_not_serve_is_refused(tmp_path: Path, seen, change, message: str):
+    assert message in refused(publish(tmp_path / "d", seen), replace(TASK, **change))
+
+
+def test_other_meanings_are_refused(tmp_path: Path, seen):
+    odd = [[0.0] * 6 + [1.0]] * (2 * LONG)
+    assert "it never opens" in refused(publish(tmp_path / "a", seen, action=odd))
+    assert "rate: expected 10 or 20 Hz, got 30 Hz" in refused(publish(tmp_path / "b", seen, rate=30))
+    folder = publish(tmp_path / "c", seen)
+    info = folder / "meta/info.json"
+    info.write_text(info.read_text().replace("image2", "left"))
+    assert "wrist_image: expected a feature observation.images.image2 or" in refused(folder)
+    short = [[0.0] * 6] * (2 * LONG)
+    assert "action is not of shape [7]" in refused(publish(tmp_path / "e", seen, action=short))
+    other = publish(tmp_path / "f", seen, action=short)
+    info = other / "meta/info.json"
+    info.write_text(info.read_text().replace("[7]", "[6]"))
+    assert "action: expected 7 elements as in lerobot/libero, got (6,)" in refused(other)
+
+
+def test_damaged_files_are_refused(tmp_path: Path, seen):
+    folder = publish(tmp_path / "a", seen)
+    path = folder / "data/chunk-000/file-000.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "cannot read the data of" in refused(folder)
+    cells = [{"bytes": b"nothing", "path": ""}] * (2 * LONG)
+    assert "cannot decode a picture" in refused(publish(tmp_path / "b", seen, observation__images__image=cells))
+    assert "rows out of order" in refused(publish(tmp_path / "c", seen, frame_index=[*range(2 * LONG)][::-1]))
+    lost = publish(tmp_path / "d", seen)
+    (lost / "meta/tasks.parquet").unlink()
+    assert "cannot read the tasks in" in refused(lost)
+    bare = publish(tmp_path / "e", seen)
+    pq.write_table(pq.read_table(path := bare / "data/chunk-000/file-000.parquet").drop([WRIST]), path)
+    assert f"lacks {WRIST}; it has" in refused(bare)
