@@ -18,6 +18,7 @@ from embodied.policy import Decision, Evaluation, acting, explored_value, take_s
 from embodied.world import ALONE, World
 from policies.flat import FlatObservations
 from policies.flow_kernels import gaussian_entropy, gaussian_log_prob
+from policies.tanh import tanh
 
 
 @dataclass
@@ -114,7 +115,7 @@ class MLPPolicy(FlatObservations):
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return [N]; for sequences [T, N], [T, N]."""
-        return self.critic(self.features(observation)).squeeze(-1)
+        return _run(self.critic, self.features(observation)).squeeze(-1)
 
     def features(self, observation: TensorDict) -> Tensor:
         """Normalised observations [N, feature_size], privileged ones included."""
@@ -166,7 +167,7 @@ class MLPPolicy(FlatObservations):
 
     def _means(self, observation: TensorDict) -> Tensor:
         """Means of raw actions [N, H * A]."""
-        return self.actor(self._inputs(observation))
+        return _run(self.actor, self._inputs(observation))
 
     def _inputs(self, observation: TensorDict) -> Tensor:
         return self.standardised(observation, self.actor_keys)
@@ -177,6 +178,13 @@ class MLPPolicy(FlatObservations):
     def _sum(self, elementwise: Tensor) -> Tensor:
         executed = self.contract.executed * self.contract.action.shape[-1]
         return elementwise[..., :executed].sum(-1, keepdim=True)
+
+
+def _run(layers: nn.Sequential, x: Tensor) -> Tensor:
+    """`layers` of `x`, with our own tanh."""
+    for layer in layers:
+        x = tanh(x) if isinstance(layer, nn.Tanh) else layer(x)
+    return x
 
 
 def _layers(inputs: int, hidden: list[int], outputs: int) -> nn.Sequential:

@@ -201,7 +201,7 @@ class PPO:
             )
         self.optimiser.zero_grad()
         totals: dict[str, Tensor] = {}
-        for piece in batch.split(self.piece, dim):
+        for piece in [batch] if self.piece >= batch.shape[dim] else batch.split(self.piece, dim):
             loss, sums = self._losses(cast(TensorDict, piece), count)
             loss.backward()
             totals = {name: totals.get(name, 0.0) + value for name, value in sums.items()}
@@ -221,14 +221,14 @@ class PPO:
         advantage = batch["advantage"].unsqueeze(-1) * weight
         clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
         # L = -min(r A, clip(r) A)
-        policy_loss = -torch.minimum(ratio * advantage, clipped * advantage)[own].mean(-1).sum()
-        value_loss = (evaluation.value - batch["return"]).square()[own].sum()
-        entropy = evaluation.entropy[own].mean(-1).sum()
+        policy_loss = -_total(torch.minimum(ratio * advantage, clipped * advantage), own)
+        value_loss = torch.where(own, (evaluation.value - batch["return"]).square(), 0.0).sum()
+        entropy = _total(evaluation.entropy if self.config.entropy_weight else evaluation.entropy.detach(), own)
         warm = self.iterations < self.config.critic_warmup
         loss = value_loss if warm else value_loss + policy_loss - self.config.entropy_weight * entropy
         with torch.no_grad():
-            kl = ((ratio - 1.0) - log_ratio)[own].mean(-1).sum()  # low-variance, joschu.net/blog/kl-approx.html
-            far = ((ratio - 1.0).abs() > clip)[own].float().mean(-1).sum()
+            kl = _total((ratio - 1.0) - log_ratio, own)  # low-variance, joschu.net/blog/kl-approx.html
+            far = _total(((ratio - 1.0).abs() > clip).float(), own)
         sums = {
             "policy_loss": policy_loss,
             "value_loss": value_loss,
@@ -267,6 +267,11 @@ class PPO:
         self.reward_scale.load_state_dict(state["reward_scale"])
         self.iterations, self.gradient_steps = state["iterations"], state["gradient_steps"]
         self.generator.set_state(state["generator"])
+
+
+def _total(parts: Tensor, own: Tensor) -> Tensor:
+    """Sum over the decisions `own` [...] of the mean over `parts` [..., P]."""
+    return torch.where(own, parts.mean(-1), 0.0).sum()
 
 
 def _select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:

@@ -1,0 +1,27 @@
+"""The hyperbolic tangent of small networks, which on a CPU may take longer than their matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def tanh(x: Tensor) -> Tensor:
+    """As `torch.tanh`, to rounding. NumPy computes float32 on a CPU, ten times faster than torch 2.13 on AMD's."""
+    return _NumPyTanh.apply(x) if x.is_cpu and x.dtype is torch.float32 else x.tanh()
+
+
+class _NumPyTanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ANN401 - torch's context
+        y = torch.from_numpy(np.tanh(x.numpy()))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ANN401 - torch's context
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.tanh_backward(gradient, y)  # gradient * (1 - y^2)
