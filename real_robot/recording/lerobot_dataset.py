@@ -1,10 +1,11 @@
-"""Converts recordings to LeRobot datasets (format v3.0): what was measured, and what was written to the robot.
+"""Converts recordings and episodes to LeRobot datasets (format v3.0): what was measured, and what the robot was told.
 
-    python -m real_robot.recording.lerobot_dataset RECORDING... DATASET
+    python -m real_robot.recording.lerobot_dataset SOURCE... DATASET [pictures=video|image]
 
-Floats become one "observation.state" with named elements, cameras become videos (H.264, lossy), everything else keeps
-its own feature. meta/contract.json, an addition of ours, keeps names, units and frames, which `lerobot_reading.py`
-checks. Source of the format: github.com/huggingface/lerobot, v0.4.
+A SOURCE is a recording, or the folder of a run's demonstrations (RUN/demonstrations). Floats become one
+"observation.state" with named elements, cameras become videos (H.264, lossy) or images (PNG within parquet), everything
+else keeps its own feature. meta/contract.json, an addition of ours, keeps names, units and frames, which
+`lerobot_reading.py` checks. Source of the format: github.com/huggingface/lerobot, v0.4.
 """
 
 from __future__ import annotations
@@ -12,19 +13,24 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from embodied.command_line import program
 from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.network import elements
 from embodied.errors import UserError
+from embodied.rollout import episodes as stored
 from embodied.rollout.episodes import Episodes
+from embodied.rollout.pictures import encode_all
+from embodied.text import decode
 from real_robot.recording import driven
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Array
@@ -36,9 +42,19 @@ EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
 FILES_PER_CHUNK, DATA_MB, VIDEO_MB = 1000, 100, 200
 STATE, ACTION, CAMERA = "observation.state", "action", "observation.images."
 INTERVENTION = "complementary_info.is_intervention"
+REWARD, SUCCESS = "next.reward", "next.success"
 
 
-def write(recordings: Sequence[Recording], directory: str | Path, *, robot: str | None = None) -> int:
+class Store(Enum):
+    """How a dataset keeps pictures."""
+
+    VIDEO = "video"
+    IMAGE = "image"
+
+
+def write(
+    recordings: Sequence[Recording], directory: str | Path, *, robot: str | None = None, pictures: Store = Store.VIDEO
+) -> int:
     """Write a dataset of all `recordings` into the new folder `directory`; returns the number of episodes.
 
     Its episodes are those of `driven.episodes`.
@@ -46,19 +62,52 @@ def write(recordings: Sequence[Recording], directory: str | Path, *, robot: str 
     Raises:
         UserError: if `directory` exists, contracts differ, an observation changes its shape, or no action was written.
     """
-    directory = Path(directory)
-    if directory.exists():
-        raise UserError(f"{directory} exists; choose another folder for the dataset")
     for other in recordings[1:]:
         if other.contract != recordings[0].contract:
             raise UserError(f"{other.path} and {recordings[0].path} have different contracts; make a dataset of each")
+    found = (pair for recording in recordings for pair in driven.episodes(recording))
+    return _write(found, recordings[0].contract, Path(directory), robot, pictures, rewarded=False)
+
+
+def write_episodes(folder: str | Path, directory: str | Path, *, pictures: Store = Store.VIDEO) -> int:
+    """Write a dataset of the episodes in `folder` into the new folder `directory`; returns their number.
+
+    An episode's task is what its first observation says, else the task's name where the folder tells it.
+
+    Raises:
+        UserError: if `folder` has no episodes, not all steps were observed, or `directory` exists.
+    """
+    episodes, contract, origin = stored.read(folder)
+    if len(episodes) != episodes.steps:
+        raise UserError(f"{folder} has no observation before every action; LeRobot datasets need one for each")
+    texts = [key for key, spec in contract.observation.items() if spec.is_text and len(spec.shape) == 1]
+
+    def each() -> Iterator[tuple[str, Episodes]]:
+        for number, end in enumerate(episodes.ends.tolist()):
+            rows = torch.arange(int(episodes.ends[number - 1]) if number else 0, end)
+            seen, index = episodes.chunks(rows, 1)["observation"], int(episodes.task_index[number])
+            named = origin.get("tasks", [])[index : index + 1]
+            said = decode(seen[texts[0]][0].numpy()) if texts else "".join(named).replace("_", " ")
+            yield said, Episodes.of(
+                seen, episodes.actions[rows], reward=episodes.reward[rows], human=episodes.human[rows],
+                success=bool(episodes.success[number]),
+            )  # fmt: skip
+
+    return _write(each(), contract, Path(directory), None, pictures, rewarded=True)
+
+
+def _write(
+    episodes: Iterator[tuple[str, Episodes]], contract: Contract, directory: Path, robot: str | None, pictures: Store,
+    *, rewarded: bool,
+) -> int:  # fmt: skip
+    if directory.exists():
+        raise UserError(f"{directory} exists; choose another folder for the dataset")
     temporary = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        writer = _Writer(temporary, recordings[0].contract, robot)
-        for recording in recordings:
-            for task, episode in driven.episodes(recording):
-                writer.add(task, episode)
+        writer = _Writer(temporary, contract, robot, pictures, rewarded=rewarded)
+        for task, episode in episodes:
+            writer.add(task, episode)
         writer.finish()
         temporary.rename(directory)
     finally:
@@ -77,12 +126,15 @@ def parts(contract: Contract) -> tuple[dict[str, TensorSpec], dict[str, TensorSp
 class _Writer:
     """Writes episodes into the files of one dataset; the first episode determines the shapes."""
 
-    def __init__(self, directory: Path, contract: Contract, robot: str | None) -> None:
+    def __init__(
+        self, directory: Path, contract: Contract, robot: str | None, pictures: Store, *, rewarded: bool
+    ) -> None:
         with needs_extra("robot"):
             import pyarrow as pa
             import pyarrow.parquet as pq
         self.pa, self.pq = pa, pq
         self.directory, self.contract, self.robot = directory, contract, robot
+        self.pictures, self.rewarded = pictures, rewarded
         self.rate = _rate(contract.control_dt_s)
         self.features: dict[str, dict[str, Any]] = {}
         self.tasks: list[str] = []
@@ -96,7 +148,7 @@ class _Writer:
         observation = {key: value.numpy() for key, value in episode.observation.items()}
         shapes = {key: value.shape[1:] for key, value in observation.items()}
         columns, cameras = self._columns(task, episode, observation)
-        features = _features(self.contract, shapes, self.rate)
+        features = _features(self.contract, shapes, self.rate, self.pictures, rewarded=self.rewarded)
         if self.features and features != self.features:
             changed = [key for key, feature in features.items() if feature != self.features[key]]
             raise UserError(f"{', '.join(changed)} has another shape than in the first episode")
@@ -107,9 +159,10 @@ class _Writer:
         number, length = len(self.episodes), len(episode)
         row: dict[str, Any] = {"episode_index": number, "tasks": [task], "length": length}
         row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
-        row |= self._write_rows(columns) | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
-        for key, frames in cameras.items():
-            row |= self._write_video(key, frames, number)
+        inside = cameras if self.pictures is Store.IMAGE else {}
+        row |= self._write_rows(columns, inside) | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+        for key in cameras.keys() - inside.keys():
+            row |= self._write_video(key, cameras[key], number)
         stats = {key: _statistics(value) for key, value in columns.items()}
         stats |= {key: _picture_statistics(frames) for key, frames in cameras.items()}
         row |= {f"stats/{key}/{name}": value.tolist() for key, found in stats.items() for name, value in found.items()}
@@ -129,7 +182,7 @@ class _Writer:
             "total_frames": self.frames, "total_tasks": len(self.tasks), "chunks_size": FILES_PER_CHUNK,
             "data_files_size_in_mb": DATA_MB, "video_files_size_in_mb": VIDEO_MB, "fps": self.rate,
             "splits": {"train": f"0:{len(self.episodes)}"}, "data_path": DATA_PATH,
-            "video_path": VIDEO_PATH if parts(self.contract)[1] else None, "features": self.features,
+            "video_path": VIDEO_PATH if (self.directory / "videos").exists() else None, "features": self.features,
         }  # fmt: skip
         self._json("info", info)
         keys = self.stats[0]
@@ -149,6 +202,9 @@ class _Writer:
             columns[STATE] = np.concatenate([observation[key].reshape(length, -1) for key in state], 1)
         columns |= {f"observation.{key}": observation[key] for key in others}
         columns |= {ACTION: episode.actions.numpy(), INTERVENTION: episode.human.numpy()}
+        if self.rewarded:
+            success = (np.arange(length) == length - 1) & episode.success.numpy()
+            columns |= {REWARD: episode.reward.numpy(), SUCCESS: success}
         columns["timestamp"] = (np.arange(length) / self.rate).astype(np.float32)
         columns["frame_index"] = np.arange(length)
         columns["episode_index"] = np.full(length, len(self.episodes))
@@ -156,12 +212,16 @@ class _Writer:
         columns["task_index"] = np.full(length, self.tasks.index(task))
         return columns, {CAMERA + key: observation[key] for key in cameras}
 
-    def _write_rows(self, columns: Mapping[str, Array]) -> dict[str, int]:
+    def _write_rows(self, columns: Mapping[str, Array], images: Mapping[str, Array]) -> dict[str, int]:
         flat = {key: value[:, 0] if value.shape[1:] == (1,) else value for key, value in columns.items()}
         arrays = {
             key: self.pa.array(list(value) if value.ndim == 2 else value.tolist(), self._type(value))
             for key, value in flat.items()
         }
+        cell = self.pa.struct({"bytes": self.pa.binary(), "path": self.pa.string()})
+        for key, frames in images.items():
+            cells = [{"bytes": data, "path": f"frame-{at:06d}.png"} for at, data in enumerate(encode_all(frames))]
+            arrays[key] = self.pa.array(cells, cell)
         table = self.pa.table(arrays)
         if self.file is None or self.file_bytes + table.nbytes > DATA_MB << 20:
             if self.file is not None:
@@ -208,7 +268,9 @@ class _Writer:
         (self.directory / f"meta/{name}.json").write_text(json.dumps(content, indent=4) + "\n")
 
 
-def _features(contract: Contract, shapes: dict[str, tuple[int, ...]], rate: float) -> dict[str, dict[str, Any]]:
+def _features(
+    contract: Contract, shapes: dict[str, tuple[int, ...]], rate: float, pictures: Store, *, rewarded: bool
+) -> dict[str, dict[str, Any]]:
     state, cameras, others = parts(contract)
     features: dict[str, dict[str, Any]] = {}
     if state:
@@ -216,10 +278,13 @@ def _features(contract: Contract, shapes: dict[str, tuple[int, ...]], rate: floa
         names = [name for key, spec in resolved.items() for name in elements(key, spec)]
         features[STATE] = {"dtype": "float32", "shape": [len(names)], "names": names}
     for key in cameras:
+        names = ["height", "width", "channels"]
+        if pictures is Store.IMAGE:
+            features[CAMERA + key] = {"dtype": "image", "shape": list(shapes[key]), "names": names}
+            continue
         height, width = (size + size % 2 for size in shapes[key][:2])  # as the video has it
         about = {"video.height": height, "video.width": width, "video.codec": "h264", "video.pix_fmt": "yuv420p"}
         about |= {"video.fps": rate, "video.channels": 3, "video.is_depth_map": False, "has_audio": False}
-        names = ["height", "width", "channels"]
         features[CAMERA + key] = {"dtype": "video", "shape": [height, width, 3], "names": names, "info": about}
     for key, spec in others.items():
         shape, names = list(shapes[key]), list(spec.names) or None
@@ -227,6 +292,9 @@ def _features(contract: Contract, shapes: dict[str, tuple[int, ...]], rate: floa
     action = contract.action
     features[ACTION] = {"dtype": action.dtype, "shape": list(action.shape), "names": list(action.names) or None}
     features[INTERVENTION] = {"dtype": "bool", "shape": [1], "names": None}
+    if rewarded:
+        features[REWARD] = {"dtype": "float32", "shape": [1], "names": None}
+        features[SUCCESS] = {"dtype": "bool", "shape": [1], "names": None}
     features["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
     counters = ("frame_index", "episode_index", "index", "task_index")
     return features | {key: {"dtype": "int64", "shape": [1], "names": None} for key in counters}
@@ -262,11 +330,20 @@ def _rate(control_dt_s: float) -> int | float:
 
 
 def main(arguments: list[str]) -> None:
-    """RECORDING... DATASET."""
-    if len(arguments) < 2:
-        raise UserError("expected RECORDING... DATASET")
-    *recordings, directory = arguments
-    episodes = write([Recording(path) for path in recordings], directory)
+    """SOURCE... DATASET [pictures=video|image]."""
+    options = [each.partition("=")[2] for each in arguments if each.startswith("pictures=")]
+    *sources, directory = [each for each in arguments if not each.startswith("pictures=")] or [""]
+    stores = [store.value for store in Store]
+    if not sources or any(option not in stores for option in options):
+        raise UserError(f"expected SOURCE... DATASET [pictures={'|'.join(stores)}]")
+    store = Store(options[0]) if options else Store.VIDEO
+    folders = [source for source in sources if Path(source).is_dir()]
+    if folders and len(sources) > 1:
+        raise UserError(f"expected recordings, or one folder of episodes; got {', '.join(sources)}")
+    if folders:
+        episodes = write_episodes(folders[0], directory, pictures=store)
+    else:
+        episodes = write([Recording(path) for path in sources], directory, pictures=store)
     program.log.info(f"wrote {directory}: {episodes} episodes")
 
 

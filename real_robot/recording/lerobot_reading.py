@@ -26,15 +26,15 @@ from embodied.rollout.episodes import Episodes
 from embodied.rollout.pictures import Pictures, decode, encode_all
 from embodied.task import Convention
 from embodied.text import encode
-from real_robot.recording.lerobot_dataset import ACTION, CAMERA, INTERVENTION, STATE
+from real_robot.recording.lerobot_dataset import ACTION, CAMERA, INTERVENTION, REWARD, STATE, SUCCESS
 from real_robot.recording.lerobot_files import TASK, Cells, Source
 from real_robot.robots.robot import Array
 
 log = logging.getLogger(__name__)
 OPTIONAL = {
     "human": (INTERVENTION, torch.bool),
-    "reward": ("next.reward", torch.float32),
-    "success": ("next.success", torch.bool),
+    "reward": (REWARD, torch.float32),
+    "success": (SUCCESS, torch.bool),
 }
 """Optional features: whether a human acted, the reward, and success (assumed if missing)."""
 

@@ -19,7 +19,7 @@ from embodied.algorithms.sft import SFTConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.video import write_video
-from embodied.rollout.episodes import Episodes
+from embodied.rollout.episodes import Episodes, EpisodeWriter
 from policies.mlp import MLPConfig
 from real_robot.recording import lerobot_dataset, lerobot_reading
 from real_robot.recording.demonstrations import demonstrations
@@ -366,3 +366,54 @@ def test_what_is_no_dataset_is_reported(recording: Recording, tmp_path: Path):
     shutil.rmtree(tmp_path / "data/data")
     with pytest.raises(ValueError, match="cannot read the data"):
         list(lerobot_reading.read(tmp_path / "data", CONTRACT))
+
+
+@pytest.mark.parametrize("store", list(lerobot_dataset.Store))
+def test_collected_episodes_become_a_dataset_and_come_back(tmp_path: Path, store: lerobot_dataset.Store):
+    """Once as they were collected, once as they were read from a dataset, with their pictures encoded."""
+    contract = replace(CONTRACT, horizon=1, executed=1)
+    made, lengths = [], (3, 2)
+    for task, length in enumerate(lengths):
+        rows = [
+            {key: torch.from_numpy(value) for key, value in seen(3 * task + step).items()} for step in range(length)
+        ]
+        reward = torch.arange(length).float()
+        actions = torch.arange(2.0 * length).view(length, 2) / 10 - task
+        observation = torch.stack([TensorDict(row) for row in rows])
+        made.append(Episodes.of(observation, actions, reward=reward, success=task == 1, task_index=task))
+    with EpisodeWriter(tmp_path / "first", contract, {"tasks": ["pick_it", "place_it"]}) as writer:
+        for episode in made:
+            writer.add(episode)
+    source = tmp_path / "first"
+    for turn in range(2):
+        directory = tmp_path / f"data{turn}"
+        lerobot_dataset.main([str(source), str(directory), f"pictures={store.value}"])
+        info = json.loads((directory / "meta/info.json").read_text())
+        assert info["features"]["observation.images.front"]["dtype"] == store.value
+        assert (info["video_path"] is None) == (store.value == "image")
+        stats = json.loads((directory / "meta/stats.json").read_text())
+        assert stats["action"]["min"] == pytest.approx(torch.cat([each.actions for each in made]).amin(0).tolist())
+        assert stats["observation.images.front"]["mean"][0][0][0] == pytest.approx(80 / 255, abs=0.02)
+        tasks = pq.read_table(directory / "meta/tasks.parquet").to_pydict()["__index_level_0__"]
+        assert tasks == (["pick it", "place it"] if turn == 0 else [""])
+        found = list(lerobot_reading.read(directory, contract))
+        for one, other in zip(found, made, strict=True):
+            assert torch.equal(one.actions, other.actions)
+            assert torch.equal(one.reward, other.reward)
+            assert bool(one.success) == bool(other.success)
+            for key, value in observed(one).items():
+                tolerance = 6 if key == "front" and store.value == "video" else 0
+                assert (value.float() - other.observation[key].float()).abs().max() <= tolerance
+        with EpisodeWriter(source := tmp_path / f"second{turn}", contract) as writer:
+            for episode in found:
+                writer.add(episode)
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path, recording: Recording):
+    with pytest.raises(ValueError, match="cannot read episodes from"):
+        lerobot_dataset.main([str(tmp_path), str(tmp_path / "new")])
+    for wrong in (["a"], ["a.mcap", "b", "pictures=gif"], ["pictures=image"]):
+        with pytest.raises(ValueError, match=r"expected SOURCE\.\.\. DATASET \[pictures=video\|image\]"):
+            lerobot_dataset.main(wrong)
+    with pytest.raises(ValueError, match="expected recordings, or one folder of episodes"):
+        lerobot_dataset.main([str(tmp_path), str(tmp_path), "new"])
