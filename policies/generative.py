@@ -52,7 +52,8 @@ class GenerativeConfig:
     see scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share `hidden_distractors` of
     unmentioned objects and a share `hidden_words` of words that name no object. When ranking, the best of `candidates`
     chunks by advantage is executed, of `explored_candidates` while exploring. The log-probability of a denoising step
-    is an `aggregate` over the executed actions and their elements.
+    is an `aggregate` over the executed actions and their elements. The supervised loss is a mean over `draws` noises of
+    each chunk, which cost little where encoding the observation costs much.
     """
 
     encoder: EncoderKind = EncoderKind.AUTO
@@ -69,10 +70,11 @@ class GenerativeConfig:
     candidates: int = 32
     explored_candidates: int = 8
     aggregate: Aggregate = Aggregate.SUM
+    draws: int = 1
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
-        at_least(self, 1, "width", "hidden", "depth", "candidates", "explored_candidates")
+        at_least(self, 1, "width", "hidden", "depth", "candidates", "explored_candidates", "draws")
 
 
 class GenerativePolicy(nn.Module, ABC):
@@ -211,8 +213,9 @@ class GenerativePolicy(nn.Module, ABC):
         """The denoising error, its mean over actions weighted by `valid` [N, H]; one scalar."""
         observation, actions = self._augmented(observation, actions)
         target = (actions - self.action_mean) / self.action_std
-        error = self._error(target, self.encoder(observation))
-        return (error * valid).sum() / valid.sum().clamp_min(1)
+        draws, features = self.config.draws, self.encoder(observation)
+        error = self._error(*(each.repeat_interleave(draws, 0) for each in (target, features)))
+        return (error.unflatten(0, (-1, draws)).mean(1) * valid).sum() / valid.sum().clamp_min(1)
 
     def _augmented(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
         observation = self.encoder.read(observation)

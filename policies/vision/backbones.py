@@ -37,7 +37,7 @@ class VisionConfig:
     backbone: Backbone = Backbone.CNN
     weights: str | None = None
     frozen: bool = False
-    width: int = 32
+    width: int = 16
     features: int = 128
     shift: int = 0
     colour: float = 0.0
@@ -81,6 +81,7 @@ class SpatialCNN(nn.Module):
         places = [torch.linspace(-1.0, 1.0, -(-side // 4)) for side in (height, width)]
         self.register_buffer("grid", torch.stack(torch.meshgrid(*places, indexing="ij"), -1).flatten(0, 1))
         self.log_sharpness = nn.Parameter(torch.zeros(()))
+        self.to(memory_format=torch.channels_last)  # as pictures are
 
     def forward(self, pictures: Tensor, given: Tensor) -> Tensor:
         """Features [N, F]."""
