@@ -243,6 +243,23 @@ def driving(count: int, seed: int = 0) -> TensorDict:
     )
 
 
+def test_several_noises_of_a_chunk_count_for_it_alone() -> None:
+    policy = flat(draws=5)
+    observation, actions = driving(3), torch.rand(3, policy.contract.horizon, 2)
+    policy.fit(observation, actions)
+    valid = torch.tensor([[True], [False], [False]]).expand(-1, policy.contract.horizon)
+
+    def loss(actions: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(1)
+        return policy.loss(observation, actions, valid)
+
+    others = actions.clone()
+    others[1:] += 9.0
+    assert torch.equal(loss(others), loss(actions))
+    others[0] += 9.0
+    assert not torch.equal(loss(others), loss(actions))
+
+
 def test_encoder_and_augmentation_follow_from_the_contract() -> None:
     policy = FlowConfig(width=16).build(SCENE)
     assert isinstance(policy.encoder, ObjectEncoder)
