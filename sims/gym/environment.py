@@ -94,12 +94,12 @@ class GymEnvironment(RestorableEngine):
         for k in range(chosen.shape[1]):
             if not rows:
                 break
-            told = [self._step(row, chosen[row, k]) for row in rows]
-            observations, earned, over, cut, infos = zip(*told, strict=True)
             at = slice(None) if len(rows) == self.num_envs else rows  # several times as fast as by their numbers
+            told = [self._step(row, action) for row, action in zip(rows, chosen[at, k], strict=True)]
+            observations, earned, over, cut, infos = zip(*told, strict=True)
             reward[at, k], executed[at, k], terminated[at], truncated[at] = earned, True, over, cut
+            success[at] = self._heard(infos)
             seen.update(zip(rows, observations, strict=True))
-            self._hear(rows, infos, success)
             if not all(map(math.isfinite, earned)):
                 diverged |= ~np.isfinite(reward[:, k])
                 reward[diverged, k] = 0.0
@@ -153,12 +153,11 @@ class GymEnvironment(RestorableEngine):
         self._taken_actions[row].append(action)
         return self.worlds[row].step(action)
 
-    def _hear(self, rows: list[int], infos: Sequence[dict[str, Any]], success: Array) -> None:
-        """Take from `infos` of the worlds `rows` whether they succeeded, into `success` [N]."""
-        for row, info in zip(rows, infos, strict=True):
-            said = info.get(SUCCESS[0], info.get(SUCCESS[1]))
-            success[row] = said is not None and bool(said)
-            self.has_success = self.has_success or said is not None
+    def _heard(self, infos: Sequence[dict[str, Any]]) -> list[bool]:
+        """Whether each of `infos` says that its world succeeded."""
+        said = [info.get(SUCCESS[0], info.get(SUCCESS[1])) for info in infos]
+        self.has_success = self.has_success or any(each is not None for each in said)
+        return [each is not None and bool(each) for each in said]
 
     def _succeeded(self, said: Array, ended: Array, executed: Array) -> Array:
         """Whether episodes that end now succeeded, [N] bool: as `ended` tells, or at the step limit."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.engine import EpisodeEngine, Outcome
+from embodied.engine import EpisodeEngine, Light, Outcome
 from embodied.errors import UserError
 from embodied.seeding import derive
 from sims.maniskill.contract import describe, flat
@@ -91,14 +92,15 @@ class ManiSkillEnvironment(EpisodeEngine):
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """One world after another; each stops where its episode ends."""
         commands = self.scale(actions)
-        reward = torch.zeros(commands.shape[:2])
-        executed = torch.zeros(commands.shape[:2], dtype=torch.bool)
-        won, failed, diverged = torch.zeros(3, self.num_envs, dtype=torch.bool)
+        reward, executed = np.zeros(commands.shape[:2], dtype=np.float32), np.zeros(commands.shape[:2], dtype=bool)
+        won, failed, diverged = np.zeros((3, self.num_envs), dtype=bool)
         for i, count in enumerate(left.tolist()):
             for k in range(count):
                 observation, earned, ended, _, info = self.worlds[i].step(commands[i, k : k + 1])
                 value = float(earned)
-                reward[i, k], executed[i, k] = value, True
+                executed[i, k] = True
+                if math.isfinite(value):
+                    reward[i, k] = value
                 if bool(ended) or not math.isfinite(value):
                     diverged[i] = not math.isfinite(value)
                     won[i] = bool(info.get("success", False)) and not diverged[i]
@@ -106,9 +108,9 @@ class ManiSkillEnvironment(EpisodeEngine):
                     break
             if count:
                 self._seen[i] = dict(flat(observation))
-        return self._outcome(reward.nan_to_num_(0.0, 0.0, 0.0), executed, won, failed, diverged)
+        return self._outcome(reward, executed, won, failed, diverged)
 
-    def _outcome(self, reward: Tensor, executed: Tensor, won: Tensor, failed: Tensor, diverged: Tensor) -> Outcome:
+    def _outcome(self, reward: Light, executed: Light, won: Light, failed: Light, diverged: Light) -> Outcome:
         sparse = self.options.reward == "sparse"
         return Outcome(reward, executed, failed | won if sparse else failed, won, None if sparse else won, diverged)
 
