@@ -7,6 +7,7 @@
 # make isaac   install Isaac Lab beside it, in .venv-isaac (x86-64 Linux, Python 3.11 or 3.12)
 # make test-isaac  install, then run the tests of Isaac Lab
 # make test-stock  install, then run policies in stock LIBERO (LIBERO_ASSETS=; stock is installed too, once)
+# make test-crazyflow  install, then fly policies in crazyflow (which is installed too, once)
 # make check   lint and types
 # make mutants  install, then put faults into a copy of the tree one by one: which do the tests catch? (half an hour)
 # make clean   remove the virtual environments and build products (results in outputs/ stay)
@@ -21,7 +22,7 @@ ISAAC := .venv-isaac
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
-.PHONY: pick hover navigate test ros test-ros isaac test-isaac test-stock check mutants install clean
+.PHONY: pick hover navigate test ros test-ros isaac test-isaac test-stock test-crazyflow check mutants install clean
 
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
@@ -52,6 +53,10 @@ isaac: $(ISAAC)/installed
 # Its virtual environment lies in the user's cache; `make test` skips these tests.
 test-stock: $(VENV)/installed-dev
 	CI_STOCK=required $(BIN)/python -m pytest tests/sims/libero/stock $(ARGS)
+
+# As above.
+test-crazyflow: $(VENV)/installed-dev
+	CI_CRAZYFLOW=required $(BIN)/python -m pytest tests/sims/quadrotor/test_crazyflow.py $(ARGS)
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .

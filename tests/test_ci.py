@@ -32,10 +32,15 @@ def called(tmp_path: Path):
 
 
 def test_official_assets_beside_the_checkout_are_tested_with_too(tmp_path: Path, called):
-    assert called() == ["none test test-ros test-isaac", "none check"]
+    assert called() == ["none test test-ros test-isaac test-crazyflow", "none check"]
     assets = tmp_path / "shared" / "libero_assets"
     assets.mkdir(parents=True)
     tests = "tests/sims/libero tests/conformance/test_environments.py"
-    expected = ["none test test-ros test-isaac", f"{assets} test ARGS={tests}", f"{assets} test-stock", "none check"]
+    expected = [
+        "none test test-ros test-isaac test-crazyflow",
+        f"{assets} test ARGS={tests}",
+        f"{assets} test-stock",
+        "none check",
+    ]
     assert called() == expected
     assert all((SCRIPT.parents[1] / path).exists() for path in tests.split())

@@ -125,13 +125,17 @@ class QuadrotorEnvironment(RestorableEngine):
         """Step the kernels, which count steps, limits and endings themselves: `unroll` takes many steps at once."""
         reward, executed = [], []
         for action in self._padded(actions):
-            found = self._kernels("step", {"action": action, **self._inputs()})
+            found = self.stepped(action)
             self._state, self._record, self._seen = found["state"], found["record"], found["observation"]
             reward.append(found["reward"])
             executed.append(found["executed"])
             self._history.push(action, found["executed"])
         lanes = slice(self.num_envs)
         return self.outcome(torch.cat(reward).t()[lanes], torch.cat(executed).t()[lanes] > 0.5)
+
+    def stepped(self, action: Tensor) -> dict[str, Tensor]:
+        """State, record, observation, reward and executed after one step with `action` [4, L]."""
+        return self._kernels("step", {"action": action, **self._inputs()})
 
     def outcome(self, reward: Tensor, executed: Tensor) -> Outcome:
         """The outcome from `reward` and `executed` [N, K], and the record."""

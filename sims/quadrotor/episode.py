@@ -135,21 +135,31 @@ class Episode:
 
     def programs(self) -> tuple[Program, ...]:
         """`begin`, `observe` and `step`."""
+        state, record, action, constants, results = self._groups()
+        _, key, airframe, settings = constants
+        return (
+            Program("begin", (key, airframe, settings), (state, constants[0]), self._begin),
+            Program("observe", (state, record, *constants), (results[2],), self._observe),
+            Program("step", (state, record, action, *constants), results, self._step),
+        )
+
+    def judge(self) -> Program:
+        """A control step whose dynamics were computed elsewhere: "moved" is the state after it."""
+        state, record, action, constants, results = self._groups()
+        moved = Group("moved", self.options.state_rows)
+        return Program("judge", (state, moved, record, action, *constants), results, self._judged)
+
+    def _groups(self) -> tuple[Group, Group, Group, tuple[Group, ...], tuple[Group, ...]]:
+        """State, record, action, what is constant in an episode, and what a step results in."""
         state = Group("state", self.options.state_rows, differentiable=True)
         record, action = Group("record", self.record_rows), Group("action", 4, differentiable=True)
         disturbance, key = Group("disturbance", self.disturbance_rows), Group("key", 2, WORD)
         airframe = Group("airframe", len(PARAMETERS), LANE if self.randomised else UNIFORM)
         settings = Group("settings", len(self.settings(0)), UNIFORM)
-        constants = (disturbance, key, airframe, settings)
         observation = Group("observation", self.observation_rows, differentiable=True)
         reward, executed = Group("reward", 1, differentiable=True), Group("executed", 1)
-        return (
-            Program("begin", (key, airframe, settings), (state, disturbance), self._begin),
-            Program("observe", (state, record, *constants), (observation,), self._observe),
-            Program(
-                "step", (state, record, action, *constants), (state, record, observation, reward, executed), self._step
-            ),
-        )
+        results = (state, record, observation, reward, executed)
+        return state, record, action, (disturbance, key, airframe, settings), results
 
     def settings(self, step_limit: int) -> list[float]:
         """Rows of the group "settings"."""
@@ -187,9 +197,16 @@ class Episode:
     def _step(
         self, state: Rows, record: Rows, action: Rows, disturbance: Rows, key: Rows, airframe: Rows, settings: Rows
     ) -> Mapping[str, Rows]:
+        moved = dynamics.step(state, action, disturbance, dynamics.parameters(airframe), self.options)
+        return self._judged(state, moved, record, action, disturbance, key, airframe, settings)
+
+    def _judged(
+        self, state: Rows, moved: Rows, record: Rows, action: Rows, disturbance: Rows, key: Rows, airframe: Rows,
+        settings: Rows,
+    ) -> Mapping[str, Rows]:  # fmt: skip
+        """What the step from `state` to `moved` means for the episode."""
         mdp, frame, limit = self._task(settings), dynamics.parameters(airframe), settings[0]
         frozen = record[1] + record[2] > 0.5
-        moved = dynamics.step(state, action, disturbance, frame, self.options)
         sound = dynamics.sound(moved)
         moved = [where(sound, new, old) for new, old in zip(moved, state, strict=True)]
         before = self._moment(state, record[0], record, disturbance)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,7 +78,7 @@ class QuadrotorTask(ProcessOptions):
         Raises:
             UserError: for an unknown distribution.
         """
-        return QuadrotorEnvironment(
+        return self._simulator(
             num_envs, mdp=self._mdp(distribution), options=self.OPTIONS, split=split, history=self.history,
             step_limit=self.step_limit, seed=seed, device=device, **self.flown(distribution),
         )  # fmt: skip
@@ -91,6 +92,10 @@ class QuadrotorTask(ProcessOptions):
         first = self.distributions[0]
         envs = {caption: self.environment(FILMED, first, "eval", device=device) for caption in policies}
         film_policies(path, envs, policies, self.flown(first)["airframe"] or AIRFRAMES["crazyflie"], device)
+
+    @property
+    def _simulator(self) -> type[QuadrotorEnvironment]:
+        return QuadrotorEnvironment
 
     def _mdp(self, distribution: str) -> Mdp:
         if distribution not in self.MDPS:
@@ -120,14 +125,68 @@ class AirframeTask(QuadrotorTask):
         return {"airframe": named_airframe(self.airframe), "scatter_width": self.randomisation}
 
 
+class HoverSim(Enum):
+    """Who moves the quadrotors."""
+
+    own = "own"
+    crazyflow = "crazyflow"
+
+
 @dataclass
 class HoverTask(AirframeTask):
-    """Hover at the origin of the world (the MDP of arXiv 2311.13081)."""
+    """Hover at the origin of the world (the MDP of arXiv 2311.13081).
+
+    Evaluations also run in `sim` crazyflow, a simulator of others, by the interpreter `python`, or one that is made for
+    it.
+    """
 
     name: str = "quadrotor_hover"
+    sim: HoverSim = HoverSim.own
     reward: dict[str, float] = field(default_factory=lambda: weights(Hover()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {"disturbed": Hover()}
+
+    @property
+    def sims(self) -> tuple[str, ...]:
+        """Whatever `sim` takes."""
+        return tuple(sim.value for sim in HoverSim)
+
+    @property
+    def usual_starts(self) -> int | None:
+        """As many as elsewhere."""
+        return None
+
+    def settled(self) -> HoverTask:
+        """Crazyflow has an interpreter of its own, made now unless given.
+
+        Raises:
+            UserError: where it cannot be made.
+        """
+        if self.sim is HoverSim.own:
+            return self
+        from sims.quadrotor.crazyflow.interpreter import crazyflow_python
+
+        return replace(self, python=self.python or str(crazyflow_python()))
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> QuadrotorEnvironment:
+        """As every quadrotor's; in crazyflow for evaluations only.
+
+        Raises:
+            UserError: for training in crazyflow.
+        """
+        if self.sim is HoverSim.crazyflow and split == "train":
+            raise UserError("crazyflow only evaluates: evaluate.py checkpoint=RUN sim=crazyflow")
+        return super().environment(num_envs, distribution, split, seed, device)
+
+    @property
+    def _simulator(self) -> type[QuadrotorEnvironment]:
+        if self.sim is HoverSim.own:
+            return QuadrotorEnvironment
+        from sims.quadrotor.crazyflow.environment import CrazyflowEnvironment
+
+        return CrazyflowEnvironment
 
 
 def _eight(speed_m_s: float) -> Track:

@@ -1,0 +1,68 @@
+"""Virtual environments of simulators whose packages do not go together with ours: made once, in the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from embodied.errors import UserError
+from sims.native import cache_folder
+
+log = logging.getLogger(__name__)
+
+
+def own_python(
+    what: str, name: str, size: str, shared: Sequence[str], alone: Sequence[str], dependencies: Sequence[str]
+) -> Path:
+    """The interpreter of the virtual environment `name` for `what`, which the first call makes with pip.
+
+    It adds the packages of this interpreter to its own, with our versions of those in `shared`. The requirements
+    `alone` are installed without what they ask for, `dependencies` with it.
+
+    Raises:
+        UserError: with pip's last line, where it cannot be made.
+    """
+    key = "\0".join((sys.prefix, *alone, *dependencies, *(f"{each}=={version(each)}" for each in shared)))
+    folder = cache_folder() / f"{name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    if not folder.exists():
+        log.info(f"installing {what} into {folder} (once; {size})")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+            made = Path(temporary) / "venv"
+            _make(made, what, shared, alone, dependencies)
+            with suppress(OSError):  # another process was faster
+                os.rename(made, folder)
+    return folder / "bin" / "python"
+
+
+def _make(folder: Path, what: str, shared: Sequence[str], alone: Sequence[str], dependencies: Sequence[str]) -> None:
+    venv.create(folder, symlinks=True)
+    ours = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (site,) = folder.glob("lib/python*/site-packages")
+    lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in ours)
+    (site / "zz_shared.pth").write_text(lines)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write("".join(f"{name}=={version(name)}\n" for name in shared))
+        constraints.flush()
+        if alone:
+            _pip(folder, what, "--no-deps", *alone)
+        _pip(folder, what, "--constraint", constraints.name, *dependencies)
+
+
+def _pip(folder: Path, what: str, *arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "bin" / "python")]
+    done = subprocess.run([*command, "install", "--quiet", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or ["pip failed"]
+        raise UserError(
+            f"cannot install {what} ({said[-1].strip()}); or give an interpreter that has it: task.python=PATH"
+        )

@@ -1,0 +1,1 @@
+"""Hover in crazyflow, another quadrotor simulator, for evaluations: `evaluate.py sim=crazyflow`."""
