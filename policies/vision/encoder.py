@@ -49,11 +49,10 @@ class PictureEncoder(Encoder):
         self.table = WordTable(INSTRUCTION_WORDS)
         self.register_buffer("words", word_features(WORD_WIDTH))
         self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
-        given = WORD_WIDTH + self.state.observed
         self.eyes = nn.ModuleDict(
-            {key: backbone(config, *contract.observation[key].shape[:2], given) for key in self.cameras}
+            {key: backbone(config, *contract.observation[key].shape[:2], WORD_WIDTH) for key in self.cameras}
         )
-        self.proprioception = nn.Sequential(nn.Linear(given, width), nn.ReLU())
+        self.proprioception = nn.Sequential(nn.Linear(WORD_WIDTH + self.state.observed, width), nn.ReLU())
         self.out_features = width + len(self.cameras) * config.features
 
     @torch.no_grad()
@@ -66,10 +65,10 @@ class PictureEncoder(Encoder):
 
     def forward(self, observation: TensorDict) -> Tensor:
         """Features [N, out_features] of the robot's state and each camera; RuntimeError before `fit`."""
-        given = torch.cat((self._said(observation), self.state.standardised(observation, self.state.actor_keys)), -1)
-        features = [self.proprioception(given)]
+        said, state = self._said(observation), self.state.standardised(observation, self.state.actor_keys)
+        features = [self.proprioception(torch.cat((said, state), -1))]
         for key, eye in self.eyes.items():
-            features.append(eye(observation[key].movedim(-1, -3).to(given.dtype) / 255.0, given))
+            features.append(eye(observation[key].movedim(-1, -3).to(said.dtype) / 255.0, said))
         return torch.cat(features, -1)
 
     def begin_like(self, other: Self) -> None:
