@@ -18,7 +18,7 @@ from policies.flow import FlowConfig
 from policies.libero_encoder import ObjectEncoder
 from policies.vision.augmentation import PictureChanges, recoloured, shifted
 from policies.vision.backbones import Backbone, SpatialCNN, VisionConfig, backbone
-from policies.vision.encoder import PictureEncoder
+from policies.vision.encoder import WORD_WIDTH, PictureEncoder
 
 TEXT = 40
 SEEING = Contract(
@@ -85,7 +85,7 @@ def test_words_that_training_did_not_have_change_nothing() -> None:
 
 def test_the_instruction_decides_what_a_camera_looks_for() -> None:
     eye, pictures = encoder().eyes["front"], torch.rand(1, 3, 16, 24)
-    one, other = eye(pictures, torch.zeros(1, 34)), eye(pictures, torch.ones(1, 34))
+    one, other = eye(pictures, torch.zeros(1, WORD_WIDTH)), eye(pictures, torch.ones(1, WORD_WIDTH))
     assert not torch.allclose(one, other)
 
 
