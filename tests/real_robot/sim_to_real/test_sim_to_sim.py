@@ -63,5 +63,5 @@ def test_what_a_task_does_not_run_in_is_refused(cartpole: Path, options: list[st
 
 
 def test_a_quadrotor_is_not_flown_in_stock_libero(hover: Path):
-    with pytest.raises(ValueError, match="quadrotor_hover runs in one simulator only; leave out sim=stock"):
+    with pytest.raises(ValueError, match="quadrotor_hover does not run in sim=stock; expected one of own, crazyflow"):
         evaluate.run([f"checkpoint={hover}", *FEW, "sim=stock"])
