@@ -8,7 +8,6 @@ chunks that continue running ones are candidates too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from tensordict import TensorDict
@@ -20,25 +19,9 @@ from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting
 from policies.chunk_networks import chunk_network
-from policies.flow_kernels import (
-    TimeGrid,
-    flow_noise_std,
-    flow_sde_step,
-    gaussian_entropy,
-    gaussian_log_prob,
-    gaussian_velocity,
-    guided_velocity,
-    ode_step,
-)
+from policies.flow_kernels import TimeGrid, gaussian_velocity, guided_velocity, ode_step
+from policies.flow_sampling import Field, FlowSampling, Sampler
 from policies.generative import GenerativeConfig, GenerativePolicy
-
-
-class Sampler(Enum):
-    """Denoising kernel for exploration; deterministic acting always uses the ODE."""
-
-    ODE = "ode"
-    FLOW_SDE = "flow_sde"
-    FLOW_NOISE = "flow_noise"
 
 
 @dataclass
@@ -135,48 +118,29 @@ class FlowPolicy(GenerativePolicy):
     def _denoise(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Path [B, S+1, H, A] from noise `x` [B, H, A], index of its noisy step [B] (-1: none), log_prob [B, 1]."""
-        count, steps = len(x), self.grid.steps
-        explore = not deterministic and self.scores
-        noisy = torch.full((count,), -1, device=x.device)
-        if explore:
-            noisy = torch.randint(steps, (count,), device=x.device, generator=generator)
-        path, log_prob = [x], torch.zeros(count, 1, device=x.device)
-        for step in range(steps):
-            index = torch.full((count,), step, device=x.device)
-            velocity = self.velocity(x, self.grid.times(index), features)
-            following = ode_step(x, velocity, self.grid)
-            if explore:
-                mean, std = self._kernel(x, velocity, index, features)
-                sampled = mean + std * torch.randn(x.shape, device=x.device, generator=generator)
-                chosen = self._noisy(noisy, index)
-                log_prob = log_prob + chosen[:, None] * self._part(gaussian_log_prob(sampled, mean, std))
-                following = torch.where(chosen.view(-1, 1, 1), sampled, following)
-            x = following
-            path.append(x)
-        return torch.stack(path, 1), noisy, log_prob
+        return self.sampling.denoise(x, self._field(features), deterministic, generator)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored denoising paths: one velocity evaluation for Flow-SDE, S for Flow-Noise."""
-        if not self.scores:
-            raise UserError("sampler=ode has no likelihood; use flow_sde or flow_noise")
         observation = self.encoder.read(observation)
-        features, path = self.encoder(observation), sample["path"]
-        rows = torch.arange(len(path), device=path.device)
-        everywhere = self.config.sampler is Sampler.FLOW_NOISE
-        indices = (
-            [torch.full_like(sample["noisy"], step) for step in range(self.grid.steps)]
-            if everywhere
-            else [sample["noisy"].clamp_min(0)]
-        )
-        log_prob = entropy = torch.zeros(len(path), 1, device=path.device)
-        for index in indices:
-            x, following = path[rows, index], path[rows, index + 1]
-            velocity = self.velocity(x, self.grid.times(index), features)
-            mean, std = self._kernel(x, velocity, index, features)
-            log_prob = log_prob + self._part(gaussian_log_prob(following, mean, std))
-            entropy = entropy + self._part(gaussian_entropy(std).expand_as(x))
+        field = self._field(self.encoder(observation))
+        log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], field)
         return Evaluation(log_prob, entropy, self.value(observation))
+
+    @property
+    def sampling(self) -> FlowSampling:
+        """How paths are sampled and scored."""
+        config = self.config
+        return FlowSampling(
+            self.grid, config.sampler, config.noise_level, config.std_min, config.std_max, self._spread, self._part
+        )
+
+    def _field(self, features: Tensor) -> Field:
+        return lambda x, index: (self.velocity(x, self.grid.times(index), features), features)
+
+    def _spread(self, features: Tensor, index: Tensor) -> Tensor:
+        raw = self.noise(torch.cat((features, self.grid.times(index).unsqueeze(-1)), -1))
+        return raw.unflatten(-1, (self.contract.horizon, -1))
 
     def _error(self, target: Tensor, features: Tensor) -> Tensor:
         """|v(x_t, t) - (noise - action)|^2, mean over the action's elements, at random times."""
@@ -185,15 +149,6 @@ class FlowPolicy(GenerativePolicy):
         t = time.view(-1, 1, 1)
         velocity = self.velocity(t * noise + (1.0 - t) * target, time, features)
         return (velocity - (noise - target)).square().mean(-1)
-
-    def _kernel(self, x: Tensor, velocity: Tensor, index: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        if self.config.sampler is Sampler.FLOW_SDE:
-            return flow_sde_step(x, velocity, index, self.grid, self.config.noise_level)
-        raw = self.noise(torch.cat((features, self.grid.times(index).unsqueeze(-1)), -1)).view_as(x)
-        return ode_step(x, velocity, self.grid), flow_noise_std(raw, self.config.std_min, self.config.std_max)
-
-    def _noisy(self, noisy: Tensor, index: Tensor) -> Tensor:
-        return torch.ones_like(index, dtype=torch.bool) if self.config.sampler is Sampler.FLOW_NOISE else noisy == index
 
     def _part(self, elementwise: Tensor) -> Tensor:
         return self._aggregated(elementwise).unsqueeze(-1)
