@@ -85,7 +85,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --editable '.[diffusion,gym,libero,maniskill,onnx,robosuite,robot,rsl-rl,dev]'
+	$(PIP) --editable '.[diffusion,gym,libero,maniskill,onnx,robosuite,robot,rsl-rl,vla,dev]'
 	$(PIP) --no-deps torchrl
 	@touch $@
 

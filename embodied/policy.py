@@ -131,15 +131,18 @@ def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Conc
     return in_evaluation_mode
 
 
-def explored_value(policy: TrainablePolicy, observation: TensorDict, deterministic: bool) -> Tensor | None:
-    """The value [N] that `act` returns; None if no learner uses it.
+def values_explored(policy: Policy, observation: TensorDict, deterministic: bool) -> bool:
+    """Whether `act` returns a value: False if no learner uses it.
 
     That is if the policy acts deterministically, or on a robot, where privileged observations are missing.
     """
     privileged = [key for key, spec in policy.contract.observation.items() if spec.privileged]
-    if deterministic or not set(privileged).issubset(observation.keys()):
-        return None
-    return policy.value(observation)
+    return not deterministic and set(privileged).issubset(observation.keys())
+
+
+def explored_value(policy: TrainablePolicy, observation: TensorDict, deterministic: bool) -> Tensor | None:
+    """The value [N] that `act` returns; None if no learner uses it."""
+    return policy.value(observation) if values_explored(policy, observation, deterministic) else None
 
 
 @torch.no_grad()

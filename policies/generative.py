@@ -101,8 +101,8 @@ class GenerativePolicy(nn.Module, ABC):
         self.value_encoder = _encoder(contract, config, privileged=True)
         self.advantage_encoder = _encoder(contract, config)
         actions, hidden = contract.action.shape[-1], config.hidden
-        self.critic = _head(self.value_encoder.out_features, hidden)
-        self.advantage_head = _head(self.encoder.out_features + contract.executed * actions, hidden)
+        self.critic = head(self.value_encoder.out_features, hidden)
+        self.advantage_head = head(self.encoder.out_features + contract.executed * actions, hidden)
         self.register_buffer("ranks", torch.zeros((), dtype=torch.bool))
         self.register_buffer("action_mean", torch.zeros(actions))
         self.register_buffer("action_std", torch.ones(actions))
@@ -231,7 +231,8 @@ class GenerativePolicy(nn.Module, ABC):
         return executed.sum(-1) if self.config.aggregate is Aggregate.SUM else executed.mean(-1)
 
 
-def _head(inputs: int, hidden: int) -> nn.Sequential:
+def head(inputs: int, hidden: int) -> nn.Sequential:
+    """Two hidden layers from features [N, inputs] to one number [N, 1], such as a value."""
     return nn.Sequential(
         nn.Linear(inputs, hidden), nn.LayerNorm(hidden), nn.ReLU(),
         nn.Linear(hidden, hidden), nn.LayerNorm(hidden), nn.ReLU(), nn.Linear(hidden, 1),

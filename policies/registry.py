@@ -14,12 +14,14 @@ from policies.diffusion import DiffusionConfig
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
+from policies.vla.pi0 import Pi0Config
 
 POLICIES: dict[str, type] = {
     "attention": AttentionConfig,
     "diffusion": DiffusionConfig,
     "flow": FlowConfig,
     "mlp": MLPConfig,
+    "pi0": Pi0Config,
     "recurrent": RecurrentConfig,
 }
 

@@ -173,7 +173,6 @@ def test_colours_change_within_bounds_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("kind", [Backbone.SIGLIP, Backbone.DINOV2])
 def test_vision_transformers_start_small_or_from_a_folder(kind: Backbone, tmp_path) -> None:
-    pytest.importorskip("transformers")
     torch.manual_seed(0)
     first = backbone(VisionConfig(kind, width=32, features=16), 16, 24, 5)
     pictures, given = torch.rand(2, 3, 16, 24), torch.rand(2, 5)

@@ -1,0 +1,88 @@
+"""What a vision-language-action model reads of an observation: square pictures, tokens of the instruction, the state.
+
+Letters: N observations, C cameras, S pixels of a picture's side, L tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.contract import Contract
+from embodied.errors import UserError
+from policies.flat import FlatObservations
+from policies.vision.encoder import pictures
+
+PAD, BOS, FIRST_BYTE = 0, 1, 2
+BYTE_VOCABULARY = FIRST_BYTE + 256
+"""Tokens of `byte_tokens`: padding, the beginning, and the 256 bytes."""
+
+
+class Inputs(nn.Module):
+    """The pictures of a contract that actors may read, its instruction, and its float32 observations of fixed size.
+
+    A camera that the contract lacks has no tokens, which is what masking its tokens amounts to. The statistics of the
+    state are buffers. Privileged observations are not read.
+
+    Raises:
+        UserError: if the contract has no pictures or no state that actors may read.
+    """
+
+    def __init__(self, contract: Contract) -> None:
+        super().__init__()
+        self.cameras = pictures(contract)
+        if not self.cameras:
+            raise UserError("policy=pi0 reads pictures, which this task lacks; name cameras in task.images")
+        seen = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+        texts = [key for key, spec in seen.items() if spec.is_text and len(spec.shape) == 1]
+        self.instruction = texts[0] if texts else None
+        fixed = {key: spec for key, spec in seen.items() if -1 not in spec.shape}
+        self.state = FlatObservations(replace(contract, observation=fixed), [], "policy=pi0", "another policy")
+        self.state_size = self.state.observed
+
+    def fit(self, observation: TensorDict) -> None:
+        """Compute mean and deviation of the state from observations [N]."""
+        self.state.fit_statistics(observation)
+
+    def standardised_state(self, observation: TensorDict) -> Tensor:
+        """The robot's state [N, state_size]; RuntimeError before `fit`."""
+        return self.state.standardised(observation, self.state.actor_keys)
+
+    def identity(self, observation: TensorDict) -> Tensor:
+        """What the robot measures of itself, [N, B]; deterministic noise is drawn from it."""
+        return self.state.concatenated(observation, self.state.actor_keys)
+
+    def pictures(self, observation: TensorDict, size: int) -> Tensor:
+        """Pictures [N, C, 3, size, size] in [-1, 1]."""
+        return torch.stack([squared(observation[key], size) for key in self.cameras], 1)
+
+    def tokens(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
+        """Tokens [N, L] of the instruction and where they are real, both int64."""
+        empty = torch.zeros(*observation.batch_size, 0, dtype=torch.uint8, device=self.state.mean.device)
+        return byte_tokens(observation[self.instruction] if self.instruction else empty)
+
+
+def squared(images: Tensor, size: int) -> Tensor:
+    """Images [N, height, width, 3], uint8, fitted into black squares, centred: [N, 3, size, size] in [-1, 1]."""
+    scaled = images.movedim(-1, 1).float() / 127.5 - 1.0
+    height, width = scaled.shape[-2:]
+    share = size / max(height, width)
+    inner = max(1, round(height * share)), max(1, round(width * share))
+    if inner != (height, width):
+        scaled = nn.functional.interpolate(scaled, inner, mode="bilinear", antialias=True).clamp(-1.0, 1.0)
+    top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
+    around = (left, size - inner[1] - left, top, size - inner[0] - top)
+    return nn.functional.pad(scaled, around, value=-1.0)
+
+
+def byte_tokens(text: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [N, L + 2] of texts [N, L] (`embodied.text`), int64: a beginning, the bytes and a line's end; and mask."""
+    length = (text != 0).sum(-1, keepdim=True)
+    tokens = nn.functional.pad(text.long() + FIRST_BYTE, (1, 1))
+    tokens[:, 0] = BOS
+    tokens.scatter_(1, length + 1, FIRST_BYTE + ord("\n"))
+    real = torch.arange(tokens.shape[1], device=text.device) < length + 2
+    return tokens.masked_fill(~real, PAD), real.long()

@@ -1,0 +1,107 @@
+"""pi0 (arXiv 2410.24164) as `transformers` has it, split into what is computed once and once a denoising step.
+
+A vision-language model reads pictures and instruction (the prefix); an action expert reads the robot's state and the
+noisy chunk, and attends to the prefix by the keys and values cached of it. Letters: N observations, C cameras,
+S pixels of a side, L tokens, H chunk length, D action elements with padding, W width of a hidden state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodied.command_line.extras import needs_extra
+from policies.vla.inputs import BYTE_VOCABULARY, PAD
+
+PADDED = 32
+"""Elements of pi0's states and actions; shorter ones end in zeros."""
+
+
+@dataclass
+class Prefix:
+    """The vision-language model's keys and values, hidden state [N, P, W], and which of P tokens are real [N, P]."""
+
+    cache: Any
+    hidden: Tensor
+    real: Tensor
+
+    def mean(self) -> Tensor:
+        """Mean hidden state of real tokens, [N, W]."""
+        weight = self.real.unsqueeze(-1).to(self.hidden.dtype)
+        return (self.hidden * weight).sum(1) / weight.sum(1)
+
+
+class Pi0Model(nn.Module):
+    """The network of pi0: `prefix` of an observation, then `velocity` for each denoising step.
+
+    `native` is transformers' PI0ForConditionalGeneration.
+    """
+
+    def __init__(self, native: nn.Module) -> None:
+        super().__init__()
+        self.native: Any = native
+        native.model.dit.embed_tokens = None  # a vocabulary that an expert in actions never reads
+        settings = native.config
+        self.picture_size: int = settings.vlm_config.vision_config.image_size
+        self.width: int = settings.vlm_config.text_config.hidden_size
+        self.expert_width: int = settings.dit_config.hidden_size
+        self.state_size, self.action_size = settings.max_state_dim, settings.max_action_dim
+        patches = self.picture_size // settings.vlm_config.vision_config.patch_size
+        self.tokens_of_picture = patches**2
+        self.image_token: int = settings.vlm_config.image_token_id
+
+    def prefix(self, pictures: Tensor, tokens: Tensor, real: Tensor) -> Prefix:
+        """Read pictures [N, C, 3, S, S] in [-1, 1] and tokens [N, L], which are `real` [N, L] or padding."""
+        count, cameras = pictures.shape[:2]
+        places = tokens.new_full((count, cameras * self.tokens_of_picture), self.image_token)
+        real = torch.cat((torch.ones_like(places), real), 1)
+        given = torch.ones(count, cameras, dtype=torch.bool, device=pictures.device)
+        embedded = self.native.model.embed_prefix(torch.cat((places, tokens), 1), pictures, given)
+        read = self.native.model.vlm(
+            inputs_embeds=embedded, attention_mask=real, position_ids=real.cumsum(-1) - 1,
+            token_type_ids=torch.zeros_like(real), use_cache=True,
+        )  # fmt: skip
+        return Prefix(read.past_key_values, read.last_hidden_state, real)
+
+    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Velocity [N, H, D] and the expert's hidden state [N, H, W] at noisy chunks `x` [N, H, D] and times [N].
+
+        `state` [N, state_size] is padded. The cache is left as it was, so that the next step does not see this one.
+        """
+        embedded = self.native.embed_action_time(state, x, time)
+        length = prefix.cache.get_seq_length()
+        found = self.native.model(action_embeds=embedded, attention_mask=prefix.real, past_key_values=prefix.cache)
+        prefix.cache.crop(length - prefix.cache.get_seq_length())
+        hidden = found.last_hidden_state[:, -x.shape[1] :]
+        return self.native.action_out_proj(hidden), hidden
+
+
+def tiny(horizon: int, state: int, action: int) -> Pi0Model:
+    """A small model of random weights for chunks of `horizon` actions; its tokens are bytes.
+
+    Raises:
+        UserError: where transformers is not installed.
+    """
+    with needs_extra("vla"):
+        from transformers import PI0Config, PI0ForConditionalGeneration
+    shared = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    text = {
+        "model_type": "gemma", "hidden_size": 64, "intermediate_size": 128, "vocab_size": BYTE_VOCABULARY + 1,
+        "pad_token_id": PAD,
+    }  # fmt: skip
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "vision_use_head": False,
+    }  # fmt: skip
+    settings = PI0Config(
+        vlm_config={
+            "model_type": "paligemma", "text_config": text | shared, "vision_config": vision, "projection_dim": 64,
+            "image_token_id": BYTE_VOCABULARY,
+        },
+        dit_config={"model_type": "gemma", "hidden_size": 32, "intermediate_size": 64, "pad_token_id": PAD, **shared},
+        chunk_size=horizon, max_state_dim=max(PADDED, state), max_action_dim=max(PADDED, action),
+    )  # fmt: skip
+    return Pi0Model(PI0ForConditionalGeneration(settings))

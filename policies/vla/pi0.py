@@ -1,0 +1,215 @@
+"""pi0 (arXiv 2410.24164): a vision-language-action model that predicts chunks by flow matching.
+
+Reinforcement learning follows pi_RL (arXiv 2510.25889). Differences: the noisy step of Flow-SDE is drawn per
+observation; a learned noise adds to the log-probability, not to its mean over steps; the critic reads the mean hidden
+state of the vision-language model and the robot's state.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from typing import Self
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.command_line.config import at_least
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
+from policies.flow_kernels import TimeGrid, fixed_noise
+from policies.flow_sampling import Field, FlowSampling, Sampler
+from policies.generative import SMALLEST_STD, Aggregate, head
+from policies.vla.inputs import Inputs
+from policies.vla.model import Prefix, tiny
+
+
+class Size(Enum):
+    """TINY: about 0.2 million random weights, which shows that everything runs."""
+
+    TINY = "tiny"
+
+
+@dataclass
+class Pi0Config:
+    """Size, sampler and critic of a Pi0Policy.
+
+    `frozen` keeps the vision-language model as it is and trains the action expert alone. `noise_level` is Flow-SDE's a,
+    `std_min` and `std_max` bound Flow-Noise's learned deviation, in units of the normalised action. `aggregate` tells
+    how the log-probabilities of a denoising step's elements make one. The critic has layers of width `hidden`.
+    """
+
+    size: Size = Size.TINY
+    frozen: bool = False
+    denoising_steps: int = 4
+    sampler: Sampler = Sampler.FLOW_SDE
+    noise_level: float = 0.5
+    std_min: float = 0.08
+    std_max: float = 0.16
+    aggregate: Aggregate = Aggregate.SUM
+    hidden: int = 256
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes."""
+        at_least(self, 1, "denoising_steps", "hidden")
+
+    def build(self, contract: Contract) -> Pi0Policy:
+        """Make the policy for `contract`."""
+        return Pi0Policy(contract, self)
+
+
+class Pi0Policy(nn.Module):
+    """Predicts chunks of H actions by integrating a velocity field; pictures and instruction are read once a chunk.
+
+    Actions are normalised and padded with zeros to the model's D elements; padding is neither scored nor in the loss.
+    A chunk's log-probability (one part, P = 1) is the sum over the noisy denoising steps.
+
+    Raises:
+        UserError: if the action has no limits, or the contract has no pictures or state that actors may read.
+    """
+
+    action_mean: Tensor
+    action_std: Tensor
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(self, contract: Contract, config: Pi0Config) -> None:
+        super().__init__()
+        if not contract.action.low:
+            raise UserError("policy=pi0 needs action limits; set low and high in the action spec")
+        self.contract, self.config = contract, config
+        self.actions = contract.action.shape[-1]
+        self.inputs = Inputs(contract)
+        self.model = tiny(contract.horizon, self.inputs.state_size, self.actions)
+        if config.frozen:
+            self.model.native.model.vlm.requires_grad_(False)
+        self.noise = nn.Sequential(
+            nn.Linear(self.model.expert_width, 64), nn.Tanh(), nn.Linear(64, self.model.action_size)
+        )
+        self.critic = head(self.model.width + self.inputs.state_size, config.hidden)
+        self.register_buffer("action_mean", torch.zeros(self.actions))
+        self.register_buffer("action_std", torch.ones(self.actions))
+        self.register_buffer("action_low", torch.tensor(contract.action.low))
+        self.register_buffer("action_high", torch.tensor(contract.action.high))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.action_mean.device
+
+    @property
+    def scores(self) -> bool:
+        """Whether the sampler adds noise, so that a path has a likelihood."""
+        return self.config.sampler is not Sampler.ODE
+
+    @property
+    def sampling(self) -> FlowSampling:
+        """How paths are sampled and scored."""
+        config, grid = self.config, TimeGrid(self.config.denoising_steps)
+        return FlowSampling(
+            grid, config.sampler, config.noise_level, config.std_min, config.std_max, self._spread, self._part
+        )
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Parameters that only `value` uses."""
+        return list(self.critic.parameters())
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """Parameters of pi0, and of the learned noise."""
+        return [*self.model.parameters(), *self.noise.parameters()]
+
+    def start_critic(self) -> None:
+        """Nothing: the critic reads the actor's hidden states as they are."""
+
+    @torch.no_grad()
+    def fit(self, observation: TensorDict, actions: Tensor) -> None:
+        """Compute normalisation statistics from observations [N] and actions [..., A]."""
+        self.inputs.fit(observation)
+        flat = actions.reshape(-1, actions.shape[-1])
+        self.action_mean.copy_(flat.mean(0))
+        self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
+
+    def fresh(self) -> Self:
+        """A policy of the same configuration with new weights, from torch's global generator."""
+        policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
+        take_statistics(policy, self)
+        return policy
+
+    @acting
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Sample chunks; the denoising path [N, S+1, H, D] and its noisy step's index [N] are the sample."""
+        state, prefix = self._state(observation), self._prefix(observation)
+        shape = (self.contract.horizon, self.model.action_size)
+        if deterministic:
+            x = fixed_noise(self.inputs.identity(observation), shape).to(self.device)
+        else:
+            x = torch.randn(len(state), *shape, device=self.device, generator=generator)
+        path, noisy, log_prob = self.sampling.denoise(x, self._field(state, prefix), deterministic, generator)
+        sample = TensorDict({"path": path, "noisy": noisy}, batch_size=[len(path)])
+        valued = values_explored(self, observation, deterministic)
+        value = self._value(state, prefix) if valued else None
+        return Decision(self.to_robot(path[:, -1]), sample, log_prob, value)
+
+    def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
+        """Log-probability of stored denoising paths: one pass of the expert for Flow-SDE, S for Flow-Noise."""
+        state, prefix = self._state(observation), self._prefix(observation)
+        log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], self._field(state, prefix))
+        return Evaluation(log_prob, entropy, self._value(state, prefix))
+
+    def value(self, observation: TensorDict) -> Tensor:
+        """Expected discounted return, [N]."""
+        with torch.no_grad():
+            state, prefix = self._state(observation), self._prefix(observation)
+        return self._value(state, prefix)
+
+    def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
+        """|v(x_t, t) - (noise - action)|^2 over actions that are `valid` [N, H], at pi0's times; one scalar."""
+        state, prefix = self._state(observation), self._prefix(observation)
+        target = self._padded((actions - self.action_mean) / self.action_std)
+        noise = torch.randn_like(target)
+        time = 0.999 * torch.rand(len(target), device=target.device) ** (1.0 / 1.5) + 0.001  # Beta(1.5, 1), scaled
+        t = time.view(-1, 1, 1)
+        velocity, _ = self._velocity(state, prefix, t * noise + (1.0 - t) * target, time)
+        error = (velocity - (noise - target))[..., : self.actions].square().mean(-1)
+        return (error * valid).sum() / valid.sum().clamp_min(1)
+
+    def to_robot(self, x: Tensor) -> Tensor:
+        """Normalised, padded actions [..., D] in robot units, clamped to the contract's limits, [..., A]."""
+        actions = x[..., : self.actions] * self.action_std + self.action_mean
+        return actions.clamp(self.action_low, self.action_high)
+
+    def _padded(self, actions: Tensor) -> Tensor:
+        return nn.functional.pad(actions, (0, self.model.action_size - self.actions))
+
+    def _state(self, observation: TensorDict) -> Tensor:
+        return self.inputs.standardised_state(observation)
+
+    def _prefix(self, observation: TensorDict) -> Prefix:
+        with torch.no_grad() if self.config.frozen else nullcontext():
+            pictures = self.inputs.pictures(observation, self.model.picture_size)
+            return self.model.prefix(pictures, *self.inputs.tokens(observation))
+
+    def _velocity(self, state: Tensor, prefix: Prefix, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        padded = nn.functional.pad(state, (0, self.model.state_size - state.shape[-1]))
+        return self.model.velocity(prefix, padded, x, time)
+
+    def _field(self, state: Tensor, prefix: Prefix) -> Field:
+        grid = self.sampling.grid
+        return lambda x, index: self._velocity(state, prefix, x, grid.times(index))
+
+    def _spread(self, hidden: Tensor, index: Tensor) -> Tensor:
+        return self.noise(hidden)
+
+    def _value(self, state: Tensor, prefix: Prefix) -> Tensor:
+        return self.critic(torch.cat((prefix.mean().detach(), state), -1)).squeeze(-1)
+
+    def _part(self, elementwise: Tensor) -> Tensor:
+        """The sum, or mean, over executed actions and their elements of [N, H, D], [N, 1]."""
+        executed = elementwise[..., : self.contract.executed, : self.actions].flatten(-2)
+        summed = executed.sum(-1) if self.config.aggregate is Aggregate.SUM else executed.mean(-1)
+        return summed.unsqueeze(-1)
