@@ -23,6 +23,7 @@ from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig, Stage
 from embodied.training.interrupt import Stopped
 from policies.flow import FlowConfig
+from policies.vla.pi0 import Pi0Config
 from sims.libero.task import LiberoTask
 from tests.embodied.training.test_experiment import ITERATIONS, LEARNERS, POLICY, SCRATCH, ReachTask, trainer
 from tests.embodied.training.test_experiment import PPO as PPO_CONFIG
@@ -150,6 +151,23 @@ def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_pat
         imitation = SelfImitationConfig(rollout_length=3, rounds=2, gradient_steps=6, sft=SFTConfig(batch=8))
         algorithm = RankingConfig(imitation, warmup=2, epochs=1, gradient_steps=3, minibatch=8, value_minibatch=8)
         return kind(config, task, FlowConfig(width=8, hidden=16), algorithm, directory, record={})
+
+    make(tmp_path / "whole", Experiment).run()
+    killed_and_continued(lambda: make(tmp_path / "parts", DiesInEveryStage))
+    assert left(tmp_path / "parts") == left(tmp_path / "whole")
+
+
+def test_a_kill_in_every_stage_changes_no_bit_of_pi0_on_libero_pictures(tmp_path: Path) -> None:
+    def make(directory: Path, kind: type[Experiment]) -> Experiment:
+        config = ExperimentConfig(
+            num_envs=2, env_steps=48, checkpoint_every=1, evaluation_starts=1, evaluation_envs=1, video=False,
+            control=False, sft=SFTConfig(steps=12, batch=2),
+        )  # fmt: skip
+        task = LiberoTask(
+            tasks=["0"], assets="stand-in", step_limit=100, images=["agentview", "robot0_eye_in_hand"], image_size=32
+        )
+        ppo = PPOConfig(rollout_length=3, epochs=1, minibatch=4, critic_warmup=0)
+        return kind(config, task, Pi0Config(denoising_steps=2, hidden=16), ppo, directory, record={})
 
     make(tmp_path / "whole", Experiment).run()
     killed_and_continued(lambda: make(tmp_path / "parts", DiesInEveryStage))
