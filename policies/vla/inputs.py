@@ -6,13 +6,16 @@ Letters: N observations, C cameras, S pixels of a picture's side, L tokens.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.text import decode
 from policies.flat import FlatObservations
 from policies.vision.encoder import pictures
 
@@ -20,12 +23,15 @@ PAD, BOS, FIRST_BYTE = 0, 1, 2
 BYTE_VOCABULARY = FIRST_BYTE + 256
 """Tokens of `byte_tokens`: padding, the beginning, and the 256 bytes."""
 
+LONGEST = 48
+"""Tokens of an instruction of published models, with padding."""
+
 
 class Inputs(nn.Module):
     """The pictures of a contract that actors may read, its instruction, and its float32 observations of fixed size.
 
     A camera that the contract lacks has no tokens, which is what masking its tokens amounts to. The statistics of the
-    state are buffers. Privileged observations are not read.
+    state are buffers. Privileged observations are not read. Tokens are bytes until `tokenizer` is set.
 
     Raises:
         UserError: if the contract has no pictures or no state that actors may read.
@@ -42,6 +48,7 @@ class Inputs(nn.Module):
         fixed = {key: spec for key, spec in seen.items() if -1 not in spec.shape}
         self.state = FlatObservations(replace(contract, observation=fixed), [], "policy=pi0", "another policy")
         self.state_size = self.state.observed
+        self.tokenizer: Tokenizer | None = None
 
     def fit(self, observation: TensorDict) -> None:
         """Compute mean and deviation of the state from observations [N]."""
@@ -62,7 +69,7 @@ class Inputs(nn.Module):
     def tokens(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """Tokens [N, L] of the instruction and where they are real, both int64."""
         empty = torch.zeros(*observation.batch_size, 0, dtype=torch.uint8, device=self.state.mean.device)
-        return byte_tokens(observation[self.instruction] if self.instruction else empty)
+        return (self.tokenizer or byte_tokens)(observation[self.instruction] if self.instruction else empty)
 
 
 def squared(images: Tensor, size: int) -> Tensor:
@@ -86,3 +93,36 @@ def byte_tokens(text: Tensor) -> tuple[Tensor, Tensor]:
     tokens.scatter_(1, length + 1, FIRST_BYTE + ord("\n"))
     real = torch.arange(tokens.shape[1], device=text.device) < length + 2
     return tokens.masked_fill(~real, PAD), real.long()
+
+
+class Tokenizer:
+    """Tokens of texts by a tokenizer of transformers, as openpi has them: a beginning, the text, a line's end.
+
+    Those of a text are kept, because the same few are read at every step.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 - of transformers
+        self.tokenizer = tokenizer
+        self.known: dict[bytes, list[int]] = {}
+
+    def __call__(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [N, LONGEST] of texts [N, L] (`embodied.text`), int64, and where they are real.
+
+        Raises:
+            UserError: for a text of more than `LONGEST` tokens, or that is not UTF-8.
+        """
+        rows = [self._tokens(row) for row in text.cpu().numpy()]
+        tokens = torch.tensor([row + [PAD] * (LONGEST - len(row)) for row in rows], device=text.device)
+        lengths = torch.tensor([[len(row)] for row in rows], device=text.device)
+        return tokens, (torch.arange(LONGEST, device=text.device) < lengths).long()
+
+    def _tokens(self, row: np.ndarray) -> list[int]:
+        key = row.tobytes()
+        if key not in self.known:
+            said = " ".join(decode(row).replace("_", " ").split())
+            found = self.tokenizer(f"{said}\n", add_special_tokens=False)["input_ids"]
+            found = [self.tokenizer.bos_token_id, *found]
+            if len(found) > LONGEST:
+                raise UserError(f"expected an instruction of at most {LONGEST} tokens, got {len(found)}: {said!r}")
+            self.known[key] = found
+        return self.known[key]

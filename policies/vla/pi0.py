@@ -7,6 +7,7 @@ state of the vision-language model and the robot's state.
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -23,8 +24,11 @@ from embodied.policy import Decision, Evaluation, acting, take_statistics, value
 from policies.flow_kernels import TimeGrid, fixed_noise
 from policies.flow_sampling import Field, FlowSampling, Sampler
 from policies.generative import SMALLEST_STD, Aggregate, head
-from policies.vla.inputs import Inputs
+from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.model import Prefix, tiny
+from policies.vla.weights import Published, fitting, published
+
+log = logging.getLogger(__name__)
 
 
 class Size(Enum):
@@ -37,12 +41,16 @@ class Size(Enum):
 class Pi0Config:
     """Size, sampler and critic of a Pi0Policy.
 
-    `frozen` keeps the vision-language model as it is and trains the action expert alone. `noise_level` is Flow-SDE's a,
-    `std_min` and `std_max` bound Flow-Noise's learned deviation, in units of the normalised action. `aggregate` tells
-    how the log-probabilities of a denoising step's elements make one. The critic has layers of width `hidden`.
+    Published `weights` (a folder, or a name on the hub) bring their own size, and statistics, which stay if the
+    contract's state and action have as many elements; otherwise, as for a new model, they are those of the
+    demonstrations. `frozen` keeps the vision-language model as it is and trains the action expert alone. `noise_level`
+    is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, in units of the normalised action.
+    `aggregate` tells how the log-probabilities of a denoising step's elements make one. The critic has layers of width
+    `hidden`.
     """
 
     size: Size = Size.TINY
+    weights: str | None = None
     frozen: bool = False
     denoising_steps: int = 4
     sampler: Sampler = Sampler.FLOW_SDE
@@ -83,7 +91,9 @@ class Pi0Policy(nn.Module):
         self.contract, self.config = contract, config
         self.actions = contract.action.shape[-1]
         self.inputs = Inputs(contract)
-        self.model = tiny(contract.horizon, self.inputs.state_size, self.actions)
+        given = published(config.weights) if config.weights else None
+        self.model = given.model if given else tiny(contract.horizon, self.inputs.state_size, self.actions)
+        self._check_sizes()
         if config.frozen:
             self.model.native.model.vlm.requires_grad_(False)
         self.noise = nn.Sequential(
@@ -94,6 +104,9 @@ class Pi0Policy(nn.Module):
         self.register_buffer("action_std", torch.ones(self.actions))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
         self.register_buffer("action_high", torch.tensor(contract.action.high))
+        self.brought_statistics = False
+        if given:
+            self._take(given)
 
     @property
     def device(self) -> torch.device:
@@ -126,7 +139,9 @@ class Pi0Policy(nn.Module):
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Compute normalisation statistics from observations [N] and actions [..., A]."""
+        """Compute normalisation statistics from observations [N] and actions [..., A], unless weights brought some."""
+        if self.brought_statistics:
+            return
         self.inputs.fit(observation)
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_mean.copy_(flat.mean(0))
@@ -182,6 +197,38 @@ class Pi0Policy(nn.Module):
         """Normalised, padded actions [..., D] in robot units, clamped to the contract's limits, [..., A]."""
         actions = x[..., : self.actions] * self.action_std + self.action_mean
         return actions.clamp(self.action_low, self.action_high)
+
+    def _check_sizes(self) -> None:
+        for what, size, most in (
+            ("state", self.inputs.state_size, self.model.state_size),
+            ("action", self.actions, self.model.action_size),
+        ):
+            if size > most:
+                raise UserError(
+                    f"policy.weights={self.config.weights} take {what}s of up to {most} elements, got {size}"
+                )
+
+    @torch.no_grad()
+    def _take(self, given: Published) -> None:
+        """Take the tokenizer and, if they are of as many elements, the statistics of a published model."""
+        self.inputs.tokenizer = Tokenizer(given.tokenizer)
+        if given.horizon != self.contract.horizon:
+            log.warning("the weights have learned chunks of %d actions; task.horizon differs", given.horizon)
+        if not given.statistics:
+            return
+        state, action = (
+            fitting(given.statistics[f"{what}_mean"], given.statistics[f"{what}_std"], size)
+            for what, size in (("state", self.inputs.state_size), ("action", self.actions))
+        )
+        if state is None or action is None:
+            log.warning("the statistics of the weights are of another state or action; they are not used")
+            return
+        self.inputs.state.mean.copy_(state[0])
+        self.inputs.state.std.copy_(state[1])
+        self.inputs.state.fitted.fill_(True)
+        self.action_mean.copy_(action[0])
+        self.action_std.copy_(action[1])
+        self.brought_statistics = True
 
     def _padded(self, actions: Tensor) -> Tensor:
         return nn.functional.pad(actions, (0, self.model.action_size - self.actions))

@@ -160,8 +160,8 @@ def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_pat
 def test_a_kill_in_every_stage_changes_no_bit_of_pi0_on_libero_pictures(tmp_path: Path) -> None:
     def make(directory: Path, kind: type[Experiment]) -> Experiment:
         config = ExperimentConfig(
-            num_envs=2, env_steps=48, checkpoint_every=1, evaluation_starts=1, evaluation_envs=1, video=False,
-            control=False, sft=SFTConfig(steps=12, batch=2),
+            num_envs=2, env_steps=96, checkpoint_every=2, evaluation_starts=1, evaluation_envs=1, video=False,
+            control=False, sft=SFTConfig(steps=25, batch=2),
         )  # fmt: skip
         task = LiberoTask(
             tasks=["0"], assets="stand-in", step_limit=100, images=["agentview", "robot0_eye_in_hand"], image_size=32

@@ -1,0 +1,127 @@
+"""Published weights of pi0 in the three namings, tried with a small model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from embodied.errors import UserError
+from policies.vla.model import tiny
+from policies.vla.pi0 import Pi0Config
+from tests.policies.vla.test_pi0 import SEEING, seen
+
+NAMINGS = ("transformers", "lerobot", "openpi")
+STATE, ACTION = ([0.1, 0.2], [0.3, 0.0]), ([1.0, 2.0, 3.0], [0.5, 0.6, 0.7])
+OLD = {
+    "model.vlm.language_model.embed_tokens.": "paligemma_with_expert.paligemma.lm_head.",
+    "model.vlm.": "paligemma_with_expert.paligemma.model.",
+    "model.dit.": "paligemma_with_expert.gemma_expert.model.",
+    "embed_action_time.": "",
+}
+
+
+def old(name: str) -> str:
+    for new, before in OLD.items():
+        if name.startswith(new):
+            name = before + name.removeprefix(new)
+            break
+    return name.replace("vision_tower.", "vision_tower.vision_model.")
+
+
+def weights() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return tiny(4, 2, 3).native.state_dict()
+
+
+def save(folder: Path, naming: str) -> None:
+    """A folder as these publish it, with the small model's sizes in its configuration."""
+    native = tiny(4, 2, 3).native
+    sizes = {key: native.config.to_dict()[key] for key in ("vlm_config", "dit_config")}
+    tensors = weights()
+    if naming != "transformers":
+        prefix = "model." if naming == "lerobot" else ""
+        tensors = {prefix + old(name): value for name, value in tensors.items()}
+    save_file(
+        {name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    if naming == "transformers":
+        native.config.save_pretrained(folder)
+        said = {"state_mean": STATE[0], "state_std": STATE[1], "actions_mean": ACTION[0], "actions_std": ACTION[1]}
+        (folder / "processor_config.json").write_text(json.dumps(said))
+    elif naming == "lerobot":
+        (folder / "config.json").write_text(json.dumps({"type": "pi0", "chunk_size": 4, **sizes}))
+        said = {"observation.state.mean": STATE[0], "observation.state.std": STATE[1]}
+        said |= {"action.mean": ACTION[0], "action.std": ACTION[1]}
+        tensors = {name: torch.tensor(value) for name, value in said.items()}
+        save_file(tensors, folder / "policy_preprocessor_step_5_normalizer_processor.safetensors")
+    else:
+        (folder / "config.json").write_text(json.dumps({"action_horizon": 4, "action_dim": 32, **sizes}))
+        (folder / "assets" / "robot").mkdir(parents=True)
+        state, action = (
+            {"mean": mean + [0.0] * (32 - len(mean)), "std": std + [0.0] * (32 - len(std))}
+            for mean, std in (STATE, ACTION)
+        )
+        said = {"norm_stats": {"state": state, "actions": action}}
+        (folder / "assets" / "robot" / "norm_stats.json").write_text(json.dumps(said))
+    words = {"<pad>": 0, "<bos>": 1, "<unk>": 2, "pick": 3, "the": 4, "milk": 5, "open": 6}
+    found = Tokenizer(models.WordLevel(words, "<unk>"))
+    found.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=found, bos_token="<bos>", pad_token="<pad>", unk_token="<unk>"
+    ).save_pretrained(folder)  # fmt: skip
+
+
+@pytest.mark.parametrize("naming", NAMINGS)
+def test_weights_statistics_and_tokenizer_of_each_naming(naming: str, tmp_path: Path) -> None:
+    save(tmp_path, naming)
+    torch.manual_seed(1)
+    policy = Pi0Config(weights=str(tmp_path), hidden=16).build(SEEING)
+    found, expected = policy.model.native.state_dict(), weights()
+    assert found.keys() == expected.keys()
+    assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
+    torch.testing.assert_close(policy.inputs.state.mean, torch.tensor(STATE[0]))
+    torch.testing.assert_close(policy.inputs.state.std, torch.tensor([0.3, 1.0]))  # what never varied
+    torch.testing.assert_close(policy.action_mean, torch.tensor(ACTION[0]))
+    torch.testing.assert_close(policy.action_std, torch.tensor(ACTION[1]))
+    assert policy.inputs.tokens(seen(2))[0][:, :5].tolist() == [[1, 3, 4, 5, 0], [1, 6, 0, 0, 0]]
+    policy.fit(seen(8), torch.rand(8, 4, 3))
+    torch.testing.assert_close(policy.action_mean, torch.tensor(ACTION[0]))  # those of the weights stay
+    assert policy.act(seen(2)).actions.shape == (2, 4, 3)
+
+
+def test_weights_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
+    def refused() -> str:
+        with pytest.raises(UserError) as caught:
+            Pi0Config(weights=str(tmp_path), hidden=16).build(SEEING)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "expected a folder or a name on the hub of pi0" in refused()
+    save(tmp_path, "lerobot")
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | {"paligemma_variant": "gemma_9b"}))
+    assert "paligemma_variant is gemma_9b, which is not gemma_2b" in refused()
+    (tmp_path / "config.json").write_text(json.dumps(said | {"type": "pi05"}))
+    assert "config.json is of type pi05" in refused()
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    some = {"model." + old(name): value for name, value in weights().items() if "action_out_proj.bias" not in name}
+    save_file(some, tmp_path / "model.safetensors", {"format": "pt"})
+    assert "lacks 1 tensors of pi0, such as action_out_proj.bias" in refused()
+
+
+def test_statistics_of_another_robot_are_left_out(tmp_path: Path) -> None:
+    save(tmp_path, "lerobot")
+    path = tmp_path / "policy_preprocessor_step_5_normalizer_processor.safetensors"
+    said = {"observation.state.mean": torch.zeros(8), "observation.state.std": torch.ones(8)}
+    save_file(said | {"action.mean": torch.zeros(3), "action.std": torch.ones(3)}, path)
+    policy = Pi0Config(weights=str(tmp_path), hidden=16).build(SEEING)
+    with pytest.raises(RuntimeError, match="no normalisation statistics"):
+        policy.act(seen(2))
+    policy.fit(seen(8), torch.rand(8, 4, 3))
+    policy.act(seen(2))
