@@ -8,7 +8,6 @@ state of the vision-language model and the robot's state.
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Self
@@ -237,9 +236,8 @@ class Pi0Policy(nn.Module):
         return self.inputs.standardised_state(observation)
 
     def _prefix(self, observation: TensorDict) -> Prefix:
-        with torch.no_grad() if self.config.frozen else nullcontext():
-            pictures = self.inputs.pictures(observation, self.model.picture_size)
-            return self.model.prefix(pictures, *self.inputs.tokens(observation))
+        pictures = self.inputs.pictures(observation, self.model.picture_size)
+        return self.model.prefix(pictures, *self.inputs.tokens(observation))
 
     def _velocity(self, state: Tensor, prefix: Prefix, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         padded = nn.functional.pad(state, (0, self.model.state_size - state.shape[-1]))
