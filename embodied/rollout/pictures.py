@@ -111,7 +111,7 @@ def decode(data: bytes | Frames) -> Frames:
         UserError: if it is damaged.
     """
     try:
-        with Image.open(io.BytesIO(data)) as picture:
+        with Image.open(io.BytesIO(bytes(data))) as picture:
             return np.asarray(picture.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"cannot decode a picture: {error}; it is damaged, or no PNG or JPEG") from error
