@@ -19,6 +19,9 @@ from policies.vla.inputs import BYTE_VOCABULARY, PAD
 PADDED = 32
 """Elements of pi0's states and actions; shorter ones end in zeros."""
 
+UNREAD = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+"""Dense layers of a language model's last layer that neither its keys nor its values depend on."""
+
 
 @dataclass
 class Prefix:
@@ -37,7 +40,9 @@ class Prefix:
 class Pi0Model(nn.Module):
     """The network of pi0: `prefix` of an observation, then `velocity` for each denoising step.
 
-    `native` is transformers' PI0ForConditionalGeneration.
+    `native` is transformers' PI0ForConditionalGeneration. The expert reads keys and values of the last layer of the
+    vision-language model, not what follows them, which is frozen, as it would get no gradient; `unread` are the names
+    of those dense layers.
     """
 
     def __init__(self, native: nn.Module) -> None:
@@ -52,6 +57,16 @@ class Pi0Model(nn.Module):
         patches = self.picture_size // settings.vlm_config.vision_config.patch_size
         self.tokens_of_picture = patches**2
         self.image_token: int = settings.vlm_config.image_token_id
+        last = f"model.vlm.language_model.layers.{settings.vlm_config.text_config.num_hidden_layers - 1}"
+        self.unread = [f"{last}.{name}" for name in UNREAD]
+        self._norms = [f"{last}.post_attention_layernorm", "model.vlm.language_model.norm"]
+        self.train_all()
+
+    def train_all(self) -> None:
+        """Let everything learn that gets a gradient."""
+        self.native.requires_grad_(True)
+        for name in [*self.unread, *self._norms]:
+            self.native.get_submodule(name).requires_grad_(False)
 
     def prefix(self, pictures: Tensor, tokens: Tensor, real: Tensor) -> Prefix:
         """Read pictures [N, C, 3, S, S] in [-1, 1] and tokens [N, L], which are `real` [N, L] or padding."""

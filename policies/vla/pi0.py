@@ -8,9 +8,10 @@ state of the vision-language model and the robot's state.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self
+from typing import Any, Self
 
 import torch
 from tensordict import TensorDict
@@ -23,6 +24,7 @@ from embodied.policy import Decision, Evaluation, acting, take_statistics, value
 from policies.flow_kernels import TimeGrid, fixed_noise
 from policies.flow_sampling import Field, FlowSampling, Sampler
 from policies.generative import SMALLEST_STD, Aggregate, head
+from policies.vla import adapters
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.model import Prefix, tiny
 from policies.vla.weights import Published, fitting, published
@@ -42,15 +44,21 @@ class Pi0Config:
 
     Published `weights` (a folder, or a name on the hub) bring their own size, and statistics, which stay if the
     contract's state and action have as many elements; otherwise, as for a new model, they are those of the
-    demonstrations. `frozen` keeps the vision-language model as it is and trains the action expert alone. `noise_level`
-    is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, in units of the normalised action.
-    `aggregate` tells how the log-probabilities of a denoising step's elements make one. The critic has layers of width
-    `hidden`.
+    demonstrations. Adapters in peft's format are merged into the weights that they name.
+
+    `frozen` keeps the vision-language model as it is and trains the action expert alone. With a `lora_rank` low-rank
+    adapters are trained on frozen `weights` (`policies.vla.adapters`), new ones or those that `weights` hold;
+    checkpoints then refer to the weights, and hold no copy.
+
+    `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, in units of the
+    normalised action. `aggregate` tells how the log-probabilities of a denoising step's elements make one. The critic
+    has layers of width `hidden`.
     """
 
     size: Size = Size.TINY
     weights: str | None = None
     frozen: bool = False
+    lora_rank: int = 0
     denoising_steps: int = 4
     sampler: Sampler = Sampler.FLOW_SDE
     noise_level: float = 0.5
@@ -62,6 +70,11 @@ class Pi0Config:
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "denoising_steps", "hidden")
+        at_least(self, 0, "lora_rank")
+        if self.lora_rank and not self.weights:
+            raise UserError(f"lora_rank={self.lora_rank} adapts published weights: name them in policy.weights")
+        if self.lora_rank and self.frozen:
+            raise UserError("policy.frozen trains the whole action expert, lora_rank adapters on it: choose one")
 
     def build(self, contract: Contract) -> Pi0Policy:
         """Make the policy for `contract`."""
@@ -82,6 +95,7 @@ class Pi0Policy(nn.Module):
     action_std: Tensor
     action_low: Tensor
     action_high: Tensor
+    base: Tensor
 
     def __init__(self, contract: Contract, config: Pi0Config) -> None:
         super().__init__()
@@ -93,6 +107,8 @@ class Pi0Policy(nn.Module):
         given = published(config.weights) if config.weights else None
         self.model = given.model if given else tiny(contract.horizon, self.inputs.state_size, self.actions)
         self._check_sizes()
+        if given:
+            self._adapt(given)
         if config.frozen:
             self.model.native.model.vlm.requires_grad_(False)
         self.noise = nn.Sequential(
@@ -103,7 +119,7 @@ class Pi0Policy(nn.Module):
         self.register_buffer("action_std", torch.ones(self.actions))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
         self.register_buffer("action_high", torch.tensor(contract.action.high))
-        self.brought_statistics = False
+        self.brought_statistics, self.weights_of = False, given.base if given else None
         if given:
             self._take(given)
 
@@ -130,8 +146,8 @@ class Pi0Policy(nn.Module):
         return list(self.critic.parameters())
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Parameters of pi0, and of the learned noise."""
-        return [*self.model.parameters(), *self.noise.parameters()]
+        """Parameters of pi0 that are trained, and of the learned noise."""
+        return [weight for part in (self.model, self.noise) for weight in part.parameters() if weight.requires_grad]
 
     def start_critic(self) -> None:
         """Nothing: the critic reads the actor's hidden states as they are."""
@@ -147,10 +163,43 @@ class Pi0Policy(nn.Module):
         self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
 
     def fresh(self) -> Self:
-        """A policy of the same configuration with new weights, from torch's global generator."""
-        policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
+        """A policy of the same configuration with new weights, from torch's global generator.
+
+        Weights that adapters are on are never trained: both policies have them in the same memory.
+        """
+        policy = type(self)(self.contract, self.config)
+        if self.config.lora_rank:
+            for mine, theirs in zip(self.model.parameters(), policy.model.parameters(), strict=True):
+                theirs.data = theirs.data if theirs.requires_grad else mine.data
+        policy = policy.to(self.device).train(self.training)
         take_statistics(policy, self)
         return policy
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401 - torch's
+        """Weights and normalisation statistics; of a policy with adapters, without the weights that they are on."""
+        left_out = self._left_out()
+        state = super().state_dict(*args, **kwargs)
+        return {name: value for name, value in state.items() if name not in left_out}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: ANN401 - torch's
+        """Load what `state_dict` gave.
+
+        Raises:
+            UserError: for adapters of another rank or on other weights, and for a policy without.
+            RuntimeError: for another network.
+        """
+        if not self.config.lora_rank:
+            return super().load_state_dict(state_dict, strict, assign)
+        rank = next((len(value) for name, value in state_dict.items() if ".lora_A." in name), 0)
+        if rank != self.config.lora_rank:
+            has = f"adapters of rank {rank}" if rank else "no adapters"
+            raise UserError(f"expected weights with adapters of policy.lora_rank={self.config.lora_rank}, got {has}")
+        if not torch.equal(state_dict["base"].to(self.device), self.base):
+            raise UserError(
+                f"the adapters were trained on other weights than policy.weights={self.config.weights} now has"
+            )
+        kept = {name: value for name, value in super().state_dict().items() if name in self._left_out()}
+        return super().load_state_dict({**state_dict, **kept}, strict, assign)
 
     @acting
     def act(
@@ -196,6 +245,23 @@ class Pi0Policy(nn.Module):
         """Normalised, padded actions [..., D] in robot units, clamped to the contract's limits, [..., A]."""
         actions = x[..., : self.actions] * self.action_std + self.action_mean
         return actions.clamp(self.action_low, self.action_high)
+
+    def _left_out(self) -> set[str]:
+        """Names of weights that adapters are on."""
+        if not self.config.lora_rank:
+            return set()
+        return {f"model.{name}" for name, weight in self.model.named_parameters() if not weight.requires_grad}
+
+    def _adapt(self, given: Published) -> None:
+        """Merge the adapters of a published model; or train them, or new ones, on its weights."""
+        rank, found = self.config.lora_rank, adapters.rank_of(given.model.native)
+        if not rank:
+            return adapters.merge(given.model) if found else None
+        if found not in (0, rank):
+            raise UserError(f"the adapters in {self.config.weights} are of rank {found}, got lora_rank={rank}")
+        if not found:
+            adapters.adapt(given.model, rank)
+        self.register_buffer("base", given.fingerprint)
 
     def _check_sizes(self) -> None:
         for what, size, most in (

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from policies.vla import adapters
 from policies.vla.model import Pi0Model
 
 TOKENIZER = "google/paligemma-3b-pt-224"
@@ -23,29 +25,53 @@ TOKENIZER = "google/paligemma-3b-pt-224"
 SIZES = {"paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m"}
 """LeRobot's and openpi's names of pi0's sizes."""
 UNUSED = "model.dit.embed_tokens.weight"
+UNREADABLE = OSError, ValueError, KeyError, RuntimeError, SafetensorError
+"""Errors of reading missing or damaged files."""
 STATISTICS = ("state_mean", "state_std", "action_mean", "action_std")
 
 
 @dataclass
 class Published:
-    """A model, its tokenizer, the actions of its chunks, and `STATISTICS` by name (none, if it brings none)."""
+    """A model, its tokenizer, the actions of its chunks, and `STATISTICS` by name (none, if it brings none).
+
+    `base` is where its weights without adapters are, and `fingerprint` theirs (`policies.vla.adapters`).
+    """
 
     model: Pi0Model
     tokenizer: Any
     horizon: int
     statistics: dict[str, Tensor]
+    base: str
+    fingerprint: Tensor
 
 
 def published(weights: str) -> Published:
-    """The model in a folder, or of a name on the hub.
+    """The model in a folder, or of a name on the hub; or adapters in peft's format, on the model that they name.
 
     Raises:
         UserError: on one line, if there is none, it is of another kind or incomplete, or transformers is missing.
     """
-    with needs_extra("vla"):
-        from transformers import AutoTokenizer, PI0ForConditionalGeneration
     try:
         folder = _folder(weights)
+        if not (folder / adapters.CONFIG).exists():
+            return _model(weights, folder)
+        base = json.loads((folder / adapters.CONFIG).read_text())["base_model_name_or_path"]
+        statistics, below = _statistics(folder), _folder(base)
+    except (*UNREADABLE, TypeError) as error:
+        raise _refusal(weights, error) from error
+    found = _model(base, below)
+    adapters.read(found.model, folder, found.fingerprint)
+    found.statistics = statistics or found.statistics
+    return found
+
+
+def _model(weights: str, folder: Path) -> Published:
+    with needs_extra("vla"):
+        from transformers import AutoTokenizer, PI0ForConditionalGeneration
+        from transformers.utils import logging as messages
+    messages.set_verbosity_error()  # what is missing is reported below
+    messages.disable_progress_bar()
+    try:
         settings = _settings(folder)
         native, found = PI0ForConditionalGeneration.from_pretrained(
             folder, config=settings, dtype=torch.float32, output_loading_info=True
@@ -53,14 +79,17 @@ def published(weights: str) -> Published:
         lies_there = (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()
         tokenizer = AutoTokenizer.from_pretrained(folder if lies_there else TOKENIZER)
         statistics = _statistics(folder)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"policy.weights={weights}: expected a folder or a name on the hub of pi0 ({reason})"
-        ) from error
+    except UNREADABLE as error:
+        raise _refusal(weights, error) from error
     if missing := sorted(found["missing_keys"] - {UNUSED}):
         raise UserError(f"policy.weights={weights} lacks {len(missing)} tensors of pi0, such as {missing[0]}")
-    return Published(Pi0Model(native), tokenizer, settings.chunk_size, statistics)
+    model = Pi0Model(native)
+    return Published(model, tokenizer, settings.chunk_size, statistics, weights, adapters.fingerprint(native))
+
+
+def _refusal(weights: str, error: Exception) -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return UserError(f"policy.weights={weights}: expected a folder or a name on the hub of pi0 ({reason})")
 
 
 def _folder(weights: str) -> Path:

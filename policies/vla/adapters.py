@@ -1,0 +1,161 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on a frozen pi0, by peft, which are stored without the base weights.
+
+Adapted are attention and feed-forward layers of both language models, as in openpi; the projections of state, time and
+actions are trained in full. Differs from openpi: pictures are encoded by frozen weights, which openpi trains in full.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from embodied.command_line.extras import needs_extra
+from embodied.errors import UserError
+from policies.vla.model import Pi0Model
+
+ADAPTED = r".*(language_model|dit)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
+"""Names of the adapted layers, all of them."""
+TRAINED = ("embed_action_time", "action_out_proj")
+"""Modules that are trained in full beside adapters."""
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files in peft's format."""
+PREFIX, NAME = "base_model.model.", "default"
+"""What peft puts before the names of tensors, and its name of an only adapter, which its files leave out."""
+SAMPLED = 4096
+"""Values of each tensor that a fingerprint reads, evenly spaced."""
+
+
+def fingerprint(native: nn.Module) -> Tensor:
+    """SHA-256 [32], uint8, of names, shapes and `SAMPLED` values of all parameters, on the CPU."""
+    found = hashlib.sha256()
+    for name, weight in sorted(native.named_parameters()):
+        flat = weight.detach().flatten()
+        found.update(json.dumps([name, list(weight.shape)]).encode())
+        found.update(flat[:: max(1, len(flat) // SAMPLED)].float().cpu().numpy().tobytes())
+    return torch.tensor(list(found.digest()), dtype=torch.uint8)
+
+
+def adapt(model: Pi0Model, rank: int) -> None:
+    """Freeze `model` save for `TRAINED` and new adapters of `rank`, which change nothing until they are trained.
+
+    Raises:
+        UserError: where peft is not installed.
+    """
+    with needs_extra("vla"):
+        from peft import LoraConfig
+    config = LoraConfig(
+        r=rank, lora_alpha=rank, target_modules=ADAPTED, exclude_modules=model.unread or None, lora_dropout=0.0
+    )
+    _inject(model.native, config)
+
+
+def read(model: Pi0Model, folder: Path, base: Tensor) -> None:
+    """Adapt `model`, whose fingerprint is `base`, by the adapters that peft, or `write`, left in `folder`.
+
+    Raises:
+        UserError: on one line, if they are damaged, of another kind of adapter, or of another base.
+    """
+    with needs_extra("vla"):
+        from peft import LoraConfig, PeftConfig
+    try:
+        config = PeftConfig.from_pretrained(folder)
+        if not isinstance(config, LoraConfig) or config.use_dora:
+            raise UserError(f"the adapters in {folder} are of another kind; expected plain LoRA")
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            given = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            trained_on = (file.metadata() or {}).get("base")
+    except UserError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        raise UserError(f"cannot read the adapters in {folder}: {_line(error)}") from error
+    if trained_on not in (None, bytes(base.tolist()).hex()):
+        raise UserError(
+            f"the adapters in {folder} were trained on other weights than {config.base_model_name_or_path} now has"
+        )
+    kept, config.modules_to_save = config.modules_to_save or [], None
+    try:
+        _inject(model.native, config)
+    except ValueError as error:
+        raise UserError(f"the adapters in {folder} do not fit: {_line(error)}") from error
+    _copy({name: to for name, to in _named(model.native).items() if _belongs(name, kept)}, given, folder)
+
+
+def write(native: nn.Module, folder: Path, weights: str, base: Tensor) -> None:
+    """Write the adapters of `native` and what is trained in full into `folder`, in peft's format.
+
+    `weights` names the base, whose fingerprint is `base`.
+    """
+    from peft import LoraConfig
+
+    config: Any = native.peft_config[NAME]
+    made = LoraConfig(**{
+        key: getattr(config, key) for key in ("r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora")
+    })  # fmt: skip
+    made.base_model_name_or_path, made.inference_mode, made.modules_to_save = weights, True, list(TRAINED)
+    folder.mkdir(parents=True, exist_ok=True)
+    made.save_pretrained(str(folder))
+    tensors = {name: weight.detach().cpu().contiguous() for name, weight in _named(native).items()}
+    save_file(tensors, folder / WEIGHTS, {"format": "pt", "base": bytes(base.tolist()).hex()})
+
+
+def rank_of(native: nn.Module) -> int:
+    """Rank of the adapters of `native`, 0 without."""
+    found: Any = getattr(native, "peft_config", {})
+    return found[NAME].r if found else 0
+
+
+@torch.no_grad()
+def merge(model: Pi0Model) -> None:
+    """Add the adapters of `model` to its weights and remove them, so that it is a model as published."""
+    from peft.tuners.lora import LoraLayer
+
+    native = model.native
+    for name, module in [(name, module) for name, module in native.named_modules() if isinstance(module, LoraLayer)]:
+        parent, _, last = name.rpartition(".")
+        module.merge()
+        setattr(native.get_submodule(parent), last, module.get_base_layer())
+    del native.peft_config
+    model.train_all()
+
+
+def _inject(native: nn.Module, config: Any) -> None:  # noqa: ANN401 - of peft
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(config, native)
+    native.requires_grad_(False)
+    for name, weight in native.named_parameters():
+        weight.requires_grad_(".lora_" in name or name.startswith(TRAINED))
+
+
+def _named(native: nn.Module) -> dict[str, Tensor]:
+    """Adapters and what is trained in full, by peft's names."""
+    weights = {name: weight for name, weight in native.named_parameters() if weight.requires_grad}
+    return {PREFIX + name.replace(f".{NAME}.", "."): weight for name, weight in weights.items()}
+
+
+def _belongs(name: str, kept: list[str]) -> bool:
+    return ".lora_" in name or any(module in name.split(".") for module in kept)
+
+
+@torch.no_grad()
+def _copy(to: dict[str, Tensor], given: dict[str, Tensor], folder: Path) -> None:
+    if other := sorted(to.keys() ^ given.keys()):
+        raise UserError(
+            f"the adapters in {folder} are of another model: {len(other)} tensors differ, such as {other[0]}"
+        )
+    for name, weight in to.items():
+        if weight.shape != given[name].shape:
+            sizes = f"{tuple(weight.shape)}, got {tuple(given[name].shape)}"
+            raise UserError(f"the adapters in {folder} are of another model: expected {name} of {sizes}")
+        weight.copy_(given[name])
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

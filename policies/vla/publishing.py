@@ -1,0 +1,91 @@
+"""A trained pi0 as a folder that transformers, or peft, and `policy.weights` read; with a model card, for the hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from embodied.errors import UserError
+from policies.vla import adapters
+from policies.vla.inputs import Tokenizer
+from policies.vla.pi0 import Pi0Policy
+
+CONTRACT, CARD, STATISTICS = "contract.json", "README.md", "processor_config.json"
+
+
+def publish(policy: Pi0Policy, folder: Path, *, peft: bool, report: str) -> None:
+    """Write weights, statistics, tokenizer, contract and model card into `folder`, which must not exist.
+
+    With `peft` the weights are adapters, which refer to their base; otherwise adapters are merged into the weights of
+    `policy`, which has none afterwards. The card ends with the `report` of the training run, in Markdown.
+
+    Raises:
+        UserError: for a folder that exists, and with `peft` for a policy without adapters.
+    """
+    native = policy.model.native
+    if folder.exists():
+        raise UserError(f"{folder} exists; choose another output")
+    if peft and not adapters.rank_of(native):
+        raise UserError("target=peft writes adapters, which this policy has none of; use target=transformers")
+    folder.mkdir(parents=True)
+    if peft:
+        adapters.write(native, folder, str(policy.weights_of), policy.base)
+    else:
+        if adapters.rank_of(native):
+            adapters.merge(policy.model)
+        native.config.chunk_size = policy.contract.horizon
+        native.save_pretrained(folder)
+        if isinstance(policy.inputs.tokenizer, Tokenizer):
+            policy.inputs.tokenizer.tokenizer.save_pretrained(folder)
+    (folder / STATISTICS).write_text(json.dumps(_statistics(policy), indent=2) + "\n")
+    (folder / CONTRACT).write_text(policy.contract.to_json() + "\n")
+    (folder / CARD).write_text(card(policy, peft=peft, report=report))
+
+
+def push(folder: Path, name: str) -> str:
+    """Upload `folder` to the hub as `name`, which is made if it is missing, private; returns its address.
+
+    Raises:
+        UserError: on one line, if the hub cannot be reached or refuses.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        address = HfApi().create_repo(name, private=True, exist_ok=True)
+        HfApi().upload_folder(repo_id=name, folder_path=folder)
+    except Exception as error:  # of whatever its client speaks HTTP with
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{folder} is written, but not uploaded to hub={name}: {reason}") from error
+    return str(address)
+
+
+def card(policy: Pi0Policy, *, peft: bool, report: str) -> str:
+    """The model card, in Markdown; pictures of the `report` are left out."""
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        base_model=policy.weights_of, library_name="peft" if peft else "transformers", pipeline_tag="robotics",
+        tags=["pi0", "vision-language-action", *(["lora"] if peft else [])],
+    )  # fmt: skip
+    contract = policy.contract
+    specs = [*contract.observation.items(), ("action", contract.action)]
+    rows = [f"| {name} | {spec.dtype} {list(spec.shape)} | {spec.unit or ''} |" for name, spec in specs]
+    told = [line for line in report.splitlines() if not line.startswith("![")] or ["Nothing was measured."]
+    lines = [
+        "---", data.to_yaml(), "---", "", "# pi0: " + ("adapters" if peft else "weights"), "",
+        "`python train.py policy=pi0 policy.weights=FOLDER` continues from this folder, or its name on the hub"
+        + ("; with `policy.lora_rank` it trains the adapters on." if peft else "."), "",
+        f"Chunks of {contract.horizon} actions, of which {contract.executed} are executed, {contract.control_dt_s:g} s"
+        " each. `contract.json` has the names of the elements and their limits.", "",
+        "| observed, and action | type | unit |", "|---|---|---|", *rows, "", *told,
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _statistics(policy: Pi0Policy) -> dict[str, list[float]]:
+    """Mean and deviation of state and actions, as transformers names them."""
+    size, state = policy.inputs.state_size, policy.inputs.state
+    return {
+        "state_mean": state.mean[:size].tolist(), "state_std": state.std[:size].tolist(),
+        "actions_mean": policy.action_mean.tolist(), "actions_std": policy.action_std.tolist(),
+    }  # fmt: skip
