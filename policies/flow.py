@@ -100,7 +100,7 @@ class FlowPolicy(GenerativePolicy):
             time = self.grid.times(torch.full((len(x),), step, device=x.device))
             velocity = guided_velocity(
                 lambda x, time=time: self.velocity(x, time, features),
-                x, float(time[0]), target, mask, self.config.guidance,
+                x, float(time[0]), target, mask.unsqueeze(-1), self.config.guidance,
             )  # fmt: skip
             x = ode_step(x, velocity, self.grid)
         actions = torch.where(keeps.unsqueeze(-1), known, self.to_robot(x))

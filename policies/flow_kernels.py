@@ -78,7 +78,7 @@ def flow_sde_step(
 def guided_velocity(
     velocity: Callable[[Tensor], Tensor], x: Tensor, time: float, target: Tensor, mask: Tensor, strongest: float
 ) -> Tensor:
-    """Velocity [N, H, A] at `x` and `time`, with the chunk guided to `target` [N, H, A] according to `mask` [N, H].
+    """Velocity [N, H, A] at `x` and `time`, with the chunk guided to `target` [N, H, A] by a `mask` [N, H, 1 or A].
 
     Pseudo-inverse guidance (arXiv 2506.07339, equations 2 to 4, whose t is our 1 - t):
     u - w J^T mask (target - a), a = x - t u, J = da/dx, w = min(strongest, (t^2 + (1 - t)^2) / (t (1 - t))).
@@ -87,7 +87,7 @@ def guided_velocity(
         x = x.detach().requires_grad_()
         plain = velocity(x)
         action = x - time * plain
-        error = (mask.unsqueeze(-1) * (target - action)).detach()
+        error = (mask * (target - action)).detach()
         (pull,) = torch.autograd.grad(action, x, error)
     denominator = time * (1.0 - time)
     weight = min(strongest, (time**2 + (1.0 - time) ** 2) / denominator) if denominator > 0.0 else strongest

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
+from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
-from policies.flow_kernels import TimeGrid, fixed_noise
+from policies.flow_kernels import TimeGrid, fixed_noise, guided_velocity, ode_step
 from policies.flow_sampling import Field, FlowSampling, Sampler
 from policies.generative import SMALLEST_STD, Aggregate, head
 from policies.vla import adapters
@@ -51,8 +52,8 @@ class Pi0Config:
     checkpoints then refer to the weights, and hold no copy.
 
     `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, in units of the
-    normalised action. `aggregate` tells how the log-probabilities of a denoising step's elements make one. The critic
-    has layers of width `hidden`.
+    normalised action. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta). `aggregate` tells
+    how the log-probabilities of a denoising step's elements make one. The critic has layers of width `hidden`.
     """
 
     size: Size = Size.TINY
@@ -64,6 +65,7 @@ class Pi0Config:
     noise_level: float = 0.5
     std_min: float = 0.08
     std_max: float = 0.16
+    guidance: float = 5.0
     aggregate: Aggregate = Aggregate.SUM
     hidden: int = 256
 
@@ -207,16 +209,38 @@ class Pi0Policy(nn.Module):
     ) -> Decision:
         """Sample chunks; the denoising path [N, S+1, H, D] and its noisy step's index [N] are the sample."""
         state, prefix = self._state(observation), self._prefix(observation)
-        shape = (self.contract.horizon, self.model.action_size)
-        if deterministic:
-            x = fixed_noise(self.inputs.identity(observation), shape).to(self.device)
-        else:
-            x = torch.randn(len(state), *shape, device=self.device, generator=generator)
+        x = self._noise(observation, deterministic, generator)
         path, noisy, log_prob = self.sampling.denoise(x, self._field(state, prefix), deterministic, generator)
         sample = TensorDict({"path": path, "noisy": noisy}, batch_size=[len(path)])
         valued = values_explored(self, observation, deterministic)
         value = self._value(state, prefix) if valued else None
         return Decision(self.to_robot(path[:, -1]), sample, log_prob, value)
+
+    @acting
+    def inpaint(
+        self,
+        observation: TensorDict,
+        running: Running,
+        *,
+        deterministic: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Decision:
+        """Like `act`, guided to `running` (arXiv 2506.07339); padding of actions is left alone."""
+        state, prefix = self._state(observation), self._prefix(observation)
+        x = self._noise(observation, deterministic, generator)
+        target = self._padded((running.actions - self.action_mean) / self.action_std)
+        mask = self._padded(running.soft_mask().unsqueeze(-1).expand_as(running.actions))
+        grid = self.sampling.grid
+        for step in range(grid.steps):
+            time = grid.times(torch.full((len(x),), step, device=x.device))
+            velocity = guided_velocity(
+                lambda x, time=time: self._velocity(state, prefix, x, time)[0],
+                x, float(time[0]), target, mask, self.config.guidance,
+            )  # fmt: skip
+            x = ode_step(x, velocity, grid)
+        actions = torch.where(running.keeps().unsqueeze(-1), running.actions, self.to_robot(x))
+        nothing = TensorDict({}, batch_size=list(observation.batch_size))
+        return Decision(actions, nothing, torch.full((len(actions), 1), torch.nan, device=x.device))
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored denoising paths: one pass of the expert for Flow-SDE, S for Flow-Noise."""
@@ -294,6 +318,13 @@ class Pi0Policy(nn.Module):
         self.action_mean.copy_(action[0])
         self.action_std.copy_(action[1])
         self.brought_statistics = True
+
+    def _noise(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Tensor:
+        """Noise [N, H, D] that chunks are denoised from."""
+        shape = (self.contract.horizon, self.model.action_size)
+        if deterministic:
+            return fixed_noise(self.inputs.identity(observation), shape).to(self.device)
+        return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
 
     def _padded(self, actions: Tensor) -> Tensor:
         return nn.functional.pad(actions, (0, self.model.action_size - self.actions))

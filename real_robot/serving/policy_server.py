@@ -29,7 +29,7 @@ from embodied.errors import UserError
 from embodied.policy import Decision, Policy
 from embodied.rollout.memory import RecurrentPolicy
 from embodied.text import encode_as
-from real_robot.serving.wire import CLOSE_LATER, CLOSE_REFUSED, OPTIONS, pack, unpack
+from real_robot.serving.wire import CLOSE_LATER, CLOSE_REFUSED, OPTIONS, PROMPT, pack, unpack
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
@@ -206,7 +206,7 @@ class _Answerer:
         return pack(reply | {"server_timing": {"infer_ms": 1e3 * (time.perf_counter() - started)}})
 
     def _decide(self, message: dict[str, Any], options: _Options) -> Decision:
-        arrays = {key: self._checked(key, spec, message.get(key)) for key, spec in self.specs.items()}
+        arrays = {key: self._checked(key, spec, _given(message, key, spec)) for key, spec in self.specs.items()}
         batch = {key: torch.from_numpy(value).unsqueeze(0) for key, value in arrays.items()}
         observation = TensorDict(batch, batch_size=[1]).to(self.device)
         generator = torch.Generator(self.device).manual_seed(options.seed)
@@ -261,6 +261,11 @@ class _Options:
         if kinds != (bool, int) or not isinstance(options.running, dict | None) or not 0 <= options.seed < 2**63:
             raise UserError(f"{OPTIONS}: expected a bool, a number and a map, got {given!r:.80}")
         return options
+
+
+def _given(message: dict[str, Any], key: str, spec: TensorSpec) -> object:
+    instruction = spec.is_text and len(spec.shape) == 1
+    return message.get(key, message.get(PROMPT) if instruction else None)
 
 
 def _bytes(spec: TensorSpec) -> int:

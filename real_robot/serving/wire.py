@@ -3,7 +3,8 @@
 Source: github.com/Physical-Intelligence/openpi, packages/openpi-client. An array is a map {b"__ndarray__": true,
 b"data", b"dtype", b"shape"}, a NumPy scalar {b"__npgeneric__": true, b"data", b"dtype"}. A server greets with a map of
 metadata; then every observation, a flat map, is answered by a map with "actions" [H, A], or by an error text. Text of
-the contract (`embodied.text`) may be sent as a string or a list of strings.
+the contract (`embodied.text`) may be sent as a string or a list of strings; an instruction also under openpi's name for
+it, PROMPT.
 
 Our server adds "contract", and if they apply "initial_memory" and "inpaints", to the metadata. Our client adds the key
 OPTIONS to an observation, a map of "deterministic", "seed" and "running". Other clients and servers ignore or omit
@@ -21,6 +22,7 @@ from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
 
 OPTIONS = "__options__"
+PROMPT = "prompt"
 KINDS = "biuf"
 """Supported dtype kinds: bool, integers, floats. Never objects, which could execute code."""
 CLOSE_REFUSED, CLOSE_LATER = 1003, 1013

@@ -128,9 +128,9 @@ def test_guidance_against_a_linear_field_by_hand(time: float, weight: float) -> 
     """With u = M x the chunk is a = (I - t M) x, so its Jacobian is I - t M."""
     generator = torch.Generator().manual_seed(0)
     matrix, x, target = (torch.randn(*shape, generator=generator) for shape in ((4, 4), (3, 4, 1), (3, 4, 1)))
-    mask = torch.tensor([1.0, 0.5, 0.0, 0.0]).expand(3, -1)
+    mask = torch.tensor([1.0, 0.5, 0.0, 0.0]).expand(3, -1).unsqueeze(-1)
     found = guided_velocity(lambda x: matrix @ x, x, time, target, mask, 5.0)
     jacobian = torch.eye(4) - time * matrix
-    pull = jacobian.T @ (mask.unsqueeze(-1) * (target - jacobian @ x))
+    pull = jacobian.T @ (mask * (target - jacobian @ x))
     torch.testing.assert_close(found, matrix @ x - min(weight, 5.0) * pull)
     assert not found.requires_grad
