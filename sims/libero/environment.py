@@ -33,7 +33,7 @@ class LiberoEnvironment(RestorableEngine):
     Args:
         tasks: one or more tasks, of any suites.
         num_envs: N.
-        distribution: "official" (LIBERO's 50 initial states) or "wide", see `placement`.
+        distribution: "official" (LIBERO's 50 initial states), "wide" or "areas", see `placement`.
         split: "train" or "eval": disjoint initial states of the wide distribution.
         wording: one of `language.WORDINGS`; if it has several texts, the number of the initial state selects one.
         horizon: H, actions a policy predicts; `executed`: K, actions run between observations.

@@ -169,7 +169,14 @@ class Observer:
         elif bool(moved.any()):
             ids = moved.nonzero().squeeze(1)
             self._pictures[ids] = self._cameras.pictures(ids)
-        return {name: self._pictures[:, camera].clone() for camera, name in enumerate(self._shown)}
+        return self._named(self._pictures.clone())
+
+    def pictures(self, ids: Tensor) -> dict[str, Tensor]:
+        """What the cameras see now in environments `ids` [M], by name [M, height, width, 3]; {} without cameras."""
+        return self._named(self._cameras.pictures(ids)) if self._cameras and len(ids) else {}
+
+    def _named(self, pictures: Tensor) -> dict[str, Tensor]:
+        return {name: pictures[:, camera] for camera, name in enumerate(self._shown)}
 
     def _said(self, most: int) -> dict[str, Tensor]:
         names = torch.zeros(self.num, most, NAME_BYTES, dtype=torch.uint8)

@@ -35,6 +35,8 @@ FILMED = 5
 class LiberoTask(ProcessOptions):
     """`tasks` (names or numbers; all if empty) of one LIBERO suite, for one policy.
 
+    Training and evaluation start from the distribution `starts`: wide (any object anywhere, at any yaw) or areas (where
+    LIBERO's own resets place each); evaluations start from LIBERO's official initial states, too.
     `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with
     action noise `noise` come from the scripted expert. Evaluation episodes are truncated at `step_limit` control steps
     (None: the suite's, `suite.STEP_LIMITS`), training episodes at `train_step_limit` (None: half of that), because
@@ -50,6 +52,7 @@ class LiberoTask(ProcessOptions):
     """
 
     name: str = "libero"
+    starts: str = "wide"
     suite: str = "libero_object"
     tasks: list[str] = field(default_factory=list)
     assets: str | None = None
@@ -68,11 +71,13 @@ class LiberoTask(ProcessOptions):
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "image_size")
+        if self.starts not in ("wide", "areas"):
+            raise UserError(f"unknown task.starts={self.starts}; expected one of wide, areas")
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """Training uses the wide distribution; LIBERO's own initial states are only for evaluation."""
-        return ("official",) if self.sim is LiberoSim.stock else ("wide", "official")
+        """Training uses that of `starts`; LIBERO's own initial states are only for evaluation."""
+        return ("official",) if self.sim is LiberoSim.stock else (self.starts, "official")
 
     @property
     def sims(self) -> tuple[str, ...]:
@@ -163,15 +168,17 @@ class LiberoTask(ProcessOptions):
         """
         from sims.libero.expert.demonstrations import collect
 
-        tasks, contract = self._tasks(), self.contract("wide")
+        tasks, contract = self._tasks(), self.contract(self.starts)
         limit = step_limit_of(tasks) if self.step_limit is None else self.step_limit
         made = {"assets": self._assets(), "seed": seed, "noise": self.noise, "step_limit": limit}
+        if self.starts != "wide":
+            made["starts"] = self.starts
         origin = {**made, "tasks": [task.name for task in tasks], "assets": self.asset_kind, "episodes": self.episodes}
         return made_once(
             directory,
             contract,
             origin,
-            lambda writer: collect(writer, tasks, self.episodes, **made, **self._pictures()),
+            lambda writer: collect(writer, tasks, self.episodes, stride=self.executed, **made, **self._pictures()),
         )
 
     def demonstration_files(self, source: Path) -> list[Path]:
@@ -192,7 +199,7 @@ class LiberoTask(ProcessOptions):
         origin = {"source": str(source), "tasks": [task.name for task in tasks], "assets": self.asset_kind}
         return made_once(
             directory,
-            self.contract("wide"),
+            self.contract(self.starts),
             origin,
             lambda writer: collect(writer, files(source), tasks, assets, **self._pictures()),
         )
@@ -204,13 +211,13 @@ class LiberoTask(ProcessOptions):
         return Published(self._tasks())
 
     def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
-        """Write a video of each policy, by caption, from the same starts of up to five tasks (wide distribution)."""
+        """Write a video of each policy, by caption, from the same starts of up to five tasks."""
         from sims.libero.environment import LiberoEnvironment
         from sims.libero.rendering.cameras import AGENT_VIEW, Cameras
 
         tasks = self._tasks()[:FILMED]
         env = LiberoEnvironment(
-            tasks, len(tasks), distribution="wide", split="eval", horizon=self.horizon,
+            tasks, len(tasks), distribution=self.starts, split="eval", horizon=self.horizon,
             executed=math.gcd(self.executed, 4), step_limit=self.step_limit, assets=self._assets(),
         )  # fmt: skip
         cameras = Cameras(env.simulation, [AGENT_VIEW], 256, 256, film=True)

@@ -1,11 +1,13 @@
 """Demonstrations of the scripted expert: successful episodes with an observation before every action.
 
-They start from the training split of the wide distribution, never from LIBERO's own initial states.
+With pictures, which cost more than all else, there is one only every `stride` actions, from another action on in each
+episode. Demonstrations start from the training split of the wide distribution, never from LIBERO's own initial states.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from sims.libero.assets import Assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert
 from sims.libero.language import INSTRUCTION_BYTES, Wordings
+from sims.libero.observation import Observer
 from sims.libero.suite import Task
 
 AT_ONCE = 8
@@ -42,6 +45,8 @@ def collect(
     progress: bool = True,
     image_size: int | None = None,
     images: Sequence[str] = (),
+    stride: int = 1,
+    starts: str = "wide",
 ) -> None:
     """Run the expert until it has succeeded in `episodes` episodes of each task.
 
@@ -59,6 +64,8 @@ def collect(
         progress: whether to show a progress bar.
         image_size: pixels a side of pictures, if any.
         images: their cameras.
+        stride: control steps from one observation to the next if there are pictures.
+        starts: distribution of initial states.
 
     Raises:
         UserError: if the expert cannot do a task.
@@ -67,10 +74,12 @@ def collect(
         raise UserError(f"expected at least one episode per task, got {episodes}")
     num_envs = len(tasks) * min(episodes, AT_ONCE)
     env = LiberoEnvironment(
-        tasks, num_envs, distribution="wide", split="train", horizon=1, executed=1,
-        step_limit=step_limit, assets=assets, seed=seed, threads=threads, image_size=image_size, images=images,
+        tasks, num_envs, distribution=starts, split="train", horizon=1, executed=1,
+        step_limit=step_limit, assets=assets, seed=seed, threads=threads,
     )  # fmt: skip
-    recorder = _Recorder(env, Expert(env.simulation, noise=noise, seed=seed), episodes)
+    eyes = Observer(env.simulation, image_size, images)
+    expert = Expert(env.simulation, noise=noise, seed=seed)
+    recorder = _Recorder(env, expert, episodes, eyes, stride if image_size and images else 1)
     with Progress("demonstrations", len(tasks) * episodes, "episode", shown=progress) as bar:
         while recorder.running.any():
             bar.update(recorder.step())
@@ -78,14 +87,14 @@ def collect(
     wordings, said = [Wordings(task, "training") for task in tasks], 0
     for episode in kept:
         writer.add(worded(episode, wordings[int(episode.task_index)], said))
-        said += episode.steps
+        said += len(episode)
     writer.origin |= {"start": starts, "failed": recorder.failed}
 
 
 def worded(episode: Episodes, wordings: Wordings, first: int) -> Episodes:
     """`episode` with the instructions number `first` and following of its task."""
     assert episode.final_observation is not None
-    texts = [encode(wordings(number), INSTRUCTION_BYTES) for number in range(first, first + episode.steps + 1)]
+    texts = [encode(wordings(number), INSTRUCTION_BYTES) for number in range(first, first + len(episode) + 1)]
     rows = torch.from_numpy(np.stack(texts))
     episode.observation["instruction"], episode.final_observation["instruction"] = rows[:-1], rows[-1:]
     return episode
@@ -94,27 +103,28 @@ def worded(episode: Episodes, wordings: Wordings, first: int) -> Episodes:
 class _Recorder:
     """Runs the expert in all environments and keeps successful episodes."""
 
-    def __init__(self, env: LiberoEnvironment, expert: Expert, episodes: int) -> None:
-        self.env, self.expert, self.episodes = env, expert, episodes
+    def __init__(self, env: LiberoEnvironment, expert: Expert, episodes: int, eyes: Observer, stride: int) -> None:
+        self.env, self.expert, self.episodes, self.eyes, self.stride = env, expert, episodes, eyes, stride
         self.task = env.task_index.tolist()
         self.begun, self.succeeded, self.failed = ([0] * len(env.task_names) for _ in range(3))
         self.kept: list[tuple[int, int, Episodes]] = []  # task, initial state
         self.running = torch.zeros(env.num_envs, dtype=torch.bool)
-        self.observation = self._begin(torch.ones(env.num_envs, dtype=torch.bool))
-        # observations and actions of the running episodes so far, [N, step_limit]
-        self.seen = self.observation.unsqueeze(1).expand(-1, env.step_limit).clone()
+        # observations and actions of the running episodes so far, [N][rows] and [N, step_limit]
+        self.seen: list[list[TensorDict]] = [[] for _ in range(env.num_envs)]
         self.done = torch.zeros(env.num_envs, env.step_limit, 7)
+        self.observation = self._begin(torch.ones(env.num_envs, dtype=torch.bool))
 
     def step(self) -> int:
         """Run one control step; returns the number of episodes that succeeded."""
         ids = self.running.nonzero().flatten()
         actions = torch.zeros(self.env.num_envs, 1, 7)
         actions[ids, 0] = torch.from_numpy(self.expert.act(ids.numpy())).float()
-        now = self.env.steps[ids]
-        self.seen[ids, now], self.done[ids, now] = self.observation[ids], actions[ids, 0]
+        self._see(ids[self.env.steps[ids] % self.stride == self._phase(ids)])
+        self.done[ids, self.env.steps[ids]] = actions[ids, 0]
         transition = self.env.step(actions)
         self.observation = transition.observation
         finished = transition.done & self.running
+        self._see((finished & transition.success).nonzero().flatten())
         before = len(self.kept)
         for index in finished.nonzero().flatten().tolist():
             self._keep(index, bool(transition.success[index]))
@@ -127,16 +137,29 @@ class _Recorder:
         kept = sorted(self.kept, key=lambda each: each[:2])
         return [start for _, start, _ in kept], [episode for *_, episode in kept]
 
+    def _phase(self, ids: Tensor) -> Tensor:
+        """The control step of the first observation of episodes in environments `ids` [M]."""
+        return self.env.start[ids] % self.stride
+
+    def _see(self, ids: Tensor) -> None:
+        """Observe environments `ids` [M]."""
+        rows = self.observation[ids].update(self.eyes.pictures(ids))
+        for index, row in zip(ids.tolist(), rows.unbind(0), strict=True):
+            self.seen[index].append(row.clone())
+
     def _keep(self, index: int, success: bool) -> None:
         task, start, length = self.task[index], int(self.env.start[index]), int(self.env.steps[index])
+        seen, self.seen[index] = self.seen[index], []
         if success:
             self.succeeded[task] += 1
             reward = torch.zeros(length)
             reward[-1] = 1.0
-            seen, done = self.seen[index, :length].clone(), self.done[index, :length].clone()
             episode = Episodes.of(
-                seen, done, reward=reward, task_index=task, final_observation=self.observation[index].clone()
-            )
+                torch.stack(seen[:-1]), self.done[index, :length].clone(), reward=reward, task_index=task,
+                final_observation=seen[-1],
+            )  # fmt: skip
+            first = torch.arange(start % self.stride, length, self.stride)
+            episode = replace(episode, first=first)
             self.kept.append((task, start, episode))
             return
         self.failed[task] += 1

@@ -1,7 +1,9 @@
-"""Initial states: LIBERO's own and a wide distribution, fixed functions of (task, distribution, split, index).
+"""Initial states: LIBERO's own and two distributions, fixed functions of (task, distribution, split, index).
 
-Both place the task's fixtures at random, as stock does at every reset, in the areas named by its description.
+All place the task's fixtures at random, as stock does at every reset, in the areas named by its description.
 `official` are LIBERO's 50 stored states of a task; as in stock, objects do not follow the fixtures that they are on.
+`areas` places every object in the area that the description names for it, as stock's reset does: a few centimetres, of
+which the stored states use little.
 `wide` is similar to LIBERO-Plus: every object of the workspace anywhere within reach of the arm, at any yaw, with
 perturbed robot joints; arrangements without space for a gripper between objects are drawn again. Where a scene has
 two of a kind, instructions tell them apart by their places ("the bowl next to the ramekin"), so that all objects of the
@@ -20,11 +22,13 @@ import mujoco
 import numpy as np
 
 from embodied.errors import UserError
+from sims.libero.scene.arena import workspace_of
+from sims.libero.scene.bddl import Region
 from sims.libero.scene.geometry import DIRECTIONS, Array, Cloud, footprint, gap, hull, planar, points_gap, turned
 from sims.libero.scene.scene import Scene, satisfied
 from sims.libero.suite import initial_states
 
-DISTRIBUTIONS = ("official", "wide")
+DISTRIBUTIONS = ("official", "wide", "areas")
 SPLITS = ("train", "eval")
 
 REACH_X_M = (0.34, 0.74)
@@ -41,6 +45,8 @@ TOGETHER_M, TOGETHER_RAD, APART_M = 0.08, 0.4, 0.02
 """How far objects that instructions tell apart by their places are moved and turned together, and each by itself."""
 JOINT_NOISE_RAD = 0.1
 """Each arm joint starts within this distance of its nominal position, rad."""
+RESET_NOISE_RAD = 0.02
+"""Standard deviation of each arm joint after a reset of stock, rad."""
 
 ARRANGEMENTS = 100
 THROWS = 50
@@ -83,18 +89,19 @@ class Placement:
         self._nq = scene.model.nq
         if self.official.shape[1] != self._nq + scene.model.nv:
             raise AssertionError(f"{scene.task.name}: states of width {self.official.shape[1]} do not fit the scene")
-        self._wide = _Wide(scene, self.official[0, : self._nq]) if distribution == "wide" else None
-        shared = 0 if self._wide is None else SPLITS.index(split)
+        drawn = {"wide": _Wide, "areas": _Areas}.get(distribution)
+        self._drawn = drawn(scene, self.official[0, : self._nq]) if drawn else None
+        shared = 0 if self._drawn is None else SPLITS.index(split)
         self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), shared)
 
     def __call__(self, index: int) -> InitialState:
         """Initial state number `index` >= 0."""
-        index = index % len(self.official) if self._wide is None else index
+        index = index % len(self.official) if self._drawn is None else index
         places = place_fixtures(self.scene, np.random.default_rng((*self._key, index, FIXTURES)))
-        if self._wide is None:
+        if self._drawn is None:
             qpos, qvel = np.split(self.official[index].copy(), [self._nq])
             return InitialState(qpos, qvel, *places)
-        qpos = self._wide.sample(np.random.default_rng((*self._key, index)), *places)
+        qpos = self._drawn.sample(np.random.default_rng((*self._key, index)), *places)
         return InitialState(qpos, np.zeros(self.official.shape[1] - self._nq), *places)
 
 
@@ -121,6 +128,8 @@ class _Stack:
     points: Array  # [P, 2] outline seen from above at the nominal pose
     pivot: Array  # [2] nominal position of the object below
     container: bool
+    areas: Array  # [R, 4] (x0, y0, x1, y1) in m, world frame, of the task's description
+    yaw: tuple[float, float]  # range there, rad
 
     def draw_yaw(self, rng: np.random.Generator) -> float:
         """A random yaw relative to the nominal pose, rad."""
@@ -241,7 +250,10 @@ class _Wide:
         model = self.scene.model
         regions = [model.site_bodyid[goal.b] for goal in self.scene.goal if goal.kind in ("in", "on_site")]
         container = bool(np.isin(model.body_rootid[regions], bodies).any())
-        return _Stack(addresses, points, self.data.xpos[bodies[0], :2].copy(), container)
+        name, workspace = self.scene.objects[members[0]], workspace_of(self.scene.task.problem)
+        region = _regions(self.scene)[name]
+        areas = np.array(region.ranges) + np.tile(workspace.origin[:2], 2)
+        return _Stack(addresses, points, self.data.xpos[bodies[0], :2].copy(), container, areas, region.yaw)
 
     def _workspace(self) -> tuple[Array, Array]:
         """Support function [64] of the surface under the anchor object; points [P, 2] of fixed bodies above it."""
@@ -266,13 +278,42 @@ class _Wide:
         mujoco.mj_fwdPosition(self.model, self.data)
 
 
+class _Areas(_Wide):
+    """Sampler of the areas that the task's description names for its objects."""
+
+    def _arrange(self, rng: np.random.Generator, nominal: Array, clearance: float) -> Array | None:
+        """One arrangement, qpos [nq], if no two objects overlap; objects are turned as in LIBERO's first state."""
+        qpos = nominal.copy()
+        qpos[self.scene.arm_qposadr] = self.scene.initial_arm + rng.normal(0.0, RESET_NOISE_RAD, 7)
+        for joint in self.scene.initial_joints:
+            qpos[joint.qposadr] = rng.uniform(joint.low, joint.high)
+        placed: list[Array] = []
+        for stack in self.stacks:
+            x0, y0, x1, y1 = rng.choice(stack.areas)
+            place = np.array([rng.uniform(x0, x1), rng.uniform(y0, y1)])
+            yaw = rng.uniform(*stack.yaw) - sum(stack.yaw) / 2
+            shape = footprint((stack.points - stack.pivot) @ planar(yaw).T + place)
+            if any(gap(shape, other) < 0.0 for other in placed):
+                return None
+            placed.append(shape)
+            for address in stack.qposadr:
+                _move(qpos[address : address + 7], stack.pivot, yaw, place - stack.pivot)
+        return qpos
+
+
+def _regions(scene: Scene) -> dict[str, Region]:
+    """Object on the workspace -> the region where the task's description puts it."""
+    regions = scene.task.problem.regions
+    below = {atom[1]: atom[2] for atom in scene.task.problem.init if len(atom) == 3 and atom[1] in scene.objects}
+    return {name: regions[place] for name, place in below.items() if place in regions and regions[place].ranges}
+
+
 def _stacks(scene: Scene) -> list[tuple[int, ...]]:
     """Indices of the objects on the workspace, each followed by those of the objects on it."""
-    regions, names = scene.task.problem.regions, scene.objects
+    names = scene.objects
     below = {atom[1]: atom[2] for atom in scene.task.problem.init if len(atom) == 3 and atom[1] in names}
-    standing = [name for name, place in below.items() if place in regions and regions[place].ranges]
-    riders = {name: [rider for rider, place in below.items() if place == name] for name in standing}
-    return [(names.index(name), *map(names.index, riders[name])) for name in standing]
+    riders = {name: [rider for rider, place in below.items() if place == name] for name in _regions(scene)}
+    return [(names.index(name), *map(names.index, riders[name])) for name in riders]
 
 
 def _loads(scene: Scene) -> dict[int, list[int]]:

@@ -81,3 +81,22 @@ def test_a_task_that_the_expert_cannot_do_stops_with_its_name(tmp_path):
     with pytest.raises(ValueError, match="at least one episode"):
         make(tmp_path, episodes=0)
     assert not list(tmp_path.iterdir())
+
+
+def test_pictures_are_taken_every_stride_steps_from_another_step_on_in_each_episode(tmp_path):
+    episodes, _, origin = make(tmp_path, image_size=16, images=("agentview",), stride=4)
+    begins = torch.cat((torch.zeros(1, dtype=torch.int64), episodes.ends[:-1]))
+    for index, (begin, start) in enumerate(zip(begins.tolist(), origin["start"], strict=True)):
+        rows = episodes.episode == index
+        assert (episodes.first[rows] - begin).tolist() == list(range(start % 4, episodes.ends[index] - begin, 4))
+    index = 2
+    env = LiberoEnvironment(
+        [TASKS[1]], 1, assets=STAND_IN, horizon=1, executed=1, threads=1, image_size=16, images=("agentview",)
+    )
+    observation = env.reset(starts=torch.tensor(origin["start"][index : index + 1]))
+    for step in range(int(begins[index]), int(episodes.ends[index])):
+        for row in (episodes.first == step).nonzero().flatten():
+            assert (observation[0].exclude("instruction") == episodes.observation[row].exclude("instruction")).all()
+        observation = env.step(episodes.actions[step].view(1, 1, 7)).observation
+    final = episodes.final_observation[index].exclude("instruction")
+    assert (observation[0].exclude("instruction") == final).all()

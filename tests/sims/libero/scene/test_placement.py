@@ -46,6 +46,26 @@ def test_a_state_is_a_function_of_its_number_and_split():
     assert not np.array_equal(train(0)[0], train(1)[0])
 
 
+def test_areas_are_those_of_the_description_and_objects_stand_as_in_liberos_states():
+    areas = Placement(SCENE, "areas", "train")
+    states = np.stack([areas(index)[0] for index in range(100)])
+    position, turn = poses(states)
+    stored = initial_states(SCENE.task)[:, 1:]
+    official, official_turn = poses(stored)
+    target = SCENE.objects.index("alphabet_soup_1")
+    assert (position[:, target, :2] >= (-0.145, -0.265)).all()
+    assert (position[:, target, :2] <= (-0.095, -0.215)).all()
+    spread = np.ptp(position[..., :2], axis=0)
+    assert (spread[: len(SCENE.objects)] > 0.015).all()
+    assert (spread < 0.051).all()
+    assert np.abs(np.median(position, 0) - np.median(official, 0))[:, :2].max() < 0.03
+    assert np.abs((turn[0] * official_turn[0]).sum(-1)).min() > 1 - 1e-6
+    assert 0.5 < states[:, ARM].std() / stored[:, ARM].std() < 2
+    evaluation = Placement(SCENE, "areas", "eval")
+    np.testing.assert_array_equal(areas(5)[0], states[5])
+    assert not np.array_equal(evaluation(5)[0], states[5])
+
+
 def test_tasks_have_states_of_their_own():
     other = build_scene(load_tasks("libero_object", [1])[0], SCENE.assets)
     first, second = (Placement(scene, "wide", "train")(0)[0] for scene in (SCENE, other))
@@ -100,7 +120,7 @@ def test_the_goals_container_stays_along_the_worlds_axes(states):
 
 
 def test_an_episode_begins_neither_at_its_goal_nor_with_the_robot_in_touch(states):
-    wide, data = Placement(SCENE, "wide", "train")._wide, mujoco.MjData(SCENE.model)
+    wide, data = Placement(SCENE, "wide", "train")._drawn, mujoco.MjData(SCENE.model)
     (goal,) = SCENE.goal
     wanted = SCENE.object_qposadr[list(SCENE.object_body).index(goal.a)]
     qpos = states[0].copy()
