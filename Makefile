@@ -1,5 +1,6 @@
 # make pick    install, then train the LIBERO pick policy; options follow in ARGS, e.g. make pick ARGS="device=cuda seed=1"
 # make hover   install, then train a quadrotor to hover
+# make vla     install, then train a policy from pictures and words: demonstrations, SFT, RL (a short run)
 # make navigate   install, then train a vehicle to find its way among obstacles
 # make test    install, then run the whole test suite
 # make ros     install ROS 2 beside it, in .venv-ros (x86-64 Linux, Python 3.11 to 3.13; nothing else is needed)
@@ -22,13 +23,17 @@ ISAAC := .venv-isaac
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
-.PHONY: pick hover navigate test ros test-ros isaac test-isaac test-stock test-crazyflow check mutants install clean
+.PHONY: pick hover vla navigate test ros test-ros isaac test-isaac test-stock test-crazyflow check mutants install clean
 
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
 
 hover: $(VENV)/installed
 	$(BIN)/python train.py task=quadrotor_hover $(ARGS)
+
+# Without options about a third of the task's own run: options in ARGS go before.
+vla: $(VENV)/installed
+	$(BIN)/python train.py task=libero_pictures $(or $(ARGS),env_steps=80000 algorithm.rounds=1 evaluation_starts=20)
 
 navigate: $(VENV)/installed
 	$(BIN)/python train.py task=vehicle_navigate $(ARGS)
