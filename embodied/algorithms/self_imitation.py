@@ -7,7 +7,8 @@ equally often, however rarely they succeed.
 
 A network that has converged on little data learns less from additional data than a new one does (primacy bias, arXiv
 2205.07802). So training has rounds: while the policy of the last round collects, a new network learns from all
-successes so far, and replaces it at the end of the round.
+successes so far, and replaces it at the end of the round. With `warm_start` it continues the last round's instead:
+what sees pictures takes long to learn from scratch.
 
 Differs from the paper: success alone selects what is imitated; there is no advantage weight and no policy gradient.
 """
@@ -43,7 +44,8 @@ class SelfImitationConfig:
 
     A share `demonstration_share` of each minibatch is demonstrations; the rest is divided equally among the tasks, with
     demonstrations of those that have no success yet, which new networks would otherwise forget. A share `retry` of
-    restarts goes to states where the policy has failed, at most `attempts` times each.
+    restarts goes to states where the policy has failed, at most `attempts` times each. A round begins with a new network,
+    or with the last round's if `warm_start`.
     """
 
     rollout_length: int = 35
@@ -53,6 +55,7 @@ class SelfImitationConfig:
     capacity: int = 400_000
     retry: float = 0.5
     attempts: int = 4
+    warm_start: bool = False
     sft: SFTConfig = field(default_factory=SFTConfig)
 
     def __post_init__(self) -> None:
@@ -126,10 +129,12 @@ class SelfImitation:
         return self.starts.first_attempts() if self.starts else {}
 
     def _begin(self) -> SFT:
-        """A learner of a new network, with the policy's normalisation statistics."""
+        """A learner of the next round's network, with the policy's normalisation statistics."""
         with seeding.undisturbed():
             torch.manual_seed(int(torch.randint(1 << 40, (), generator=self.generator)))
             policy = self.policy.fresh()
+        if self.config.warm_start:
+            policy.load_state_dict(self.policy.state_dict())
         return SFT(policy, self.config.sft, self.generator)
 
     def _batch(self) -> TensorDict:
