@@ -23,7 +23,10 @@ LACKING = {"isaac_lab", "isaac_lab_cartpole"} if find_spec("isaaclab") is None e
 if "LIBERO_ASSETS" not in os.environ:
     LACKING |= {"libero_goal", "libero_spatial"}
 SMALL = {"libero_pick": ["task.assets=stand-in", "task.tasks=[0]"], "isaac_lab": ["task.assets=own"]}
-DEMONSTRATED = ("libero_goal", "libero_pick", "libero_spatial", "maniskill_pick_cube", "robosuite_lift")
+SMALL["libero_pictures"] = SMALL["libero_pick"]
+DEMONSTRATED = (
+    "libero_goal", "libero_pick", "libero_pictures", "libero_spatial", "maniskill_pick_cube", "robosuite_lift",
+)  # fmt: skip
 TOLD = r"policy=(\w+) with algorithm=([\w|]+)"
 
 

@@ -44,7 +44,7 @@ class SelfImitationConfig:
 
     A share `demonstration_share` of each minibatch is demonstrations; the rest is divided equally among the tasks, with
     demonstrations of those that have no success yet, which new networks would otherwise forget. A share `retry` of
-    restarts goes to states where the policy has failed, at most `attempts` times each. A round begins with a new network,
+    restarts goes to states where the policy has failed, at most `attempts` times each. Rounds begin with new networks,
     or with the last round's if `warm_start`.
     """
 

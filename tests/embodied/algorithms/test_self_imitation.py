@@ -101,6 +101,17 @@ def test_a_new_network_takes_over_at_the_end_of_a_round_and_only_then():
     assert learner.sft.policy is last  # the last round ends with the run: no unused network is made
 
 
+def test_a_warm_start_goes_on_with_the_weights_of_the_round_before():
+    policy, learner, collector = make(rounds=2, warm_start=True)
+    for part in (0.5, 0.8):
+        weights = {name: value.clone() for name, value in policy.state_dict().items()}
+        new = learner.sft.policy.state_dict()
+        assert all(torch.equal(new[name], value) for name, value in weights.items())
+        assert learner.sft.trained is not learner.sft.policy is not policy
+        learner.update(collector.collect(4), part)
+    assert all(torch.equal(policy.state_dict()[name], value) for name, value in weights.items())
+
+
 def test_the_learning_rate_falls_in_each_round():
     sft = SFTConfig(batch=64, learning_rate=3e-3, final_learning_rate=1e-3)
     _, learner, collector = make(rounds=2, gradient_steps=10, sft=sft)
