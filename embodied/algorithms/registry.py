@@ -2,6 +2,7 @@
 
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import DistillationConfig
+from embodied.algorithms.grpo import GRPOConfig
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.ranking import RankingConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
@@ -10,6 +11,7 @@ from embodied.algorithms.td3 import TD3Config
 ALGORITHMS: dict[str, type] = {
     "bptt": BPTTConfig,
     "distillation": DistillationConfig,
+    "grpo": GRPOConfig,
     "ppo": PPOConfig,
     "ranking": RankingConfig,
     "self_imitation": SelfImitationConfig,

@@ -6,11 +6,9 @@ episode ends.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -29,14 +27,7 @@ from embodied.errors import UserError
 from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
 from embodied.rollout.memory import Memory
 from embodied.rollout.starts import Starts
-
-
-class Storage(Enum):
-    """Where a rollout is stored: on the environment's device, in CPU memory, or in temporary files."""
-
-    DEVICE = "device"
-    CPU = "cpu"
-    DISK = "disk"
+from embodied.rollout.storage import Rows, Storage
 
 
 @dataclass
@@ -181,14 +172,15 @@ class Collector:
 
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` chunks in every environment; finished ones restart before the next chunk."""
-        rows, finals, diverged, lost, has_success = _Rows(decisions, self.storage, self.folder), [], 0, 0, True
+        rows, finals, diverged, lost, has_success = Rows(decisions, self.storage, self.folder), [], 0, 0, True
         simulation_s = policy_s = 0.0
         for t in range(decisions):
             started = time.perf_counter()
-            ended = self.finished.nonzero().squeeze(1)
+            due = self._due()
+            ended = due.nonzero().squeeze(1)
             if t and len(ended):
                 finals.append((ended + (t - 1) * self.env.num_envs, cast(TensorDict, self.observation)[ended]))
-            observation = self.memory.with_observation(self._restart(len(ended) > 0))
+            observation = self.memory.with_observation(self._restart(due, len(ended) > 0))
             rows.put(t, {"observation": observation})  # before the step, which may overwrite it
             if self.numbered:
                 rows.put(t, {"start": cast(NumberedStarts, self.env).start})
@@ -198,10 +190,11 @@ class Collector:
             policy_s += time.perf_counter() - acted
             transition = self.env.step(decision.actions[:, : self.env.contract.executed])
             simulation_s += time.perf_counter() - started
+            frozen = self.finished & ~due
             self.finished, self.success = transition.done, transition.success
             self.observation = transition.observation
             rows.put(t, _row(decision, transition))
-            diverged, lost = diverged + _count(transition.diverged), lost + _count(transition.lost)
+            diverged, lost = diverged + _count(transition.diverged, frozen), lost + _count(transition.lost, frozen)
             has_success = transition.has_success
         there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
@@ -222,16 +215,20 @@ class Collector:
         value = None if decision.value is None else decision.value.to(here, torch.float32)
         return Decision(decision.actions.to(here), sample, decision.log_prob.to(here), value)
 
-    def _restart(self, ended: bool) -> TensorDict:
+    def _due(self) -> Tensor:
+        """Environments that begin a new episode before the next chunk, [N] bool."""
+        return self.finished
+
+    def _restart(self, due: Tensor, ended: bool) -> TensorDict:
         if self.observation is None or ended:
             if self.starts:
                 if self.observation is None:
                     self.starts.abandon()
-                starts = self.starts(self.finished, self.success).to(self.env.device)
-                self.observation = cast(NumberedStarts, self.env).reset(self.finished, starts)
+                starts = self.starts(due, self.success).to(self.env.device)
+                self.observation = cast(NumberedStarts, self.env).reset(due, starts)
             else:
-                self.observation = self.env.reset(self.finished)
-            self.memory.restart(self.finished)
+                self.observation = self.env.reset(due)
+            self.memory.restart(due)
         return self.observation
 
     def state_dict(self) -> dict[str, Any]:
@@ -275,49 +272,6 @@ class Collector:
         return replace(rollout, episode_return=episode_return, episode_steps=episode_steps)
 
 
-class _Rows:
-    """Tensors [T, ...] that are filled row by row, so that a growing rollout is in memory only once."""
-
-    def __init__(self, length: int, storage: Storage, folder: Path | None) -> None:
-        self.length, self.storage, self.folder = length, storage, folder
-        self.found: dict[tuple[str, ...], Tensor] = {}
-        self.batch: dict[str, list[int]] = {}
-
-    def put(self, t: int, row: dict[str, Tensor | TensorDict]) -> None:
-        for name, value in row.items():
-            if isinstance(value, TensorDict):
-                self.batch[name] = [self.length, *value.batch_size]
-                for key, leaf in value.items(include_nested=True, leaves_only=True):
-                    path = key if isinstance(key, tuple) else (key,)
-                    tensor = cast(Tensor, leaf)
-                    self._into((name, *path), tensor)[t] = tensor
-            else:
-                self._into((name,), value)[t] = value
-
-    def tensors(self) -> dict[str, Any]:
-        made: dict[str, Any] = {name: TensorDict({}, batch) for name, batch in self.batch.items()}
-        for (name, *path), tensor in self.found.items():
-            if path:
-                made[name].set(tuple(path), tensor)
-            else:
-                made[name] = tensor
-        return made
-
-    def _into(self, path: tuple[str, ...], leaf: Tensor) -> Tensor:
-        if path not in self.found:
-            self.found[path] = self._empty((self.length, *leaf.shape), leaf)
-        return self.found[path]
-
-    def _empty(self, shape: tuple[int, ...], leaf: Tensor) -> Tensor:
-        if self.storage is Storage.DEVICE:
-            return leaf.new_empty(shape)
-        if self.storage is Storage.CPU or 0 in shape:
-            return torch.empty(shape, dtype=leaf.dtype)
-        size = torch.Size(shape).numel()
-        with tempfile.NamedTemporaryFile(dir=self.folder) as file:  # the mapping lives as long as the tensor
-            return torch.from_file(file.name, shared=True, size=size, dtype=leaf.dtype).view(shape)
-
-
 def _row(decision: Decision, transition: Transition) -> dict[str, Tensor | TensorDict]:
     """A rollout's row for one decision, without the observation."""
     optional = {"value": decision.value, "human": transition.human}
@@ -333,8 +287,8 @@ def _row(decision: Decision, transition: Transition) -> dict[str, Tensor | Tenso
 ENDS = ("terminated", "truncated", "success")
 
 
-def _count(flag: Tensor | None) -> int:
-    return 0 if flag is None else int(flag.sum())
+def _count(flag: Tensor | None, frozen: Tensor) -> int:
+    return 0 if flag is None else int((flag & ~frozen).sum())
 
 
 def _executed(decision: Decision, transition: Transition) -> Tensor:
@@ -367,7 +321,7 @@ class DifferentiableCollector(Collector):
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` single actions in every environment, from where the last rollout ended."""
         started = time.perf_counter()
-        self._restart(bool(self.finished.any()))
+        self._restart(self.finished, bool(self.finished.any()))
         env = cast(DifferentiableEnvironment, self.env)
         if isinstance(env, UnrolledEnvironment) and isinstance(self.policy, DensePolicy):
             layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in self.policy.layers()]

@@ -32,7 +32,8 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.report import BASELINE, Report, title, told
 from embodied.policy import Policy, TrainablePolicy
 from embodied.rollout.episodes import Episodes
-from embodied.rollout.rollout import Collector, Storage, first_decisions
+from embodied.rollout.rollout import Collector, first_decisions
+from embodied.rollout.storage import Storage
 from embodied.saving import checkpoint
 from embodied.saving.tree import copy_tree
 from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task, measured

@@ -24,7 +24,8 @@ from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
 from embodied.evaluation.evaluation import evaluate
 from embodied.policy import DensePolicy, RankingPolicy, TrainablePolicy
-from embodied.rollout.rollout import Collector, Storage
+from embodied.rollout.rollout import Collector
+from embodied.rollout.storage import Storage
 from embodied.saving import checkpoint
 from embodied.saving.tree import load_tree, save_tree
 from embodied.task import Learner

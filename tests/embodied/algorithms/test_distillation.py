@@ -12,7 +12,8 @@ from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import Distillation, DistillationConfig, informed
 from embodied.algorithms.ppo import PPOConfig
 from embodied.evaluation.evaluation import evaluate
-from embodied.rollout.rollout import Collector, Storage
+from embodied.rollout.rollout import Collector
+from embodied.rollout.storage import Storage
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.recurrent import RecurrentConfig
 from tests.embodied.windy_reach import WindyReach

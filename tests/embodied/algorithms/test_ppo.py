@@ -57,12 +57,13 @@ def test_rates_fall_to_their_final_share() -> None:
 
 def test_parts_of_a_log_probability_are_clipped_and_discounted_each() -> None:
     _, _, learner, _ = make(clip=0.1, clip_first=0.02, part_discount=0.5)
-    clip, weight = learner._of_parts(torch.ones(3, 4))
+    clip, high, weight = learner._of_parts(torch.ones(3, 4))
+    assert torch.equal(clip, high)
     assert clip[0] == pytest.approx(0.02)
     assert clip[-1] == pytest.approx(0.1)
     assert (clip.diff().diff() > 0.0).all()  # exponentially
     assert weight.tolist() == [0.125, 0.25, 0.5, 1.0]
-    assert learner._of_parts(torch.ones(3, 1)) == (0.1, 1.0)
+    assert learner._of_parts(torch.ones(3, 1)) == (0.1, 0.1, 1.0)
     learner.config.clip_first = None
     assert (learner._of_parts(torch.ones(3, 4))[0] == 0.1).all()
 

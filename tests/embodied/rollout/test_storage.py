@@ -14,7 +14,8 @@ from embodied.algorithms.ppo import PPOConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.engine import EpisodeEngine, Outcome
 from embodied.policy import Decision
-from embodied.rollout.rollout import Collector, Rollout, Storage
+from embodied.rollout.rollout import Collector, Rollout
+from embodied.rollout.storage import Storage
 from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
 

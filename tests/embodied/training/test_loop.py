@@ -16,7 +16,8 @@ from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.environment import Environment, NumberedStarts, Restorable, SwitchableEnvironment
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
-from embodied.rollout.rollout import Collector, Storage
+from embodied.rollout.rollout import Collector
+from embodied.rollout.storage import Storage
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.loop import Precision, build, iterations, train
 from embodied.world import ALONE, OneProcess

@@ -1,0 +1,263 @@
+"""What learners with a clipped ratio share: epochs of minibatch steps on decisions and their advantages.
+
+    ratio r = pi(sample | observation) / pi_old(sample | observation);  L = -min(r A, clip(r, 1 - low, 1 + high) A)
+
+A policy defines what its log-probability refers to; a learner only sees log_prob [..., P]. Sources: PPO (arXiv
+1707.06347); a wider upper clip, DAPO (arXiv 2503.14476); parts of a log-probability, DPPO (arXiv 2409.00588).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied import seeding
+from embodied.algorithms.micro_batch import rows_within
+from embodied.algorithms.schedule import linear_decay
+from embodied.command_line.config import at_least
+from embodied.errors import UserError
+from embodied.policy import Evaluation, TrainablePolicy
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.memory import RecurrentPolicy
+from embodied.world import ALONE, World
+
+
+@dataclass
+class ClippedConfig:
+    """Hyper-parameters of clipped steps; `rollout_length` (T) decisions per environment and iteration.
+
+    The rollout's decisions are learned from in `epochs` of minibatches of `minibatch` decisions. Learning rates decay
+    linearly to their `final_lr_share`. Minibatches are scored in pieces that keep at most
+    `memory_gb` for the backward pass; whole if None. A ratio is clipped at 1 - `clip` and 1 + `clip_high` (None:
+    `clip`; DAPO: 0.28 above 0.2). Where a log-probability has several parts, denoising steps, each
+    is clipped by itself (DPPO, arXiv 2409.00588): from `clip_first` (None: `clip`) to `clip` at the last, with the
+    advantage discounted by `part_discount` for every step that follows. An iteration ends once the approximate KL
+    divergence from the policy that collected passes `target_kl`. `kl_coefficient` weighs the KL divergence from the
+    policy that reinforcement learning started with, as SFT left it (0: not computed). `bc_coefficient` weighs the
+    supervised loss on `bc_batch` chunks of the demonstrations, drawn for every step (0: none).
+    """
+
+    rollout_length: int = 35
+    epochs: int = 5
+    minibatch: int = 1750
+    learning_rate: float = 1e-4
+    clip: float = 0.2
+    clip_high: float | None = None
+    clip_first: float | None = None
+    part_discount: float = 1.0
+    entropy_weight: float = 0.0
+    target_kl: float = 0.05
+    kl_coefficient: float = 0.0
+    bc_coefficient: float = 0.0
+    bc_batch: int = 256
+    max_gradient_norm: float = 1.0
+    final_lr_share: float = 1.0
+    memory_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes."""
+        at_least(self, 1, "rollout_length", "epochs", "minibatch", "bc_batch")
+        at_least(self, 0, "kl_coefficient", "bc_coefficient")
+        if self.memory_gb is not None and self.memory_gb <= 0.0:
+            raise UserError(f"expected memory_gb above 0, got {self.memory_gb}")
+
+    def check(self, name: str, policy: TrainablePolicy, demonstrations: Episodes | None) -> None:
+        """Raise UserError for a policy whose samples have no log-probability, or if demonstrations are missing."""
+        if not policy.scores:
+            raise UserError(
+                f"expected a policy whose samples have a log-probability for algorithm={name};"
+                " use policy.sampler=flow_sde"
+            )
+        if self.bc_coefficient and demonstrations is None:
+            raise UserError("algorithm.bc_coefficient needs demonstrations, but this task has none; use 0")
+
+
+class Clipped:
+    """Takes clipped steps with `policy` on batches {observation, sample, log_prob, advantage, own}.
+
+    `rates` are learning rates of the actor's parameters and, if there is a second one, of the critic's. `generator`
+    draws minibatches, also of `demonstrations`.
+    """
+
+    def __init__(
+        self,
+        policy: TrainablePolicy,
+        config: ClippedConfig,
+        demonstrations: Episodes | None,
+        generator: torch.Generator,
+        *rates: float,
+    ) -> None:
+        self.policy, self.demonstrations, self.generator, self.rates = policy, demonstrations, generator, rates
+        self.config = config
+        self.parameters = (policy.actor_parameters(), policy.critic_parameters())[: len(rates)]
+        groups = [{"params": params, "lr": rate} for params, rate in zip(self.parameters, rates, strict=True)]
+        self.optimiser = torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
+        self.reference = _copy(policy) if config.kl_coefficient else None
+        self.iterations = 0
+        self.gradient_steps = 0
+        self.piece: int | None = None  # rows scored together; None: not measured yet
+
+    @property
+    def warm(self) -> bool:
+        """The actor does not move yet."""
+        return False
+
+    def _decay(self, progress: float) -> None:
+        linear_decay(self.optimiser, progress, self.config.final_lr_share, *self.rates)
+
+    def _epochs(self, batch: TensorDict, world: World) -> dict[str, float]:
+        """Steps on minibatches of `batch` [T, N], or [B], until the policy has moved far; returns mean metrics."""
+        sums: dict[str, float] = {}
+        count = 0
+        stop = False
+        for _ in range(self.config.epochs):
+            for part in self._minibatches(batch):
+                metrics = self._step(part, world)
+                if not metrics:
+                    continue
+                sums = {key: sums.get(key, 0.0) + value for key, value in metrics.items()}
+                count += 1
+                kl = world.sum(torch.tensor(metrics["kl"])) / world.size
+                stop = bool(kl > self.config.target_kl)
+                if stop:
+                    break
+            if stop:
+                break
+        self.iterations += 1
+        return {key: value / count for key, value in sums.items()} | {"minibatches": float(count)}
+
+    def _minibatches(self, batch: TensorDict) -> Iterator[TensorDict]:
+        """Decisions [B] of `batch` in random order; for a policy with memory, whole environments [T, B].
+
+        Each is copied to the policy's device when it is used, since the whole rollout may not fit there.
+        """
+        size, dim = self.config.minibatch, 0
+        if isinstance(self.policy, RecurrentPolicy):
+            size, dim = max(1, size // len(batch)), 1
+        elif batch.batch_dims > 1:
+            batch = batch.flatten(0, 1)
+        for rows in torch.randperm(batch.shape[dim], generator=self.generator).split(size):
+            yield select(batch, rows, dim).to(self.policy.device)
+
+    def _step(self, batch: TensorDict, world: World = ALONE) -> dict[str, float]:
+        """One gradient step on decisions [B], or sequences [T, B]; returns losses and ratios, means over `own`.
+
+        Sums are divided by the average number of own decisions per process, so that the average over processes is the
+        mean over all decisions. Either every process takes the step, even one without own decisions, or none does; then
+        the result is empty.
+        """
+        dim, count = batch.batch_dims - 1, int(world.sum(batch["own"].sum())) / world.size
+        if not count:
+            return {}
+        if self.piece is None:
+            self.piece = rows_within(
+                self.config.memory_gb, batch.shape[dim], lambda rows: self._losses(batch.narrow(dim, 0, rows), rows)[0]
+            )
+        self.optimiser.zero_grad()
+        totals: dict[str, Tensor] = {}
+        for piece in [batch] if self.piece >= batch.shape[dim] else batch.split(self.piece, dim):
+            loss, sums = self._losses(cast(TensorDict, piece), count)
+            loss.backward()
+            totals = {name: totals.get(name, 0.0) + value for name, value in sums.items()}
+        means = {name: float(value) / count for name, value in totals.items()}
+        if self.config.bc_coefficient and not self.warm:
+            means["bc_loss"] = self._imitate()
+        for parameters in self.parameters:
+            nn.utils.clip_grad_norm_(parameters, self.config.max_gradient_norm)
+        self.optimiser.step()
+        self.gradient_steps += 1
+        return means
+
+    def _imitate(self) -> float:
+        """Add the gradient of the supervised loss on demonstrations; returns the loss."""
+        assert self.demonstrations is not None
+        horizon = self.policy.contract.horizon
+        batch = self.demonstrations.sample(self.config.bc_batch, horizon, self.generator).to(self.policy.device)
+        loss = self.policy.loss(batch["observation"], batch["actions"], batch["valid"])
+        (self.config.bc_coefficient * loss).backward()
+        return float(loss.detach())
+
+    def _losses(self, batch: TensorDict, count: float) -> tuple[Tensor, dict[str, Tensor]]:
+        """This piece's part of the mean loss over `count` decisions, and sums of the metrics."""
+        loss, sums = self._policy_loss(batch, self.policy.evaluate(batch["observation"], batch["sample"]))
+        return loss / count, sums
+
+    def _policy_loss(self, batch: TensorDict, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
+        """The actor's loss and metrics, sums over own decisions."""
+        own, config = batch["own"], self.config
+        log_ratio = evaluation.log_prob - batch["log_prob"]
+        ratio = log_ratio.exp()
+        low, high, weight = self._of_parts(ratio)
+        advantage = batch["advantage"].unsqueeze(-1) * weight
+        clipped = ratio.clamp(1.0 - low, 1.0 + high)
+        policy_loss = -_total(torch.minimum(ratio * advantage, clipped * advantage), own)
+        entropy = _total(evaluation.entropy if config.entropy_weight else evaluation.entropy.detach(), own)
+        loss = policy_loss - config.entropy_weight * entropy
+        with torch.no_grad():
+            kl = _total((ratio - 1.0) - log_ratio, own)  # low-variance, joschu.net/blog/kl-approx.html
+            far = _total(((ratio < 1.0 - low) | (ratio > 1.0 + high)).float(), own)
+        sums = {"policy_loss": policy_loss, "entropy": entropy, "kl": kl, "clip_fraction": far}
+        if self.reference is not None:
+            with torch.no_grad():
+                start = self.reference.evaluate(batch["observation"], batch["sample"]).log_prob
+            behind = start - evaluation.log_prob
+            sums["reference_kl"] = _total(behind.exp() - 1.0 - behind, own)
+            loss = loss + config.kl_coefficient * sums["reference_kl"]
+        return loss, {name: value.detach() for name, value in sums.items()}
+
+    def _of_parts(self, ratio: Tensor) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+        """Lower and upper clip range, and weight of the advantage, [P] for the parts of `ratio` [..., P].
+
+        clip_p = first + (clip - first) (e^(3 p / (P - 1)) - 1) / (e^3 - 1)
+        """
+        config, count = self.config, ratio.shape[-1]
+        wider = 1.0 if config.clip_high is None else config.clip_high / config.clip
+        if count == 1:
+            return config.clip, config.clip * wider, 1.0
+        first = config.clip if config.clip_first is None else config.clip_first
+        rise = torch.expm1(torch.linspace(0.0, 3.0, count, device=ratio.device)) / math.expm1(3.0)
+        following = torch.arange(count - 1, -1, -1, device=ratio.device)
+        low = first + (config.clip - first) * rise
+        return low, low * wider, config.part_discount**following
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimiser, counters, draws to come, and the policy at the start if it is needed."""
+        state = {
+            "optimiser": self.optimiser.state_dict(),
+            "iterations": self.iterations,
+            "gradient_steps": self.gradient_steps,
+            "generator": self.generator.get_state(),
+        }
+        return state | ({"reference": self.reference.state_dict()} if self.reference is not None else {})
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.iterations, self.gradient_steps = state["iterations"], state["gradient_steps"]
+        self.generator.set_state(state["generator"])
+        if self.reference is not None:
+            self.reference.load_state_dict(state["reference"])
+
+
+def select(batch: TensorDict, rows: Tensor, dim: int) -> TensorDict:
+    """`rows` of `batch` along `dim`, twice as fast as batch[rows], which copies element by element."""
+    size = [*batch.shape[:dim], len(rows), *batch.shape[dim + 1 :]]
+    return cast(TensorDict, batch.apply(lambda part: part.index_select(dim, rows.to(part.device)), batch_size=size))
+
+
+def _copy(policy: TrainablePolicy) -> TrainablePolicy:
+    with seeding.undisturbed():
+        copy = policy.fresh()
+    copy.load_state_dict(policy.state_dict())
+    return copy
+
+
+def _total(parts: Tensor, own: Tensor) -> Tensor:
+    """Sum over the decisions `own` [...] of the mean over `parts` [..., P]."""
+    return torch.where(own, parts.mean(-1), 0.0).sum()

@@ -1,0 +1,203 @@
+"""Group relative policy optimisation (arXiv 2402.03300) over action chunks: no critic.
+
+Several episodes begin in one initial state. An episode's advantage is its outcome compared with its group's, the same
+for all its decisions; steps are clipped as PPO's (`clipped.py`). What SimpleVLA-RL (arXiv 2509.09674) takes from DAPO
+(arXiv 2503.14476) is in the defaults: a wider upper clip, groups that almost always or hardly ever succeed are left
+out, every decision weighs the same however long its episode is, no KL divergence from the policy at the start.
+
+Differs from the papers:
+    - groups that are left out are not collected again: an iteration has fewer decisions then, and metrics count them;
+    - all groups of an iteration are whole and collected by the same policy; with a number of environments that groups
+    do not divide, the last group of a task is smaller;
+    - the outcome of failures may be their progress (`progress_reward.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.algorithms.clipped import Clipped, ClippedConfig, select
+from embodied.command_line.config import at_least
+from embodied.environment import Environment, NumberedStarts, SharedWorlds
+from embodied.errors import UserError
+from embodied.policy import TrainablePolicy
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.groups import GroupStarts, WholeEpisodes, WholeRollout
+from embodied.rollout.memory import RecurrentPolicy
+from embodied.rollout.rollout import Rollout
+from embodied.world import ALONE, World
+
+
+class Outcome(Enum):
+    """What the episodes of a group are compared by: success, or the sum of rewards."""
+
+    SUCCESS = "success"
+    RETURN = "return"
+
+
+@dataclass
+class GRPOConfig(ClippedConfig):
+    """Hyper-parameters of GRPO: groups of `group` episodes from one initial state are compared by their `outcome`.
+
+    `rollout_length` is rounded down to whole episodes of the longest kind, at least one. A group is left out if its
+    mean success is below `lowest` or above `highest`, or if all its outcomes are the same. Advantages are divided by
+    the group's standard deviation if `by_deviation`.
+    """
+
+    clip_high: float | None = 0.28
+    group: int = 8
+    outcome: Outcome = Outcome.SUCCESS
+    lowest: float = 0.1
+    highest: float = 0.9
+    by_deviation: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes."""
+        super().__post_init__()
+        at_least(self, 2, "group")
+        if not 0.0 <= self.lowest <= self.highest <= 1.0:
+            raise UserError(f"expected 0 <= lowest <= highest <= 1, got {self.lowest} and {self.highest}")
+
+    def build(
+        self,
+        policy: TrainablePolicy,
+        demonstrations: Episodes | None,
+        env: Environment,
+        generator: torch.Generator,
+    ) -> GRPO:
+        """Make the learner of `policy` in `env`; `generator` draws initial states and minibatches.
+
+        Raises:
+            UserError: for a policy whose samples have no log-probability, a simulator that cannot repeat initial
+                states, or if demonstrations are missing.
+        """
+        self.check("grpo", policy, demonstrations)
+        if not isinstance(env, NumberedStarts):
+            raise UserError(
+                "algorithm=grpo repeats initial states, which this simulator does not number; use algorithm=ppo"
+            )
+        if isinstance(env, SharedWorlds) and env.group > 1:
+            raise UserError("algorithm=grpo needs a world for each environment, and these share one; use algorithm=ppo")
+        starts = GroupStarts(env.task_index, self.group, generator, env.num_starts)
+        return GRPO(policy, self, demonstrations, starts, generator)
+
+
+class GRPO(Clipped):
+    """Updates a policy from groups of whole episodes."""
+
+    collector = WholeEpisodes
+    config: GRPOConfig
+
+    def __init__(
+        self,
+        policy: TrainablePolicy,
+        config: GRPOConfig,
+        demonstrations: Episodes | None,
+        starts: GroupStarts,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(policy, config, demonstrations, generator, config.learning_rate)
+        self.starts = starts
+
+    def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
+        """One iteration; returns mean losses, clip fraction and KL, and shares of the groups; no step without any."""
+        self._decay(progress)
+        batch, metrics = self._prepare(rollout, world)
+        if not int(world.sum(batch["own"].sum())):
+            return metrics
+        return self._epochs(batch, world) | metrics
+
+    def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
+        """The decisions of groups that count, [B], for a policy with memory all [T, N]; and shares of the groups."""
+        episodes = WholeRollout.of(rollout)
+        outcome = self._outcome(rollout, episodes)
+        by_success = rollout.has_success and self.config.outcome is Outcome.SUCCESS
+        found = compared(outcome, episodes.group, self.config.by_deviation)
+        kept = found.varied
+        if by_success:
+            kept = kept & (found.mean >= self.config.lowest) & (found.mean <= self.config.highest)
+        own = rollout.own & (episodes.episode >= 0) & episodes.spread(kept)
+        batch = TensorDict(
+            {
+                "observation": rollout.observation,
+                "sample": rollout.sample,
+                "log_prob": rollout.log_prob,
+                "advantage": episodes.spread(found.advantage),
+                "own": own,
+            },
+            batch_size=list(own.shape),
+        )
+        if not isinstance(self.policy, RecurrentPolicy):
+            batch = _those(batch.flatten(0, 1), world)
+        return batch, _shares(episodes.group, found, kept, world)
+
+    def _outcome(self, rollout: Rollout, episodes: WholeRollout) -> Tensor:
+        if rollout.has_success and self.config.outcome is Outcome.SUCCESS:
+            return episodes.at_end(rollout.success).float()
+        assert rollout.episode_return is not None
+        return episodes.at_end(rollout.episode_return)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimiser, counters, starts and draws to come."""
+        return super().state_dict() | {"starts": self.starts.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        super().load_state_dict(state)
+        self.starts.load_state_dict(state["starts"])
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Episodes within their groups, [E] each."""
+
+    advantage: Tensor
+    mean: Tensor  # of the group's outcomes
+    varied: Tensor  # bool: not all of them are the same
+
+
+def compared(outcome: Tensor, group: Tensor, by_deviation: bool) -> Compared:
+    """A_i = R_i - mean(R), or (R_i - mean(R)) / std(R), over the episodes of a `group` [E] with `outcome` R [E]."""
+    size = torch.bincount(group).to(outcome.dtype)
+    mean = torch.bincount(group, outcome).to(outcome.dtype) / size
+    advantage = outcome - mean[group]
+    squares = torch.bincount(group, advantage.square()).to(outcome.dtype)
+    std = (squares / (size - 1.0).clamp_min(1.0)).sqrt()[group]
+    varied = std > 1e-6
+    if by_deviation:
+        advantage = torch.where(varied, advantage / std.clamp_min(1e-6), 0.0)
+    return Compared(advantage, mean[group], varied)
+
+
+def _those(batch: TensorDict, world: World) -> TensorDict:
+    """The own decisions of `batch` [B], with others that do not count where another process has more."""
+    rows = batch["own"].nonzero().squeeze(1)
+    lengths = torch.zeros(world.size, dtype=torch.int64)
+    lengths[world.rank] = len(rows)
+    missing = int(world.sum(lengths).max()) - len(rows)  # every process takes as many steps
+    own = torch.ones(len(rows) + missing, dtype=torch.bool, device=rows.device)
+    own[len(rows) :] = False
+    return select(batch, torch.cat((rows, rows.new_zeros(missing))), 0).set("own", own.to(batch["own"].device))
+
+
+def _shares(group: Tensor, found: Compared, kept: Tensor, world: World) -> dict[str, float]:
+    """Number of groups of all processes, and which shares were learned from, or had only one outcome."""
+    each = torch.zeros(len(group), dtype=torch.bool).scatter(0, _firsts(group).cpu(), True)
+    of = [torch.ones_like(kept), kept, ~kept & ~found.varied, ~kept & found.varied]
+    counts = world.sum(torch.stack([(flag.cpu() & each).sum() for flag in of])).tolist()
+    names = ("kept_groups", "uniform_groups", "filtered_groups")
+    return {"groups": float(counts[0])} | {
+        name: n / max(1, counts[0]) for name, n in zip(names, counts[1:], strict=True)
+    }
+
+
+def _firsts(group: Tensor) -> Tensor:
+    """The first episode of each group."""
+    firsts = torch.full((int(group.max()) + 1 if len(group) else 0,), len(group), device=group.device)
+    return firsts.scatter_reduce(0, group, torch.arange(len(group), device=group.device), "amin")

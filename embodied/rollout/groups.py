@@ -1,0 +1,124 @@
+"""Groups of episodes from one initial state: which starts they get, and their collection as a whole.
+
+Letters: N environments, T decisions, E episodes of a rollout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from embodied.environment import NumberedStarts
+from embodied.rollout.rollout import Collector, Rollout
+
+
+class GroupStarts:
+    """One initial state for every `group` episodes of a task, then the next one.
+
+    Episodes are counted by rounds of a task's environments, whichever ends first: what a group contains does not depend
+    on how long its episodes take. The last group of an iteration may be smaller. Starts are below `num_starts`; None:
+    unlimited.
+    """
+
+    def __init__(
+        self, task_index: Tensor, group: int, generator: torch.Generator, num_starts: int | None = None
+    ) -> None:
+        self.task_index, self.group, self.num_starts = task_index.cpu(), group, num_starts
+        same = self.task_index.unsqueeze(0) == self.task_index.unsqueeze(1)
+        self.place = same.tril(-1).sum(1)  # among the environments of the same task
+        self.count = same.sum(1)
+        first = int(torch.randint(1 << 40, (), generator=generator))  # seeds train on different states
+        self.fresh = torch.full((int(self.task_index.max()) + 1,), first)  # first start of this iteration, by task
+        self.begun = torch.zeros(len(task_index), dtype=torch.int64)  # episodes of this iteration
+
+    def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
+        """Initial states [N] for environments that `finished` [N]; elsewhere 0, which is unused."""
+        finished = finished.cpu()
+        number = (self.begun * self.count + self.place) // self.group
+        start = self.fresh[self.task_index] + number
+        self.begun = self.begun + finished
+        return torch.where(finished, start % self.num_starts if self.num_starts else start, 0)
+
+    def abandon(self) -> None:
+        """An iteration ends: the next episodes are of new groups."""
+        used = (self.begun * self.count + self.group - 1) // self.group
+        self.fresh = self.fresh + torch.zeros_like(self.fresh).scatter_reduce(0, self.task_index, used, "amax")
+        self.begun = torch.zeros_like(self.begun)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters."""
+        return {"fresh": self.fresh.clone(), "begun": self.begun.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.fresh, self.begun = state["fresh"].clone(), state["begun"].clone()
+
+
+class WholeEpisodes(Collector):
+    """Collects whole episodes only, all by the same policy.
+
+    All environments begin together. Each runs as many episodes as fit into the decisions asked for, however long they
+    take, and at least one; then it stays frozen, with `executed` False and no further endings.
+    """
+
+    def collect(self, decisions: int) -> Rollout:
+        """Run at least `decisions`, if one episode may take as long; the environments need numbered starts."""
+        env = cast(NumberedStarts, self.env)
+        longest = -(-env.step_limit // env.contract.executed)
+        rounds = max(1, decisions // longest)
+        self.abandon()
+        self.left = torch.full((env.num_envs,), rounds, device=env.device)
+        self.frozen: list[Tensor] = []
+        rollout = super().collect(rounds * longest)
+        ran = ~torch.stack(self.frozen).to(rollout.done.device)
+        ends = {name: getattr(rollout, name) & ran for name in ("terminated", "truncated", "success")}
+        return replace(rollout, executed=rollout.executed & ran.unsqueeze(-1), **ends)
+
+    def _due(self) -> Tensor:
+        due = self.finished & (self.left > 0)
+        self.left = self.left - due.long()
+        self.frozen.append(self.finished & ~due)
+        return due
+
+
+@dataclass(frozen=True)
+class WholeRollout:
+    """The E episodes of a rollout of whole ones, by environment, then by time."""
+
+    episode: Tensor  # [T, N] number of each decision's episode; -1: frozen, or one that goes on afterwards
+    last: Tensor  # [E] the last decisions, t * N + n
+    env: Tensor  # [E]
+    task: Tensor  # [E]
+    group: Tensor  # [E] episodes of one task and initial state; without numbers each is its own
+
+    @staticmethod
+    def of(rollout: Rollout) -> WholeRollout:
+        """The episodes that end in `rollout`."""
+        done = rollout.done
+        per_env = done.sum(0)
+        number = done.long().cumsum(0) - done.long()  # within its environment
+        running = rollout.executed.any(-1) | done
+        episode = torch.where(running & (number < per_env), number + per_env.cumsum(0) - per_env, -1)
+        env, t = done.T.nonzero().unbind(1)
+        last = t * done.shape[1] + env
+        task = rollout.task_index.to(env.device)[env]
+        if rollout.start is None:
+            return WholeRollout(episode, last, env, task, torch.arange(len(last), device=env.device))
+        pairs = torch.stack((task, rollout.start.flatten()[last].to(env.device)), 1)
+        return WholeRollout(episode, last, env, task, pairs.unique(dim=0, return_inverse=True)[1])
+
+    def __len__(self) -> int:
+        """Number of episodes."""
+        return len(self.last)
+
+    def at_end(self, values: Tensor) -> Tensor:
+        """`values` [T, N] after the last decision of each episode, [E]."""
+        return values.flatten()[self.last]
+
+    def spread(self, values: Tensor) -> Tensor:
+        """`values` [E] of the episodes at each of their decisions [T, N]; zero elsewhere."""
+        found = values[self.episode.clamp_min(0)] if len(values) else values.new_zeros(self.episode.shape)
+        return torch.where(self.episode >= 0, found, torch.zeros_like(found))

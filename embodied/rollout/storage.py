@@ -1,0 +1,65 @@
+"""Where a rollout's tensors are, and how they are filled."""
+
+from __future__ import annotations
+
+import tempfile
+from enum import Enum
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+
+class Storage(Enum):
+    """Where a rollout is stored: on the environment's device, in CPU memory, or in temporary files."""
+
+    DEVICE = "device"
+    CPU = "cpu"
+    DISK = "disk"
+
+
+class Rows:
+    """Tensors [T, ...] that are filled row by row, so that a growing rollout is in memory only once."""
+
+    def __init__(self, length: int, storage: Storage, folder: Path | None) -> None:
+        self.length, self.storage, self.folder = length, storage, folder
+        self.found: dict[tuple[str, ...], Tensor] = {}
+        self.batch: dict[str, list[int]] = {}
+
+    def put(self, t: int, row: dict[str, Tensor | TensorDict]) -> None:
+        """Write row `t`, whose tensors and observations are given by name."""
+        for name, value in row.items():
+            if isinstance(value, TensorDict):
+                self.batch[name] = [self.length, *value.batch_size]
+                for key, leaf in value.items(include_nested=True, leaves_only=True):
+                    path = key if isinstance(key, tuple) else (key,)
+                    tensor = cast(Tensor, leaf)
+                    self._into((name, *path), tensor)[t] = tensor
+            else:
+                self._into((name,), value)[t] = value
+
+    def tensors(self) -> dict[str, Any]:
+        """All rows by name, [T, ...]."""
+        made: dict[str, Any] = {name: TensorDict({}, batch) for name, batch in self.batch.items()}
+        for (name, *path), tensor in self.found.items():
+            if path:
+                made[name].set(tuple(path), tensor)
+            else:
+                made[name] = tensor
+        return made
+
+    def _into(self, path: tuple[str, ...], leaf: Tensor) -> Tensor:
+        if path not in self.found:
+            self.found[path] = self._empty((self.length, *leaf.shape), leaf)
+        return self.found[path]
+
+    def _empty(self, shape: tuple[int, ...], leaf: Tensor) -> Tensor:
+        if self.storage is Storage.DEVICE:
+            return leaf.new_empty(shape)
+        if self.storage is Storage.CPU or 0 in shape:
+            return torch.empty(shape, dtype=leaf.dtype)
+        size = torch.Size(shape).numel()
+        with tempfile.NamedTemporaryFile(dir=self.folder) as file:  # the mapping lives as long as the tensor
+            return torch.from_file(file.name, shared=True, size=size, dtype=leaf.dtype).view(shape)

@@ -1,0 +1,242 @@
+"""GRPO's advantages by hand, the groups that it leaves out, and that it learns; also what it shares with PPO."""
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from embodied.algorithms.grpo import GRPO, GRPOConfig, Outcome, compared
+from embodied.algorithms.ppo import PPOConfig
+from embodied.errors import UserError
+from embodied.policy import TrainablePolicy
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.rollout import Rollout
+from embodied.training.loop import build, train
+from embodied.world import ALONE
+from policies.flow import FlowConfig, Sampler
+from policies.mlp import MLPConfig
+from policies.recurrent import RecurrentConfig
+from tests.embodied.nameless import Nameless
+from tests.embodied.reach import Reach
+
+SMALL = {"group": 4, "minibatch": 10**6, "epochs": 1, "rollout_length": 4}
+
+
+def make(
+    envs: int = 16, policy: Any = None, demonstrations: Episodes | None = None, seed: int = 0, **settings: Any
+) -> tuple[TrainablePolicy, GRPO, Any]:
+    torch.manual_seed(seed)
+    env = Reach(envs)
+    policy = (policy or MLPConfig(hidden=[16], initial_std=0.5)).build(env.contract)
+    policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.tensor([[-0.25], [0.25]]))
+    learner, collector = build(env, policy, GRPOConfig(**(SMALL | settings)), demonstrations, seed)
+    return policy, learner, collector
+
+
+def demonstrations() -> Episodes:
+    seen = TensorDict({"position": torch.linspace(0.5, 0.1, 5)[:, None], "task": torch.zeros(5, 1)}, [5])
+    return Episodes.of(seen, torch.full((5, 1), -0.1))
+
+
+def outcomes(rollout: Rollout, success: list[bool]) -> Rollout:
+    """`rollout` of whole episodes, one for each environment, which succeed as told."""
+    return replace(rollout, success=rollout.done & torch.tensor(success))
+
+
+def test_advantages_are_those_of_the_group() -> None:
+    outcome = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 7.0])
+    found = compared(outcome, torch.tensor([0, 1, 0, 0, 0, 1, 2]), by_deviation=False)
+    # group 0: 1, 0, 0, 1; group 1: 0, 1; group 2 is one alone
+    assert found.advantage.tolist() == [0.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.0]
+    assert found.mean.tolist() == [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 7.0]
+    assert found.varied.tolist() == [True] * 6 + [False]
+    scaled = compared(outcome, torch.tensor([0, 1, 0, 0, 0, 1, 2]), by_deviation=True)
+    first, second = 0.5 / math.sqrt(4 * 0.25 / 3), 0.5 / math.sqrt(2 * 0.25)
+    expected = torch.tensor([first, -second, -first, -first, first, second, 0.0])
+    torch.testing.assert_close(scaled.advantage, expected)
+
+
+def test_groups_that_hardly_ever_or_almost_always_succeed_are_left_out_and_counted() -> None:
+    """Eight environments of each task in two groups of four; 1, 2, 4 and 0 of four succeed."""
+    _, learner, collector = make(lowest=0.3, highest=0.9)
+    rollout = collector.collect(4)
+    success = [False] * 16
+    for env in (0, 8, 10, 1, 3, 5, 7):  # task 0: environments 0, 2, ... 14; task 1: the others
+        success[env] = True
+    batch, metrics = learner._prepare(outcomes(rollout, success), ALONE)
+    kept = rollout.executed.any(-1)[:, [8, 10, 12, 14]]
+    assert len(batch) == int(kept.sum())
+    assert batch["own"].all()
+    deviation = math.sqrt(4 * 0.25 / 3)
+    assert sorted(set(batch["advantage"].tolist())) == pytest.approx([-0.5 / deviation, 0.5 / deviation])
+    assert (batch["advantage"] > 0).sum() == kept[:, :2].sum()
+    assert metrics == {"groups": 4.0, "kept_groups": 0.25, "uniform_groups": 0.5, "filtered_groups": 0.25}
+
+
+def test_every_decision_weighs_the_same_however_long_its_episode_is() -> None:
+    policy, learner, collector = make(epochs=1, clip=0.2)
+    rollout = outcomes(collector.collect(4), [env % 4 < 2 for env in range(16)])
+    batch, _ = learner._prepare(rollout, ALONE)
+    scores = policy.evaluate(batch["observation"], batch["sample"]).log_prob.squeeze(-1)
+    expected = torch.autograd.grad(-(scores * batch["advantage"]).mean(), policy.actor_parameters())
+    learner.config.max_gradient_norm = math.inf
+    metrics = learner._step(batch)
+    for gradient, parameter in zip(expected, policy.actor_parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["policy_loss"] == pytest.approx(-float(batch["advantage"].mean()), abs=1e-6)
+
+
+def test_without_a_group_that_counts_no_step_is_taken() -> None:
+    policy, learner, collector = make()
+    before = copy.deepcopy(policy.state_dict())
+    metrics = learner.update(outcomes(collector.collect(4), [True] * 16), 0.0)
+    assert metrics == {"groups": 4.0, "kept_groups": 0.0, "uniform_groups": 1.0, "filtered_groups": 0.0}
+    assert learner.gradient_steps == 0
+    assert all(torch.equal(value, before[name]) for name, value in policy.state_dict().items())
+
+
+def test_returns_are_compared_where_they_are_asked_for_or_success_is_undefined() -> None:
+    _, learner, collector = make(outcome=Outcome.RETURN, by_deviation=False)
+    rollout = collector.collect(4)
+    given = torch.zeros_like(rollout.episode_return)
+    given[rollout.done] = torch.arange(16.0)[rollout.done.nonzero()[:, 1]]
+    for has_success, outcome in ((True, Outcome.RETURN), (False, Outcome.SUCCESS)):
+        learner.config.outcome = outcome
+        batch, metrics = learner._prepare(replace(rollout, episode_return=given, has_success=has_success), ALONE)
+        assert metrics["kept_groups"] == 1.0
+        assert sorted(set(batch["advantage"].tolist())) == [-3.0, -1.0, 1.0, 3.0]  # of 0, 2, 4, 6 and the like
+
+
+def test_the_upper_clip_is_wider() -> None:
+    _, learner, collector = make(clip=0.2, clip_high=0.5)
+    batch, _ = learner._prepare(outcomes(collector.collect(4), [env % 4 < 2 for env in range(16)]), ALONE)
+    for ratio, far in ((1.4, 0.0), (1.6, 1.0), (0.85, 0.0), (0.7, 1.0)):
+        moved = batch.clone().set("log_prob", batch["log_prob"] - math.log(ratio))
+        _, sums = learner._losses(moved.set("advantage", torch.ones(len(batch))), 1.0)
+        assert float(sums["clip_fraction"]) == far * len(batch)
+        assert float(sums["policy_loss"]) == pytest.approx(-min(ratio, 1.5) * len(batch), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        MLPConfig(hidden=[32], initial_std=0.5),
+        RecurrentConfig(hidden=[32], encoder=16, memory=16, initial_std=0.5),
+        FlowConfig(hidden=32, depth=1, initial_std=0.4, sampler=Sampler.FLOW_SDE),
+    ],
+)
+def test_learns_to_reach_from_success_alone(policy: Any) -> None:
+    rate = 3e-3 if not isinstance(policy, FlowConfig) else 1e-3
+    settings = {"group": 8, "minibatch": 256, "epochs": 4, "learning_rate": rate, "target_kl": 1.0}
+    _, learner, collector = make(64, policy, **settings)
+    rates = []
+    for _ in range(25):
+        rollout = collector.collect(8)
+        rates.append(float(rollout.success.sum() / rollout.done.sum()))
+        learner.update(rollout, 0.0)
+    assert rates[0] < 0.6
+    assert rates[-1] > 0.9
+
+
+def test_resumed_updates_equal_uninterrupted_ones() -> None:
+    settings = {"minibatch": 20, "epochs": 2, "kl_coefficient": 0.1, "bc_coefficient": 0.1}
+    shown = demonstrations()
+    policy, learner, collector = make(demonstrations=shown, **settings)
+    learner.update(collector.collect(4), 0.0)
+    other_policy, other, other_collector = make(demonstrations=shown, seed=1, **settings)
+    other_policy.load_state_dict(policy.state_dict())
+    other.load_state_dict(copy.deepcopy(learner.state_dict()))
+    other_collector.load_state_dict(copy.deepcopy(collector.state_dict()))
+    found = []
+    for each, gather in ((learner, collector), (other, other_collector)):
+        torch.manual_seed(3)  # noise of the supervised loss
+        rollout = gather.collect(4)
+        found.append((rollout.start, each.update(rollout, 0.0)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
+    for a, b in zip(policy.parameters(), other_policy.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_cannot_be_trained_is_one_line() -> None:
+    with pytest.raises(UserError, match="does not number; use algorithm=ppo"):
+        next(train(Nameless(8), MLPConfig(hidden=[8]).build(Nameless(8).contract), GRPOConfig(), env_steps=10))
+    with pytest.raises(UserError, match=r"for algorithm=grpo; use policy\.sampler=flow_sde"):
+        make(policy=FlowConfig(sampler=Sampler.ODE))
+    with pytest.raises(UserError, match="expected group of at least 2, got 1"):
+        GRPOConfig(group=1)
+    with pytest.raises(UserError, match=r"0 <= lowest <= highest <= 1, got 0\.9 and 0\.1"):
+        GRPOConfig(lowest=0.9, highest=0.1)
+    with pytest.raises(UserError, match="bc_coefficient needs demonstrations"):
+        make(bc_coefficient=0.1)
+    policy = MLPConfig(hidden=[8]).build(Reach(2).contract)
+    with pytest.raises(UserError, match="bc_coefficient needs demonstrations"):
+        build(Reach(2), policy, PPOConfig(bc_coefficient=0.1), None, 0)
+
+
+def test_the_policy_at_the_start_pulls_back() -> None:
+    policy, learner, collector = make(kl_coefficient=1.0, learning_rate=0.0)
+    rollout = outcomes(collector.collect(4), [env % 4 < 2 for env in range(16)])
+    batch, _ = learner._prepare(rollout, ALONE)
+    assert learner._step(batch)["reference_kl"] == pytest.approx(0.0, abs=1e-6)
+    with torch.no_grad():
+        for parameter in policy.actor_parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    batch.set("advantage", torch.zeros(len(batch)))
+    score, old = (each.evaluate(batch["observation"], batch["sample"]).log_prob for each in (policy, learner.reference))
+    behind = old.detach() - score
+    expected = torch.autograd.grad((behind.exp() - 1 - behind).mean(), policy.actor_parameters())
+    learner.config.max_gradient_norm = math.inf
+    assert learner._step(batch)["reference_kl"] > 1e-3
+    for gradient, parameter in zip(expected, policy.actor_parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_demonstrations_are_learned_beside_but_not_before_the_critic() -> None:
+    torch.manual_seed(0)
+    env, shown = Reach(8), demonstrations()
+    policy = MLPConfig(hidden=[16]).build(env.contract)
+    policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.zeros(1, 1))
+    config = PPOConfig(bc_coefficient=5.0, bc_batch=16, critic_warmup=1, epochs=3, minibatch=16, learning_rate=0.01)
+    learner, collector = build(env, policy, config, shown, 0)
+    chunks = shown.chunks(torch.arange(len(shown)), policy.contract.horizon)
+
+    @torch.no_grad()
+    def error() -> float:
+        return float(policy.loss(chunks["observation"], chunks["actions"], chunks["valid"]))
+
+    before = error()
+    assert "bc_loss" not in learner.update(collector.collect(4), 0.0)
+    assert error() == before
+    assert before / 2 < learner.update(collector.collect(4), 0.0)["bc_loss"] < before  # a mean over falling ones
+    for _ in range(10):
+        learner.update(collector.collect(4), 0.0)
+    assert error() < 0.7 * before
+
+
+def test_two_processes_take_as_many_steps_however_many_decisions_each_has() -> None:
+    _, learner, collector = make()
+    rollout = outcomes(collector.collect(4), [env % 4 < 2 for env in range(16)])
+
+    class Other:
+        """The other process has 3 decisions more, or 100 fewer."""
+
+        rank, size = 0, 2
+
+        def __init__(self, more: int) -> None:
+            self.more = more
+
+        def sum(self, values: torch.Tensor) -> torch.Tensor:
+            return values + torch.tensor([0, int(values[0]) + self.more]) if values.shape == (2,) else values
+
+    alone, _ = learner._prepare(rollout, ALONE)
+    for more, padded in ((3, 3), (-10, 0)):
+        batch, _ = learner._prepare(rollout, Other(more))
+        assert len(batch) == len(alone) + padded
+        assert int(batch["own"].sum()) == len(alone)
+        assert torch.equal(batch["advantage"][: len(alone)], alone["advantage"])
