@@ -266,10 +266,10 @@ def test_help_lists_what_there_is_and_the_options_of_what_is_chosen(capsys):
 
     assert re.search(r"^task: .*\blibero_pick, ", message(), re.MULTILINE)
     assert "python train.py list=tasks" in message()
-    assert "algorithm: bptt, distillation, ppo, ranking" in message()
+    assert "algorithm: bptt, distillation, grpo, ppo, ranking" in message()
     assert "num_envs=100 " in message()
     hover = message("task=quadrotor_hover", "algorithm=ppo")
-    assert "task=quadrotor_hover takes policy=mlp with algorithm=bptt|ppo|td3" in hover
+    assert "task=quadrotor_hover takes policy=mlp with algorithm=bptt|ppo|grpo|td3" in hover
     assert "task.reward.reward_alive=3.0\n" in hover
     assert re.search(r"^algorithm\.final_lr_share=0\.02 +# .*decay linearly", hover, re.MULTILINE)
     assert re.search(r"^task\.history=1 +# The policy observes its last", hover, re.MULTILINE)

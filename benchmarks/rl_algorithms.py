@@ -1,0 +1,149 @@
+"""Compare algorithms from one start: `python benchmarks/rl_algorithms.py [--rows ppo,grpo] [--seeds 0] [--env-steps N]`.
+
+    [--tasks 0,1,2] [--sft-steps N] [--starts N] [--folder DIR] [--output FILE] [--show]
+
+All rows fine-tune on `libero_pick` (state observations, stand-in assets, the default demonstration of each task) by the
+same number of environment steps, from the same supervised policy; policy=diffusion is another network and has a start
+of its own. Settings are the task's for each algorithm (`configs/settings`) and those of ROWS: not tuned any further.
+Every run is `python train.py ...` in its own process, one after the other. A row is written to the JSON file as soon as
+it is done, with its commit; rows that are there are not measured again. Intervals of success are Wilson's, those of
+gains are paired: the same episodes before and after. CPU seconds are those of collection and updates, wall seconds of
+the whole command with its two evaluations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
+
+from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
+
+FLOW_SDE = ("algorithm=ppo",)
+ROWS: dict[str, tuple[str, ...]] = {
+    "ppo, Flow-SDE": FLOW_SDE,
+    "grpo, Flow-SDE": ("algorithm=grpo", "policy.noise_level=1.0"),
+    "self_imitation": ("algorithm=self_imitation",),
+    "ranking": ("algorithm=ranking",),
+    "ppo, Flow-Noise": (*FLOW_SDE, "policy.sampler=FLOW_NOISE", "policy.aggregate=MEAN"),
+    "ppo, DPPO": ("policy=diffusion", "algorithm=ppo"),
+}
+"""Options of train.py by name; more important rows first."""
+COMMON = ("task=libero_pick", "task.assets=stand-in", "video=false", "threads=1", "checkpoint_every=1000000")
+RESULT = ROOT / "benchmarks" / "results" / "rl_algorithms.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the rows that are missing, print the table."""
+    args = _parse(arguments)
+    sizes = (f"task.tasks=[{args.tasks}]", f"evaluation_starts={args.starts}", f"sft.steps={args.sft_steps}")
+    report = json.loads(args.output.read_text()) if args.output.exists() else {"rows": []}
+    for seed in [] if args.show else args.seeds:
+        for name in args.rows:
+            options = (*COMMON, *sizes, *ROWS[name], f"seed={seed}")
+            known = [row for row in report["rows"] if (row["name"], row["seed"]) == (name, seed)]
+            if known:
+                continue
+            start = _start(args.folder, options, seed)
+            row = _measured(name, (*options, f"env_steps={args.env_steps}"), start, args.folder / f"{seed} {name}")
+            report["rows"].append({"name": name, "seed": seed, **row})
+            report |= {
+                "command": f"python benchmarks/rl_algorithms.py {' '.join(sys.argv[1:])}",
+                "versions": versions(),
+            }
+            with complete_or_absent(args.output) as temporary:
+                temporary.write_text(json.dumps(report, indent=2) + "\n")
+    sys.stdout.write(shown(report["rows"]) + "\n")
+
+
+def shown(rows: Sequence[dict[str, Any]]) -> str:
+    """A table of the rows: success before and after on both distributions, gains, steps and seconds."""
+    lines = []
+    for row in rows:
+        for place in ("wide", "official"):
+            before, after, gain = row["before"][place], row["after"][place], row["gain"][place]
+            lines.append(
+                {
+                    "row": f"{row['name']}, seed {row['seed']}", "starts": place, "before": _rate(before),
+                    "after": _rate(after), "gain": f"{100 * gain['difference']:+.1f} [{100 * gain['low']:+.1f}, "
+                    f"{100 * gain['high']:+.1f}]", "steps": f"{row['env_steps']:,}", "CPU s": f"{row['cpu_s']:.0f}",
+                }
+            )  # fmt: skip
+    return table(list(lines[0]), [list(line.values()) for line in lines]) if lines else "no rows yet"
+
+
+def _rate(found: dict[str, Any]) -> str:
+    return f"{100 * found['success']:.1f}% [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
+
+
+def _start(folder: Path, options: Sequence[str], seed: int) -> Path:
+    """The run of supervised training that rows with the policy of `options` begin from; made once."""
+    policy = "diffusion" if "policy=diffusion" in options else "flow"
+    run = folder / f"start {policy} {seed}"
+    if not (run / "report.json").exists():
+        own = [option for option in options if not option.startswith(("algorithm", "policy."))]
+        _train([*own, "algorithm=self_imitation", "stages=[sft]", f"output={run}"])
+    return run
+
+
+def _measured(name: str, options: Sequence[str], start: Path, run: Path) -> dict[str, Any]:
+    """Success before and after, and the gain, by distribution; steps, seconds, commit and options."""
+    began = time.perf_counter()
+    _train([*options, "stages=[rl]", f"start_from={start}", f"output={run}"], resumed=run)
+    wall_s = time.perf_counter() - began
+    found = json.loads((run / "report.json").read_text())
+    sys.stderr.write(f"{name}: {wall_s:.0f} s\n")
+    stages = {"before": "start", "after": "rl"}
+    rates = {
+        when: {
+            each["distribution"]: {key: each[key] for key in ("success", "low", "high", "episodes", "step_limit")}
+            for each in found["evaluations"]
+            if each["stage"] == stage
+        }
+        for when, stage in stages.items()
+    }
+    gains = {
+        gain["distribution"]: {key: gain[key] for key in ("difference", "low", "high")}
+        for gain in found["gains"]
+        if gain["over"] == "start"
+    }
+    return rates | {
+        "gain": gains, "env_steps": found["env_steps"], "cpu_s": found["cpu_s"], "wall_s": wall_s,
+        "git_commit": git_commit(), "options": list(options),
+    }  # fmt: skip
+
+
+def _train(options: Sequence[str], resumed: Path | None = None) -> None:
+    """Run train.py; a run that was interrupted continues."""
+    if resumed and (resumed / "checkpoints").exists():
+        options = [f"resume={resumed}"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "train.py", *options], cwd=ROOT, env=environment, check=True)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=lambda text: text.split(";"), default=list(ROWS), help="names, by ;")
+    parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
+    parser.add_argument("--env-steps", type=int, default=1_000_000)
+    parser.add_argument("--tasks", default="", help="numbers, by comma; all if empty")
+    parser.add_argument("--sft-steps", type=int, default=4000)
+    parser.add_argument("--starts", type=int, default=50, help="initial states of each task and distribution")
+    parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "rl_algorithms", help="of the runs")
+    parser.add_argument("--output", type=Path, default=RESULT)
+    parser.add_argument("--show", action="store_true", help="only print the table of the JSON file")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()
