@@ -1,6 +1,6 @@
-"""Compare algorithms from one start: `python benchmarks/rl_algorithms.py [--rows ppo,grpo] [--seeds 0] [--env-steps N]`.
+"""Compare algorithms from one start: `python benchmarks/rl_algorithms.py [--seeds 0] [--env-steps N]`.
 
-    [--tasks 0,1,2] [--sft-steps N] [--starts N] [--folder DIR] [--output FILE] [--show]
+    [--rows "NAME;NAME"] [--tasks 0,1,2] [--sft-steps N] [--starts N] [--folder DIR] [--output FILE] [--show]
 
 All rows fine-tune on `libero_pick` (state observations, stand-in assets, the default demonstration of each task) by the
 same number of environment steps, from the same supervised policy; policy=diffusion is another network and has a start
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -55,7 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if known:
                 continue
             start = _start(args.folder, options, seed)
-            row = _measured(name, (*options, f"env_steps={args.env_steps}"), start, args.folder / f"{seed} {name}")
+            row = _measured(
+                name, (*options, f"env_steps={args.env_steps}"), start, args.folder / f"{_plain(name)}_{seed}"
+            )
             report["rows"].append({"name": name, "seed": seed, **row})
             report |= {
                 "command": f"python benchmarks/rl_algorithms.py {' '.join(sys.argv[1:])}",
@@ -86,10 +89,14 @@ def _rate(found: dict[str, Any]) -> str:
     return f"{100 * found['success']:.1f}% [{100 * found['low']:.1f}, {100 * found['high']:.1f}]"
 
 
+def _plain(name: str) -> str:
+    return re.sub(r"\W+", "_", name)
+
+
 def _start(folder: Path, options: Sequence[str], seed: int) -> Path:
     """The run of supervised training that rows with the policy of `options` begin from; made once."""
     policy = "diffusion" if "policy=diffusion" in options else "flow"
-    run = folder / f"start {policy} {seed}"
+    run = folder / f"start_{policy}_{seed}"
     if not (run / "report.json").exists():
         own = [option for option in options if not option.startswith(("algorithm", "policy."))]
         _train([*own, "algorithm=self_imitation", "stages=[sft]", f"output={run}"])
