@@ -15,6 +15,7 @@ from policies.flow import FlowConfig
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.vla.pi0 import Pi0Config
+from policies.vla.pi05 import Pi05Config
 
 POLICIES: dict[str, type] = {
     "attention": AttentionConfig,
@@ -22,6 +23,7 @@ POLICIES: dict[str, type] = {
     "flow": FlowConfig,
     "mlp": MLPConfig,
     "pi0": Pi0Config,
+    "pi05": Pi05Config,
     "recurrent": RecurrentConfig,
 }
 

@@ -37,16 +37,16 @@ class Inputs(nn.Module):
         UserError: if the contract has no pictures or no state that actors may read.
     """
 
-    def __init__(self, contract: Contract) -> None:
+    def __init__(self, contract: Contract, reader: str = "policy=pi0") -> None:
         super().__init__()
         self.cameras = pictures(contract)
         if not self.cameras:
-            raise UserError("policy=pi0 reads pictures, which this task lacks; name cameras in task.images")
+            raise UserError(f"{reader} reads pictures, which this task lacks; name cameras in task.images")
         seen = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
         texts = [key for key, spec in seen.items() if spec.is_text and len(spec.shape) == 1]
         self.instruction = texts[0] if texts else None
         fixed = {key: spec for key, spec in seen.items() if -1 not in spec.shape}
-        self.state = FlatObservations(replace(contract, observation=fixed), [], "policy=pi0", "another policy")
+        self.state = FlatObservations(replace(contract, observation=fixed), [], reader, "another policy")
         self.state_size = self.state.observed
         self.tokenizer: Tokenizer | None = None
 

@@ -48,7 +48,7 @@ class Pi0Model(nn.Module):
     def __init__(self, native: nn.Module) -> None:
         super().__init__()
         self.native: Any = native
-        native.model.dit.embed_tokens = None  # a vocabulary that an expert in actions never reads
+        self.native.model.dit.embed_tokens = None  # a vocabulary that an expert in actions never reads
         settings = native.config
         self.picture_size: int = settings.vlm_config.vision_config.image_size
         self.width: int = settings.vlm_config.text_config.hidden_size

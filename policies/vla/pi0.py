@@ -27,7 +27,7 @@ from policies.flow_sampling import Field, FlowSampling, Sampler
 from policies.generative import SMALLEST_STD, Aggregate, head
 from policies.vla import adapters
 from policies.vla.inputs import Inputs, Tokenizer
-from policies.vla.model import Prefix, tiny
+from policies.vla.model import Pi0Model, Prefix, tiny
 from policies.vla.weights import Published, fitting, published
 
 log = logging.getLogger(__name__)
@@ -98,16 +98,18 @@ class Pi0Policy(nn.Module):
     action_low: Tensor
     action_high: Tensor
     base: Tensor
+    kind = "pi0"
+    reads = Inputs
 
     def __init__(self, contract: Contract, config: Pi0Config) -> None:
         super().__init__()
         if not contract.action.low:
-            raise UserError("policy=pi0 needs action limits; set low and high in the action spec")
+            raise UserError(f"policy={self.kind} needs action limits; set low and high in the action spec")
         self.contract, self.config = contract, config
         self.actions = contract.action.shape[-1]
-        self.inputs = Inputs(contract)
-        given = published(config.weights) if config.weights else None
-        self.model = given.model if given else tiny(contract.horizon, self.inputs.state_size, self.actions)
+        self.inputs = self.reads(contract, f"policy={self.kind}")
+        given = published(config.weights, self.kind) if config.weights else None
+        self.model = given.model if given else self._new()
         self._check_sizes()
         if given:
             self._adapt(given)
@@ -269,6 +271,9 @@ class Pi0Policy(nn.Module):
         """Normalised, padded actions [..., D] in robot units, clamped to the contract's limits, [..., A]."""
         actions = x[..., : self.actions] * self.action_std + self.action_mean
         return actions.clamp(self.action_low, self.action_high)
+
+    def _new(self) -> Pi0Model:
+        return tiny(self.contract.horizon, self.inputs.state_size, self.actions)
 
     def _left_out(self) -> set[str]:
         """Names of weights that adapters are on."""

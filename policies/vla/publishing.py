@@ -27,6 +27,8 @@ def publish(policy: Pi0Policy, folder: Path, *, peft: bool, report: str) -> None
         raise UserError(f"{folder} exists; choose another output")
     if peft and not adapters.rank_of(native):
         raise UserError("target=peft writes adapters, which this policy has none of; use target=transformers")
+    if not peft and policy.kind != "pi0":
+        raise UserError("transformers has no pi0.5; use target=peft, or serve the checkpoint")
     folder.mkdir(parents=True)
     if peft:
         adapters.write(native, folder, str(policy.weights_of), policy.base)

@@ -21,6 +21,7 @@ from policies.libero_encoder import ObjectEncoder
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.vla.pi0 import Pi0Config, Pi0Policy
+from policies.vla.pi05 import Pi05Config
 from sims.libero.observation import action_spec
 from tests.policies import observations as given
 
@@ -43,6 +44,7 @@ CONFIGS = {
     "mlp": MLPConfig(hidden=[32]),
     "attention": AttentionConfig(hidden=[32]),
     "pi0": Pi0Config(hidden=32),
+    "pi05": Pi05Config(hidden=32, frozen=True),
     "recurrent": RecurrentConfig(hidden=[32]),
 }
 

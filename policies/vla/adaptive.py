@@ -1,0 +1,88 @@
+"""The network of pi0.5 (arXiv 2504.16054): that of pi0 with another expert, whose norms are adaptive (AdaRMS).
+
+Letters: N observations, H chunk length, D action elements with padding, W width of a hidden state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from policies.vla.model import Pi0Model, Prefix
+
+
+class AdaptiveNorm(nn.Module):
+    """x / rms(x) * (1 + scale) + shift, and a gate, which are all linear in a condition."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.dense = nn.Linear(width, 3 * width)
+        nn.init.zeros_(self.dense.weight)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """Normed x [N, H, W] and the gate [N, 1, W] for a condition [N, W]."""
+        scale, shift, gate = self.dense(condition).unsqueeze(1).chunk(3, -1)
+        normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.epsilon)
+        return (normed * (1.0 + scale) + shift).type_as(x), gate
+
+
+class AdaptiveLayer(nn.Module):
+    """A layer of Gemma with adaptive norms, whose gates weigh what attention and the dense layers add."""
+
+    def __init__(self, layer: Any, width: int, epsilon: float) -> None:  # noqa: ANN401 - of transformers
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.input_layernorm, self.post_attention_layernorm = AdaptiveNorm(width, epsilon), AdaptiveNorm(width, epsilon)
+
+    def forward(self, hidden_states: Tensor, *, condition: Tensor, **attention: Any) -> Tensor:  # noqa: ANN401
+        """Hidden states [N, H, W] at a condition [N, W]."""
+        normed, gate = self.input_layernorm(hidden_states, condition)
+        hidden_states = hidden_states + gate * self.self_attn(hidden_states=normed, **attention)[0]
+        normed, gate = self.post_attention_layernorm(hidden_states, condition)
+        return hidden_states + gate * self.mlp(normed)
+
+
+class TimeEmbedding(nn.Module):
+    """Embeddings of noisy chunks, and of denoising times as a condition."""
+
+    def __init__(self, embedding: Any, width: int) -> None:  # noqa: ANN401 - of transformers
+        super().__init__()
+        self.sinusoid_embeds, self.action_in_proj = embedding.sinusoid_embeds, embedding.action_in_proj
+        self.time_mlp_in, self.time_mlp_out = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings [N, H, W] and condition [N, W] of chunks [N, H, D] and times [N]."""
+        embedded = self.sinusoid_embeds(time).to(x.dtype)
+        condition = nn.functional.silu(self.time_mlp_out(nn.functional.silu(self.time_mlp_in(embedded))))
+        return self.action_in_proj(x), condition
+
+
+class Pi05Model(Pi0Model):
+    """The network of pi0.5, made of transformers' pi0 by another expert."""
+
+    def __init__(self, native: nn.Module) -> None:
+        super().__init__(native)
+        expert, settings = self.native.model.dit, self.native.config.dit_config
+        sizes = settings.hidden_size, settings.rms_norm_eps
+        expert.layers = nn.ModuleList(AdaptiveLayer(layer, *sizes) for layer in expert.layers)
+        expert.norm = nn.Identity()  # the last norm needs the condition, which transformers does not pass to it
+        self.native.final_norm = AdaptiveNorm(*sizes)
+        self.native.embed_action_time = TimeEmbedding(self.native.embed_action_time, settings.hidden_size)
+
+    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """As in pi0; the state is in the prefix, and actions attend to it and to each other."""
+        embedded, condition = self.native.embed_action_time(x, time)
+        length, real = prefix.cache.get_seq_length(), prefix.real.bool()
+        seen = torch.cat((real, real.new_ones(x.shape[:2])), 1)
+        places = prefix.real.sum(1, keepdim=True) + torch.arange(x.shape[1], device=x.device)
+        found = self.native.model.dit(
+            inputs_embeds=embedded, attention_mask=seen[:, None, None].expand(-1, 1, x.shape[1], -1),
+            position_ids=places, past_key_values=prefix.cache, condition=condition,
+        ).last_hidden_state  # fmt: skip
+        prefix.cache.crop(length - prefix.cache.get_seq_length())
+        hidden, _ = self.native.final_norm(found, condition)
+        return self.native.action_out_proj(hidden), hidden

@@ -1,0 +1,97 @@
+"""pi0.5 (arXiv 2504.16054) on the parts of pi0: the state is told in words, and time scales and gates the expert.
+
+Each element of the state is one of 256 bins, whose number stands in the prompt; there is no token of the state. The
+expert's norms are adaptive (AdaRMS): scale, shift and gate are linear in an embedding of the denoising time.
+Differs from the paper: no subtasks are predicted, as in what is published. Reinforcement learning is that of pi0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.text import decode
+from policies.flat import STILL
+from policies.vla.adaptive import Pi05Model
+from policies.vla.inputs import BOS, FIRST_BYTE, PAD, Inputs
+from policies.vla.model import tiny
+from policies.vla.pi0 import Pi0Config, Pi0Policy
+
+BINS = 256
+LONGEST = 200
+"""Tokens of a prompt of published models, with padding."""
+FRAME = "Task: {}, State: {};\nAction: "
+
+
+@dataclass
+class Pi05Config(Pi0Config):
+    """As Pi0Config, of a Pi05Policy."""
+
+    def build(self, contract: Contract) -> Pi05Policy:
+        """Make the policy for `contract`."""
+        return Pi05Policy(contract, self)
+
+
+class StatedInputs(Inputs):
+    """What pi0.5 reads: as pi0, but the state is in the prompt, in bins of its range.
+
+    The range, between the first and the last of a hundred quantiles, lies in `state` as middle and half width.
+    """
+
+    @torch.no_grad()
+    def fit(self, observation: TensorDict) -> None:
+        """Compute the range of the state from observations [N]."""
+        super().fit(observation)
+        values = self.state.concatenated(observation, self.state.keys)
+        low, high = torch.quantile(values, torch.tensor([0.01, 0.99], device=values.device), 0)
+        half = (high - low) / 2.0
+        self.state.mean.copy_((low + high) / 2.0)
+        self.state.std.copy_(torch.where(half < STILL, 1.0, half))
+
+    def prompts(self, observation: TensorDict) -> list[str]:
+        """The prompt of each observation [N]."""
+        edges = torch.linspace(-1.0, 1.0, BINS + 1, device=self.state.mean.device)[:-1]
+        state = self.standardised_state(observation).contiguous()
+        bins = (torch.bucketize(state, edges, right=True) - 1).tolist()
+        texts = observation[self.instruction].cpu().numpy() if self.instruction else [None] * len(bins)
+        said = ["" if text is None else " ".join(decode(text).replace("_", " ").split()) for text in texts]
+        return [FRAME.format(words, " ".join(map(str, row))) for words, row in zip(said, bins, strict=True)]
+
+    def tokens(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
+        """Tokens [N, L] of the prompt and where they are real, both int64.
+
+        Raises:
+            UserError: for a prompt of more than `LONGEST` tokens of a published model.
+        """
+        rows = [self._ids(prompt) for prompt in self.prompts(observation)]
+        longest = LONGEST
+        if self.tokenizer is None:  # four letters an element, at most
+            text = observation[self.instruction].shape[-1] if self.instruction else 0
+            longest = 1 + len(FRAME) + text + 4 * self.state_size
+        if too_long := max(0, *map(len, rows), longest) - longest:
+            raise UserError(f"expected a prompt of at most {longest} tokens, got {longest + too_long}")
+        device = self.state.mean.device
+        tokens = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows], device=device)
+        lengths = torch.tensor([[len(row)] for row in rows], device=device)
+        return tokens, (torch.arange(longest, device=device) < lengths).long()
+
+    def _ids(self, prompt: str) -> list[int]:
+        if self.tokenizer is None:
+            return [BOS, *(FIRST_BYTE + byte for byte in prompt.encode())]
+        ids = self.tokenizer.tokenizer
+        return [ids.bos_token_id, *ids(prompt, add_special_tokens=False)["input_ids"]]
+
+
+class Pi05Policy(Pi0Policy):
+    """Predicts chunks as Pi0Policy does, by pi0.5."""
+
+    kind = "pi05"
+    reads = StatedInputs
+
+    def _new(self) -> Pi05Model:
+        return Pi05Model(tiny(self.contract.horizon, self.inputs.state_size, self.actions).native)
