@@ -139,10 +139,18 @@ class GenerativePolicy(nn.Module, ABC):
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Compute normalisation statistics from observations [N] and actions [..., A]."""
-        observation = self.encoder.read(observation)
-        for encoder in (self.encoder, self.value_encoder, self.advantage_encoder):
-            encoder.fit(observation)
+        """Compute normalisation statistics from observations [N] and actions [..., A].
+
+        Raises:
+            UserError: for observations without what the critic reads; `first_decisions` of a simulator have it.
+        """
+        try:
+            observation = self.encoder.read(observation)
+            for encoder in (self.encoder, self.value_encoder, self.advantage_encoder):
+                encoder.fit(observation)
+        except KeyError as error:
+            absent = ", ".join(key for key in self.contract.observation if key not in observation)
+            raise UserError(f"fit needs all observations that actor and critic read; add {absent}") from error
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_mean.copy_(flat.mean(0))
         self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))

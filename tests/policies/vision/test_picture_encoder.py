@@ -203,3 +203,11 @@ def test_vision_transformers_start_small_or_from_a_folder(kind: Backbone, tmp_pa
 def test_impossible_settings_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         VisionConfig(**settings)
+
+
+def test_statistics_without_what_the_critic_reads_are_refused() -> None:
+    specs = SEEING.observation | {key: TensorSpec((3,), privileged=True) for key in ("force", "torque")}
+    blind = {key: spec for key, spec in specs.items() if not spec.is_picture and key not in ("cube", "instruction")}
+    policy = FlowConfig(encoder=EncoderKind.FLAT).build(replace(SEEING, observation=blind))
+    with pytest.raises(UserError, match="fit needs all observations that actor and critic read; add force, torque"):
+        policy.fit(TensorDict({"fingers": torch.rand(6, 2)}, [6]), torch.rand(6, 4, 2))
