@@ -132,7 +132,7 @@ def _measured(name: str, options: Sequence[str], start: Path, run: Path) -> dict
 
 def _train(options: Sequence[str], resumed: Path | None = None) -> None:
     """Run train.py; a run that was interrupted continues."""
-    if resumed and (resumed / "checkpoints").exists():
+    if resumed and (resumed / "checkpoint").exists():
         options = [f"resume={resumed}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "train.py", *options], cwd=ROOT, env=environment, check=True)
