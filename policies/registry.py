@@ -16,6 +16,7 @@ from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.vla.pi0 import Pi0Config
 from policies.vla.pi05 import Pi05Config
+from policies.vla.tokens import TokensConfig
 
 POLICIES: dict[str, type] = {
     "attention": AttentionConfig,
@@ -25,6 +26,7 @@ POLICIES: dict[str, type] = {
     "pi0": Pi0Config,
     "pi05": Pi05Config,
     "recurrent": RecurrentConfig,
+    "tokens": TokensConfig,
 }
 
 

@@ -72,7 +72,7 @@ class ClippedConfig:
         if not policy.scores:
             raise UserError(
                 f"expected a policy whose samples have a log-probability for algorithm={name};"
-                " use policy.sampler=flow_sde"
+                " use policy.sampler=flow_sde, of policy=tokens policy.head=bins"
             )
         if self.bc_coefficient and demonstrations is None:
             raise UserError("algorithm.bc_coefficient needs demonstrations, but this task has none; use 0")

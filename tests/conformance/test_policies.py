@@ -22,6 +22,7 @@ from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.pi05 import Pi05Config
+from policies.vla.tokens import TokensConfig, TokensPolicy
 from sims.libero.observation import action_spec
 from tests.policies import observations as given
 
@@ -46,6 +47,7 @@ CONFIGS = {
     "pi0": Pi0Config(hidden=32),
     "pi05": Pi05Config(hidden=32, frozen=True),
     "recurrent": RecurrentConfig(hidden=[32]),
+    "tokens": TokensConfig(temperature=1.6, hidden=32),
 }
 
 
@@ -79,7 +81,7 @@ def generator(seed: int = 3) -> torch.Generator:
 
 def test_shapes(make):
     policy = make()
-    parts = 3 if isinstance(policy, DiffusionPolicy) else 1
+    parts = {DiffusionPolicy: 3, TokensPolicy: 3 * 7}.get(type(policy), 1)
     decision = policy.act(observations(5))
     assert decision.actions.shape == (5, 4, 7)
     assert decision.log_prob.shape == (5, parts)
@@ -194,7 +196,7 @@ def test_actors_do_without_what_only_a_simulator_knows(make):
     policy.loss(without, torch.zeros(20, 4, 7), torch.ones(20, 4))
     policy.start_critic()
     other = observation.clone().set("mass", observation["mass"] + 1.0)
-    blind = isinstance(getattr(policy, "encoder", None), ObjectEncoder) or isinstance(policy, Pi0Policy)
+    blind = isinstance(getattr(policy, "encoder", None), ObjectEncoder) or isinstance(policy, Pi0Policy | TokensPolicy)
     assert (
         (policy.value(other) != policy.value(observation)) != blind
     ).all()  # some critics read no more than the actor

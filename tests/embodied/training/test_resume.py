@@ -24,6 +24,7 @@ from embodied.training.experiment import Experiment, ExperimentConfig, Stage
 from embodied.training.interrupt import Stopped
 from policies.flow import FlowConfig
 from policies.vla.pi0 import Pi0Config
+from policies.vla.tokens import TokensConfig
 from sims.libero.task import LiberoTask
 from tests.embodied.training.test_experiment import ITERATIONS, LEARNERS, POLICY, SCRATCH, ReachTask, trainer
 from tests.embodied.training.test_experiment import PPO as PPO_CONFIG
@@ -157,7 +158,10 @@ def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_pat
     assert left(tmp_path / "parts") == left(tmp_path / "whole")
 
 
-def test_a_kill_in_every_stage_changes_no_bit_of_pi0_on_libero_pictures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", [Pi0Config(denoising_steps=2, hidden=16), TokensConfig(temperature=1.6, hidden=16)])
+def test_a_kill_in_every_stage_changes_no_bit_of_models_on_libero_pictures(
+    tmp_path: Path, policy: Pi0Config | TokensConfig
+) -> None:
     def make(directory: Path, kind: type[Experiment]) -> Experiment:
         config = ExperimentConfig(
             num_envs=2, env_steps=96, checkpoint_every=2, evaluation_starts=1, evaluation_envs=1, video=False,
@@ -167,7 +171,7 @@ def test_a_kill_in_every_stage_changes_no_bit_of_pi0_on_libero_pictures(tmp_path
             tasks=["0"], assets="stand-in", step_limit=100, images=["agentview", "robot0_eye_in_hand"], image_size=32
         )
         ppo = PPOConfig(rollout_length=3, epochs=1, minibatch=4, critic_warmup=0)
-        return kind(config, task, Pi0Config(denoising_steps=2, hidden=16), ppo, directory, record={})
+        return kind(config, task, policy, ppo, directory, record={})
 
     make(tmp_path / "whole", Experiment).run()
     killed_and_continued(lambda: make(tmp_path / "parts", DiesInEveryStage))

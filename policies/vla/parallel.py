@@ -1,0 +1,110 @@
+"""PaliGemma of `transformers`, unchanged, that fills in all tokens of a chunk at once: OpenVLA-OFT (arXiv 2502.19645).
+
+Letters: N observations, C cameras, S pixels of a side, L tokens of an instruction, H actions of a chunk, A action
+dimension, W width of a hidden state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embodied.command_line.extras import needs_extra
+from policies.vla.inputs import BYTE_VOCABULARY, PAD
+
+BINS = 256
+"""The last entries of the vocabulary, each of which is an action element's value."""
+
+
+class StateProjector(nn.Module):
+    """The robot's state as one token, with OpenVLA-OFT's layers."""
+
+    def __init__(self, state: int, width: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(state, width), nn.Linear(width, width)
+
+    def forward(self, state: Tensor) -> Tensor:
+        """A token [N, W] of states [N, state]."""
+        return self.fc2(nn.functional.gelu(self.fc1(state)))
+
+
+class ParallelModel(nn.Module):
+    """Reads pictures, instruction, state and an empty token for each of H * A elements, all attending to all.
+
+    `native` is transformers' PaliGemmaModel. An empty token is a learned embedding of its place: in a model of few
+    layers zeros, as OpenVLA-OFT has them, would tell places apart from the second layer on only.
+    """
+
+    def __init__(self, native: nn.Module, state: int, elements: int) -> None:
+        super().__init__()
+        self.native: Any = native
+        self.picture_size: int = native.config.vision_config.image_size
+        self.width: int = native.config.text_config.hidden_size
+        self.state = StateProjector(state, self.width)
+        self.empty = nn.Parameter(torch.randn(elements, self.width))
+
+    def forward(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
+        """Hidden states [N, H * A, W] of the elements.
+
+        Of pictures [N, C, 3, S, S] in [-1, 1], tokens [N, L] that are `real` [N, L] or padding, and states [N, state].
+        """
+        count = len(pictures)
+        seen = self.native.get_image_features(pictures.flatten(0, 1)).pooler_output.reshape(count, -1, self.width)
+        said = self.native.get_input_embeddings()(tokens)
+        empty = self.empty.expand(count, -1, -1)
+        embedded = torch.cat((seen, said, self.state(state).unsqueeze(1), empty), 1)
+        before, after = (real.new_ones(count, places) for places in (seen.shape[1], 1 + len(self.empty)))
+        real = torch.cat((before, real, after), 1)
+        read = self.native(
+            inputs_embeds=embedded, attention_mask=real, position_ids=real.cumsum(-1) - 1,
+            token_type_ids=torch.zeros_like(real), use_cache=False,  # of type 0: everything attends to everything
+        )  # fmt: skip
+        return read.last_hidden_state[:, -len(self.empty) :]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores [..., BINS] of the last entries of the vocabulary, from hidden states [..., W]."""
+        return hidden @ self.native.get_input_embeddings().weight[-BINS:].T
+
+
+class Regression(nn.Module):
+    """OpenVLA-OFT's regression: the hidden states of an action's elements to the action, with its layers."""
+
+    def __init__(self, width: int, actions: int, blocks: int = 2) -> None:
+        super().__init__()
+        self.layer_norm1, self.fc1 = nn.LayerNorm(width * actions), nn.Linear(width * actions, width)
+        self.mlp_resnet_blocks = nn.ModuleList(
+            nn.ModuleDict({"ffn": nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())})
+            for _ in range(blocks)
+        )
+        self.layer_norm2, self.fc2 = nn.LayerNorm(width), nn.Linear(width, actions)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Normalised actions [N, H, A] of hidden states [N, H, A, W]."""
+        x = torch.relu(self.fc1(self.layer_norm1(hidden.flatten(-2))))
+        for block in self.mlp_resnet_blocks:
+            x = x + block["ffn"](x)
+        return self.fc2(self.layer_norm2(x))
+
+
+def tiny() -> nn.Module:
+    """A small PaliGemma of random weights; its tokens are bytes, an unread one for pictures, and the bins.
+
+    Raises:
+        UserError: where transformers is not installed.
+    """
+    with needs_extra("vla"):
+        from transformers import PaliGemmaConfig, PaliGemmaModel
+    text = {
+        "model_type": "gemma", "hidden_size": 64, "intermediate_size": 128, "vocab_size": BYTE_VOCABULARY + 1 + BINS,
+        "pad_token_id": PAD, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    }  # fmt: skip
+    vision = {
+        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "vision_use_head": False,
+    }  # fmt: skip
+    settings = PaliGemmaConfig(
+        text_config=text, vision_config=vision, projection_dim=64, image_token_id=BYTE_VOCABULARY
+    )
+    return PaliGemmaModel(settings)

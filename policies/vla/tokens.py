@@ -1,0 +1,243 @@
+"""Actions as tokens of a vision-language model, all of a chunk at once: OpenVLA-OFT (arXiv 2502.19645).
+
+Bins and their statistics are OpenVLA's (arXiv 2406.09246), the tempered likelihood is that of SimpleVLA-RL
+(arXiv 2509.09674). Differs from OpenVLA-OFT: the model is a stock PaliGemma in place of Prismatic; the empty token of
+each element is learned; all elements are normalised, the gripper's too; the critic reads the mean hidden state of the
+empty tokens and the robot's state. Letters as in `policies.vla.parallel`; K executed actions, P parts of a
+log-probability.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Self
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.command_line.config import at_least
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
+from policies.generative import head
+from policies.vla.inputs import Inputs
+from policies.vla.parallel import BINS, ParallelModel, Regression, tiny
+
+NARROWEST = 0.2
+"""Smallest range of normalised actions, as a share of the limits' range, so that unseen actions stay possible."""
+
+
+class Size(Enum):
+    """TINY: about 0.2 million random weights, which shows that everything runs."""
+
+    TINY = "tiny"
+
+
+class Head(Enum):
+    """How a chunk is read off the hidden states: BINS (a distribution over 256 values), or L1 regression."""
+
+    BINS = "bins"
+    L1 = "l1"
+
+
+class Part(Enum):
+    """Of what a part of the log-probability is, which PPO clips by itself: a TOKEN, an ACTION, or the CHUNK."""
+
+    TOKEN = "token"
+    ACTION = "action"
+    CHUNK = "chunk"
+
+
+@dataclass
+class TokensConfig:
+    """Size, head and critic of a TokensPolicy.
+
+    Sampled tokens are drawn and scored at `temperature`; deterministic ones are the most likely. A `part` of the
+    log-probability is the sum over its tokens. The critic has layers of width `hidden`.
+    """
+
+    size: Size = Size.TINY
+    head: Head = Head.BINS
+    temperature: float = 1.0
+    part: Part = Part.TOKEN
+    hidden: int = 256
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes."""
+        at_least(self, 1, "hidden")
+        if not self.temperature > 0.0:
+            raise UserError(f"expected policy.temperature above 0, got {self.temperature}")
+
+    def build(self, contract: Contract) -> TokensPolicy:
+        """Make the policy for `contract`."""
+        return TokensPolicy(contract, self)
+
+
+class TokensPolicy(nn.Module):
+    """Predicts chunks of H actions, one token of 256 for each element, in one pass of a vision-language model.
+
+    Bins divide [-1, 1], which is the range between the 1% and 99% quantiles of demonstrated actions. Elements are
+    independent given the observation, so that the log-probability of a chunk is a sum over K * A tokens.
+
+    Raises:
+        UserError: if the action has no limits, or the contract has no pictures or state that actors may read.
+    """
+
+    action_from: Tensor
+    action_to: Tensor
+    action_low: Tensor
+    action_high: Tensor
+
+    def __init__(self, contract: Contract, config: TokensConfig) -> None:
+        super().__init__()
+        if not contract.action.low:
+            raise UserError("policy=tokens needs action limits; set low and high in the action spec")
+        self.contract, self.config = contract, config
+        self.actions = contract.action.shape[-1]
+        self.inputs = Inputs(contract, "policy=tokens")
+        self.model = ParallelModel(tiny(), self.inputs.state_size, contract.horizon * self.actions)
+        self.regression = Regression(self.model.width, self.actions) if config.head is Head.L1 else None
+        self.critic = head(self.model.width + self.inputs.state_size, config.hidden)
+        low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
+        self.register_buffer("action_low", low)
+        self.register_buffer("action_high", high)
+        self.register_buffer("action_from", low.clone())
+        self.register_buffer("action_to", high.clone())
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.action_from.device
+
+    @property
+    def scores(self) -> bool:
+        """Whether chunks have a likelihood."""
+        return self.config.head is Head.BINS
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Parameters that only `value` uses."""
+        return list(self.critic.parameters())
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """Parameters of the vision-language model, and of the regression."""
+        return [*self.model.parameters(), *(self.regression.parameters() if self.regression else [])]
+
+    def start_critic(self) -> None:
+        """Nothing: the critic reads the actor's hidden states as they are."""
+
+    @torch.no_grad()
+    def fit(self, observation: TensorDict, actions: Tensor) -> None:
+        """Compute normalisation statistics from observations [N] and actions [..., A]."""
+        self.inputs.fit(observation)
+        flat = actions.reshape(-1, actions.shape[-1])
+        lower, upper = (torch.stack([column.quantile(share) for column in flat.T]) for share in (0.01, 0.99))
+        short = (NARROWEST * (self.action_high - self.action_low) - (upper - lower)).clamp_min(0.0) / 2
+        self.action_from.copy_(lower - short)
+        self.action_to.copy_(upper + short)
+
+    def fresh(self) -> Self:
+        """A policy of the same configuration with new weights, from torch's global generator."""
+        policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
+        take_statistics(policy, self)
+        return policy
+
+    @acting
+    def act(
+        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
+    ) -> Decision:
+        """Draw chunks; the bins of their elements [N, H, A], uint8, are the sample (with L1 regression, nothing is)."""
+        state, hidden = self._read(observation)
+        value = self._value(state, hidden) if values_explored(self, observation, deterministic) else None
+        if self.regression:
+            nothing = TensorDict({}, batch_size=[len(state)], device=self.device)
+            return Decision(self.to_robot(self.regression(hidden)), nothing, hidden.new_zeros(len(state), 1), value)
+        log_probs = self._log_probs(hidden)
+        if deterministic:
+            bins = log_probs.argmax(-1)
+        else:
+            drawn = torch.multinomial(log_probs.exp().flatten(0, -2), 1, generator=generator)
+            bins = drawn.view(log_probs.shape[:-1])
+        sample = TensorDict({"bins": bins.to(torch.uint8)}, batch_size=[len(state)])
+        return Decision(self.to_robot(centres(bins)), sample, self._parts(chosen(log_probs, bins)), value)
+
+    def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
+        """Log-probability and entropy of stored bins, at the temperature at which they were drawn.
+
+        Raises:
+            UserError: with L1 regression, whose chunks have no likelihood.
+        """
+        if self.regression:
+            raise UserError("head=l1 has no likelihood; use policy.head=bins")
+        state, hidden = self._read(observation)
+        log_probs = self._log_probs(hidden)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        log_prob = self._parts(chosen(log_probs, sample["bins"].long()))
+        return Evaluation(log_prob, self._parts(entropy), self._value(state, hidden))
+
+    def value(self, observation: TensorDict) -> Tensor:
+        """Expected discounted return, [N]."""
+        with torch.no_grad():
+            state, hidden = self._read(observation)
+        return self._value(state, hidden)
+
+    def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
+        """Cross entropy of tokens, or absolute error, of `actions` [N, H, A] that are `valid` [N, H]; one scalar."""
+        _, hidden = self._read(observation)
+        target = self.normalised(actions)
+        if self.regression:
+            error = (self.regression(hidden) - target).abs()
+        else:
+            error = -chosen(self.model.logits(hidden).log_softmax(-1), bins_of(target))
+        return (error.mean(-1) * valid).sum() / valid.sum().clamp_min(1)
+
+    def normalised(self, actions: Tensor) -> Tensor:
+        """Actions [..., A] in robot units, so that the range of the demonstrations is [-1, 1]."""
+        return 2.0 * (actions - self.action_from) / (self.action_to - self.action_from) - 1.0
+
+    def to_robot(self, x: Tensor) -> Tensor:
+        """Normalised actions [..., A] in robot units, clamped to the contract's limits."""
+        actions = self.action_from + (x + 1.0) / 2.0 * (self.action_to - self.action_from)
+        return actions.clamp(self.action_low, self.action_high)
+
+    def _read(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
+        """The state [N, state_size] and the elements' hidden states [N, H, A, W]."""
+        state = self.inputs.standardised_state(observation)
+        pictures = self.inputs.pictures(observation, self.model.picture_size)
+        hidden = self.model(pictures, *self.inputs.tokens(observation), state)
+        return state, hidden.unflatten(1, (self.contract.horizon, self.actions))
+
+    def _log_probs(self, hidden: Tensor) -> Tensor:
+        """Log-probabilities of the bins [N, H, A, BINS]."""
+        return (self.model.logits(hidden) / self.config.temperature).log_softmax(-1)
+
+    def _value(self, state: Tensor, hidden: Tensor) -> Tensor:
+        return self.critic(torch.cat((hidden.mean((1, 2)).detach(), state), -1)).squeeze(-1)
+
+    def _parts(self, elementwise: Tensor) -> Tensor:
+        """Sums [N, P] over the tokens of each part, of executed actions, of [N, H, A]."""
+        executed = elementwise[:, : self.contract.executed]
+        if self.config.part is Part.TOKEN:
+            return executed.flatten(1)
+        summed = executed.sum(-1)
+        return summed if self.config.part is Part.ACTION else summed.sum(-1, keepdim=True)
+
+
+def bins_of(x: Tensor) -> Tensor:
+    """Bins of normalised actions, int64 from 255 at -1 to 1 below 1, and 0 at 1 and above: the vocabulary's order.
+
+    OpenVLA counts edges from the vocabulary's end, of which 256 divide [-1, 1] into 255 intervals.
+    """
+    return BINS - 1 - ((x.clamp(-1.0, 1.0) + 1.0) / 2.0 * (BINS - 1)).long()
+
+
+def centres(bins: Tensor) -> Tensor:
+    """Normalised actions at the centres of `bins`; bins 0 and 1 are the same interval."""
+    interval = (BINS - 1 - bins).clamp_max(BINS - 2)
+    return 2.0 * (interval + 0.5) / (BINS - 1) - 1.0
+
+
+def chosen(log_probs: Tensor, bins: Tensor) -> Tensor:
+    """Of log-probabilities [..., BINS] those of `bins` [...]."""
+    return log_probs.gather(-1, bins.unsqueeze(-1)).squeeze(-1)

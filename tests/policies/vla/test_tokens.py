@@ -1,0 +1,163 @@
+"""Action tokens of a small random model: bins, likelihood at a temperature, and L1 regression."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.algorithms.ppo import PPOConfig
+from embodied.contract import TensorSpec
+from embodied.errors import UserError
+from policies.vla.inputs import PAD
+from policies.vla.tokens import Head, Part, TokensConfig, TokensPolicy, bins_of, centres
+from tests.policies.vla.test_pi0 import SEEING, seen
+
+
+def policy(**options: object) -> TokensPolicy:
+    torch.manual_seed(0)
+    made = TokensConfig(**{"hidden": 16, **options}).build(SEEING)
+    made.fit(seen(16), torch.rand(50, 4, 3) * torch.tensor([1.0, 2.0, 3.0]))
+    made.model.native.get_input_embeddings().weight.data[-256:] *= 8.0  # so that some tokens are much likelier
+    return made
+
+
+def test_bins_are_those_of_openvla() -> None:
+    x = torch.cat((torch.linspace(-1.2, 1.2, 4001), torch.tensor([-1.0, 1.0])))
+    edges = np.linspace(-1.0, 1.0, 256)
+    token = 32000 - np.digitize(x.clamp(-1.0, 1.0).numpy(), edges.astype(np.float32))
+    assert (bins_of(x) - torch.from_numpy(token - (32000 - 256))).abs().max() <= 1  # at edges, by rounding
+    assert (bins_of(x) == torch.from_numpy(token - (32000 - 256))).float().mean() > 0.99
+    bins = torch.arange(256)
+    middle = (edges[:-1] + edges[1:]) / 2
+    expected = middle[np.clip(256 - bins.numpy() - 1, 0, 254)]
+    torch.testing.assert_close(centres(bins), torch.from_numpy(expected).float(), atol=1e-6, rtol=0.0)
+    assert (centres(bins_of(x)) - x.clamp(-1.0, 1.0)).abs().max() <= 1 / 255 + 1e-6
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.6])
+def test_the_likelihood_is_that_of_the_tempered_tokens_in_acting_and_in_scoring(temperature: float) -> None:
+    made, observation = policy(temperature=temperature), seen(6)
+    decision = made.act(observation, generator=torch.Generator().manual_seed(0))
+    scored = made.evaluate(observation, decision.sample)
+    with torch.no_grad():
+        weight = made.model.native.get_input_embeddings().weight[-256:]
+        logits = made._read(observation)[1] @ weight.T / temperature
+    shares = (logits - logits.amax(-1, keepdim=True)).double().exp()
+    shares = shares / shares.sum(-1, keepdim=True)
+    expected = shares.gather(-1, decision.sample["bins"].long().unsqueeze(-1)).squeeze(-1).log()[:, :2].flatten(1)
+    for log_prob in (decision.log_prob, scored.log_prob):
+        torch.testing.assert_close(log_prob.double(), expected, atol=1e-5, rtol=0.0)
+    entropy = -(shares * shares.log()).sum(-1)[:, :2].flatten(1)
+    torch.testing.assert_close(scored.entropy.double(), entropy, atol=1e-5, rtol=0.0)
+    most = made.act(observation, deterministic=True).sample["bins"]
+    assert torch.equal(most.long(), shares.argmax(-1))
+
+
+def test_tokens_are_drawn_from_the_tempered_distribution() -> None:
+    made, same = policy(temperature=1.6), seen(1).expand(400).contiguous()
+    decision = made.act(same, generator=torch.Generator().manual_seed(0))
+    scored = made.evaluate(same[:1], decision.sample[:1])
+    drawn = decision.log_prob.double()  # [400, 6]
+    noise = drawn.std(0) / 400**0.5
+    assert ((drawn.mean(0) + scored.entropy[0]).abs() < 4.0 * noise).all()  # E[log p] = -entropy
+    with torch.no_grad():
+        shares = made._log_probs(made._read(same[:1])[1])[0].exp()
+    likely, bins = shares.max(-1)
+    counted = (decision.sample["bins"].long() == bins).double().mean(0)
+    assert ((counted - likely).abs() < 4.0 * (likely * (1 - likely) / 400).sqrt() + 1e-9).all()
+    assert likely.max() > 0.05
+
+
+def test_parts_are_tokens_actions_or_the_chunk_of_what_is_executed() -> None:
+    observation, made = seen(3), {part: policy(part=part) for part in Part}
+    sample = made[Part.TOKEN].act(observation).sample
+    token, action, chunk = (made[part].evaluate(observation, sample).log_prob for part in Part)
+    assert (token.shape, action.shape, chunk.shape) == ((3, 6), (3, 2), (3, 1))
+    torch.testing.assert_close(action, token.unflatten(1, (2, 3)).sum(-1))
+    torch.testing.assert_close(chunk, token.sum(-1, keepdim=True))
+    changed = sample.clone()
+    changed["bins"][:, 2:] += 1
+    assert torch.equal(made[Part.TOKEN].evaluate(observation, changed).log_prob, token)
+    changed["bins"][:, 1, 2] += 1
+    assert ((made[Part.TOKEN].evaluate(observation, changed).log_prob != token).sum(0) > 0).tolist() == [False] * 5 + [
+        True
+    ]
+
+
+def test_every_token_attends_to_every_other_and_to_no_padding() -> None:
+    made, observation = policy(), seen(2)
+    before = made._read(observation)[1]
+    made.model.native.get_input_embeddings().weight.data[PAD] = 9.0
+    assert torch.equal(made._read(observation)[1], before)
+    made.model.empty.data[-1] += 1.0
+    assert (made._read(observation)[1][:, 0, 0] - before[:, 0, 0]).abs().amax() > 1e-4
+
+
+def test_cameras_words_and_state_are_read_and_what_is_privileged_is_not() -> None:
+    made, before = policy(), seen(2)
+    hidden, value = made._read(before)[1], made.value(before)
+    for key, changed in {"front": 0, "wrist": 0, "fingers": 3.0, "instruction": 97, "depth": 0, "cube": 9.0}.items():
+        after = before.clone()
+        after[key][1] = changed
+        reads = key not in ("depth", "cube")
+        assert bool((made._read(after)[1][1] != hidden[1]).any()) == reads
+        assert bool(made.value(after)[1] != value[1]) == reads
+
+
+def test_demonstrations_between_their_quantiles_are_between_minus_one_and_one() -> None:
+    made = policy()
+    actions = torch.stack(
+        [torch.linspace(0.0, 1.0, 1001), torch.linspace(-2.0, 2.0, 1001), torch.full((1001,), 3.0)], 1
+    )
+    made.fit(seen(16), actions)
+    torch.testing.assert_close(made.action_from, torch.tensor([0.01, -1.96, 2.6]))  # the limits are 4 apart: 20% is 0.8
+    torch.testing.assert_close(made.action_to, torch.tensor([0.99, 1.96, 3.4]))
+    back = made.to_robot(made.normalised(actions))
+    torch.testing.assert_close(back, actions, atol=1e-5, rtol=0.0)
+    assert made.to_robot(torch.full((1, 3), 9.0)).tolist() == [[1.0, 2.0, 4.0]]
+
+
+def test_the_loss_is_the_cross_entropy_of_the_demonstrated_tokens() -> None:
+    made, observation = policy(temperature=3.0), seen(4)
+    actions, valid = torch.rand(4, 4, 3), torch.tensor([[1.0, 1.0, 1.0, 0.0]] * 4)
+    logits = made.model.logits(made._read(observation)[1])[:, :3]
+    bins = bins_of(made.normalised(actions))[:, :3]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 2), bins.flatten())
+    torch.testing.assert_close(made.loss(observation, actions, valid), expected)
+
+
+def test_regression_learns_to_act_as_shown() -> None:
+    made, observation = policy(head=Head.L1), seen(4)
+    actions, valid = torch.rand(4, 4, 3) * torch.tensor([1.0, 2.0, 3.0]), torch.ones(4, 4)
+    before = made.loss(observation, actions, valid)
+    error = made.normalised(made.act(observation).actions) - made.normalised(actions)
+    torch.testing.assert_close(before, error.abs().mean(), atol=1e-5, rtol=1e-5)
+    optimiser = torch.optim.Adam(made.actor_parameters(), 1e-2)
+    for _ in range(60):
+        optimiser.zero_grad()
+        made.loss(observation, actions, valid).backward()
+        optimiser.step()
+    assert made.loss(observation, actions, valid) < 0.3 * before
+    assert (made.act(observation).actions - actions).abs().mean() < 0.3
+
+
+def test_regression_is_refused_for_reinforcement_in_one_line() -> None:
+    made = policy(head=Head.L1)
+    with pytest.raises(UserError, match=r"head=l1 has no likelihood; use policy\.head=bins"):
+        made.evaluate(seen(2), made.act(seen(2)).sample)
+    with pytest.raises(UserError, match=r"log-probability for algorithm=ppo; use .*policy\.head=bins"):
+        PPOConfig().build(made, None, None, torch.Generator())  # type: ignore[arg-type]
+
+
+def test_what_it_cannot_work_with_is_one_line() -> None:
+    blind = {key: spec for key, spec in SEEING.observation.items() if not spec.is_picture}
+    with pytest.raises(UserError, match=r"policy=tokens reads pictures, .* name cameras in task\.images"):
+        TokensConfig().build(replace(SEEING, observation=blind))
+    with pytest.raises(UserError, match="policy=tokens needs action limits"):
+        TokensConfig().build(replace(SEEING, action=TensorSpec((3,))))
+    for options in ({"temperature": 0.0}, {"temperature": float("nan")}, {"hidden": 0}):
+        with pytest.raises(UserError, match=r"above 0|at least 1"):
+            TokensConfig(**options)
