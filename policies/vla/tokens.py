@@ -25,6 +25,8 @@ from policies.generative import head
 from policies.vla.inputs import Inputs
 from policies.vla.parallel import BINS, ParallelModel, Regression, tiny
 
+QUANTILES = 0.01, 0.99
+"""Shares of demonstrated actions below -1 and up to 1 when normalised."""
 NARROWEST = 0.2
 """Smallest range of normalised actions, as a share of the limits' range, so that unseen actions stay possible."""
 
@@ -132,7 +134,7 @@ class TokensPolicy(nn.Module):
         """Compute normalisation statistics from observations [N] and actions [..., A]."""
         self.inputs.fit(observation)
         flat = actions.reshape(-1, actions.shape[-1])
-        lower, upper = (torch.stack([column.quantile(share) for column in flat.T]) for share in (0.01, 0.99))
+        lower, upper = (quantile(flat, share) for share in QUANTILES)
         short = (NARROWEST * (self.action_high - self.action_low) - (upper - lower)).clamp_min(0.0) / 2
         self.action_from.copy_(lower - short)
         self.action_to.copy_(upper + short)
@@ -222,6 +224,12 @@ class TokensPolicy(nn.Module):
             return executed.flatten(1)
         summed = executed.sum(-1)
         return summed if self.config.part is Part.ACTION else summed.sum(-1, keepdim=True)
+
+
+def quantile(rows: Tensor, share: float) -> Tensor:
+    """The quantile [A] of rows [N, A], between two of them; `torch.quantile` takes 16 million numbers at most."""
+    ordered, place = rows.sort(0).values, share * (len(rows) - 1)
+    return ordered[int(place)].lerp(ordered[min(int(place) + 1, len(rows) - 1)], place % 1.0)
 
 
 def bins_of(x: Tensor) -> Tensor:
