@@ -23,10 +23,10 @@ from embodied.saving.files import complete_or_absent  # noqa: E402
 from sims.libero.assets import Assets, find_assets  # noqa: E402
 from sims.libero.environment import LiberoEnvironment  # noqa: E402
 from sims.libero.expert.expert import Expert  # noqa: E402
-from sims.libero.scene.placement import DISTRIBUTIONS  # noqa: E402
 from sims.libero.suite import STEP_LIMITS, SUITES, Task, load_tasks  # noqa: E402
 
 SHOWN = ("libero_object", "libero_spatial", "libero_goal")
+DISTRIBUTIONS = ("official", "wide")
 WEAK = 0.8
 """Success below which a task is named."""
 
