@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import mujoco
@@ -11,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import train
 from embodied.errors import UserError
 from embodied.evaluation.video import write_video
 from embodied.rollout.pictures import encode
+from embodied.training import experiment
 from real_robot.recording.demonstrations import demonstrations
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert
@@ -194,3 +197,17 @@ def test_damaged_files_are_refused(tmp_path: Path, seen):
     bare = publish(tmp_path / "e", seen)
     pq.write_table(pq.read_table(path := bare / "data/chunk-000/file-000.parquet").drop([WRIST]), path)
     assert f"lacks {WRIST}; it has" in refused(bare)
+
+
+@pytest.mark.parametrize("policy", ["flow", "pi0"])
+def test_a_run_learns_from_it(tmp_path: Path, seen, monkeypatch, policy: str):
+    """The objects that the flow policy's critic reads, which no such dataset has, come from random play."""
+    monkeypatch.setattr(experiment, "first_decisions", partial(experiment.first_decisions, count=8))
+    options = ["task.tasks=['6']", "task.assets=stand-in", "task.images=[agentview,robot0_eye_in_hand]"]
+    options += [f"task.image_size={SIZE}", "task.joints=false", "task.step_limit=4", "stages=[sft]", "num_envs=1"]
+    options += ["sft.steps=2", "sft.batch=2", "evaluation_envs=1", "evaluation_starts=1", "video=false"]
+    source, run = publish(tmp_path / "d", seen), tmp_path / "run"
+    arguments = ["task=libero_pick", f"policy={policy}", f"demonstrations={source}", f"output={run}", *options]
+    train.run([*arguments, "algorithm=ppo", "threads=1"])
+    assert (run / "report.md").exists()
+    assert [json.loads(line)["sft/loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
