@@ -170,9 +170,9 @@ class LiberoTask(ProcessOptions):
 
         tasks, contract = self._tasks(), self.contract(self.starts)
         limit = step_limit_of(tasks) if self.step_limit is None else self.step_limit
-        made = {"assets": self._assets(), "seed": seed, "noise": self.noise, "step_limit": limit}
-        if self.starts != "wide":
-            made["starts"] = self.starts
+        made = {
+            "assets": self._assets(), "seed": seed, "noise": self.noise, "step_limit": limit, "starts": self.starts
+        }  # fmt: skip
         origin = {**made, "tasks": [task.name for task in tasks], "assets": self.asset_kind, "episodes": self.episodes}
         return made_once(
             directory,
@@ -219,6 +219,7 @@ class LiberoTask(ProcessOptions):
         env = LiberoEnvironment(
             tasks, len(tasks), distribution=self.starts, split="eval", horizon=self.horizon,
             executed=math.gcd(self.executed, 4), step_limit=self.step_limit, assets=self._assets(),
+            joints=self.joints, **self._pictures(),
         )  # fmt: skip
         cameras = Cameras(env.simulation, [AGENT_VIEW], 256, 256, film=True)
         starts = torch.zeros(len(tasks), dtype=torch.long)

@@ -11,6 +11,7 @@ import torch
 from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.rollout.episodes import FOLDER, EpisodeWriter, read
 from embodied.task import measured
+from policies.flow import FlowConfig
 from policies.libero_encoder import missing
 from sims.libero.suite import load_tasks
 from sims.libero.task import LiberoTask
@@ -27,6 +28,25 @@ def test_training_is_cut_short_and_evaluation_is_not():
     assert (train.step_limit, held_out.step_limit) == (140, 280)
     assert task(step_limit=99, train_step_limit=9).environment(2, "wide", "train").step_limit == 9
     assert (train.num_starts, task().environment(2, "official", "eval").num_starts) == (None, 50)
+
+
+def test_training_starts_from_the_distribution_that_is_asked_for(tmp_path: Path):
+    areas = task(starts="areas")
+    assert areas.distributions == ("areas", "official")
+    areas.demonstrations(tmp_path, 0)
+    with pytest.raises(ValueError, match="starts: expected wide, got areas"):
+        task().demonstrations(tmp_path, 0)
+    with pytest.raises(ValueError, match=r"unknown task\.starts=official; expected one of wide, areas"):
+        task(starts="official")
+
+
+def test_a_policy_that_sees_is_filmed(tmp_path: Path):
+    seeing = task(images=["agentview"], image_size=8, joints=False, step_limit=8)
+    env = seeing.environment(2, "wide", "train")
+    policy = FlowConfig().build(env.contract)
+    policy.fit(env.reset(), torch.randn(4, 7))
+    seeing.video(tmp_path / "film.mp4", {"new": policy}, "cpu")
+    assert (tmp_path / "film.mp4").stat().st_size > 1000
 
 
 def test_tasks_go_by_number_or_name_and_are_all_of_the_suite_by_default():
