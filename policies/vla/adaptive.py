@@ -25,7 +25,8 @@ class AdaptiveNorm(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
         """Normed x [N, H, W] and the gate [N, 1, W] for a condition [N, W]."""
-        scale, shift, gate = self.dense(condition).unsqueeze(1).chunk(3, -1)
+        parts = self.dense(condition).unsqueeze(1).unflatten(-1, (3, -1))
+        scale, shift, gate = (parts[..., part, :] for part in range(3))
         normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.epsilon)
         return (normed * (1.0 + scale) + shift).type_as(x), gate
 

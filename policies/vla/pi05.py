@@ -18,7 +18,7 @@ from embodied.errors import UserError
 from embodied.text import decode
 from policies.flat import STILL
 from policies.vla.adaptive import Pi05Model
-from policies.vla.inputs import BOS, FIRST_BYTE, PAD, Inputs
+from policies.vla.inputs import BOS, FIRST_BYTE, PAD, Inputs, quantile
 from policies.vla.model import tiny
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 
@@ -48,7 +48,7 @@ class StatedInputs(Inputs):
         """Compute the range of the state from observations [N]."""
         super().fit(observation)
         values = self.state.concatenated(observation, self.state.keys)
-        low, high = torch.quantile(values, torch.tensor([0.01, 0.99], device=values.device), 0)
+        low, high = (quantile(values, share) for share in (0.01, 0.99))
         half = (high - low) / 2.0
         self.state.mean.copy_((low + high) / 2.0)
         self.state.std.copy_(torch.where(half < STILL, 1.0, half))

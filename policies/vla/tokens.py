@@ -22,7 +22,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
 from policies.generative import head
-from policies.vla.inputs import Inputs
+from policies.vla.inputs import Inputs, quantile
 from policies.vla.parallel import BINS, ParallelModel, Regression, tiny
 
 QUANTILES = 0.01, 0.99
@@ -224,12 +224,6 @@ class TokensPolicy(nn.Module):
             return executed.flatten(1)
         summed = executed.sum(-1)
         return summed if self.config.part is Part.ACTION else summed.sum(-1, keepdim=True)
-
-
-def quantile(rows: Tensor, share: float) -> Tensor:
-    """The quantile [A] of rows [N, A], between two of them; `torch.quantile` takes 16 million numbers at most."""
-    ordered, place = rows.sort(0).values, share * (len(rows) - 1)
-    return ordered[int(place)].lerp(ordered[min(int(place) + 1, len(rows) - 1)], place % 1.0)
 
 
 def bins_of(x: Tensor) -> Tensor:

@@ -310,7 +310,7 @@ def test_training_goes_on_where_a_process_is_killed(tmp_path: Path):
     metrics = tmp_path / "run" / "metrics.jsonl"
     while training.poll() is None and not (metrics.exists() and metrics.read_text()):
         time.sleep(0.05)
-    children = sorted(int(line) for line in workers_of(training.pid))
+    children = workers_of(training.pid)
     assert len(children) >= 2
     os.kill(children[0], signal.SIGKILL)  # the environments of training were made first
     told = training.communicate()[0]
@@ -322,14 +322,14 @@ def test_training_goes_on_where_a_process_is_killed(tmp_path: Path):
     assert set(os.listdir("/dev/shm")) <= memory
 
 
-def workers_of(parent: int) -> list[str]:
-    """Processes that `parent` started and that run worker.py."""
+def workers_of(parent: int) -> list[int]:
+    """Processes that `parent` started and that run worker.py, the oldest first; numbers of processes start again."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            above = path.joinpath("stat").read_text().rpartition(")")[2].split()[1]
-            if above == str(parent) and re.search("worker.py", path.joinpath("cmdline").read_text()):
-                found.append(path.name)
+            stat = path.joinpath("stat").read_text().rpartition(")")[2].split()
+            if stat[1] == str(parent) and re.search("worker.py", path.joinpath("cmdline").read_text()):
+                found.append((int(stat[19]), int(path.name)))
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return found
+    return [number for _, number in sorted(found)]
