@@ -8,8 +8,7 @@ out, every decision weighs the same however long its episode is, no KL divergenc
 Differs from the papers:
     - groups that are left out are not collected again: an iteration has fewer decisions then, and metrics count them;
     - all groups of an iteration are whole and collected by the same policy; with a number of environments that groups
-    do not divide, the last group of a task is smaller;
-    - the outcome of failures may be their progress (`progress_reward.py`).
+    do not divide, the last group of a task is smaller.
 """
 
 from __future__ import annotations
