@@ -9,6 +9,9 @@ Differs from the papers:
     - groups that are left out are not collected again: an iteration has fewer decisions then, and metrics count them;
     - all groups of an iteration are whole and collected by the same policy; with a number of environments that groups
     do not divide, the last group of a task is smaller.
+
+With `outcome=PROGRESS` failures are told apart by how near they came to successes (SRPO, `progress_reward.py`); groups
+without any success are learned from, too.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.algorithms.clipped import Clipped, ClippedConfig, select
+from embodied.algorithms.progress_reward import ProgressReward
 from embodied.command_line.config import at_least
 from embodied.environment import Environment, NumberedStarts, SharedWorlds
 from embodied.errors import UserError
@@ -34,19 +38,20 @@ from embodied.world import ALONE, World
 
 
 class Outcome(Enum):
-    """What the episodes of a group are compared by: success, or the sum of rewards."""
+    """What the episodes of a group are compared by: success, the sum of rewards, or success and failures' progress."""
 
     SUCCESS = "success"
     RETURN = "return"
+    PROGRESS = "progress"
 
 
 @dataclass
 class GRPOConfig(ClippedConfig):
     """Hyper-parameters of GRPO: groups of `group` episodes from one initial state are compared by their `outcome`.
 
-    `rollout_length` is rounded down to whole episodes of the longest kind, at least one. A group is left out if its
-    mean success is below `lowest` or above `highest`, or if all its outcomes are the same. Advantages are divided by
-    the group's standard deviation if `by_deviation`.
+    `rollout_length` is rounded down to whole episodes of the longest kind, at least one. A group is left out if all its
+    outcomes are the same, and with outcome=SUCCESS if their mean is below `lowest` or above `highest`. Advantages are
+    divided by the group's standard deviation if `by_deviation`.
     """
 
     clip_high: float | None = 0.28
@@ -102,7 +107,7 @@ class GRPO(Clipped):
         generator: torch.Generator,
     ) -> None:
         super().__init__(policy, config, demonstrations, generator, config.learning_rate)
-        self.starts = starts
+        self.starts, self.progress_reward = starts, ProgressReward()
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """One iteration; returns mean losses, clip fraction and KL, and shares of the groups; no step without any."""
@@ -139,6 +144,8 @@ class GRPO(Clipped):
     def _outcome(self, rollout: Rollout, episodes: WholeRollout) -> Tensor:
         if rollout.has_success and self.config.outcome is Outcome.SUCCESS:
             return episodes.at_end(rollout.success).float()
+        if rollout.has_success and self.config.outcome is Outcome.PROGRESS:
+            return self.progress_reward(rollout.observation, episodes, episodes.at_end(rollout.success))
         assert rollout.episode_return is not None
         return episodes.at_end(rollout.episode_return)
 

@@ -77,6 +77,15 @@ def test_groups_that_hardly_ever_or_almost_always_succeed_are_left_out_and_count
     assert metrics == {"groups": 4.0, "kept_groups": 0.25, "uniform_groups": 0.5, "filtered_groups": 0.25}
 
 
+def test_with_progress_groups_that_never_succeed_are_learned_from() -> None:
+    """One success in one of four groups: failures of both groups of its task differ, those of the other task do not."""
+    _, learner, collector = make(outcome=Outcome.PROGRESS)
+    rollout = collector.collect(4)
+    batch, metrics = learner._prepare(outcomes(rollout, [env == 0 for env in range(16)]), ALONE)
+    assert metrics == {"groups": 4.0, "kept_groups": 0.5, "uniform_groups": 0.5, "filtered_groups": 0.0}
+    assert len(batch) == int(rollout.executed.any(-1)[:, ::2].sum())
+
+
 def test_every_decision_weighs_the_same_however_long_its_episode_is() -> None:
     policy, learner, collector = make(epochs=1, clip=0.2)
     rollout = outcomes(collector.collect(4), [env % 4 < 2 for env in range(16)])
