@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
+from enum import Enum
 from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
@@ -50,13 +51,14 @@ def compose(
         for key, node in classes.items():
             store.store(group=group, name=key, node=node)
     choices = [f"{group}={saved['choices'][group]}" for group in groups] if saved else []
-    asked = [*choices, *map(_addable, overrides)]
+    chosen_now = [override for override in overrides if override.partition("=")[0] in groups]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            composed = hydra_compose(name, asked, return_hydra_config=True)
+            composed = hydra_compose(name, [*choices, *chosen_now], return_hydra_config=True)
             chosen = {group: composed.hydra.runtime.choices[group] for group in groups}
-            config = hydra_compose(name, asked)
+            overrides = [_member(override, composed) for override in overrides]
+            config = hydra_compose(name, [*choices, *map(_addable, overrides)])
         if saved:
             _check_same(chosen, saved["choices"])
             given = [override for override in overrides if override.split("=")[0] not in groups]
@@ -125,6 +127,18 @@ def _whole(override: str) -> str:
     """`override` with whole numbers such as 1e6 and 1.5e3 written out, as integer options need them."""
     key, _, value = override.partition("=")
     return f"{key}={WHOLE.sub(lambda found: _written_out(found[0]), value)}"
+
+
+def _member(override: str, config: Any) -> str:  # noqa: ANN401 - OmegaConf's
+    """`override` with a choice as its enumeration spells it: precision=bfloat16 is BFLOAT16."""
+    key, _, value = override.partition("=")
+    outer, _, last = key.rpartition(".")
+    among = OmegaConf.select(config, outer) if outer else config
+    kind = OmegaConf.get_type(among, last) if OmegaConf.is_dict(among) and last in among else None
+    if kind is None or not issubclass(kind, Enum):
+        return override
+    names = {name.lower(): name for name in kind.__members__}
+    return f"{key}={names.get(value.lower(), value)}"
 
 
 def _addable(override: str) -> str:

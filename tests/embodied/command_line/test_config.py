@@ -6,6 +6,7 @@ import pytest
 
 from embodied.command_line.config import compose
 from embodied.errors import UserError
+from policies.chunk_networks import NetworkKind
 from policies.flow import FlowConfig, Sampler
 from sims.backend import Sim
 from sims.libero.task import LiberoTask
@@ -66,6 +67,15 @@ def test_a_whole_number_may_have_an_exponent(override, value):
     assert (config.env_steps, config.algorithm.learning_rate, config.wandb) == (value, 1e-3, "1e3")
     assert composed(f"num_envs={override}", saved=record)[0].num_envs == value
     assert composed(f"task.tasks=[0,{override}]")[0].task.tasks == ["0", str(value)]
+
+
+@pytest.mark.parametrize("choice", ["unet", "UNET", "Unet"])
+def test_choices_are_spelled_in_any_case(choice: str):
+    config, record = composed("policy=flow", f"policy.network={choice}")
+    assert config.policy.network is NetworkKind.UNET
+    assert record["values"]["policy"]["network"] == "UNET"
+    again, _ = composed("policy.network=dit", "storage=disk", saved=record)
+    assert (again.policy.network, again.storage.name) == (NetworkKind.DIT, "DISK")
 
 
 def test_a_number_that_is_not_whole_is_none_with_an_exponent_either():
