@@ -18,9 +18,9 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Evaluation
 from policies.chunk_networks import chunk_network
-from policies.diffusion_kernels import NoiseTable, Prediction, ddim_step, denoised, noised, target
-from policies.flow_kernels import gaussian_entropy, gaussian_log_prob
 from policies.generative import GenerativeConfig, GenerativePolicy
+from policies.kernels.diffusion import NoiseTable, Prediction, ddim_step, denoised, noised, target
+from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
 
 
 @dataclass

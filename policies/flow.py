@@ -19,9 +19,9 @@ from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting
 from policies.chunk_networks import chunk_network
-from policies.flow_kernels import TimeGrid, gaussian_velocity, guided_velocity, ode_step
-from policies.flow_sampling import Field, FlowSampling, Sampler
 from policies.generative import GenerativeConfig, GenerativePolicy
+from policies.kernels.flow import TimeGrid, gaussian_velocity
+from policies.kernels.sampling import Field, FlowSampling, Sampler
 
 
 @dataclass
@@ -96,13 +96,7 @@ class FlowPolicy(GenerativePolicy):
         )
         x, target = x.flatten(0, 1), (known - self.action_mean) / self.action_std
         features = self.encoder(observation).repeat_interleave(count, 0)
-        for step in range(self.grid.steps):
-            time = self.grid.times(torch.full((len(x),), step, device=x.device))
-            velocity = guided_velocity(
-                lambda x, time=time: self.velocity(x, time, features),
-                x, float(time[0]), target, mask.unsqueeze(-1), self.config.guidance,
-            )  # fmt: skip
-            x = ode_step(x, velocity, self.grid)
+        x = self.sampling.inpaint(x, self._field(features), target, mask.unsqueeze(-1), self.config.guidance)
         actions = torch.where(keeps.unsqueeze(-1), known, self.to_robot(x))
         rows = self._best(observation, actions, count)
         nothing = TensorDict({}, batch_size=list(observation.batch_size))

@@ -24,7 +24,7 @@ from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, Car
 from policies.chunk_networks import NetworkKind
 from policies.encoders import Encoder, EncoderKind
 from policies.flat import FlatEncoder
-from policies.flow_kernels import fixed_noise
+from policies.kernels.flow import fixed_noise
 from policies.libero_encoder import OBSERVATIONS, ObjectEncoder, missing
 from policies.vision.augmentation import PictureChanges
 from policies.vision.backbones import VisionConfig
@@ -149,8 +149,11 @@ class GenerativePolicy(nn.Module, ABC):
             for encoder in (self.encoder, self.value_encoder, self.advantage_encoder):
                 encoder.fit(observation)
         except KeyError as error:
-            absent = ", ".join(key for key in self.contract.observation if key not in observation)
-            raise UserError(f"fit needs all observations that actor and critic read; add {absent}") from error
+            absent = [key for key in self.contract.observation if key not in observation]
+            if not absent:
+                raise
+            needed = "fit needs all observations that actor and critic read"
+            raise UserError(f"{needed}; add {', '.join(absent)}") from error
         flat = actions.reshape(-1, actions.shape[-1])
         self.action_mean.copy_(flat.mean(0))
         self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))

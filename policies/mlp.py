@@ -17,7 +17,7 @@ from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, explored_value, take_statistics
 from embodied.world import ALONE, World
 from policies.flat import FlatObservations
-from policies.flow_kernels import gaussian_entropy, gaussian_log_prob
+from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
 from policies.tanh import tanh
 
 

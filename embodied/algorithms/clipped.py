@@ -33,11 +33,11 @@ class ClippedConfig:
     """Hyper-parameters of clipped steps; `rollout_length` (T) decisions per environment and iteration.
 
     The rollout's decisions are learned from in `epochs` of minibatches of `minibatch` decisions. Learning rates decay
-    linearly to their `final_lr_share`. Minibatches are scored in pieces that keep at most
-    `memory_gb` for the backward pass; whole if None. A ratio is clipped at 1 - `clip` and 1 + `clip_high` (None:
-    `clip`; DAPO: 0.28 above 0.2). Where a log-probability has several parts, denoising steps, each
-    is clipped by itself (DPPO, arXiv 2409.00588): from `clip_first` (None: `clip`) to `clip` at the last, with the
-    advantage discounted by `part_discount` for every step that follows. An iteration ends once the approximate KL
+    linearly to their `final_lr_share`. Minibatches are scored in pieces that keep at most `memory_gb` for the backward
+    pass; whole if None. A ratio is clipped at 1 - `clip` and 1 + `clip_high` (None: `clip`; DAPO: 0.28 above 0.2).
+    Where a log-probability has several parts, denoising steps, each is clipped by itself (DPPO, arXiv 2409.00588): from
+    `clip_first` (None: `clip`) to `clip` at the last, with the advantage discounted by `part_discount` for every step
+    that follows. An iteration ends once the approximate KL
     divergence from the policy that collected passes `target_kl`. `kl_coefficient` weighs the KL divergence from the
     policy that reinforcement learning started with, as SFT left it (0: not computed). `bc_coefficient` weighs the
     supervised loss on `bc_batch` chunks of the demonstrations, drawn for every step (0: none).
@@ -72,7 +72,7 @@ class ClippedConfig:
         if not policy.scores:
             raise UserError(
                 f"expected a policy whose samples have a log-probability for algorithm={name};"
-                " use policy.sampler=flow_sde, of policy=tokens policy.head=bins"
+                " use policy.sampler=flow_sde, or for policy=tokens policy.head=bins"
             )
         if self.bc_coefficient and demonstrations is None:
             raise UserError("algorithm.bc_coefficient needs demonstrations, but this task has none; use 0")

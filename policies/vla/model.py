@@ -23,6 +23,15 @@ UNREAD = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj"
 """Dense layers of a language model's last layer that neither its keys nor its values depend on."""
 
 
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+SMALL_TEXT = SMALL | {"model_type": "gemma", "hidden_size": 64, "intermediate_size": 128, "pad_token_id": PAD}
+SMALL_VISION = {
+    "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "vision_use_head": False,
+}  # fmt: skip
+"""Sizes of small models: of every transformer, of the language model, and of what reads pictures."""
+
+
 @dataclass
 class Prefix:
     """The vision-language model's keys and values, hidden state [N, P, W], and which of P tokens are real [N, P]."""
@@ -102,21 +111,13 @@ def tiny(horizon: int, state: int, action: int) -> Pi0Model:
     """
     with needs_extra("vla"):
         from transformers import PI0Config, PI0ForConditionalGeneration
-    shared = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-    text = {
-        "model_type": "gemma", "hidden_size": 64, "intermediate_size": 128, "vocab_size": BYTE_VOCABULARY + 1,
-        "pad_token_id": PAD,
-    }  # fmt: skip
-    vision = {
-        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "vision_use_head": False,
-    }  # fmt: skip
+    text = SMALL_TEXT | {"vocab_size": BYTE_VOCABULARY + 1}
     settings = PI0Config(
         vlm_config={
-            "model_type": "paligemma", "text_config": text | shared, "vision_config": vision, "projection_dim": 64,
+            "model_type": "paligemma", "text_config": text, "vision_config": SMALL_VISION, "projection_dim": 64,
             "image_token_id": BYTE_VOCABULARY,
         },
-        dit_config={"model_type": "gemma", "hidden_size": 32, "intermediate_size": 64, "pad_token_id": PAD, **shared},
+        dit_config={"model_type": "gemma", "hidden_size": 32, "intermediate_size": 64, "pad_token_id": PAD, **SMALL},
         chunk_size=horizon, max_state_dim=max(PADDED, state), max_action_dim=max(PADDED, action),
     )  # fmt: skip
     return Pi0Model(PI0ForConditionalGeneration(settings))

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from embodied.command_line.extras import needs_extra
-from policies.vla.inputs import BYTE_VOCABULARY, PAD
+from policies.vla.inputs import BYTE_VOCABULARY
+from policies.vla.model import SMALL_TEXT, SMALL_VISION
 
 BINS = 256
 """The last entries of the vocabulary, each of which is an action element's value."""
@@ -96,15 +97,8 @@ def tiny() -> nn.Module:
     """
     with needs_extra("vla"):
         from transformers import PaliGemmaConfig, PaliGemmaModel
-    text = {
-        "model_type": "gemma", "hidden_size": 64, "intermediate_size": 128, "vocab_size": BYTE_VOCABULARY + 1 + BINS,
-        "pad_token_id": PAD, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-    }  # fmt: skip
-    vision = {
-        "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "vision_use_head": False,
-    }  # fmt: skip
+    text = SMALL_TEXT | {"vocab_size": BYTE_VOCABULARY + 1 + BINS}
     settings = PaliGemmaConfig(
-        text_config=text, vision_config=vision, projection_dim=64, image_token_id=BYTE_VOCABULARY
+        text_config=text, vision_config=SMALL_VISION, projection_dim=64, image_token_id=BYTE_VOCABULARY
     )
     return PaliGemmaModel(settings)

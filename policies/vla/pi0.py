@@ -22,9 +22,9 @@ from embodied.contract import Contract
 from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
-from policies.flow_kernels import TimeGrid, fixed_noise, guided_velocity, ode_step
-from policies.flow_sampling import Field, FlowSampling, Sampler
 from policies.generative import SMALLEST_STD, Aggregate, head
+from policies.kernels.flow import TimeGrid, fixed_noise
+from policies.kernels.sampling import Field, FlowSampling, Sampler
 from policies.vla import adapters
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.model import Pi0Model, Prefix, tiny
@@ -232,14 +232,7 @@ class Pi0Policy(nn.Module):
         x = self._noise(observation, deterministic, generator)
         target = self._padded((running.actions - self.action_mean) / self.action_std)
         mask = self._padded(running.soft_mask().unsqueeze(-1).expand_as(running.actions))
-        grid = self.sampling.grid
-        for step in range(grid.steps):
-            time = grid.times(torch.full((len(x),), step, device=x.device))
-            velocity = guided_velocity(
-                lambda x, time=time: self._velocity(state, prefix, x, time)[0],
-                x, float(time[0]), target, mask, self.config.guidance,
-            )  # fmt: skip
-            x = ode_step(x, velocity, grid)
+        x = self.sampling.inpaint(x, self._field(state, prefix), target, mask, self.config.guidance)
         actions = torch.where(running.keeps().unsqueeze(-1), running.actions, self.to_robot(x))
         nothing = TensorDict({}, batch_size=list(observation.batch_size))
         return Decision(actions, nothing, torch.full((len(actions), 1), torch.nan, device=x.device))

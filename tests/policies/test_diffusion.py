@@ -7,9 +7,9 @@ from diffusers import DDIMScheduler, DDPMScheduler
 from embodied.errors import UserError
 from policies.chunk_networks import ChunkUNet, NetworkKind, chunk_network
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
-from policies.diffusion_kernels import NoiseTable, Prediction, ddim_step, denoised, noised, target
-from policies.flow_kernels import gaussian_log_prob
 from policies.generative import Aggregate
+from policies.kernels.diffusion import NoiseTable, Prediction, ddim_step, denoised, noised, target
+from policies.kernels.flow import gaussian_log_prob
 from tests.policies.observations import contract, observations
 
 SCHEDULE = "squaredcos_cap_v2"

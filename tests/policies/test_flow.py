@@ -17,7 +17,7 @@ from policies.augmentation import AugmentationKind, CartesianScene
 from policies.encoders import EncoderKind
 from policies.flat import FlatEncoder
 from policies.flow import FlowConfig, FlowPolicy, Sampler
-from policies.flow_kernels import fixed_noise
+from policies.kernels.flow import fixed_noise
 from policies.libero_encoder import ObjectEncoder
 from policies.vision.augmentation import PictureChanges
 from policies.vision.backbones import VisionConfig

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from embodied.errors import UserError
-from policies.flow_kernels import (
+from policies.kernels.flow import (
     TimeGrid,
     flow_noise_std,
     flow_sde_step,
     gaussian_entropy,
     gaussian_log_prob,
+    guided_velocity,
     ode_step,
 )
 
@@ -73,6 +74,15 @@ class FlowSampling:
             x = following
             path.append(x)
         return torch.stack(path, 1), noisy, log_prob
+
+    def inpaint(self, x: Tensor, field: Field, target: Tensor, mask: Tensor, strongest: float) -> Tensor:
+        """Chunks [B, H, A] from noise `x`, guided to `target` [B, H, A] as `guided_velocity` is (arXiv 2506.07339)."""
+        for step in range(self.grid.steps):
+            index = torch.full((len(x),), step, device=x.device)
+            time = float(self.grid.times(index)[0])
+            velocity = guided_velocity(lambda x, index=index: field(x, index)[0], x, time, target, mask, strongest)
+            x = ode_step(x, velocity, self.grid)
+        return x
 
     def score(self, path: Tensor, noisy: Tensor, field: Field) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [B, 1] of paths: one call of `field` for Flow-SDE, S for Flow-Noise.

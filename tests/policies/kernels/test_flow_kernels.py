@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from policies.flow_kernels import (
+from policies.kernels.flow import (
     TimeGrid,
     flow_noise_std,
     flow_sde_step,
