@@ -59,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         task = LiberoTask(
             tasks=["6"], assets="stand-in", images=["agentview", "robot0_eye_in_hand"], image_size=SIZE,
-            episodes=EPISODES,
+            episodes=EPISODES, executed=1,
         )  # fmt: skip
         task.demonstrations(Path(folder) / "made", 0)
         for store in lerobot_dataset.Store:

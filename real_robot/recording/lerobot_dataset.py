@@ -79,7 +79,10 @@ def write_episodes(folder: str | Path, directory: str | Path, *, pictures: Store
     """
     episodes, contract, origin = stored.read(folder)
     if len(episodes) != episodes.steps:
-        raise UserError(f"{folder} has no observation before every action; LeRobot datasets need one for each")
+        raise UserError(
+            f"{folder} has no observation before every action, as LeRobot datasets need;"
+            " LIBERO's with pictures have one with task.executed=1"
+        )
     texts = [key for key, spec in contract.observation.items() if spec.is_text and len(spec.shape) == 1]
 
     def each() -> Iterator[tuple[str, Episodes]]:
