@@ -315,9 +315,13 @@ def test_training_goes_on_where_a_process_is_killed(tmp_path: Path):
     os.kill(children[0], signal.SIGKILL)  # the environments of training were made first
     told = training.communicate()[0]
     assert training.returncode == 0, told
-    assert "a process of the simulator was killed by SIGKILL; 4 episodes are lost" in told
-    assert '"rollout/lost": 4.0' in metrics.read_text()
-    assert "4 of the episodes were lost with processes" in (tmp_path / "run" / "report.md").read_text()
+    warned = re.search(r"a process of the simulator was killed by SIGKILL; (\d) episodes are lost", told)
+    assert warned, told
+    lost = int(warned[1])
+    assert lost <= 4  # those of its four that had just ended, when the signal came, are not lost
+    assert (f'"rollout/lost": {lost}.0' in metrics.read_text()) == (lost > 0)
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert (f"{lost} of the episodes were lost with processes" in report) == (lost > 0)
     assert all(map(gone, children))
     assert set(os.listdir("/dev/shm")) <= memory
 
