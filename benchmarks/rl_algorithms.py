@@ -36,10 +36,17 @@ ROWS: dict[str, tuple[str, ...]] = {
     "grpo, Flow-SDE": ("algorithm=grpo", "policy.noise_level=1.0"),
     "self_imitation": ("algorithm=self_imitation",),
     "ranking": ("algorithm=ranking",),
-    "ppo, Flow-Noise": (*FLOW_SDE, "policy.sampler=FLOW_NOISE", "policy.aggregate=MEAN"),
+    "ppo, ReinFlow": (
+        *FLOW_SDE, "policy.sampler=REINFLOW", "policy.aggregate=MEAN", "policy.std_min=0.1", "policy.std_max=0.24",
+        "algorithm.clip=0.01", "algorithm.entropy_weight=0.03",
+    ),
+    "ppo, Flow-Noise": (
+        *FLOW_SDE, "policy.sampler=FLOW_NOISE", "policy.aggregate=STEP_MEAN", "algorithm.entropy_weight=0.005",
+    ),
+    "grpo, SRPO's reward": ("algorithm=grpo", "policy.noise_level=1.0", "algorithm.outcome=PROGRESS"),
     "ppo, DPPO": ("policy=diffusion", "algorithm=ppo"),
-}
-"""Options of train.py by name; more important rows first."""
+}  # fmt: skip
+"""Options of train.py by name; more important rows first. Noise, clip and entropy are those of the papers."""
 COMMON = ("task=libero_pick", "task.assets=stand-in", "video=false", "threads=1", "checkpoint_every=1000000")
 RESULT = ROOT / "benchmarks" / "results" / "rl_algorithms.json"
 

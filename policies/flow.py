@@ -1,8 +1,8 @@
 """Flow-matching action-chunk policy with stochastic samplers for reinforcement learning.
 
-The two samplers follow pi_RL (arXiv 2510.25889). Differences: the network is small and its input is chosen by
-`encoder`, the critics have their own encoders, and the noisy step of Flow-SDE is drawn per observation. When ranking,
-chunks that continue running ones are candidates too.
+The samplers follow pi_RL (arXiv 2510.25889) and ReinFlow (arXiv 2505.22094). Differences: the network is small and its
+input is chosen by `encoder`, the critics have their own encoders, and the noisy step of Flow-SDE is drawn per
+observation. When ranking, chunks that continue running ones are candidates too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting
 from policies.chunk_networks import chunk_network
-from policies.generative import GenerativeConfig, GenerativePolicy
+from policies.generative import Aggregate, GenerativeConfig, GenerativePolicy
 from policies.kernels.flow import TimeGrid, gaussian_velocity
 from policies.kernels.sampling import Field, FlowSampling, Sampler
 
@@ -28,9 +28,10 @@ from policies.kernels.sampling import Field, FlowSampling, Sampler
 class FlowConfig(GenerativeConfig):
     """Sizes and noise of a FlowPolicy.
 
-    `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, both in units of the
-    normalised action. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta, 5 there; smaller is
-    better with ranked candidates).
+    While exploring, the `sampler` adds noise to one random step (flow_sde) or learned noise to all (flow_noise;
+    reinflow, at most 3 deviations). `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound the learned deviation,
+    both in units of the normalised action. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta,
+    5 there; smaller is better with ranked candidates).
 
     Reinforcement learning without demonstrations needs `initial_std`: the deviation of a new policy's chunks, in units
     of the normalised action. Without it (None) the noise that chunks are denoised from passes through as wide as it
@@ -60,7 +61,7 @@ class FlowConfig(GenerativeConfig):
 class FlowPolicy(GenerativePolicy):
     """Predicts chunks of H actions by integrating a learned velocity field over S denoising steps.
 
-    A chunk's log-probability (one part, P = 1) is the sum over the noisy denoising steps.
+    A chunk's log-probability (one part, P = 1) is that of its noisy denoising steps, added or averaged.
     """
 
     config: FlowConfig
@@ -115,7 +116,7 @@ class FlowPolicy(GenerativePolicy):
         return self.sampling.denoise(x, self._field(features), deterministic, generator)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
-        """Log-probability of stored denoising paths: one velocity evaluation for Flow-SDE, S for Flow-Noise."""
+        """Log-probability of stored denoising paths: one velocity evaluation for Flow-SDE, S for learned noise."""
         observation = self.encoder.read(observation)
         field = self._field(self.encoder(observation))
         log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], field)
@@ -126,8 +127,9 @@ class FlowPolicy(GenerativePolicy):
         """How paths are sampled and scored."""
         config = self.config
         return FlowSampling(
-            self.grid, config.sampler, config.noise_level, config.std_min, config.std_max, self._spread, self._part
-        )
+            self.grid, config.sampler, config.noise_level, config.std_min, config.std_max, self._spread, self._part,
+            config.aggregate is not Aggregate.SUM,
+        )  # fmt: skip
 
     def _field(self, features: Tensor) -> Field:
         return lambda x, index: (self.velocity(x, self.grid.times(index), features), features)

@@ -35,10 +35,19 @@ SMALLEST_STD = 0.2
 
 
 class Aggregate(Enum):
-    """How the log-probabilities of the K executed actions' elements make one of the chunk: SUM, or their MEAN."""
+    """How the log-probabilities of noisy steps and of the K executed actions' elements make one of the chunk.
+
+    SUM is the joint log-probability; STEP_MEAN averages over steps (pi_RL, arXiv 2510.25889), MEAN over elements, too
+    (ReinFlow, arXiv 2505.22094; DPPO, arXiv 2409.00588, whose steps stay apart).
+    """
 
     SUM = "sum"
+    STEP_MEAN = "step_mean"
     MEAN = "mean"
+
+    def over(self, elements: Tensor) -> Tensor:
+        """One number of the executed `elements` [..., E] of a step, [...]."""
+        return elements.mean(-1) if self is Aggregate.MEAN else elements.sum(-1)
 
 
 @dataclass
@@ -51,9 +60,9 @@ class GenerativeConfig:
     blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised loss and the advantage's loss
     see scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share `hidden_distractors` of
     unmentioned objects and a share `hidden_words` of words that name no object. When ranking, the best of `candidates`
-    chunks by advantage is executed, of `explored_candidates` while exploring. The log-probability of a denoising step
-    is an `aggregate` over the executed actions and their elements. The supervised loss is a mean over `draws` noises of
-    each chunk, which cost little where encoding the observation costs much.
+    chunks by advantage is executed, of `explored_candidates` while exploring. The log-probability of a chunk is an
+    `aggregate` over noisy denoising steps and the executed actions' elements: sum, step_mean or mean. The supervised
+    loss is a mean over `draws` noises of each chunk, which cost little where encoding the observation costs much.
     """
 
     encoder: EncoderKind = EncoderKind.AUTO
@@ -238,8 +247,7 @@ class GenerativePolicy(nn.Module, ABC):
 
     def _aggregated(self, elementwise: Tensor) -> Tensor:
         """The sum, or mean, over executed actions and their elements of [..., H, A], [...]."""
-        executed = elementwise[..., : self.contract.executed, :].flatten(-2)
-        return executed.sum(-1) if self.config.aggregate is Aggregate.SUM else executed.mean(-1)
+        return self.config.aggregate.over(elementwise[..., : self.contract.executed, :].flatten(-2))
 
 
 def head(inputs: int, hidden: int) -> nn.Sequential:

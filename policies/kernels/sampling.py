@@ -1,4 +1,13 @@
-"""Sampling and scoring of denoising paths over any velocity field, with the samplers of pi_RL (arXiv 2510.25889).
+"""Sampling and scoring of denoising paths over any velocity field.
+
+Flow-SDE and Flow-Noise are those of pi_RL (arXiv 2510.25889). ReinFlow (arXiv 2505.22094) is a learned noise, too, of
+at most three deviations:
+
+    x_{i+1} ~ N(x_i - delta v(x_i, t_i, o), s(t_i, o)^2),  log p(path) = sum_i log N(x_{i+1}; mean_i, s_i) + constant
+
+Its authors train with the mean over steps and elements in place of the sum (`policy.aggregate=mean`), and therefore
+with `algorithm.clip=0.01`. Differs from ReinFlow: only the executed action is clamped to its limits, since clamped
+means have no gradient, and the range of s stays as it is, where its authors narrow it late in training.
 
 Letters: B samples, S denoising steps, H chunk length, A action dimension.
 """
@@ -23,6 +32,8 @@ from policies.kernels.flow import (
     ode_step,
 )
 
+WIDEST = 3.0
+"""ReinFlow's largest noise, in deviations."""
 Field = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Noisy chunks x [B, H, A] and steps of the grid [B] -> velocity [B, H, A], and hidden features for learned noise."""
 
@@ -33,14 +44,20 @@ class Sampler(Enum):
     ODE = "ode"
     FLOW_SDE = "flow_sde"
     FLOW_NOISE = "flow_noise"
+    REINFLOW = "reinflow"
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether every step is noisy, with a learned deviation."""
+        return self in (Sampler.FLOW_NOISE, Sampler.REINFLOW)
 
 
 @dataclass(frozen=True)
 class FlowSampling:
     """One time grid and kernel for both sampling and scoring.
 
-    `spread(hidden, index)` gives the learned noise of Flow-Noise before squashing, [B, H, A]. `part` sums the
-    log-probabilities [B, H, A] of a step to those of its part, [B, 1].
+    `spread(hidden, index)` gives the learned noise before squashing, [B, H, A]. `part` sums the log-probabilities
+    [B, H, A] of a step to one, [B, 1]; those of a path are added, or `averaged` over its noisy steps.
     """
 
     grid: TimeGrid
@@ -50,6 +67,7 @@ class FlowSampling:
     std_max: float
     spread: Callable[[Tensor, Tensor], Tensor]
     part: Callable[[Tensor], Tensor]
+    averaged: bool = False
 
     def denoise(
         self, x: Tensor, field: Field, deterministic: bool, generator: torch.Generator | None
@@ -67,13 +85,13 @@ class FlowSampling:
             following = ode_step(x, velocity, self.grid)
             if explore:
                 mean, std = self._kernel(x, velocity, index, hidden)
-                sampled = mean + std * torch.randn(x.shape, device=x.device, generator=generator)
+                sampled = mean + std * self._drawn(x, generator)
                 chosen = self._chosen(noisy, index)
                 log_prob = log_prob + chosen[:, None] * self.part(gaussian_log_prob(sampled, mean, std))
                 following = torch.where(chosen.view(-1, 1, 1), sampled, following)
             x = following
             path.append(x)
-        return torch.stack(path, 1), noisy, log_prob
+        return torch.stack(path, 1), noisy, self._of_path(log_prob)
 
     def inpaint(self, x: Tensor, field: Field, target: Tensor, mask: Tensor, strongest: float) -> Tensor:
         """Chunks [B, H, A] from noise `x`, guided to `target` [B, H, A] as `guided_velocity` is (arXiv 2506.07339)."""
@@ -85,15 +103,15 @@ class FlowSampling:
         return x
 
     def score(self, path: Tensor, noisy: Tensor, field: Field) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy [B, 1] of paths: one call of `field` for Flow-SDE, S for Flow-Noise.
+        """Log-probability and entropy [B, 1] of paths: one call of `field` for Flow-SDE, S for learned noise.
 
         Raises:
             UserError: for the ODE, which has no likelihood.
         """
         if self.sampler is Sampler.ODE:
-            raise UserError("sampler=ode has no likelihood; use flow_sde or flow_noise")
+            raise UserError("sampler=ode has no likelihood; use flow_sde, flow_noise or reinflow")
         rows = torch.arange(len(path), device=path.device)
-        everywhere = self.sampler is Sampler.FLOW_NOISE
+        everywhere = self.sampler.everywhere
         indices = (
             [torch.full_like(noisy, step) for step in range(self.grid.steps)] if everywhere else [noisy.clamp_min(0)]
         )
@@ -104,7 +122,7 @@ class FlowSampling:
             mean, std = self._kernel(x, velocity, index, hidden)
             log_prob = log_prob + self.part(gaussian_log_prob(following, mean, std))
             entropy = entropy + self.part(gaussian_entropy(std).expand_as(x))
-        return log_prob, entropy
+        return self._of_path(log_prob), self._of_path(entropy)
 
     def _kernel(self, x: Tensor, velocity: Tensor, index: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         if self.sampler is Sampler.FLOW_SDE:
@@ -112,5 +130,12 @@ class FlowSampling:
         raw = self.spread(hidden, index)
         return ode_step(x, velocity, self.grid), flow_noise_std(raw, self.std_min, self.std_max)
 
+    def _drawn(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
+        noise = torch.randn(x.shape, device=x.device, generator=generator)
+        return noise.clamp(-WIDEST, WIDEST) if self.sampler is Sampler.REINFLOW else noise
+
+    def _of_path(self, total: Tensor) -> Tensor:
+        return total / self.grid.steps if self.averaged and self.sampler.everywhere else total
+
     def _chosen(self, noisy: Tensor, index: Tensor) -> Tensor:
-        return torch.ones_like(index, dtype=torch.bool) if self.sampler is Sampler.FLOW_NOISE else noisy == index
+        return torch.ones_like(index, dtype=torch.bool) if self.sampler.everywhere else noisy == index

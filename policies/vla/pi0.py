@@ -1,8 +1,8 @@
 """pi0 (arXiv 2410.24164): a vision-language-action model that predicts chunks by flow matching.
 
 Reinforcement learning follows pi_RL (arXiv 2510.25889). Differences: the noisy step of Flow-SDE is drawn per
-observation; a learned noise adds to the log-probability, not to its mean over steps; the critic reads the mean hidden
-state of the vision-language model and the robot's state.
+observation; the log-probabilities of learned noise are added unless policy.aggregate=step_mean; the critic reads the
+mean hidden state of the vision-language model and the robot's state.
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ class Pi0Config:
     adapters are trained on frozen `weights` (`policies.vla.adapters`), new ones or those that `weights` hold;
     checkpoints then refer to the weights, and hold no copy.
 
-    `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound Flow-Noise's learned deviation, in units of the
-    normalised action. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta). `aggregate` tells
-    how the log-probabilities of a denoising step's elements make one. The critic has layers of width `hidden`.
+    While exploring, the `sampler` adds noise to one random step (flow_sde) or learned noise to all (flow_noise;
+    reinflow, at most 3 deviations). `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound the learned deviation,
+    in units of the normalised action. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta). The
+    log-probability of a chunk is an `aggregate` over noisy denoising steps and the executed actions' elements: sum,
+    step_mean or mean. The critic has layers of width `hidden`.
     """
 
     size: Size = Size.TINY
@@ -87,7 +89,7 @@ class Pi0Policy(nn.Module):
     """Predicts chunks of H actions by integrating a velocity field; pictures and instruction are read once a chunk.
 
     Actions are normalised and padded with zeros to the model's D elements; padding is neither scored nor in the loss.
-    A chunk's log-probability (one part, P = 1) is the sum over the noisy denoising steps.
+    A chunk's log-probability (one part, P = 1) is that of its noisy denoising steps, added or averaged.
 
     Raises:
         UserError: if the action has no limits, or the contract has no pictures or state that actors may read.
@@ -142,8 +144,9 @@ class Pi0Policy(nn.Module):
         """How paths are sampled and scored."""
         config, grid = self.config, TimeGrid(self.config.denoising_steps)
         return FlowSampling(
-            grid, config.sampler, config.noise_level, config.std_min, config.std_max, self._spread, self._part
-        )
+            grid, config.sampler, config.noise_level, config.std_min, config.std_max, self._spread, self._part,
+            config.aggregate is not Aggregate.SUM,
+        )  # fmt: skip
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that only `value` uses."""
@@ -238,7 +241,7 @@ class Pi0Policy(nn.Module):
         return Decision(actions, nothing, torch.full((len(actions), 1), torch.nan, device=x.device))
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
-        """Log-probability of stored denoising paths: one pass of the expert for Flow-SDE, S for Flow-Noise."""
+        """Log-probability of stored denoising paths: one pass of the expert for Flow-SDE, S for learned noise."""
         state, prefix = self._state(observation), self._prefix(observation)
         log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], self._field(state, prefix))
         return Evaluation(log_prob, entropy, self._value(state, prefix))
@@ -351,5 +354,4 @@ class Pi0Policy(nn.Module):
     def _part(self, elementwise: Tensor) -> Tensor:
         """The sum, or mean, over executed actions and their elements of [N, H, D], [N, 1]."""
         executed = elementwise[..., : self.contract.executed, : self.actions].flatten(-2)
-        summed = executed.sum(-1) if self.config.aggregate is Aggregate.SUM else executed.mean(-1)
-        return summed.unsqueeze(-1)
+        return self.config.aggregate.over(executed).unsqueeze(-1)

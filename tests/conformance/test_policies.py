@@ -17,6 +17,7 @@ from policies.chunk_networks import NetworkKind
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
 from policies.encoders import EncoderKind
 from policies.flow import FlowConfig, Sampler
+from policies.generative import Aggregate
 from policies.libero_encoder import ObjectEncoder
 from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
@@ -37,6 +38,7 @@ CONTRACT = Contract(
 CONFIGS = {
     "flow, flow_sde": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_SDE),
     "flow, flow_noise": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE),
+    "flow, reinflow": FlowConfig(width=32, hidden=32, sampler=Sampler.REINFLOW, aggregate=Aggregate.MEAN),
     "flow, ranking": FlowConfig(width=32, hidden=32, candidates=5, explored_candidates=3),
     "flow, flat": FlowConfig(width=32, hidden=32, encoder=EncoderKind.FLAT, reciprocal=["gripper_command"]),
     "diffusion, mlp": DiffusionConfig(width=32, hidden=32, tuned_steps=3),

@@ -76,7 +76,7 @@ def test_every_part_is_the_log_probability_of_its_step(network: NetworkKind, agg
     for part in range(3):
         mean, std = policy._kernel(path[:, part], torch.full((6,), 2 + part), features, deterministic=False)
         parts = gaussian_log_prob(path[:, part + 1], mean, std)[:, : policy.contract.executed].flatten(1)
-        expected = parts.sum(1) if aggregate is Aggregate.SUM else parts.mean(1)
+        expected = parts.mean(1) if aggregate is Aggregate.MEAN else parts.sum(1)  # steps stay apart
         torch.testing.assert_close(evaluation.log_prob[:, part], expected, atol=2e-5, rtol=2e-5)
     assert (
         torch.stack([policy._kernel(path[:, 0], torch.full((6,), i), features, False)[1] for i in (2, 4)]) >= 0.1

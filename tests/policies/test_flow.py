@@ -17,6 +17,7 @@ from policies.augmentation import AugmentationKind, CartesianScene
 from policies.encoders import EncoderKind
 from policies.flat import FlatEncoder
 from policies.flow import FlowConfig, FlowPolicy, Sampler
+from policies.generative import Aggregate
 from policies.kernels.flow import fixed_noise
 from policies.libero_encoder import ObjectEncoder
 from policies.vision.augmentation import PictureChanges
@@ -35,9 +36,14 @@ def make(sampler: Sampler = Sampler.FLOW_SDE, **settings) -> FlowPolicy:
     return policy
 
 
-@pytest.mark.parametrize("sampler", [Sampler.FLOW_SDE, Sampler.FLOW_NOISE])
-def test_evaluate_equals_act(sampler: Sampler) -> None:
-    policy, observation = make(sampler), observations(50, seed=1)
+SCORED = [Sampler.FLOW_SDE, Sampler.FLOW_NOISE, Sampler.REINFLOW]
+
+
+@pytest.mark.parametrize("aggregate", Aggregate)
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("sampler", SCORED)
+def test_evaluate_equals_act(sampler: Sampler, steps: int, aggregate: Aggregate) -> None:
+    policy, observation = make(sampler, denoising_steps=steps, aggregate=aggregate), observations(50, seed=1)
     decision = policy.act(observation)
     evaluation = policy.evaluate(observation, decision.sample)
     assert (evaluation.log_prob - decision.log_prob).abs().max() < 1e-6 * decision.log_prob.abs().max()
@@ -88,6 +94,63 @@ def test_log_prob_is_that_of_the_noisy_step_over_executed_actions() -> None:
             for d in range(2)
         )
         assert decision.log_prob[row].item() == pytest.approx(total, rel=1e-4)
+
+
+@pytest.mark.parametrize(("aggregate", "share"), [("SUM", 1.0), ("STEP_MEAN", 1 / 2), ("MEAN", 1 / 12)])
+@pytest.mark.parametrize("sampler", [Sampler.FLOW_NOISE, Sampler.REINFLOW])
+def test_learned_noise_is_scored_over_the_whole_path(sampler: Sampler, aggregate: str, share: float) -> None:
+    """Of two steps, each of three executed actions of two elements; the noise that begins the path is not scored."""
+    policy, observation = make(sampler, aggregate=Aggregate[aggregate], denoising_steps=2), observations(5, seed=1)
+    decision = policy.act(observation)
+    path, features, total = decision.sample["path"], policy.encoder(policy.encoder.read(observation)), 0.0
+    for step, t in enumerate((1.0, 0.5)):
+        time = torch.full((5,), t)
+        mean = path[:, step] - 0.5 * policy.velocity(path[:, step], time, features)
+        raw = policy.noise(torch.cat((features, time.unsqueeze(1)), 1)).view(5, 4, 2)
+        spread = 0.08 * 2.0 ** ((raw.tanh() + 1.0) / 2.0)  # from 0.08 to 0.16, evenly in its logarithm
+        normal = torch.distributions.Normal(mean, spread)
+        total = total + normal.log_prob(path[:, step + 1])[:, :3].sum((1, 2))
+    torch.testing.assert_close(decision.log_prob.squeeze(1), share * total, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", [Sampler.FLOW_NOISE, Sampler.REINFLOW])
+def test_learned_noise_has_the_deviation_that_scores_it(sampler: Sampler) -> None:
+    policy = make(sampler, denoising_steps=2, std_min=0.1, std_max=0.5)
+    same = observations(1, seed=1).expand(20_000)
+    path = policy.act(same, generator=torch.Generator().manual_seed(0)).sample["path"]
+    features = policy.encoder(policy.encoder.read(same))
+    for step, t in enumerate((1.0, 0.5)):
+        time = torch.full((20_000,), t)
+        with torch.no_grad():
+            mean = path[:, step] - 0.5 * policy.velocity(path[:, step], time, features)
+            std = 0.1 * 5.0 ** ((policy._spread(features, torch.full((20_000,), step)).tanh() + 1.0) / 2.0)
+        z = (path[:, step + 1] - mean) / std
+        torch.testing.assert_close(z.mean(0), torch.zeros(4, 2), atol=0.03, rtol=0.0)
+        torch.testing.assert_close(z.std(0), torch.ones(4, 2), atol=0.02, rtol=0.0)
+        widest = float(z.abs().max())
+        assert (widest <= 3.001) if sampler is Sampler.REINFLOW else (widest > 3.5)
+
+
+@pytest.mark.parametrize("sampler", [Sampler.FLOW_NOISE, Sampler.REINFLOW])
+def test_policy_gradients_widen_noise_that_was_too_narrow(sampler: Sampler) -> None:
+    """Where far samples are rewarded the deviation grows, at every step; the velocity has a gradient, too."""
+    policy, observation = make(sampler), observations(500, seed=1)
+    sample = policy.act(observation).sample
+    features = policy.encoder(policy.encoder.read(observation)).detach()
+    far = (sample["path"][:, 1:] - sample["path"][:, :-1]).square().sum((1, 2, 3))
+    advantage = (far - far.mean()) / far.std()
+
+    def deviations() -> torch.Tensor:
+        raw = [policy._spread(features, torch.full((500,), step)) for step in range(4)]
+        return torch.stack([each[:, :3].mean() for each in raw])
+
+    before = deviations().detach()
+    optimiser = torch.optim.SGD(policy.noise.parameters(), 1e-3)
+    (-advantage * policy.evaluate(observation, sample).log_prob.squeeze(1)).mean().backward()
+    assert all(bool(weight.grad.any()) for weight in policy.noise.parameters())
+    assert bool(policy.velocity.network.out.weight.grad.any())
+    optimiser.step()
+    assert (deviations() > before).all()
 
 
 def test_deterministic_actions_repeat_and_respect_limits() -> None:

@@ -92,7 +92,7 @@ def test_the_cached_prefix_gives_what_a_whole_pass_gives_at_every_step() -> None
             torch.testing.assert_close(steps[:, step + 1], expected, atol=1e-5, rtol=0.0)
 
 
-@pytest.mark.parametrize("sampler", [Sampler.FLOW_SDE, Sampler.FLOW_NOISE])
+@pytest.mark.parametrize("sampler", [Sampler.FLOW_SDE, Sampler.FLOW_NOISE, Sampler.REINFLOW])
 def test_what_acted_is_scored_the_same_and_padding_is_not_scored(sampler: Sampler) -> None:
     made, observation = policy(sampler=sampler), seen(6)
     decision = made.act(observation)
@@ -116,6 +116,11 @@ def test_the_mean_log_probability_is_that_of_two_actions_of_three_elements() -> 
     sample = summed.act(observation).sample
     of = [made.evaluate(observation, sample).log_prob for made in (summed, mean)]
     torch.testing.assert_close(of[0], 6.0 * of[1])
+    learned = [policy(sampler=Sampler.REINFLOW, aggregate=each) for each in Aggregate]
+    sample = learned[0].act(observation).sample
+    of = [made.evaluate(observation, sample).log_prob for made in learned]
+    torch.testing.assert_close(of[0], 4.0 * of[1])  # steps
+    torch.testing.assert_close(of[0], 24.0 * of[2])
 
 
 def test_padding_is_not_in_the_loss_and_learns_nothing() -> None:
