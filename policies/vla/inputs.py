@@ -17,11 +17,12 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.text import decode
 from policies.flat import FlatObservations
-from policies.vision.encoder import pictures
+from policies.vision.encoder import INSTRUCTION_WORDS, pictures
+from policies.words import WORD_BUCKETS, WordTable
 
 PAD, BOS, FIRST_BYTE = 0, 1, 2
-BYTE_VOCABULARY = FIRST_BYTE + 256
-"""Tokens of `byte_tokens`: padding, the beginning, and the 256 bytes."""
+VOCABULARY = WORD_BUCKETS
+"""Tokens of models without a tokenizer: padding and words, or padding, a beginning and the 256 bytes."""
 
 LONGEST = 48
 """Tokens of an instruction of published models, with padding."""
@@ -31,7 +32,7 @@ class Inputs(nn.Module):
     """The pictures of a contract that actors may read, its instruction, and its float32 observations of fixed size.
 
     A camera that the contract lacks has no tokens, which is what masking its tokens amounts to. The statistics of the
-    state are buffers. Privileged observations are not read. Tokens are bytes until `tokenizer` is set.
+    state are buffers. Privileged observations are not read. Tokens are words until `tokenizer` is set.
 
     Raises:
         UserError: if the contract has no pictures or no state that actors may read.
@@ -49,6 +50,7 @@ class Inputs(nn.Module):
         self.state = FlatObservations(replace(contract, observation=fixed), [], reader, "another policy")
         self.state_size = self.state.observed
         self.tokenizer: Tokenizer | None = None
+        self.words = WordTable(INSTRUCTION_WORDS)
 
     def fit(self, observation: TensorDict) -> None:
         """Compute mean and deviation of the state from observations [N]."""
@@ -69,7 +71,12 @@ class Inputs(nn.Module):
     def tokens(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """Tokens [N, L] of the instruction and where they are real, both int64."""
         empty = torch.zeros(*observation.batch_size, 0, dtype=torch.uint8, device=self.state.mean.device)
-        return (self.tokenizer or byte_tokens)(observation[self.instruction] if self.instruction else empty)
+        text = observation[self.instruction] if self.instruction else empty
+        if self.tokenizer:
+            return self.tokenizer(text)
+        words = self.words(text)
+        words = words[:, : int((words != PAD).sum(-1).max())] if len(words) else words
+        return words, (words != PAD).long()
 
 
 def squared(images: Tensor, size: int) -> Tensor:
@@ -83,16 +90,6 @@ def squared(images: Tensor, size: int) -> Tensor:
     top, left = (size - inner[0]) // 2, (size - inner[1]) // 2
     around = (left, size - inner[1] - left, top, size - inner[0] - top)
     return nn.functional.pad(scaled, around, value=-1.0)
-
-
-def byte_tokens(text: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [N, L + 2] of texts [N, L] (`embodied.text`), int64: a beginning, the bytes and a line's end; and mask."""
-    length = (text != 0).sum(-1, keepdim=True)
-    tokens = nn.functional.pad(text.long() + FIRST_BYTE, (1, 1))
-    tokens[:, 0] = BOS
-    tokens.scatter_(1, length + 1, FIRST_BYTE + ord("\n"))
-    real = torch.arange(tokens.shape[1], device=text.device) < length + 2
-    return tokens.masked_fill(~real, PAD), real.long()
 
 
 class Tokenizer:

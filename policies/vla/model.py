@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from embodied.command_line.extras import needs_extra
-from policies.vla.inputs import BYTE_VOCABULARY, PAD
+from policies.vla.inputs import VOCABULARY
+from policies.vla.sizes import SIZES, Size
 
 PADDED = 32
 """Elements of pi0's states and actions; shorter ones end in zeros."""
@@ -22,14 +23,6 @@ PADDED = 32
 UNREAD = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 """Dense layers of a language model's last layer that neither its keys nor its values depend on."""
 
-
-SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-SMALL_TEXT = SMALL | {"model_type": "gemma", "hidden_size": 64, "intermediate_size": 128, "pad_token_id": PAD}
-SMALL_VISION = {
-    "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-    "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "vision_use_head": False,
-}  # fmt: skip
-"""Sizes of small models: of every transformer, of the language model, and of what reads pictures."""
 
 
 @dataclass
@@ -44,6 +37,12 @@ class Prefix:
         """Mean hidden state of real tokens, [N, W]."""
         weight = self.real.unsqueeze(-1).to(self.hidden.dtype)
         return (self.hidden * weight).sum(1) / weight.sum(1)
+
+    def repeated(self, count: int) -> Prefix:
+        """Each of N `count` times, for as many chunks; the cache itself is repeated."""
+        if count > 1:
+            self.cache.batch_repeat_interleave(count)
+        return Prefix(self.cache, *(x.repeat_interleave(count, 0) for x in (self.hidden, self.real)))
 
 
 class Pi0Model(nn.Module):
@@ -103,21 +102,21 @@ class Pi0Model(nn.Module):
         return self.native.action_out_proj(hidden), hidden
 
 
-def tiny(horizon: int, state: int, action: int) -> Pi0Model:
-    """A small model of random weights for chunks of `horizon` actions; its tokens are bytes.
+def untrained(size: Size, horizon: int, state: int, action: int) -> Pi0Model:
+    """A model of random weights for chunks of `horizon` actions.
 
     Raises:
         UserError: where transformers is not installed.
     """
     with needs_extra("vla"):
         from transformers import PI0Config, PI0ForConditionalGeneration
-    text = SMALL_TEXT | {"vocab_size": BYTE_VOCABULARY + 1}
+    sizes = SIZES[size]
     settings = PI0Config(
         vlm_config={
-            "model_type": "paligemma", "text_config": text, "vision_config": SMALL_VISION, "projection_dim": 64,
-            "image_token_id": BYTE_VOCABULARY,
+            "model_type": "paligemma", "text_config": sizes.text(VOCABULARY + 1), "vision_config": sizes.vision(),
+            "projection_dim": sizes.reading[0], "image_token_id": VOCABULARY,
         },
-        dit_config={"model_type": "gemma", "hidden_size": 32, "intermediate_size": 64, "pad_token_id": PAD, **SMALL},
-        chunk_size=horizon, max_state_dim=max(PADDED, state), max_action_dim=max(PADDED, action),
+        dit_config=sizes.expert(), chunk_size=horizon, max_state_dim=max(PADDED, state),
+        max_action_dim=max(PADDED, action),
     )  # fmt: skip
     return Pi0Model(PI0ForConditionalGeneration(settings))

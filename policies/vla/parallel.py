@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from embodied.command_line.extras import needs_extra
-from policies.vla.inputs import BYTE_VOCABULARY
-from policies.vla.model import SMALL_TEXT, SMALL_VISION
+from policies.vla.inputs import VOCABULARY
+from policies.vla.sizes import SIZES, Size
 
 BINS = 256
 """The last entries of the vocabulary, each of which is an action element's value."""
@@ -89,16 +89,17 @@ class Regression(nn.Module):
         return self.fc2(self.layer_norm2(x))
 
 
-def tiny() -> nn.Module:
-    """A small PaliGemma of random weights; its tokens are bytes, an unread one for pictures, and the bins.
+def untrained(size: Size) -> nn.Module:
+    """A PaliGemma of random weights; after the words its vocabulary has an unread one for pictures, and the bins.
 
     Raises:
         UserError: where transformers is not installed.
     """
     with needs_extra("vla"):
         from transformers import PaliGemmaConfig, PaliGemmaModel
-    text = SMALL_TEXT | {"vocab_size": BYTE_VOCABULARY + 1 + BINS}
+    sizes = SIZES[size]
     settings = PaliGemmaConfig(
-        text_config=text, vision_config=SMALL_VISION, projection_dim=64, image_token_id=BYTE_VOCABULARY
-    )
+        text_config=sizes.text(VOCABULARY + 1 + BINS), vision_config=sizes.vision(),
+        projection_dim=sizes.reading[0], image_token_id=VOCABULARY,
+    )  # fmt: skip
     return PaliGemmaModel(settings)

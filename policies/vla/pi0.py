@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Self
 
 import torch
@@ -22,21 +21,17 @@ from embodied.contract import Contract
 from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
-from policies.generative import SMALLEST_STD, Aggregate, head
+from policies.generative import SMALLEST_STD, Aggregate
 from policies.kernels.flow import TimeGrid, fixed_noise
 from policies.kernels.sampling import Field, FlowSampling, Sampler
 from policies.vla import adapters
+from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, Tokenizer
-from policies.vla.model import Pi0Model, Prefix, tiny
+from policies.vla.model import Pi0Model, Prefix, untrained
+from policies.vla.sizes import Size
 from policies.vla.weights import Published, fitting, published
 
 log = logging.getLogger(__name__)
-
-
-class Size(Enum):
-    """TINY: about 0.2 million random weights, which shows that everything runs."""
-
-    TINY = "tiny"
 
 
 @dataclass
@@ -55,7 +50,8 @@ class Pi0Config:
     reinflow, at most 3 deviations). `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound the learned deviation,
     in units of the normalised action. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta). The
     log-probability of a chunk is an `aggregate` over noisy denoising steps and the executed actions' elements: sum,
-    step_mean or mean. The critic has layers of width `hidden`.
+    step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little beside reading
+    pictures. What the `critic` reads passes layers of width `hidden`.
     """
 
     size: Size = Size.TINY
@@ -69,11 +65,13 @@ class Pi0Config:
     std_max: float = 0.16
     guidance: float = 5.0
     aggregate: Aggregate = Aggregate.SUM
+    draws: int = 1
+    critic: Reads = Reads.AUTO
     hidden: int = 256
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
-        at_least(self, 1, "denoising_steps", "hidden")
+        at_least(self, 1, "denoising_steps", "draws", "hidden")
         at_least(self, 0, "lora_rank")
         if self.lora_rank and not self.weights:
             raise UserError(f"lora_rank={self.lora_rank} adapts published weights: name them in policy.weights")
@@ -120,7 +118,7 @@ class Pi0Policy(nn.Module):
         self.noise = nn.Sequential(
             nn.Linear(self.model.expert_width, 64), nn.Tanh(), nn.Linear(64, self.model.action_size)
         )
-        self.critic = head(self.model.width + self.inputs.state_size, config.hidden)
+        self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
         self.register_buffer("action_mean", torch.zeros(self.actions))
         self.register_buffer("action_std", torch.ones(self.actions))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
@@ -157,11 +155,12 @@ class Pi0Policy(nn.Module):
         return [weight for part in (self.model, self.noise) for weight in part.parameters() if weight.requires_grad]
 
     def start_critic(self) -> None:
-        """Nothing: the critic reads the actor's hidden states as they are."""
+        """Nothing: the critic reads the actor's hidden states as they are, or no more than a simulator knows."""
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Compute normalisation statistics from observations [N] and actions [..., A], unless weights brought some."""
+        self.critic.fit(observation)
         if self.brought_statistics:
             return
         self.inputs.fit(observation)
@@ -218,7 +217,7 @@ class Pi0Policy(nn.Module):
         path, noisy, log_prob = self.sampling.denoise(x, self._field(state, prefix), deterministic, generator)
         sample = TensorDict({"path": path, "noisy": noisy}, batch_size=[len(path)])
         valued = values_explored(self, observation, deterministic)
-        value = self._value(state, prefix) if valued else None
+        value = self._value(observation, state, prefix) if valued else None
         return Decision(self.to_robot(path[:, -1]), sample, log_prob, value)
 
     @acting
@@ -244,18 +243,17 @@ class Pi0Policy(nn.Module):
         """Log-probability of stored denoising paths: one pass of the expert for Flow-SDE, S for learned noise."""
         state, prefix = self._state(observation), self._prefix(observation)
         log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], self._field(state, prefix))
-        return Evaluation(log_prob, entropy, self._value(state, prefix))
+        return Evaluation(log_prob, entropy, self._value(observation, state, prefix))
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        with torch.no_grad():
-            state, prefix = self._state(observation), self._prefix(observation)
-        return self._value(state, prefix)
+        return self.critic(observation, lambda: self._hidden(self._state(observation), self._prefix(observation)))
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """|v(x_t, t) - (noise - action)|^2 over actions that are `valid` [N, H], at pi0's times; one scalar."""
-        state, prefix = self._state(observation), self._prefix(observation)
+        draws, prefix = self.config.draws, self._prefix(observation).repeated(self.config.draws)
         target = self._padded((actions - self.action_mean) / self.action_std)
+        state, target, valid = (x.repeat_interleave(draws, 0) for x in (self._state(observation), target, valid))
         noise = torch.randn_like(target)
         time = 0.999 * torch.rand(len(target), device=target.device) ** (1.0 / 1.5) + 0.001  # Beta(1.5, 1), scaled
         t = time.view(-1, 1, 1)
@@ -269,7 +267,7 @@ class Pi0Policy(nn.Module):
         return actions.clamp(self.action_low, self.action_high)
 
     def _new(self) -> Pi0Model:
-        return tiny(self.contract.horizon, self.inputs.state_size, self.actions)
+        return untrained(self.config.size, self.contract.horizon, self.inputs.state_size, self.actions)
 
     def _left_out(self) -> set[str]:
         """Names of weights that adapters are on."""
@@ -348,8 +346,12 @@ class Pi0Policy(nn.Module):
     def _spread(self, hidden: Tensor, index: Tensor) -> Tensor:
         return self.noise(hidden)
 
-    def _value(self, state: Tensor, prefix: Prefix) -> Tensor:
-        return self.critic(torch.cat((prefix.mean().detach(), state), -1)).squeeze(-1)
+    def _value(self, observation: TensorDict, state: Tensor, prefix: Prefix) -> Tensor:
+        return self.critic(observation, lambda: self._hidden(state, prefix))
+
+    def _hidden(self, state: Tensor, prefix: Prefix) -> Tensor:
+        """What the critic reads if it is of the model, [N, W + state_size]."""
+        return torch.cat((prefix.mean(), state), -1)
 
     def _part(self, elementwise: Tensor) -> Tensor:
         """The sum, or mean, over executed actions and their elements of [N, H, D], [N, 1]."""

@@ -19,7 +19,6 @@ from embodied.text import decode
 from policies.flat import STILL
 from policies.vla.adaptive import Pi05Model
 from policies.vla.inputs import BOS, FIRST_BYTE, PAD, Inputs, quantile
-from policies.vla.model import tiny
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 
 BINS = 256
@@ -94,4 +93,4 @@ class Pi05Policy(Pi0Policy):
     reads = StatedInputs
 
     def _new(self) -> Pi05Model:
-        return Pi05Model(tiny(self.contract.horizon, self.inputs.state_size, self.actions).native)
+        return Pi05Model(super()._new().native)

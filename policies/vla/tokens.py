@@ -21,20 +21,15 @@ from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
-from policies.generative import head
+from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, quantile
-from policies.vla.parallel import BINS, ParallelModel, Regression, tiny
+from policies.vla.parallel import BINS, ParallelModel, Regression, untrained
+from policies.vla.sizes import Size
 
 QUANTILES = 0.01, 0.99
 """Shares of demonstrated actions below -1 and up to 1 when normalised."""
 NARROWEST = 0.2
 """Smallest range of normalised actions, as a share of the limits' range, so that unseen actions stay possible."""
-
-
-class Size(Enum):
-    """TINY: about 0.2 million random weights, which shows that everything runs."""
-
-    TINY = "tiny"
 
 
 class Head(Enum):
@@ -64,6 +59,7 @@ class TokensConfig:
     head: Head = Head.BINS
     temperature: float = 1.0
     part: Part = Part.TOKEN
+    critic: Reads = Reads.AUTO
     hidden: int = 256
 
     def __post_init__(self) -> None:
@@ -99,9 +95,9 @@ class TokensPolicy(nn.Module):
         self.contract, self.config = contract, config
         self.actions = contract.action.shape[-1]
         self.inputs = Inputs(contract, "policy=tokens")
-        self.model = ParallelModel(tiny(), self.inputs.state_size, contract.horizon * self.actions)
+        self.model = ParallelModel(untrained(config.size), self.inputs.state_size, contract.horizon * self.actions)
         self.regression = Regression(self.model.width, self.actions) if config.head is Head.L1 else None
-        self.critic = head(self.model.width + self.inputs.state_size, config.hidden)
+        self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
         low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
         self.register_buffer("action_low", low)
         self.register_buffer("action_high", high)
@@ -127,12 +123,13 @@ class TokensPolicy(nn.Module):
         return [*self.model.parameters(), *(self.regression.parameters() if self.regression else [])]
 
     def start_critic(self) -> None:
-        """Nothing: the critic reads the actor's hidden states as they are."""
+        """Nothing: the critic reads the actor's hidden states as they are, or no more than a simulator knows."""
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
         """Compute normalisation statistics from observations [N] and actions [..., A]."""
         self.inputs.fit(observation)
+        self.critic.fit(observation)
         flat = actions.reshape(-1, actions.shape[-1])
         lower, upper = (quantile(flat, share) for share in QUANTILES)
         short = (NARROWEST * (self.action_high - self.action_low) - (upper - lower)).clamp_min(0.0) / 2
@@ -151,7 +148,7 @@ class TokensPolicy(nn.Module):
     ) -> Decision:
         """Draw chunks; the bins of their elements [N, H, A], uint8, are the sample (with L1 regression, nothing is)."""
         state, hidden = self._read(observation)
-        value = self._value(state, hidden) if values_explored(self, observation, deterministic) else None
+        value = self._value(observation, state, hidden) if values_explored(self, observation, deterministic) else None
         if self.regression:
             nothing = TensorDict({}, batch_size=[len(state)], device=self.device)
             return Decision(self.to_robot(self.regression(hidden)), nothing, hidden.new_zeros(len(state), 1), value)
@@ -176,13 +173,11 @@ class TokensPolicy(nn.Module):
         log_probs = self._log_probs(hidden)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         log_prob = self._parts(chosen(log_probs, sample["bins"].long()))
-        return Evaluation(log_prob, self._parts(entropy), self._value(state, hidden))
+        return Evaluation(log_prob, self._parts(entropy), self._value(observation, state, hidden))
 
     def value(self, observation: TensorDict) -> Tensor:
         """Expected discounted return, [N]."""
-        with torch.no_grad():
-            state, hidden = self._read(observation)
-        return self._value(state, hidden)
+        return self.critic(observation, lambda: self._summary(*self._read(observation)))
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Cross entropy of tokens, or absolute error, of `actions` [N, H, A] that are `valid` [N, H]; one scalar."""
@@ -214,8 +209,12 @@ class TokensPolicy(nn.Module):
         """Log-probabilities of the bins [N, H, A, BINS]."""
         return (self.model.logits(hidden) / self.config.temperature).log_softmax(-1)
 
-    def _value(self, state: Tensor, hidden: Tensor) -> Tensor:
-        return self.critic(torch.cat((hidden.mean((1, 2)).detach(), state), -1)).squeeze(-1)
+    def _value(self, observation: TensorDict, state: Tensor, hidden: Tensor) -> Tensor:
+        return self.critic(observation, lambda: self._summary(state, hidden))
+
+    def _summary(self, state: Tensor, hidden: Tensor) -> Tensor:
+        """What the critic reads if it is of the model, [N, W + state_size]."""
+        return torch.cat((hidden.mean((1, 2)), state), -1)
 
     def _parts(self, elementwise: Tensor) -> Tensor:
         """Sums [N, P] over the tokens of each part, of executed actions, of [N, H, A]."""

@@ -1,0 +1,61 @@
+"""What estimates the value of an observation beside a vision-language-action model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied.contract import Contract
+from embodied.errors import UserError
+from policies.generative import head
+from policies.libero_encoder import OBSERVATIONS, ObjectEncoder
+
+WIDTH = 64
+
+
+class Reads(Enum):
+    """What the critic reads: HIDDEN states of the model, or OBJECTS that a simulator knows; AUTO: objects if it can."""
+
+    AUTO = "auto"
+    HIDDEN = "hidden"
+    OBJECTS = "objects"
+
+
+class Critic(nn.Module):
+    """Values from objects, by an encoder of its own, or from hidden states, which it does not train.
+
+    Raises:
+        UserError: if objects are asked for and the contract lacks them.
+    """
+
+    def __init__(self, contract: Contract, reads: Reads, hidden_size: int, width: int) -> None:
+        super().__init__()
+        lacks = [key for key in OBSERVATIONS if key not in contract.observation]
+        if reads is Reads.OBJECTS and lacks:
+            raise UserError(f"policy.critic=objects reads {', '.join(lacks)}, which this task lacks; use critic=hidden")
+        self.objects = None if lacks or reads is Reads.HIDDEN else ObjectEncoder(WIDTH)
+        self.out = head(self.objects.out_features if self.objects else hidden_size, width)
+
+    def fit(self, observation: TensorDict) -> None:
+        """Compute statistics of what it reads from observations [N].
+
+        Raises:
+            UserError: for observations without objects.
+        """
+        if not self.objects:
+            return
+        if lacks := [key for key in OBSERVATIONS if key not in observation]:
+            raise UserError(f"fit needs all observations that actor and critic read; add {', '.join(lacks)}")
+        self.objects.fit(observation)
+
+    def forward(self, observation: TensorDict, hidden: Callable[[], Tensor]) -> Tensor:
+        """Expected discounted return, [N]; `hidden` states [N, hidden_size] are computed only if they are read."""
+        if self.objects:
+            return self.out(self.objects(observation)).squeeze(-1)
+        with torch.no_grad():
+            read = hidden()
+        return self.out(read).squeeze(-1)
