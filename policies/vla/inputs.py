@@ -74,8 +74,8 @@ class Inputs(nn.Module):
         text = observation[self.instruction] if self.instruction else empty
         if self.tokenizer:
             return self.tokenizer(text)
-        words = self.words(text)
-        words = words[:, : int((words != PAD).sum(-1).max())] if len(words) else words
+        words = self.words(text) if text.numel() else empty.long()
+        words = words[:, : int((words != PAD).sum(-1).max())] if words.numel() else words
         return words, (words != PAD).long()
 
 

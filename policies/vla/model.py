@@ -24,7 +24,6 @@ UNREAD = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj"
 """Dense layers of a language model's last layer that neither its keys nor its values depend on."""
 
 
-
 @dataclass
 class Prefix:
     """The vision-language model's keys and values, hidden state [N, P, W], and which of P tokens are real [N, P]."""

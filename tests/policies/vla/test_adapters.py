@@ -22,9 +22,10 @@ from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.training import loop
 from policies.vla import adapters
-from policies.vla.model import Pi0Model, tiny
+from policies.vla.model import Pi0Model, untrained
 from policies.vla.pi0 import Pi0Config, Pi0Policy
 from policies.vla.publishing import publish, push
+from policies.vla.sizes import Size
 from tests.embodied.reach import Reach
 from tests.policies.vla.test_pi0 import SEEING, seen
 from tests.policies.vla.test_weights import save
@@ -86,7 +87,7 @@ def test_every_weight_that_is_trained_has_a_gradient(base: Path) -> None:
 
 def test_a_checkpoint_holds_what_is_trained_and_refers_to_the_rest(tmp_path: Path) -> None:
     text = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "vocab_size": 300}
-    settings = tiny(4, 2, 3).native.config.to_dict()
+    settings = untrained(Size.TINY, 4, 2, 3).native.config.to_dict()
     settings["vlm_config"]["text_config"] |= text
     settings["vlm_config"]["projection_dim"] = 256
     settings["dit_config"] |= {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6}

@@ -18,9 +18,10 @@ from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.text import encode, text_spec
 from policies.generative import Aggregate
-from policies.vla.inputs import BOS, FIRST_BYTE, PAD, byte_tokens, squared
-from policies.vla.model import tiny
+from policies.vla.inputs import VOCABULARY, squared
+from policies.vla.model import untrained
 from policies.vla.pi0 import Pi0Config, Pi0Policy, Sampler
+from policies.vla.sizes import Size
 
 ROOT = Path(__file__).parents[3]
 TEXT = 16
@@ -181,11 +182,29 @@ def test_pictures_keep_their_aspect_in_a_black_square() -> None:
     torch.testing.assert_close(squared(ramp, 64)[0, 1, 7], torch.arange(64) / 127.5 - 1.0)
 
 
-def test_tokens_are_a_beginning_the_bytes_and_a_line_end() -> None:
-    tokens, real = byte_tokens(torch.stack([torch.from_numpy(encode(said, 3)) for said in ("ab", "abc")]))
-    a, b, c, end = (FIRST_BYTE + ord(letter) for letter in "abc\n")
-    assert tokens.tolist() == [[BOS, a, b, end, PAD], [BOS, a, b, c, end]]
-    assert real.tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+def test_tokens_are_words_without_a_tokenizer() -> None:
+    made, observation = policy(), seen(2)  # "pick the milk", "open"
+    tokens, real = made.inputs.tokens(observation)
+    assert tokens.shape == (2, 3)
+    assert real.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert len(set(tokens[real.bool()].tolist())) == 4
+    assert int(tokens.max()) < VOCABULARY
+    observation["instruction"][:] = torch.from_numpy(encode("The MILK", TEXT))
+    assert made.inputs.tokens(observation)[0].tolist() == [tokens[0, 1:].tolist()] * 2
+
+
+def test_the_loss_of_several_noises_is_their_mean_and_reads_pictures_once() -> None:
+    made, observation, actions = policy(), seen(4), torch.rand(4, 4, 3)
+    valid = torch.tensor([[1.0, 1.0, 1.0, 1.0]] * 3 + [[1.0, 0.0, 0.0, 0.0]])
+    twice = [row for row in range(4) for _ in range(2)]
+    torch.manual_seed(2)
+    expected = made.loss(observation[twice], actions[twice], valid[twice])
+    several = policy(draws=2)
+    read: list[int] = []
+    several.model.native.model.vlm.register_forward_hook(lambda *args: read.append(1))
+    torch.manual_seed(2)
+    torch.testing.assert_close(several.loss(observation, actions, valid), expected)
+    assert len(read) == 1
 
 
 def test_what_it_cannot_work_with_is_one_line() -> None:
@@ -205,7 +224,7 @@ def test_what_it_cannot_work_with_is_one_line() -> None:
 
 
 def test_without_an_instruction_and_with_a_long_state() -> None:
-    assert tiny(4, 40, 50).state_size == 40
+    assert untrained(Size.TINY, 4, 40, 50).state_size == 40
     long = {"front": SEEING.observation["front"], "angles": TensorSpec((40,))}
     made = Pi0Config(hidden=16).build(replace(SEEING, observation=long))
     observation = TensorDict({"front": seen(3)["front"], "angles": torch.randn(3, 40)}, [3])

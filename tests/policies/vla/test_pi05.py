@@ -14,9 +14,10 @@ from transformers.models.gemma.modeling_gemma import apply_rotary_pos_emb
 
 from embodied.errors import UserError
 from policies.vla.adaptive import Pi05Model
-from policies.vla.model import tiny
+from policies.vla.model import untrained
 from policies.vla.pi05 import Pi05Config, Pi05Policy
 from policies.vla.publishing import publish
+from policies.vla.sizes import Size
 from tests.policies.vla.test_pi0 import SEEING, seen
 from tests.policies.vla.test_weights import save
 
@@ -112,7 +113,7 @@ def test_the_expert_is_gated_by_time_and_attends_to_all_actions() -> None:
 def named(naming: str) -> dict[str, torch.Tensor]:
     """Tensors of a small model as LeRobot or openpi name them."""
     torch.manual_seed(3)
-    native = Pi05Model(tiny(4, 2, 3).native).native
+    native = Pi05Model(untrained(Size.TINY, 4, 2, 3).native).native
     for weight in native.parameters():
         weight.data += 0.01 * torch.randn_like(weight)
     before = {
@@ -152,7 +153,7 @@ def test_weights_and_statistics_of_each_naming(naming: str, tmp_path: Path) -> N
         (tmp_path / "assets" / "robot" / "norm_stats.json").write_text(json.dumps({"norm_stats": stats}))
     made = Pi05Config(weights=str(tmp_path), hidden=16).build(SEEING)
     torch.manual_seed(3)
-    expected = Pi05Model(tiny(4, 2, 3).native).native
+    expected = Pi05Model(untrained(Size.TINY, 4, 2, 3).native).native
     for weight in expected.parameters():
         weight.data += 0.01 * torch.randn_like(weight)
     found = made.model.native.state_dict()

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from embodied.errors import UserError
-from policies.vla.model import tiny
+from policies.vla.model import untrained
 from policies.vla.pi0 import Pi0Config
+from policies.vla.sizes import Size
 from tests.policies.vla.test_pi0 import SEEING, seen
 
 NAMINGS = ("transformers", "lerobot", "openpi")
@@ -36,12 +37,12 @@ def old(name: str) -> str:
 
 def weights() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    return tiny(4, 2, 3).native.state_dict()
+    return untrained(Size.TINY, 4, 2, 3).native.state_dict()
 
 
 def save(folder: Path, naming: str) -> None:
     """A folder as these publish it, with the small model's sizes in its configuration."""
-    native = tiny(4, 2, 3).native
+    native = untrained(Size.TINY, 4, 2, 3).native
     sizes = {key: native.config.to_dict()[key] for key in ("vlm_config", "dit_config")}
     tensors = weights()
     if naming != "transformers":
