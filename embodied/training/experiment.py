@@ -31,6 +31,7 @@ from embodied.evaluation.curves import CURVES
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.report import BASELINE, Report, title, told
 from embodied.policy import Policy, TrainablePolicy
+from embodied.precision import Precision
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Collector, first_decisions
 from embodied.rollout.storage import Storage
@@ -39,7 +40,7 @@ from embodied.saving.tree import copy_tree
 from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task, measured
 from embodied.training.interrupt import GracefulStop
 from embodied.training.logging import Logger
-from embodied.training.loop import Iteration, Precision, build, iterations
+from embodied.training.loop import Iteration, build, iterations
 from embodied.training.saved_run import SavedRun, Stage
 
 log = logging.getLogger(__name__)
@@ -316,7 +317,7 @@ class Experiment(SavedRun):
         self._resume(parts)
         with Progress(label, steps - first, "step", initial=learner.gradient_steps - first) as bar:
             while learner.gradient_steps < steps:
-                with self.timer(label):
+                with self.timer(label), self.config.precision.on(self.device):
                     loss = learner.fit(self.demonstrations, 1)
                 bar.update(1)
                 due = learner.gradient_steps % SEGMENT == 0 or learner.gradient_steps == steps

@@ -7,30 +7,18 @@ print(step.env_steps, step.ended.get("success"))
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 
 from embodied import seeding
 from embodied.environment import Environment
 from embodied.policy import RenormalisedPolicy, TrainablePolicy
+from embodied.precision import Precision
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Collector, first_decisions
 from embodied.task import Learner, LearnerConfig
 from embodied.world import ALONE, World
-
-
-class Precision(Enum):
-    """Precision of matrix products; weights, advantages and losses are always float32."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-
-    def on(self, device: torch.device | str) -> AbstractContextManager[object]:
-        """Context in which `device` computes with this precision."""
-        return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=self is Precision.BFLOAT16)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 FREE = {
     "video", "wandb", "device", "threads", "checkpoint_every", "evaluation_envs", "resume", "output", "eval_only",
-    "storage", "task.python", "task.timeout_s",
+    "storage", "task.python", "task.timeout_s", "policy.compile", "policy.gradient_checkpointing",
 }  # fmt: skip
 """Options that may change when a run is resumed: results depend on them by rounding at most."""
 

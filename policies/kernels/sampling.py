@@ -127,7 +127,7 @@ class FlowSampling:
     def _kernel(self, x: Tensor, velocity: Tensor, index: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         if self.sampler is Sampler.FLOW_SDE:
             return flow_sde_step(x, velocity, index, self.grid, self.noise_level)
-        raw = self.spread(hidden, index)
+        raw = self.spread(hidden, index).float()  # of a network that computes in bfloat16
         return ode_step(x, velocity, self.grid), flow_noise_std(raw, self.std_min, self.std_max)
 
     def _drawn(self, x: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from policies.vla.model import Pi0Model, Prefix
+from policies.vla.model import Cache, Kept, Pi0Model
 
 
 class AdaptiveNorm(nn.Module):
@@ -74,16 +74,14 @@ class Pi05Model(Pi0Model):
         self.native.final_norm = AdaptiveNorm(*sizes)
         self.native.embed_action_time = TimeEmbedding(self.native.embed_action_time, settings.hidden_size)
 
-    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+    def _denoise(self, kept: Kept, real: Tensor, state: Tensor, time: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """As in pi0; the state is in the prefix, and actions attend to it and to each other."""
         embedded, condition = self.native.embed_action_time(x, time)
-        length, real = prefix.cache.get_seq_length(), prefix.real.bool()
-        seen = torch.cat((real, real.new_ones(x.shape[:2])), 1)
-        places = prefix.real.sum(1, keepdim=True) + torch.arange(x.shape[1], device=x.device)
+        seen = torch.cat((real.bool(), real.new_ones(x.shape[:2], dtype=torch.bool)), 1)
+        places = real.sum(1, keepdim=True) + torch.arange(x.shape[1], device=x.device)
         found = self.native.model.dit(
             inputs_embeds=embedded, attention_mask=seen[:, None, None].expand(-1, 1, x.shape[1], -1),
-            position_ids=places, past_key_values=prefix.cache, condition=condition,
+            position_ids=places, past_key_values=Cache(kept), condition=condition,
         ).last_hidden_state  # fmt: skip
-        prefix.cache.crop(length - prefix.cache.get_seq_length())
         hidden, _ = self.native.final_norm(found, condition)
         return self.native.action_out_proj(hidden), hidden

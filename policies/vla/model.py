@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.command_line.extras import needs_extra
+from policies.vla.computing import Computing
 from policies.vla.inputs import VOCABULARY
 from policies.vla.sizes import SIZES, Size
 
@@ -24,24 +25,63 @@ UNREAD = ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj"
 """Dense layers of a language model's last layer that neither its keys nor its values depend on."""
 
 
+Kept = tuple[tuple[Tensor, Tensor], ...]
+"""Keys and values [N, heads, P, width of a head] of every layer."""
+
+
 @dataclass
 class Prefix:
     """The vision-language model's keys and values, hidden state [N, P, W], and which of P tokens are real [N, P]."""
 
-    cache: Any
+    kept: Kept
     hidden: Tensor
     real: Tensor
 
     def mean(self) -> Tensor:
         """Mean hidden state of real tokens, [N, W]."""
-        weight = self.real.unsqueeze(-1).to(self.hidden.dtype)
+        weight = self.real.unsqueeze(-1).float()
         return (self.hidden * weight).sum(1) / weight.sum(1)
 
     def repeated(self, count: int) -> Prefix:
-        """Each of N `count` times, for as many chunks; the cache itself is repeated."""
-        if count > 1:
-            self.cache.batch_repeat_interleave(count)
-        return Prefix(self.cache, *(x.repeat_interleave(count, 0) for x in (self.hidden, self.real)))
+        """Each of N `count` times, for as many chunks."""
+        if count == 1:
+            return self
+        kept = tuple((each.repeat_interleave(count, 0), of.repeat_interleave(count, 0)) for each, of in self.kept)
+        return Prefix(kept, *(x.repeat_interleave(count, 0) for x in (self.hidden, self.real)))
+
+
+class Cache:
+    """What layers of transformers take for a cache: it keeps a prefix's keys and values, or puts `kept` before others.
+
+    Unlike a cache of transformers it does not grow: a denoising step does not see the one before, and a layer that is
+    computed again in a backward pass sees what it saw.
+    """
+
+    is_initialized = False
+    """Says that what is read is a prefix, all of whose tokens attend to each other."""
+
+    def __init__(self, kept: Kept = ()) -> None:
+        self.kept = kept
+        self.made: dict[int, tuple[Tensor, Tensor]] = {}
+        self.length = kept[0][0].shape[-2] if kept else 0
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens that were read before."""
+        return self.length
+
+    get_query_offset = get_seq_length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Tokens that `query_length` new ones attend to, and the first of them."""
+        return self.length + query_length, 0
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Keys and values that a layer's new ones attend to."""
+        if not self.kept:
+            self.made.setdefault(layer_idx, (keys, values))
+            return keys, values
+        before = self.kept[layer_idx]
+        return torch.cat((before[0], keys), -2), torch.cat((before[1], values), -2)
 
 
 class Pi0Model(nn.Module):
@@ -49,12 +89,13 @@ class Pi0Model(nn.Module):
 
     `native` is transformers' PI0ForConditionalGeneration. The expert reads keys and values of the last layer of the
     vision-language model, not what follows them, which is frozen, as it would get no gradient; `unread` are the names
-    of those dense layers.
+    of those dense layers. `computing` tells how; outputs are float32.
     """
 
     def __init__(self, native: nn.Module) -> None:
         super().__init__()
         self.native: Any = native
+        self.computing = Computing()
         self.native.model.dit.embed_tokens = None  # a vocabulary that an expert in actions never reads
         settings = native.config
         self.picture_size: int = settings.vlm_config.vision_config.image_size
@@ -77,26 +118,32 @@ class Pi0Model(nn.Module):
 
     def prefix(self, pictures: Tensor, tokens: Tensor, real: Tensor) -> Prefix:
         """Read pictures [N, C, 3, S, S] in [-1, 1] and tokens [N, L], which are `real` [N, L] or padding."""
+        return Prefix(*self.computing.run(Pi0Model._read, self, tokens, real, pictures))
+
+    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Velocity [N, H, D] and the expert's hidden state [N, H, W] at noisy chunks `x` [N, H, D] and times [N].
+
+        `state` [N, state_size] is padded.
+        """
+        velocity, hidden = self.computing.run(type(self)._denoise, self, prefix.kept, prefix.real, state, time, x)
+        return velocity.float(), hidden.float()
+
+    def _read(self, tokens: Tensor, real: Tensor, pictures: Tensor) -> tuple[Kept, Tensor, Tensor]:
         count, cameras = pictures.shape[:2]
         places = tokens.new_full((count, cameras * self.tokens_of_picture), self.image_token)
         real = torch.cat((torch.ones_like(places), real), 1)
         given = torch.ones(count, cameras, dtype=torch.bool, device=pictures.device)
         embedded = self.native.model.embed_prefix(torch.cat((places, tokens), 1), pictures, given)
+        cache = Cache()
         read = self.native.model.vlm(
             inputs_embeds=embedded, attention_mask=real, position_ids=real.cumsum(-1) - 1,
-            token_type_ids=torch.zeros_like(real), use_cache=True,
+            token_type_ids=torch.zeros_like(real), use_cache=True, past_key_values=cache,
         )  # fmt: skip
-        return Prefix(read.past_key_values, read.last_hidden_state, real)
+        return tuple(cache.made[layer] for layer in sorted(cache.made)), read.last_hidden_state, real
 
-    def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """Velocity [N, H, D] and the expert's hidden state [N, H, W] at noisy chunks `x` [N, H, D] and times [N].
-
-        `state` [N, state_size] is padded. The cache is left as it was, so that the next step does not see this one.
-        """
+    def _denoise(self, kept: Kept, real: Tensor, state: Tensor, time: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         embedded = self.native.embed_action_time(state, x, time)
-        length = prefix.cache.get_seq_length()
-        found = self.native.model(action_embeds=embedded, attention_mask=prefix.real, past_key_values=prefix.cache)
-        prefix.cache.crop(length - prefix.cache.get_seq_length())
+        found = self.native.model(action_embeds=embedded, attention_mask=real, past_key_values=Cache(kept))
         hidden = found.last_hidden_state[:, -x.shape[1] :]
         return self.native.action_out_proj(hidden), hidden
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.command_line.extras import needs_extra
+from policies.vla.computing import Computing
 from policies.vla.inputs import VOCABULARY
 from policies.vla.sizes import SIZES, Size
 
@@ -41,6 +42,7 @@ class ParallelModel(nn.Module):
     def __init__(self, native: nn.Module, state: int, elements: int) -> None:
         super().__init__()
         self.native: Any = native
+        self.computing = Computing()
         self.picture_size: int = native.config.vision_config.image_size
         self.width: int = native.config.text_config.hidden_size
         self.state = StateProjector(state, self.width)
@@ -51,6 +53,9 @@ class ParallelModel(nn.Module):
 
         Of pictures [N, C, 3, S, S] in [-1, 1], tokens [N, L] that are `real` [N, L] or padding, and states [N, state].
         """
+        return self.computing.run(ParallelModel._read, self, pictures, tokens, real, state).float()
+
+    def _read(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
         count = len(pictures)
         seen = self.native.get_image_features(pictures.flatten(0, 1)).pooler_output.reshape(count, -1, self.width)
         said = self.native.get_input_embeddings()(tokens)
@@ -66,7 +71,7 @@ class ParallelModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [..., BINS] of the last entries of the vocabulary, from hidden states [..., W]."""
-        return hidden @ self.native.get_input_embeddings().weight[-BINS:].T
+        return (hidden @ self.native.get_input_embeddings().weight[-BINS:].T.float()).float()
 
 
 class Regression(nn.Module):

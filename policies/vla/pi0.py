@@ -25,6 +25,7 @@ from policies.generative import SMALLEST_STD, Aggregate
 from policies.kernels.flow import TimeGrid, fixed_noise
 from policies.kernels.sampling import Field, FlowSampling, Sampler
 from policies.vla import adapters
+from policies.vla.computing import Computing, prepare
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.model import Pi0Model, Prefix, untrained
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Pi0Config:
+class Pi0Config(Computing):
     """Size, sampler and critic of a Pi0Policy.
 
     Published `weights` (a folder, or a name on the hub) bring their own size, and statistics, which stay if the
@@ -52,6 +53,8 @@ class Pi0Config:
     log-probability of a chunk is an `aggregate` over noisy denoising steps and the executed actions' elements: sum,
     step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little beside reading
     pictures. What the `critic` reads passes layers of width `hidden`.
+
+    `precision`, `gradient_checkpointing` and `compile` tell how the model computes (`policies.vla.computing`).
     """
 
     size: Size = Size.TINY
@@ -115,6 +118,8 @@ class Pi0Policy(nn.Module):
             self._adapt(given)
         if config.frozen:
             self.model.native.model.vlm.requires_grad_(False)
+        self.model.computing = config
+        prepare(self.model, config)
         self.noise = nn.Sequential(
             nn.Linear(self.model.expert_width, 64), nn.Tanh(), nn.Linear(64, self.model.action_size)
         )

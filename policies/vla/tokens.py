@@ -21,6 +21,7 @@ from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
+from policies.vla.computing import Computing, prepare
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, quantile
 from policies.vla.parallel import BINS, ParallelModel, Regression, untrained
@@ -48,11 +49,13 @@ class Part(Enum):
 
 
 @dataclass
-class TokensConfig:
+class TokensConfig(Computing):
     """Size, head and critic of a TokensPolicy.
 
     Sampled tokens are drawn and scored at `temperature`; deterministic ones are the most likely. A `part` of the
     log-probability is the sum over its tokens. The critic has layers of width `hidden`.
+
+    `precision`, `gradient_checkpointing` and `compile` tell how the model computes (`policies.vla.computing`).
     """
 
     size: Size = Size.TINY
@@ -96,6 +99,8 @@ class TokensPolicy(nn.Module):
         self.actions = contract.action.shape[-1]
         self.inputs = Inputs(contract, "policy=tokens")
         self.model = ParallelModel(untrained(config.size), self.inputs.state_size, contract.horizon * self.actions)
+        self.model.computing = config
+        prepare(self.model, config)
         self.regression = Regression(self.model.width, self.actions) if config.head is Head.L1 else None
         self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
         low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)

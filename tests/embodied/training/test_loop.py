@@ -13,13 +13,15 @@ from tensordict import TensorDict
 import embodied.training.experiment
 from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
+from embodied.algorithms.sft import SFTConfig
 from embodied.environment import Environment, NumberedStarts, Restorable, SwitchableEnvironment
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
+from embodied.precision import Precision
 from embodied.rollout.rollout import Collector
 from embodied.rollout.storage import Storage
 from embodied.training.experiment import Experiment, ExperimentConfig
-from embodied.training.loop import Precision, build, iterations, train
+from embodied.training.loop import build, iterations, train
 from embodied.world import ALONE, OneProcess
 from policies.mlp import MLPConfig, MLPPolicy
 from tests.embodied.nameless import Nameless, Single
@@ -169,6 +171,33 @@ def test_bfloat16_computes_in_it_and_keeps_weights_advantages_and_losses_in_floa
     list(iterations(learner, collector, 8, 100, precision=Precision.FLOAT32))
     with Precision.FLOAT32.on("cpu"):
         assert not torch.is_autocast_enabled("cpu")
+
+
+def test_in_bfloat16_a_step_of_the_optimiser_is_seen_at_once() -> None:
+    layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    with Precision.BFLOAT16.on("cpu"):
+        before = layer(x)
+        with torch.no_grad():
+            layer.weight += 1.0
+        assert not torch.equal(layer(x), before)
+
+
+def test_imitation_computes_in_bfloat16_too(tmp_path: Path) -> None:
+    kinds = set()
+
+    class Watched(MLPPolicy):
+        def loss(self, *given: object) -> torch.Tensor:
+            kinds.add(self.actor[0](torch.zeros(1, self.actor[0].in_features)).dtype)
+            return super().loss(*given)
+
+    config = ExperimentConfig(
+        num_envs=4, evaluation_starts=1, evaluation_envs=2, video=False, precision=Precision.BFLOAT16, stages=["sft"],
+        sft=SFTConfig(steps=2, batch=4),
+    )  # fmt: skip
+    made = MLPConfig(hidden=[8])
+    made.build = lambda contract: Watched(contract, made)
+    Experiment(config, ReachTask(), made, QUICK, tmp_path, record={"values": {}}).run()
+    assert kinds == {torch.bfloat16}
 
 
 def test_a_simulator_that_can_do_little_is_what_it_says() -> None:
