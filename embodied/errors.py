@@ -1,4 +1,4 @@
-"""The error class for mistakes of users, as opposed to bugs."""
+"""The error classes for mistakes of users, as opposed to bugs."""
 
 from __future__ import annotations
 
@@ -10,3 +10,7 @@ class UserError(ValueError):
     traceback. Wrong calls within our own code (shapes, indices, order of calls) raise ValueError or fail an assert, and
     keep their traceback. If the caller may be either, decide by whether a traceback would help the reader.
     """
+
+
+class DivergedError(UserError):
+    """A number of the training is not finite any more: a setting of the run is wrong, such as its learning rate."""

@@ -23,7 +23,7 @@ from embodied.algorithms.advantage import chunk_reward, gae, next_values, values
 from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
 from embodied.environment import DifferentiableEnvironment, Environment
-from embodied.errors import UserError
+from embodied.errors import DivergedError, UserError
 from embodied.policy import DeterministicPolicy, TrainablePolicy
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import DifferentiableCollector, Rollout
@@ -92,7 +92,10 @@ class BPTT:
         (-objective).backward()
         norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)
         if not norm.isfinite():
-            raise FloatingPointError("the gradient through the simulator is not finite; use a shorter horizon")
+            raise DivergedError(
+                f"the gradient through the simulator became {float(norm)} at gradient step {self.gradient_steps + 1};"
+                " try a shorter algorithm.rollout_length or a lower learning rate"
+            )
         self.optimiser.step()
         self.gradient_steps += 1
         metrics = {"objective": float(objective.detach()), "gradient_norm": float(norm)}

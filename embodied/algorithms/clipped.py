@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied import seeding
+from embodied.algorithms.finite import check_finite
 from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
@@ -26,6 +27,8 @@ from embodied.policy import Evaluation, TrainablePolicy
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import RecurrentPolicy
 from embodied.world import ALONE, World
+
+GRADIENTS = ("gradient of the actor", "gradient of the critic")
 
 
 @dataclass
@@ -113,6 +116,8 @@ class Clipped:
 
     def _epochs(self, batch: TensorDict, world: World) -> dict[str, float]:
         """Steps on minibatches of `batch` [T, N], or [B], until the policy has moved far; returns mean metrics."""
+        total = torch.where(batch["own"], batch["advantage"], 0.0).sum()
+        check_finite({"sum of advantages": total}, self.gradient_steps + 1)
         sums: dict[str, float] = {}
         count = 0
         stop = False
@@ -151,6 +156,9 @@ class Clipped:
         Sums are divided by the average number of own decisions per process, so that the average over processes is the
         mean over all decisions. Either every process takes the step, even one without own decisions, or none does; then
         the result is empty.
+
+        Raises:
+            DivergedError: before the step, if a loss or a gradient is not finite.
         """
         dim, count = batch.batch_dims - 1, int(world.sum(batch["own"].sum())) / world.size
         if not count:
@@ -168,8 +176,8 @@ class Clipped:
         means = {name: float(value) / count for name, value in totals.items()}
         if self.config.bc_coefficient and not self.warm:
             means["bc_loss"] = self._imitate()
-        for parameters in self.parameters:
-            nn.utils.clip_grad_norm_(parameters, self.config.max_gradient_norm)
+        norms = [nn.utils.clip_grad_norm_(part, self.config.max_gradient_norm) for part in self.parameters]
+        check_finite(means | dict(zip(GRADIENTS, norms, strict=False)), self.gradient_steps + 1)
         self.optimiser.step()
         self.gradient_steps += 1
         return means

@@ -23,6 +23,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.algorithms.advantage import explained_variance, gae, next_values
+from embodied.algorithms.finite import check_finite
 from embodied.algorithms.self_imitation import SelfImitation, SelfImitationConfig
 from embodied.command_line.config import at_least
 from embodied.environment import Environment
@@ -174,7 +175,8 @@ class Ranking:
     def _step(self, optimiser: torch.optim.Optimizer, loss: Tensor) -> float:
         optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(optimiser.param_groups[0]["params"], self.config.max_gradient_norm)
+        norm = nn.utils.clip_grad_norm_(optimiser.param_groups[0]["params"], self.config.max_gradient_norm)
+        check_finite({"loss": loss.detach(), "gradient": norm}, self.gradient_steps + 1)
         optimiser.step()
         self.critic_steps += 1
         return float(loss.detach())

@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from embodied import seeding
+from embodied.algorithms.finite import check_finite
 from embodied.command_line.config import at_least
 from embodied.policy import TrainablePolicy
 from embodied.rollout.episodes import Episodes
@@ -75,6 +76,9 @@ class SFT:
         """One gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss.
 
         `progress`, the share of training done from 0 to 1, sets the learning rate.
+
+        Raises:
+            DivergedError: before the step, if the loss or its gradient is not finite.
         """
         for group in self.optimiser.param_groups:
             group["lr"] = self._learning_rate(progress)
@@ -82,7 +86,8 @@ class SFT:
         loss = self.trained.loss(batch["observation"], batch["actions"], batch["valid"])
         self.optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(self.trained.actor_parameters(), self.config.max_gradient_norm)
+        norm = nn.utils.clip_grad_norm_(self.trained.actor_parameters(), self.config.max_gradient_norm)
+        check_finite({"supervised loss": loss.detach(), "gradient": norm}, self.gradient_steps + 1)
         self.optimiser.step()
         self.gradient_steps += 1
         self._average()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from embodied.contract import Contract
-from embodied.errors import UserError
+from embodied.errors import DivergedError, UserError
 from embodied.saving import sealed
 from embodied.saving.files import flush
 
@@ -91,12 +91,12 @@ def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
     one.
 
     Raises:
-        FloatingPointError: for weights that `load` would refuse; the earlier checkpoints remain.
+        DivergedError: for weights that `load` would refuse; the earlier checkpoints remain.
     """
     from embodied.saving.weights import implausible
 
     if reason := implausible(checkpoint.policy):
-        raise FloatingPointError(f"the policy has diverged and is not saved: {reason}; use a lower learning rate")
+        raise DivergedError(f"the policy has diverged and is not saved: {reason}; use a lower learning rate")
     folder = Path(run) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(".*.tmp"):  # left by a process killed while saving
@@ -115,6 +115,12 @@ def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
         if int(old.name) != kept:
             shutil.rmtree(old)
     return final
+
+
+def newest(run: str | Path) -> Path | None:
+    """The newest checkpoint of the run directory `run`; None if there is none yet."""
+    complete = _complete(Path(run) / FOLDER)
+    return complete[-1] if complete else None
 
 
 def load(path: str | Path) -> Checkpoint:

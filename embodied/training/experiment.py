@@ -193,6 +193,7 @@ class Experiment(SavedRun):
 
         Raises:
             Stopped: after Ctrl-C or SIGTERM, once everything is saved.
+            DivergedError: if a number of the training is not finite; it names the last good checkpoint, which stays.
         """
         stages = {
             Stage.START: self._start, Stage.SFT: self._sft, Stage.RL: self._reinforce, Stage.CONTROL: self._control,
@@ -200,7 +201,8 @@ class Experiment(SavedRun):
         with GracefulStop("Stopping: saving ...") as self._stop, self.logger:
             written = self.stage is Stage.DONE and (self.directory / "report.json").exists()
             while self.stage in stages:
-                stages[self.stage]()
+                with self._naming_checkpoint():
+                    stages[self.stage]()
             if not written:
                 self._write()
             if self._film():

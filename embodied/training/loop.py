@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from embodied import seeding
+from embodied.algorithms.finite import check_finite
 from embodied.environment import Environment
 from embodied.policy import RenormalisedPolicy, TrainablePolicy
 from embodied.precision import Precision
@@ -88,12 +89,16 @@ def iterations(
     """Collect `rollout_length` decisions per environment and update until all processes together reach `env_steps`.
 
     Schedules of the learner run over `planned` steps, `env_steps` if None.
+
+    Raises:
+        DivergedError: if a loss, a gradient or another metric is not finite.
     """
     while done < env_steps:
         with precision.on(collector.generator.device):
             rollout = collector.collect(rollout_length)
             done += int(world.sum(torch.tensor(rollout.env_steps)))
             metrics = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
+            check_finite(metrics, learner.gradient_steps)
             if isinstance(collector.policy, RenormalisedPolicy):
                 collector.policy.renormalise(rollout.observation, world)
         collector.version += 1

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from embodied import seeding
 from embodied.command_line.config import check_continues
+from embodied.errors import DivergedError
 from embodied.evaluation.report import Report, resume_command
 from embodied.policy import TrainablePolicy
 from embodied.saving import checkpoint
@@ -91,6 +92,20 @@ class SavedRun:
                 yield
         except Abandoned:
             self._leave(before)
+
+    @contextmanager
+    def _naming_checkpoint(self) -> Iterator[None]:
+        """Tell where to start again from if the training diverges in the body.
+
+        Raises:
+            DivergedError: with the last checkpoint, all of whose weights are finite.
+        """
+        try:
+            yield
+        except DivergedError as error:
+            last = checkpoint.newest(self.directory)
+            again = f"the last good checkpoint is {last}: start_from={last}" if last else "no checkpoint was saved yet"
+            raise DivergedError(f"{error}; {again}") from error
 
     def _leave(self, snapshot: dict[str, Any]) -> NoReturn:
         self._save(snapshot)

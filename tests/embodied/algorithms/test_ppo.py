@@ -8,6 +8,7 @@ from tensordict import TensorDict
 
 from embodied.algorithms.advantage import next_values, values
 from embodied.algorithms.ppo import PPO, PPOConfig
+from embodied.errors import DivergedError
 from embodied.policy import Evaluation
 from embodied.rollout.rollout import Collector, Rollout
 from policies.mlp import MLPConfig, MLPPolicy
@@ -47,6 +48,31 @@ def test_values_of_next_observations_are_those_of_the_next_decision_or_of_the_en
     assert rollout.done[:-1].any()
     found = next_values(policy, rollout, values(policy, rollout.observation))
     assert torch.allclose(found, values(policy, rollout.next_observation()), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("reward", "sum of advantages became nan"),
+        ("actor", "gradient of the actor became"),
+        ("critic", "value loss became inf"),
+    ],
+)
+def test_what_is_not_finite_is_named_and_never_becomes_weights(what: str, message: str) -> None:
+    _, policy, learner, collector = make(critic_warmup=0)
+    rollout = collector.collect(4)
+    if what == "reward":
+        rollout.reward[2, 5, 0] = torch.nan
+    if what == "actor":
+        next(iter(policy.actor_parameters())).register_hook(lambda gradient: gradient * torch.inf)
+    if what == "critic":
+        rollout.reward[2, 5, 0] = 1e30
+        learner.reward_scale = lambda: 1.0
+        learner.reward_scale.add = lambda *_: None
+    before = copy.deepcopy(policy.state_dict())
+    with pytest.raises(DivergedError, match=f"^{message}.* at gradient step 1; try a lower learning rate"):
+        learner.update(rollout, 0.0)
+    assert all(torch.equal(before[name], value) for name, value in policy.state_dict().items())
 
 
 def test_rates_fall_to_their_final_share() -> None:

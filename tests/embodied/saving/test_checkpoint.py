@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from embodied.contract import Contract, TensorSpec
+from embodied.errors import DivergedError
 from embodied.saving import checkpoint as checkpoints
 from embodied.saving import sealed
 from embodied.saving.checkpoint import Checkpoint, load, save
@@ -202,7 +203,7 @@ def test_a_checkpoint_without_checksums_is_recognised(tmp_path):
 def test_weights_of_no_policy_are_refused_on_one_line(name, value, message, tmp_path):
     previous, newest = save(tmp_path, example(1)), save(tmp_path, example(2))
     broken = {**example(2).policy, name: torch.tensor([1.0, value])}
-    with pytest.raises(FloatingPointError, match=f"diverged and is not saved: {message}"):
+    with pytest.raises(DivergedError, match=f"diverged and is not saved: {message}"):
         save(tmp_path, Checkpoint(broken, contract()))
     save_tree(newest / "policy.safetensors", broken)
     record = json.loads((newest / "checkpoint.json").read_text())

@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 import embodied.training.experiment
 from embodied import seeding
+from embodied.algorithms import ppo
 from embodied.algorithms.bptt import BPTTConfig
 from embodied.algorithms.distillation import DistillationConfig
 from embodied.algorithms.ppo import PPOConfig
@@ -23,6 +24,7 @@ from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import first_decisions
+from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from policies.flow import FlowConfig, Sampler
 from policies.mlp import MLPConfig
@@ -125,6 +127,36 @@ def test_a_run_reports_every_stage(tmp_path: Path, algorithm: str) -> None:
     control = [row["step"] for row in rows if "sft_control/loss" in row]
     assert control[-1] - SFT_STEPS == run.counters["rl_gradient_steps"] > 0
     assert trainer(tmp_path, algorithm).run().to_dict()["evaluations"] == report["evaluations"]
+
+
+def test_a_run_that_diverges_is_one_line_that_names_its_last_good_checkpoint(tmp_path: Path, monkeypatch) -> None:
+    losses = ppo.PPO._losses
+
+    def broken(self: ppo.PPO, batch: TensorDict, count: float) -> tuple:
+        loss, sums = losses(self, batch, count)
+        factor = torch.nan if self.gradient_steps >= 9 else 1.0
+        return factor * loss, {name: factor * value if name == "value_loss" else value for name, value in sums.items()}
+
+    monkeypatch.setattr(ppo.PPO, "_losses", broken)
+    run = trainer(tmp_path, "ppo")
+    with pytest.raises(UserError, match=r"^value loss became nan at gradient step 10; try a lower learning") as error:
+        run.run()
+    assert "\n" not in str(error.value)
+    assert all(weights.isfinite().all() for weights in run.policy.parameters())
+    last = max((tmp_path / "checkpoint").iterdir())
+    assert str(error.value).endswith(f"; the last good checkpoint is {last}: start_from={last}")
+    monkeypatch.undo()
+    config = replace(run.config, start_from=str(last), stages=["rl"])
+    again = Experiment(config, run.task, POLICY, PPO, tmp_path / "again", record={})
+    good = checkpoint.load(last).policy
+    assert all(torch.equal(weights, good[name]) for name, weights in again.policy.state_dict().items())
+
+
+def test_supervised_training_that_diverges_says_that_nothing_was_saved(tmp_path: Path) -> None:
+    run = trainer(tmp_path, "ppo")
+    run.config.sft = replace(SFT_CONFIG, learning_rate=1e30)
+    with pytest.raises(UserError, match=r"^(supervised loss|gradient) became .* gradient step \d; .*; no checkpoint"):
+        run.run()
 
 
 def test_the_control_is_supervised_training_that_never_stopped(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.environment import Environment, NumberedStarts, Restorable, SwitchableEnvironment
-from embodied.errors import UserError
+from embodied.errors import DivergedError, UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.precision import Precision
 from embodied.rollout.rollout import Collector
@@ -59,6 +59,16 @@ def test_the_same_seed_gives_the_same_numbers_and_another_one_others() -> None:
     first = run(0)
     assert run(0) == first
     assert run(1) != first
+
+
+def test_a_metric_that_is_not_finite_ends_the_training() -> None:
+    env = Reach(8)
+    learned = policy(env)
+    learned.fit(env.reset(), torch.zeros(1, 1))
+    learner, collector = build(env, learned, QUICK, None, seed=0)
+    learner.update = lambda *_: {"entropy": 1.0, "value_loss": float("inf")}
+    with pytest.raises(DivergedError, match=r"^value loss became inf at gradient step 0; try a lower"):
+        next(iterations(learner, collector, 4, 100))
 
 
 class Watcher:

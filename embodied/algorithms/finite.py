@@ -1,0 +1,23 @@
+"""Training stops when a number is no longer finite, before weights are spoiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from embodied.errors import DivergedError
+
+ADVICE = "try a lower learning rate, or precision=float32"
+
+
+def check_finite(values: Mapping[str, float | Tensor], gradient_step: int) -> None:
+    """Check single numbers by name, of which the first that is not finite is told.
+
+    Raises:
+        DivergedError: naming it and the gradient step that would have used it, counted from 1.
+    """
+    for name, value in values.items():
+        if not math.isfinite(number := float(value)):
+            raise DivergedError(f"{name.replace('_', ' ')} became {number} at gradient step {gradient_step}; {ADVICE}")
