@@ -22,6 +22,7 @@ from policies.chunk_networks import chunk_network
 from policies.generative import Aggregate, GenerativeConfig, GenerativePolicy
 from policies.kernels.flow import TimeGrid, gaussian_velocity
 from policies.kernels.sampling import Field, FlowSampling, Sampler
+from policies.kernels.shortcut import LENGTHS, drawn, length_of, two_steps
 
 
 @dataclass
@@ -36,6 +37,11 @@ class FlowConfig(GenerativeConfig):
     Reinforcement learning without demonstrations needs `initial_std`: the deviation of a new policy's chunks, in units
     of the normalised action. Without it (None) the noise that chunks are denoised from passes through as wide as it
     was, and no learner ever scores that noise.
+
+    With a `shortcut` above 0 the network also knows the length of its step, and this share of the supervised loss asks
+    that a long step equals two short ones (shortcut models, arXiv 2410.12557, where it is 0.25): weights can then be
+    used with 1, 2, 4, 8 or 16 `denoising_steps`, whichever they were trained with. Learned noise goes with it;
+    Flow-SDE's mean is that of a velocity at a point.
     """
 
     denoising_steps: int = 4
@@ -45,6 +51,7 @@ class FlowConfig(GenerativeConfig):
     std_max: float = 0.16
     guidance: float = 1.0
     initial_std: float | None = None
+    shortcut: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
@@ -52,6 +59,12 @@ class FlowConfig(GenerativeConfig):
         at_least(self, 1, "denoising_steps")
         if self.initial_std is not None and self.initial_std <= 0.0:
             raise UserError(f"expected policy.initial_std above 0, got {self.initial_std}")
+        if not 0.0 <= self.shortcut < 1.0:
+            raise UserError(f"expected policy.shortcut in [0, 1), got {self.shortcut}")
+        if self.shortcut:
+            length_of(self.denoising_steps)
+            if self.initial_std is not None:
+                raise UserError("policy.shortcut learns from demonstrations, policy.initial_std without: choose one")
 
     def build(self, contract: Contract) -> FlowPolicy:
         """Make the policy for `contract`; only the critic reads privileged observations."""
@@ -69,6 +82,7 @@ class FlowPolicy(GenerativePolicy):
     def __init__(self, contract: Contract, config: FlowConfig) -> None:
         super().__init__(contract, config, "flow")
         self.grid = TimeGrid(config.denoising_steps)
+        self.length = length_of(config.denoising_steps) if config.shortcut else 0
         features = self.encoder.out_features
         self.velocity = _Velocity(contract, features, config)
         size = contract.horizon * contract.action.shape[-1]
@@ -132,26 +146,38 @@ class FlowPolicy(GenerativePolicy):
         )  # fmt: skip
 
     def _field(self, features: Tensor) -> Field:
-        return lambda x, index: (self.velocity(x, self.grid.times(index), features), features)
+        return lambda x, index: (
+            self.velocity(x, self.grid.times(index), features, torch.full_like(index, self.length)), features
+        )  # fmt: skip
 
     def _spread(self, features: Tensor, index: Tensor) -> Tensor:
         raw = self.noise(torch.cat((features, self.grid.times(index).unsqueeze(-1)), -1))
         return raw.unflatten(-1, (self.contract.horizon, -1))
 
     def _error(self, target: Tensor, features: Tensor) -> Tensor:
-        """|v(x_t, t) - (noise - action)|^2, mean over the action's elements, at random times."""
+        """|v(x_t, t) - (noise - action)|^2, mean over the action's elements, at random times; a share of shortcuts."""
         noise = torch.randn_like(target)
         time = torch.rand(len(target), device=target.device)
+        length, rows = torch.zeros_like(time, dtype=torch.long), self._long(time)
+        time[rows], length[rows] = drawn(len(rows), target.device)
         t = time.view(-1, 1, 1)
-        velocity = self.velocity(t * noise + (1.0 - t) * target, time, features)
-        return (velocity - (noise - target)).square().mean(-1)
+        x, goal = t * noise + (1.0 - t) * target, noise - target
+        if len(rows):
+            goal[rows] = two_steps(self.velocity, x[rows], time[rows], features[rows], length[rows])
+        return (self.velocity(x, time, features, length) - goal).square().mean(-1)
+
+    def _long(self, time: Tensor) -> Tensor:
+        """A random `shortcut` of the rows of `time` [B], to learn long steps."""
+        if not self.config.shortcut:
+            return torch.empty(0, dtype=torch.long, device=time.device)
+        return (torch.rand_like(time) < self.config.shortcut).nonzero().squeeze(1)
 
     def _part(self, elementwise: Tensor) -> Tensor:
         return self._aggregated(elementwise).unsqueeze(-1)
 
 
 class _Velocity(nn.Module):
-    """Noisy chunk, time and features -> velocity [N, H, A].
+    """Noisy chunk, time, features and the number of the step's length (of a shortcut model) -> velocity [N, H, A].
 
     With an `initial_std` the network is what is added to the velocity of normally distributed actions of that
     deviation.
@@ -160,12 +186,17 @@ class _Velocity(nn.Module):
     def __init__(self, contract: Contract, features: int, config: FlowConfig) -> None:
         super().__init__()
         self.initial_std = config.initial_std
+        self.lengths = len(LENGTHS) if config.shortcut else 0
         self.network = chunk_network(
-            config.network, contract.horizon, contract.action.shape[-1], features, config.hidden, config.depth,
+            config.network, contract.horizon, contract.action.shape[-1], features + self.lengths, config.hidden,
+            config.depth,
             small=config.initial_std is not None,
         )  # fmt: skip
 
-    def forward(self, x: Tensor, time: Tensor, features: Tensor) -> Tensor:
+    def forward(self, x: Tensor, time: Tensor, features: Tensor, length: Tensor | None = None) -> Tensor:
+        if self.lengths:
+            assert length is not None
+            features = torch.cat((features, nn.functional.one_hot(length, self.lengths).to(features.dtype)), -1)
         velocity = self.network(x, time, features)
         if self.initial_std is None:
             return velocity

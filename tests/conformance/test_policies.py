@@ -39,6 +39,7 @@ CONFIGS = {
     "flow, flow_sde": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_SDE),
     "flow, flow_noise": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE),
     "flow, reinflow": FlowConfig(width=32, hidden=32, sampler=Sampler.REINFLOW, aggregate=Aggregate.MEAN),
+    "flow, shortcut": FlowConfig(width=32, hidden=32, sampler=Sampler.FLOW_NOISE, shortcut=0.25),
     "flow, ranking": FlowConfig(width=32, hidden=32, candidates=5, explored_candidates=3),
     "flow, flat": FlowConfig(width=32, hidden=32, encoder=EncoderKind.FLAT, reciprocal=["gripper_command"]),
     "diffusion, mlp": DiffusionConfig(width=32, hidden=32, tuned_steps=3),
