@@ -119,8 +119,7 @@ def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
 
 def newest(run: str | Path) -> Path | None:
     """The newest checkpoint of the run directory `run`; None if there is none yet."""
-    complete = _complete(Path(run) / FOLDER)
-    return complete[-1] if complete else None
+    return next(reversed(_complete(Path(run) / FOLDER)), None)
 
 
 def load(path: str | Path) -> Checkpoint:
