@@ -33,6 +33,7 @@ def publish(policy: Pi0Policy, folder: Path, *, peft: bool, report: str) -> None
     if peft:
         adapters.write(native, folder, str(policy.weights_of), policy.base)
     else:
+        policy.model.float()  # frozen weights may be stored in less, in which what adapters add would be lost
         if adapters.rank_of(native):
             adapters.merge(policy.model)
         native.config.chunk_size = policy.contract.horizon
@@ -67,16 +68,16 @@ def card(policy: Pi0Policy, *, peft: bool, report: str) -> str:
 
     data = ModelCardData(
         base_model=policy.weights_of, library_name="peft" if peft else "transformers", pipeline_tag="robotics",
-        tags=["pi0", "vision-language-action", *(["lora"] if peft else [])],
+        tags=[policy.kind, "vision-language-action", *(["lora"] if peft else [])],
     )  # fmt: skip
     contract = policy.contract
     specs = [*contract.observation.items(), ("action", contract.action)]
     rows = [f"| {name} | {spec.dtype} {list(spec.shape)} | {spec.unit or ''} |" for name, spec in specs]
     told = [line for line in report.splitlines() if not line.startswith("![")] or ["Nothing was measured."]
     lines = [
-        "---", data.to_yaml(), "---", "", "# pi0: " + ("adapters" if peft else "weights"), "",
-        "`python train.py policy=pi0 policy.weights=FOLDER` continues from this folder, or its name on the hub"
-        + ("; with `policy.lora_rank` it trains the adapters on." if peft else "."), "",
+        "---", data.to_yaml(), "---", "", f"# {policy.kind}: " + ("adapters" if peft else "weights"), "",
+        f"`python train.py policy={policy.kind} policy.weights=FOLDER` continues from this folder, or its name on the"
+        " hub" + ("; with `policy.lora_rank` it trains the adapters on." if peft else "."), "",
         f"Chunks of {contract.horizon} actions, of which {contract.executed} are executed, {contract.control_dt_s:g} s"
         " each. `contract.json` has the names of the elements and their limits.", "",
         "| observed, and action | type | unit |", "|---|---|---|", *rows, "", *told,

@@ -18,8 +18,10 @@ from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.errors import UserError
 from embodied.evaluation import evaluation
+from embodied.precision import Precision
 from embodied.rollout.rollout import Collector
 from embodied.saving import checkpoint
+from embodied.task import PolicyConfig
 from embodied.training.experiment import Experiment, ExperimentConfig, Stage
 from embodied.training.interrupt import Stopped
 from policies.flow import FlowConfig
@@ -29,6 +31,7 @@ from sims.libero.task import LiberoTask
 from tests.embodied.training.test_experiment import ITERATIONS, LEARNERS, POLICY, SCRATCH, ReachTask, trainer
 from tests.embodied.training.test_experiment import PPO as PPO_CONFIG
 from tests.embodied.windy_reach import WindyReach
+from tests.policies.vla.test_weights import save
 
 ROOT = Path(__file__).parents[3]
 
@@ -158,10 +161,17 @@ def test_a_kill_in_every_stage_changes_no_bit_of_a_ranked_flow_on_libero(tmp_pat
     assert left(tmp_path / "parts") == left(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("policy", [Pi0Config(denoising_steps=2, hidden=16), TokensConfig(temperature=1.6, hidden=16)])
-def test_a_kill_in_every_stage_changes_no_bit_of_models_on_libero_pictures(
-    tmp_path: Path, policy: Pi0Config | TokensConfig
-) -> None:
+@pytest.mark.parametrize("kind", ["pi0", "pi0 with adapters", "tokens"])
+def test_a_kill_in_every_stage_changes_no_bit_of_models_on_libero_pictures(tmp_path: Path, kind: str) -> None:
+    policy: PolicyConfig = Pi0Config(denoising_steps=2, hidden=16)
+    if kind == "tokens":
+        policy = TokensConfig(temperature=1.6, hidden=16)
+    elif kind == "pi0 with adapters":
+        (tmp_path / "base").mkdir()
+        save(tmp_path / "base", "transformers")
+        given = {"weights": str(tmp_path / "base"), "lora_rank": 2, "gradient_checkpointing": True}
+        policy = replace(policy, precision=Precision.BFLOAT16, **given)
+
     def make(directory: Path, kind: type[Experiment]) -> Experiment:
         config = ExperimentConfig(
             num_envs=2, env_steps=96, checkpoint_every=2, evaluation_starts=1, evaluation_envs=1, video=False,

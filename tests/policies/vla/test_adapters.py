@@ -18,6 +18,7 @@ from embodied.algorithms.ppo import PPOConfig
 from embodied.algorithms.sft import SFT, SFTConfig
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
+from embodied.precision import Precision
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.training import loop
@@ -139,6 +140,15 @@ def test_peft_reads_ours_and_we_read_theirs(base: Path, tmp_path: Path) -> None:
     expected = other.merge_and_unload().state_dict()
     for name, weight in policy(tmp_path / "theirs", 0).model.native.state_dict().items():
         torch.testing.assert_close(weight, expected[name])
+
+
+def test_adapters_are_merged_into_a_base_stored_in_bfloat16_as_they_were_trained(base: Path, tmp_path: Path) -> None:
+    made = trained(policy(base, precision=Precision.BFLOAT16))
+    layer = made.model.native.model.dit.layers[0].mlp.up_proj
+    expected = layer.weight.float() + layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    publish(made, tmp_path / "merged", peft=False, report="")
+    found = native(tmp_path / "merged").model.dit.layers[0].mlp.up_proj.weight
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0.0)
 
 
 def test_wrong_adapters_are_one_line(base: Path, tmp_path: Path) -> None:
