@@ -11,7 +11,8 @@ Differs from the papers:
     do not divide, the last group of a task is smaller.
 
 With `outcome=PROGRESS` failures are told apart by how near they came to successes (SRPO, `progress_reward.py`); groups
-without any success are learned from, too.
+without any success are learned from, too. With `outcome=PROCESS` a failure is worth the progress at its end along the
+milestones of demonstrations (VLA-RL, `process_reward.py`), up to as much as SRPO's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.algorithms.clipped import Clipped, ClippedConfig, select
+from embodied.algorithms.process_reward import LearnedProgress, ProcessModel
 from embodied.algorithms.progress_reward import ProgressReward
 from embodied.command_line.config import at_least
 from embodied.environment import Environment, NumberedStarts, SharedWorlds
@@ -38,11 +40,19 @@ from embodied.world import ALONE, World
 
 
 class Outcome(Enum):
-    """What the episodes of a group are compared by: success, the sum of rewards, or success and failures' progress."""
+    """What the episodes of a group are compared by: success, the sum of rewards, or success and failures' progress.
+
+    PROGRESS compares failures with the batch's successes, PROCESS with the milestones of demonstrations.
+    """
 
     SUCCESS = "success"
     RETURN = "return"
     PROGRESS = "progress"
+    PROCESS = "process"
+
+
+FAILED = 0.6
+"""What a failure with all its progress is worth, beside 1 for a success."""
 
 
 @dataclass
@@ -89,7 +99,10 @@ class GRPOConfig(ClippedConfig):
         if isinstance(env, SharedWorlds) and env.group > 1:
             raise UserError("algorithm=grpo needs a world for each environment, and these share one; use algorithm=ppo")
         starts = GroupStarts(env.task_index, self.group, generator, env.num_starts)
-        return GRPO(policy, self, demonstrations, starts, generator)
+        process = None
+        if self.outcome is Outcome.PROCESS:
+            process = LearnedProgress(policy, demonstrations, generator, "algorithm.outcome=process")
+        return GRPO(policy, self, demonstrations, starts, generator, process)
 
 
 class GRPO(Clipped):
@@ -105,9 +118,10 @@ class GRPO(Clipped):
         demonstrations: Episodes | None,
         starts: GroupStarts,
         generator: torch.Generator,
+        process: ProcessModel | None = None,
     ) -> None:
         super().__init__(policy, config, demonstrations, generator, config.learning_rate)
-        self.starts, self.progress_reward = starts, ProgressReward()
+        self.starts, self.progress_reward, self.process = starts, ProgressReward(), process
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """One iteration; returns mean losses, clip fraction and KL, and shares of the groups; no step without any."""
@@ -146,17 +160,23 @@ class GRPO(Clipped):
             return episodes.at_end(rollout.success).float()
         if rollout.has_success and self.config.outcome is Outcome.PROGRESS:
             return self.progress_reward(rollout.observation, episodes, episodes.at_end(rollout.success))
+        if rollout.has_success and self.process is not None:
+            _, after = self.process(rollout)
+            return torch.where(episodes.at_end(rollout.success), 1.0, FAILED * episodes.at_end(after))
         assert rollout.episode_return is not None
         return episodes.at_end(rollout.episode_return)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser, counters, starts and draws to come."""
-        return super().state_dict() | {"starts": self.starts.state_dict()}
+        process = {} if self.process is None else {"process": self.process.state_dict()}
+        return super().state_dict() | {"starts": self.starts.state_dict()} | process
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         super().load_state_dict(state)
         self.starts.load_state_dict(state["starts"])
+        if self.process is not None:
+            self.process.load_state_dict(state["process"])
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,13 @@ from torch import Tensor
 
 from embodied.algorithms.advantage import explained_variance, gae, moments, next_values, normalise
 from embodied.algorithms.clipped import Clipped, ClippedConfig
+from embodied.algorithms.process_reward import LearnedProgress, ProcessModel, shaped
 from embodied.algorithms.reward_scale import RewardScale
-from embodied.environment import Environment
+from embodied.command_line.config import at_least
+from embodied.environment import Environment, NumberedStarts, SharedWorlds
+from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
+from embodied.rollout.curriculum import CurriculumStarts
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World
@@ -41,13 +45,25 @@ from embodied.world import ALONE, World
 class PPOConfig(ClippedConfig):
     """Hyper-parameters of PPO: GAE's `discount` per control step and `gae_lambda`, and the critic's.
 
-    In the first `critic_warmup` iterations only the critic is trained, with `value_learning_rate`.
+    In the first `critic_warmup` iterations only the critic is trained, with `value_learning_rate`. A share `curriculum`
+    of episodes begins in initial states that the policy has tried, by how near it solves half of its attempts (VLA-RL;
+    0: none). `process_reward` weighs progress along the milestones of demonstrations (VLA-RL, `process_reward.py`; 0:
+    not computed).
     """
 
     value_learning_rate: float = 1e-3
     discount: float = 0.99
     gae_lambda: float = 0.95
     critic_warmup: int = 3
+    curriculum: float = 0.0
+    process_reward: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes."""
+        super().__post_init__()
+        at_least(self, 0, "curriculum", "process_reward")
+        if self.curriculum > 1.0:
+            raise UserError(f"expected curriculum in [0, 1], got {self.curriculum}")
 
     def build(
         self,
@@ -59,16 +75,29 @@ class PPOConfig(ClippedConfig):
         """Make the learner of `policy`; `generator` shuffles minibatches.
 
         Raises:
-            UserError: for a policy whose samples have no log-probability, or if demonstrations are missing.
+            UserError: for a policy whose samples have no log-probability, a curriculum where initial states are not
+                numbered, or if demonstrations are missing.
         """
         self.check("ppo", policy, demonstrations)
-        return PPO(policy, self, demonstrations, generator)
+        starts = None
+        if self.curriculum:
+            if not isinstance(env, NumberedStarts) or (isinstance(env, SharedWorlds) and env.group > 1):
+                raise UserError(
+                    "algorithm.curriculum repeats initial states of single environments, which this simulator does not"
+                    " number; use curriculum=0"
+                )
+            starts = CurriculumStarts(
+                env.task_index, repeated=self.curriculum, generator=generator, num_starts=env.num_starts
+            )
+        process = None
+        if self.process_reward:
+            process = LearnedProgress(policy, demonstrations, generator, "algorithm.process_reward")
+        return PPO(policy, self, demonstrations, generator, starts, process)
 
 
 class PPO(Clipped):
     """Updates a policy from its rollouts."""
 
-    starts = None
     collector = Collector
     config: PPOConfig
 
@@ -78,8 +107,11 @@ class PPO(Clipped):
         config: PPOConfig,
         demonstrations: Episodes | None,
         generator: torch.Generator,
+        starts: CurriculumStarts | None = None,
+        process: ProcessModel | None = None,
     ) -> None:
         super().__init__(policy, config, demonstrations, generator, config.learning_rate, config.value_learning_rate)
+        self.starts, self.process = starts, process
         self.reward_scale = RewardScale(config.discount)
 
     @property
@@ -88,13 +120,24 @@ class PPO(Clipped):
         return self.iterations < self.config.critic_warmup
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
-        """One iteration; returns mean losses, clip fraction, KL and explained variance."""
+        """One iteration; returns mean losses, clip fraction, KL and explained variance.
+
+        Raises:
+            UserError: for a curriculum in a task that does not define success.
+        """
         self._decay(progress)
+        if self.starts and not rollout.has_success:
+            raise UserError("algorithm.curriculum goes by success, which this task does not define; use curriculum=0")
+        told = self.starts.metrics() if self.starts else {}
+        if self.process is not None:
+            before, after = self.process(rollout)
+            rollout = shaped(rollout, before, after, self.config.process_reward, self.config.discount)
+            told["process_progress"] = float(before.mean())
         self.reward_scale.add(rollout, world)
         if int(world.sum(rollout.own.sum())) < 2 * world.size:  # a person gave almost all actions
-            return {}
+            return told
         batch, scales = self._prepare(rollout, world)
-        return self._epochs(batch, world) | scales
+        return self._epochs(batch, world) | scales | told
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
         """The training batch [T, N], and scales: of advantages and rewards, and the explained variance."""
@@ -133,10 +176,16 @@ class PPO(Clipped):
         return loss / count, sums | {"value_loss": value_loss.detach()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, counters, scale of rewards and draws to come."""
-        return super().state_dict() | {"reward_scale": self.reward_scale.state_dict()}
+        """Optimiser, counters, scale of rewards, draws to come, and the states of curriculum and process reward."""
+        parts = {"starts": self.starts, "process": self.process}
+        state = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        return super().state_dict() | {"reward_scale": self.reward_scale.state_dict()} | state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         super().load_state_dict(state)
         self.reward_scale.load_state_dict(state["reward_scale"])
+        if self.starts is not None:
+            self.starts.load_state_dict(state["starts"])
+        if self.process is not None:
+            self.process.load_state_dict(state["process"])

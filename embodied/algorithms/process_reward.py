@@ -1,0 +1,159 @@
+"""VLA-RL's process reward (arXiv 2505.18719): progress along the milestones of demonstrations, as a potential.
+
+A demonstration's milestones are the steps at which its gripper opens or closes, and its end; between them progress is
+the share of time. A copy of the policy learns by its critic to tell progress from an observation, so it sees what the
+policy sees. A decision that executes k actions then earns, besides the task's reward,
+
+    F = weight (discount^k Phi(s') - Phi(s)),  Phi = 0 after a termination,
+
+which changes no policy's rank (Ng, Harada and Russell, 1999): standing still near a milestone earns nothing.
+
+Differs from the paper: there a vision-language model is asked for every frame whether a subtask is done, and its answer
+is paid as it is; milestones also need the hand to rest. Only successes are shown to the model: what it tells of
+failures that resemble none is a guess, which the potential makes harmless, not useful.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from embodied import seeding
+from embodied.algorithms.advantage import next_values, values
+from embodied.algorithms.finite import check_finite
+from embodied.contract import Contract
+from embodied.errors import UserError
+from embodied.policy import TrainablePolicy
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.memory import RecurrentPolicy
+from embodied.rollout.rollout import Rollout
+
+STEPS, BATCH, LEARNING_RATE = 500, 256, 1e-3
+"""Training of the model: gradient steps, observations of each, and learning rate of Adam."""
+
+
+class ProcessModel(Protocol):
+    """Tells progress in [0, 1] from observations; any other one can take the place of `LearnedProgress`."""
+
+    def __call__(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Progress before and after each decision of `rollout`, [T, N] each."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that was learned."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        ...
+
+
+class LearnedProgress:
+    """Learns progress from `demonstrations`, at first use, by the critic of a copy of `policy`.
+
+    Raises:
+        UserError: without demonstrations or an action element named gripper, and for a policy with memory.
+    """
+
+    def __init__(
+        self, policy: TrainablePolicy, demonstrations: Episodes | None, generator: torch.Generator, option: str
+    ) -> None:
+        if demonstrations is None:
+            raise UserError(f"{option} learns progress from demonstrations, but this task has none")
+        if isinstance(policy, RecurrentPolicy):
+            raise UserError(f"{option} tells progress from one observation: use a policy without memory")
+        self.grippers = grippers(policy.contract, option)
+        self.policy, self.demonstrations, self.generator = policy, demonstrations, generator
+        with seeding.undisturbed():
+            self.model = policy.fresh()
+        self.fitted = False
+
+    def __call__(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Progress before and after each decision, [T, N] each."""
+        if not self.fitted:
+            self._fit()
+        told = values(self.model, rollout.observation)
+        return told.clamp(0.0, 1.0), next_values(self.model, rollout, told).clamp(0.0, 1.0)
+
+    def _fit(self) -> None:
+        """Begin with what the policy has learned to see, then learn progress by squared error."""
+        self.model.load_state_dict(self.policy.state_dict())
+        self.model.start_critic()
+        rows, label = progress(self.demonstrations, self.grippers)
+        parameters = self.model.critic_parameters()
+        optimiser = torch.optim.Adam(parameters, LEARNING_RATE)
+        for step in range(STEPS):
+            drawn = torch.randint(len(rows), (BATCH,), generator=self.generator)
+            loss = (self._told(rows[drawn]) - label[drawn].to(self.policy.device)).square().mean()
+            optimiser.zero_grad()
+            loss.backward()
+            check_finite({"loss of the process reward": loss.detach()}, step + 1)
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimiser.step()
+        self.fitted = True
+
+    def _told(self, rows: Tensor) -> Tensor:
+        """What the model tells of the observations `rows` of demonstrations, [B]."""
+        seen = self.demonstrations.chunks(rows, 1)["observation"].to(self.policy.device)
+        try:
+            return self.model.value(seen)
+        except KeyError as error:
+            lacked = ", ".join(key for key in self.policy.contract.observation if key not in seen)
+            if not lacked:
+                raise
+            raise UserError(f"the critic tells progress from {lacked}, which the demonstrations lack") from error
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model."""
+        return {"model": dict(self.model.state_dict()), "fitted": self.fitted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.model.load_state_dict(state["model"])
+        self.fitted = state["fitted"]
+
+
+def shaped(rollout: Rollout, before: Tensor, after: Tensor, weight: float, discount: float) -> Rollout:
+    """`rollout` with F of each decision added to the reward of its first action, from progress [T, N]."""
+    decay = discount ** rollout.executed.sum(-1).to(before.dtype)
+    earned = weight * (decay * after * ~rollout.terminated - before)
+    reward = rollout.reward.clone()
+    reward[..., 0] += earned.to(reward.dtype)
+    return replace(rollout, reward=reward)
+
+
+def grippers(contract: Contract, option: str) -> list[int]:
+    """The action's elements whose names have "gripper" in them.
+
+    Raises:
+        UserError: if there are none.
+    """
+    found = [number for number, name in enumerate(contract.action.names) if "gripper" in name]
+    if not found:
+        raise UserError(f"{option} finds milestones by action elements named gripper, which this task lacks")
+    return found
+
+
+def progress(demonstrations: Episodes, grippers: list[int]) -> tuple[Tensor, Tensor]:
+    """Rows [R] of the observations of successful episodes, and the progress of each in [0, 1), [R].
+
+    M milestones divide an episode into phases: after m of them and a share s of the present phase it is (m + s) / M.
+    """
+    episode, commands = demonstrations.episode, demonstrations.actions[:, grippers]
+    middle = (commands.amin(0) + commands.amax(0)) / 2.0
+    closed, label = commands > middle, torch.zeros(len(demonstrations))
+    begin = 0
+    for number, end in enumerate(demonstrations.ends.tolist()):
+        turns = (closed[begin + 1 : end] != closed[begin : end - 1]).any(-1).nonzero().squeeze(1) + begin + 1
+        bounds = torch.cat((torch.tensor([begin]), turns, torch.tensor([end])))
+        rows = (episode == number).nonzero().squeeze(1)
+        step = demonstrations.first[rows]
+        behind = torch.searchsorted(bounds, step, right=True) - 1
+        share = (step - bounds[behind]) / (bounds[behind + 1] - bounds[behind])
+        label[rows] = (behind + share) / (len(bounds) - 1)
+        begin = end
+    rows = demonstrations.success[episode].nonzero().squeeze(1)
+    return rows, label[rows]

@@ -1,0 +1,114 @@
+"""A curriculum of initial states: those that the policy neither always solves nor never are begun more often.
+
+VLA-RL (arXiv 2505.18719) draws tasks by how near their success rate is to one half. Here an environment keeps its task,
+so it is a task's initial states that are drawn: a share of episodes repeats known ones, with weight
+exp(-|success - 1/2| / TEMPERATURE), and the others begin in new ones, which a curriculum of only known states would
+never find. Of every task the `KNOWN` states nearest to one half are remembered.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.rollout.starts import RECENT
+
+KNOWN = 32
+TEMPERATURE = 0.1
+MEMORY = 0.9
+"""What an attempt weighs beside the one after it: the policy changes."""
+
+Record = tuple[float, float]
+"""Attempts and successes of an initial state, recent ones weighing more."""
+
+
+def weight(record: Record) -> float:
+    """The weight of an initial state, 1 where its success rate is one half.
+
+    The rate begins at one half, as if one attempt of two had succeeded: a state tried once may be anything.
+    """
+    attempts, successes = record
+    return math.exp(-abs((successes + 1.0) / (attempts + 2.0) - 0.5) / TEMPERATURE)
+
+
+class CurriculumStarts:
+    """Begins a share `repeated` of episodes in known initial states, by their success, and the others in new ones.
+
+    Starts are below `num_starts`; None: unlimited.
+    """
+
+    def __init__(
+        self, task_index: Tensor, *, repeated: float, generator: torch.Generator, num_starts: int | None = None
+    ) -> None:
+        self.task_index, self.repeated, self.generator = task_index.tolist(), repeated, generator
+        self.num_starts = num_starts
+        tasks, count = max(self.task_index) + 1, len(self.task_index)
+        first = int(torch.randint(1 << 40, (), generator=generator))  # seeds train on different states
+        self.fresh = [first] * tasks
+        self.known: list[dict[int, Record]] = [{} for _ in range(tasks)]
+        self.running: list[int] = [-1] * count  # initial states of the running episodes; -1: none yet
+        self.first: list[bool] = [False] * count  # whether that state is a new one
+        self.firsts: list[bool] = []  # success of the last episodes from new ones
+        self.ended: list[bool] = [False] * count  # whether the environment has ended an episode
+
+    def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
+        """Initial states [N] for environments that `finished` [N] with `success` [N]; elsewhere 0, which is unused."""
+        rows, won = finished.nonzero().flatten().tolist(), success.tolist()
+        for env in rows:
+            if self.running[env] >= 0:
+                self._remember(env, won[env])
+        draws = torch.rand(len(rows), generator=self.generator).tolist()
+        for env, draw in zip(rows, draws, strict=True):
+            self._begin(env, draw < self.repeated)
+        starts = torch.zeros(len(self.running), dtype=torch.int64)
+        for env in rows:
+            starts[env] = self.running[env]
+        return starts
+
+    def abandon(self) -> None:
+        """The running episodes will not end: they count neither way."""
+        self.running = [-1] * len(self.running)
+
+    def metrics(self) -> dict[str, float]:
+        """`new_starts_success`: success rate of the last `RECENT` episodes from new initial states, and `known_starts`.
+
+        The rate is left out until every environment has ended an episode, because successful episodes end first.
+        """
+        known = {"known_starts": float(sum(map(len, self.known)))}
+        return known | ({"new_starts_success": sum(self.firsts) / len(self.firsts)} if all(self.ended) else {})
+
+    def _remember(self, env: int, won: bool) -> None:
+        known, start = self.known[self.task_index[env]], self.running[env]
+        attempts, successes = known.get(start, (0.0, 0.0))
+        known[start] = (MEMORY * attempts + 1.0, MEMORY * successes + won)
+        if len(known) > KNOWN:
+            del known[min(known, key=lambda each: weight(known[each]))]
+        self.ended[env] = True
+        if self.first[env]:
+            self.firsts = [*self.firsts, won][-RECENT:]
+
+    def _begin(self, env: int, repeat: bool) -> None:
+        """Begin the next episode of `env` in a known state if it is to `repeat` one and there is any."""
+        task = self.task_index[env]
+        known = self.known[task]
+        self.first[env] = not (repeat and known)
+        if self.first[env]:
+            self.running[env] = self.fresh[task] % self.num_starts if self.num_starts else self.fresh[task]
+            self.fresh[task] += 1
+        else:
+            weights = torch.tensor([weight(record) for record in known.values()])
+            self.running[env] = list(known)[int(torch.multinomial(weights, 1, generator=self.generator))]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of initial states, and counters."""
+        state = {name: list(getattr(self, name)) for name in ("fresh", "running", "first", "firsts", "ended")}
+        return state | {"known": [[[start, *record] for start, record in task.items()] for task in self.known]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        for name in ("fresh", "running", "first", "firsts", "ended"):
+            setattr(self, name, list(state[name]))
+        self.known = [{int(start): (tried, won) for start, tried, won in task} for task in state["known"]]
