@@ -20,8 +20,8 @@ from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting
 from policies.chunk_networks import chunk_network
 from policies.generative import Aggregate, GenerativeConfig, GenerativePolicy
-from policies.kernels.flow import TimeGrid, gaussian_velocity
-from policies.kernels.sampling import Field, FlowSampling, Sampler
+from policies.kernels.flow import TimeGrid, gaussian_velocity, given_actions
+from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for
 from policies.kernels.shortcut import LENGTHS, drawn, length_of, two_steps
 
 
@@ -33,6 +33,9 @@ class FlowConfig(GenerativeConfig):
     reinflow, at most 3 deviations). `noise_level` is Flow-SDE's a, `std_min` and `std_max` bound the learned deviation,
     both in units of the normalised action. `guidance` bounds the pull towards a running chunk (arXiv 2506.07339's beta,
     5 there; smaller is better with ranked candidates).
+
+    With a `trained_delay` supervised training gives up to so many first actions of a chunk as they are and asks for the
+    rest (arXiv 2512.05964); running chunks that leave no more are then continued so, in place of guidance.
 
     Reinforcement learning without demonstrations needs `initial_std`: the deviation of a new policy's chunks, in units
     of the normalised action. Without it (None) the noise that chunks are denoised from passes through as wide as it
@@ -50,6 +53,7 @@ class FlowConfig(GenerativeConfig):
     std_min: float = 0.08
     std_max: float = 0.16
     guidance: float = 1.0
+    trained_delay: int = 0
     initial_std: float | None = None
     shortcut: float = 0.0
 
@@ -57,12 +61,15 @@ class FlowConfig(GenerativeConfig):
         """Raise UserError for impossible sizes."""
         super().__post_init__()
         at_least(self, 1, "denoising_steps")
+        at_least(self, 0, "trained_delay")
         if self.initial_std is not None and self.initial_std <= 0.0:
             raise UserError(f"expected policy.initial_std above 0, got {self.initial_std}")
         if not 0.0 <= self.shortcut < 1.0:
             raise UserError(f"expected policy.shortcut in [0, 1), got {self.shortcut}")
         if self.shortcut:
             length_of(self.denoising_steps)
+            if self.trained_delay:
+                raise UserError("policy.shortcut and policy.trained_delay give steps different times: choose one")
             if self.initial_std is not None:
                 raise UserError("policy.shortcut learns from demonstrations, policy.initial_std without: choose one")
 
@@ -81,6 +88,7 @@ class FlowPolicy(GenerativePolicy):
 
     def __init__(self, contract: Contract, config: FlowConfig) -> None:
         super().__init__(contract, config, "flow")
+        check_delay(config.trained_delay, contract)
         self.grid = TimeGrid(config.denoising_steps)
         self.length = length_of(config.denoising_steps) if config.shortcut else 0
         features = self.encoder.out_features
@@ -102,7 +110,10 @@ class FlowPolicy(GenerativePolicy):
         deterministic: bool = False,
         generator: torch.Generator | None = None,
     ) -> Decision:
-        """Like `act`, with all candidates guided to `running` (arXiv 2506.07339) and ranked by their executed part."""
+        """Like `act`, with all candidates guided to `running` (arXiv 2506.07339) and ranked by their executed part.
+
+        Of what was trained with as many given actions as are frozen, these are given (arXiv 2512.05964), and no more.
+        """
         observation = self.encoder.read(observation)
         x = self._noise(observation, deterministic, generator)
         count = x.shape[1]
@@ -111,7 +122,10 @@ class FlowPolicy(GenerativePolicy):
         )
         x, target = x.flatten(0, 1), (known - self.action_mean) / self.action_std
         features = self.encoder(observation).repeat_interleave(count, 0)
-        x = self.sampling.inpaint(x, self._field(features), target, mask.unsqueeze(-1), self.config.guidance)
+        if trained_for(running, self.config.trained_delay):
+            x = self.sampling.continued(x, lambda x, times: self.velocity(x, times, features), target, keeps)
+        else:
+            x = self.sampling.inpaint(x, self._field(features), target, mask.unsqueeze(-1), self.config.guidance)
         actions = torch.where(keeps.unsqueeze(-1), known, self.to_robot(x))
         rows = self._best(observation, actions, count)
         nothing = TensorDict({}, batch_size=list(observation.batch_size))
@@ -160,11 +174,15 @@ class FlowPolicy(GenerativePolicy):
         time = torch.rand(len(target), device=target.device)
         length, rows = torch.zeros_like(time, dtype=torch.long), self._long(time)
         time[rows], length[rows] = drawn(len(rows), target.device)
-        t = time.view(-1, 1, 1)
+        given = given_actions(*target.shape[:2], self.config.trained_delay, target.device)
+        times, rest = torch.where(given, 0.0, time.unsqueeze(-1)), (~given).float()
+        t = times.unsqueeze(-1)
         x, goal = t * noise + (1.0 - t) * target, noise - target
         if len(rows):
             goal[rows] = two_steps(self.velocity, x[rows], time[rows], features[rows], length[rows])
-        return (self.velocity(x, time, features, length) - goal).square().mean(-1)
+        moment = times if self.config.trained_delay else time
+        error = (self.velocity(x, moment, features, length) - goal).square().mean(-1)
+        return error * rest / rest.mean()
 
     def _long(self, time: Tensor) -> Tensor:
         """A random `shortcut` of the rows of `time` [B], to learn long steps."""
@@ -177,27 +195,30 @@ class FlowPolicy(GenerativePolicy):
 
 
 class _Velocity(nn.Module):
-    """Noisy chunk, time, features and the number of the step's length (of a shortcut model) -> velocity [N, H, A].
+    """Noisy chunk, time [N] or of each action [N, H], features, and of a shortcut model the step's length by number.
+
+    Gives a velocity [N, H, A].
 
     With an `initial_std` the network is what is added to the velocity of normally distributed actions of that
-    deviation.
+    deviation. With a `trained_delay` it reads each action's time beside the action.
     """
 
     def __init__(self, contract: Contract, features: int, config: FlowConfig) -> None:
         super().__init__()
-        self.initial_std = config.initial_std
+        self.initial_std, self.timed = config.initial_std, config.trained_delay > 0
         self.lengths = len(LENGTHS) if config.shortcut else 0
         self.network = chunk_network(
-            config.network, contract.horizon, contract.action.shape[-1], features + self.lengths, config.hidden,
-            config.depth,
-            small=config.initial_std is not None,
+            config.network, contract.horizon, contract.action.shape[-1] + self.timed, features + self.lengths,
+            config.hidden, config.depth, small=config.initial_std is not None,
         )  # fmt: skip
 
     def forward(self, x: Tensor, time: Tensor, features: Tensor, length: Tensor | None = None) -> Tensor:
         if self.lengths:
             assert length is not None
             features = torch.cat((features, nn.functional.one_hot(length, self.lengths).to(features.dtype)), -1)
-        velocity = self.network(x, time, features)
+        times = time if time.ndim == 2 else time.unsqueeze(-1).expand(x.shape[:2])
+        read = torch.cat((x, times.unsqueeze(-1)), -1) if self.timed else x
+        velocity = self.network(read, times.amax(-1), features)[..., : x.shape[-1]]
         if self.initial_std is None:
             return velocity
-        return velocity + gaussian_velocity(x, time.view(-1, 1, 1), self.initial_std)
+        return velocity + gaussian_velocity(x, times.unsqueeze(-1), self.initial_std)

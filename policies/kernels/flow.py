@@ -4,7 +4,7 @@ Convention (openpi): time 1 is noise, time 0 is the action; x_t = t * noise + (1
 the velocity u = noise - action. Letters: N samples, H chunk length, A action dimension, S denoising steps.
 
 Sources: Flow-SDE and Flow-Noise from pi_RL (arXiv 2510.25889), the SDE drift from Flow-GRPO (arXiv 2505.05470),
-guidance from real-time chunking (arXiv 2506.07339).
+guidance from real-time chunking (arXiv 2506.07339), given actions from its training-time form (arXiv 2512.05964).
 """
 
 from __future__ import annotations
@@ -92,6 +92,13 @@ def guided_velocity(
     denominator = time * (1.0 - time)
     weight = min(strongest, (time**2 + (1.0 - time) ** 2) / denominator) if denominator > 0.0 else strongest
     return plain.detach() - weight * pull
+
+
+def given_actions(count: int, horizon: int, most: int, device: torch.device) -> Tensor:
+    """Which actions of chunks are given in training, [N, H] bool: the first d, d uniform from 0 to `most`."""
+    if not most:  # nothing is drawn
+        return torch.zeros(count, horizon, dtype=torch.bool, device=device)
+    return torch.arange(horizon, device=device) < torch.randint(most + 1, (count, 1), device=device)
 
 
 def flow_noise_std(raw: Tensor, std_min: float, std_max: float) -> Tensor:

@@ -21,6 +21,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from embodied.contract import Contract
+from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from policies.kernels.flow import (
     TimeGrid,
@@ -102,6 +104,19 @@ class FlowSampling:
             x = ode_step(x, velocity, self.grid)
         return x
 
+    def continued(
+        self, x: Tensor, velocity: Callable[[Tensor, Tensor], Tensor], known: Tensor, keeps: Tensor
+    ) -> Tensor:
+        """Chunks [B, H, A] from noise `x` with actions `known` [B, H, A] where `keeps` [B, H] (arXiv 2512.05964).
+
+        `velocity` is of chunks [B, H, A] and of times [B, H], 0 where an action is known.
+        """
+        for step in range(self.grid.steps):
+            x = torch.where(keeps.unsqueeze(-1), known, x)
+            times = self.grid.times(torch.full(keeps.shape, step, device=x.device))
+            x = ode_step(x, velocity(x, torch.where(keeps, 0.0, times)), self.grid)
+        return torch.where(keeps.unsqueeze(-1), known, x)
+
     def score(self, path: Tensor, noisy: Tensor, field: Field) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy [B, 1] of paths: one call of `field` for Flow-SDE, S for learned noise.
 
@@ -139,3 +154,14 @@ class FlowSampling:
 
     def _chosen(self, noisy: Tensor, index: Tensor) -> Tensor:
         return torch.ones_like(index, dtype=torch.bool) if self.sampler.everywhere else noisy == index
+
+
+def check_delay(trained_delay: int, contract: Contract) -> None:
+    """Raise UserError if a chunk would be given as a whole."""
+    if trained_delay >= contract.horizon:
+        raise UserError(f"expected policy.trained_delay below task.horizon={contract.horizon}, got {trained_delay}")
+
+
+def trained_for(running: Running, trained_delay: int) -> bool:
+    """Whether no more actions are frozen than were given in training, which gave some."""
+    return bool(trained_delay) and int(running.frozen.max()) <= trained_delay

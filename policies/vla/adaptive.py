@@ -24,8 +24,9 @@ class AdaptiveNorm(nn.Module):
         nn.init.zeros_(self.dense.bias)
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """Normed x [N, H, W] and the gate [N, 1, W] for a condition [N, W]."""
-        parts = self.dense(condition).unsqueeze(1).unflatten(-1, (3, -1))
+        """Normed x [N, H, W] and the gate [N, 1 or H, W] for a condition [N, W], or [N, H, W] of each action."""
+        found = self.dense(condition)
+        parts = (found if found.ndim == 3 else found.unsqueeze(1)).unflatten(-1, (3, -1))
         scale, shift, gate = (parts[..., part, :] for part in range(3))
         normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.epsilon)
         return (normed * (1.0 + scale) + shift).type_as(x), gate
@@ -40,7 +41,7 @@ class AdaptiveLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = AdaptiveNorm(width, epsilon), AdaptiveNorm(width, epsilon)
 
     def forward(self, hidden_states: Tensor, *, condition: Tensor, **attention: Any) -> Tensor:  # noqa: ANN401
-        """Hidden states [N, H, W] at a condition [N, W]."""
+        """Hidden states [N, H, W] at a condition [N, W] or [N, H, W]."""
         normed, gate = self.input_layernorm(hidden_states, condition)
         hidden_states = hidden_states + gate * self.self_attn(hidden_states=normed, **attention)[0]
         normed, gate = self.post_attention_layernorm(hidden_states, condition)
@@ -56,8 +57,8 @@ class TimeEmbedding(nn.Module):
         self.time_mlp_in, self.time_mlp_out = nn.Linear(width, width), nn.Linear(width, width)
 
     def forward(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """Embeddings [N, H, W] and condition [N, W] of chunks [N, H, D] and times [N]."""
-        embedded = self.sinusoid_embeds(time).to(x.dtype)
+        """Embeddings [N, H, W] and condition [N, W] of chunks [N, H, D] and times [N]; or [N, H, W] of [N, H]."""
+        embedded = self.sinusoid_embeds(time.flatten()).view(*time.shape, -1).to(x.dtype)
         condition = nn.functional.silu(self.time_mlp_out(nn.functional.silu(self.time_mlp_in(embedded))))
         return self.action_in_proj(x), condition
 

@@ -121,9 +121,9 @@ class Pi0Model(nn.Module):
         return Prefix(*self.computing.run(Pi0Model._read, self, tokens, real, pictures))
 
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
-        """Velocity [N, H, D] and the expert's hidden state [N, H, W] at noisy chunks `x` [N, H, D] and times [N].
+        """Velocity [N, H, D] and the expert's hidden state [N, H, W] at noisy chunks `x` [N, H, D] and times.
 
-        `state` [N, state_size] is padded.
+        Times are of chunks [N], or of each action [N, H]. `state` [N, state_size] is padded.
         """
         velocity, hidden = self.computing.run(type(self)._denoise, self, prefix.kept, prefix.real, state, time, x)
         return velocity.float(), hidden.float()
@@ -142,10 +142,20 @@ class Pi0Model(nn.Module):
         return tuple(cache.made[layer] for layer in sorted(cache.made)), read.last_hidden_state, real
 
     def _denoise(self, kept: Kept, real: Tensor, state: Tensor, time: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        embedded = self.native.embed_action_time(state, x, time)
+        embedded = self._embedded(state, time, x)
         found = self.native.model(action_embeds=embedded, attention_mask=real, past_key_values=Cache(kept))
         hidden = found.last_hidden_state[:, -x.shape[1] :]
         return self.native.action_out_proj(hidden), hidden
+
+    def _embedded(self, state: Tensor, time: Tensor, x: Tensor) -> Tensor:
+        """The state's token and those of actions, [N, 1 + H, W]; transformers has one time for all actions."""
+        parts = self.native.embed_action_time
+        if time.ndim == 1:
+            return parts(state, x, time)
+        actions = parts.action_in_proj(x)
+        times = parts.sinusoid_embeds(time.flatten()).view(*time.shape, -1).to(actions.dtype)
+        merged = nn.functional.silu(parts.action_time_mlp_in(torch.cat((actions, times), -1)))
+        return torch.cat((parts.state_proj(state).unsqueeze(1), parts.action_time_mlp_out(merged)), 1)
 
 
 def untrained(size: Size, horizon: int, state: int, action: int) -> Pi0Model:

@@ -22,8 +22,8 @@ from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
 from policies.generative import SMALLEST_STD, Aggregate
-from policies.kernels.flow import TimeGrid, fixed_noise
-from policies.kernels.sampling import Field, FlowSampling, Sampler
+from policies.kernels.flow import TimeGrid, fixed_noise, given_actions
+from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for
 from policies.vla import adapters
 from policies.vla.computing import Computing, prepare
 from policies.vla.critic import Critic, Reads
@@ -54,6 +54,8 @@ class Pi0Config(Computing):
     step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little beside reading
     pictures. What the `critic` reads passes layers of width `hidden`.
 
+    With a `trained_delay` supervised training gives up to so many first actions of a chunk as they are and asks for the
+    rest (arXiv 2512.05964); running chunks that leave no more are then continued so, in place of guidance.
     `precision`, `gradient_checkpointing` and `compile` tell how the model computes (`policies.vla.computing`).
     """
 
@@ -67,6 +69,7 @@ class Pi0Config(Computing):
     std_min: float = 0.08
     std_max: float = 0.16
     guidance: float = 5.0
+    trained_delay: int = 0
     aggregate: Aggregate = Aggregate.SUM
     draws: int = 1
     critic: Reads = Reads.AUTO
@@ -75,7 +78,7 @@ class Pi0Config(Computing):
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "denoising_steps", "draws", "hidden")
-        at_least(self, 0, "lora_rank")
+        at_least(self, 0, "lora_rank", "trained_delay")
         if self.lora_rank and not self.weights:
             raise UserError(f"lora_rank={self.lora_rank} adapts published weights: name them in policy.weights")
         if self.lora_rank and self.frozen:
@@ -108,6 +111,7 @@ class Pi0Policy(nn.Module):
         super().__init__()
         if not contract.action.low:
             raise UserError(f"policy={self.kind} needs action limits; set low and high in the action spec")
+        check_delay(config.trained_delay, contract)
         self.contract, self.config = contract, config
         self.actions = contract.action.shape[-1]
         self.inputs = self.reads(contract, f"policy={self.kind}")
@@ -234,12 +238,19 @@ class Pi0Policy(nn.Module):
         deterministic: bool = False,
         generator: torch.Generator | None = None,
     ) -> Decision:
-        """Like `act`, guided to `running` (arXiv 2506.07339); padding of actions is left alone."""
+        """Like `act`, guided to `running` (arXiv 2506.07339); padding of actions is left alone.
+
+        Of what was trained with as many given actions as are frozen, these are given (arXiv 2512.05964), and no more.
+        """
         state, prefix = self._state(observation), self._prefix(observation)
         x = self._noise(observation, deterministic, generator)
         target = self._padded((running.actions - self.action_mean) / self.action_std)
-        mask = self._padded(running.soft_mask().unsqueeze(-1).expand_as(running.actions))
-        x = self.sampling.inpaint(x, self._field(state, prefix), target, mask, self.config.guidance)
+        if trained_for(running, self.config.trained_delay):
+            velocity = lambda x, times: self._velocity(state, prefix, x, times)[0]  # noqa: E731 - of this prefix
+            x = self.sampling.continued(x, velocity, target, running.keeps())
+        else:
+            mask = self._padded(running.soft_mask().unsqueeze(-1).expand_as(running.actions))
+            x = self.sampling.inpaint(x, self._field(state, prefix), target, mask, self.config.guidance)
         actions = torch.where(running.keeps().unsqueeze(-1), running.actions, self.to_robot(x))
         nothing = TensorDict({}, batch_size=list(observation.batch_size))
         return Decision(actions, nothing, torch.full((len(actions), 1), torch.nan, device=x.device))
@@ -261,8 +272,11 @@ class Pi0Policy(nn.Module):
         state, target, valid = (x.repeat_interleave(draws, 0) for x in (self._state(observation), target, valid))
         noise = torch.randn_like(target)
         time = 0.999 * torch.rand(len(target), device=target.device) ** (1.0 / 1.5) + 0.001  # Beta(1.5, 1), scaled
-        t = time.view(-1, 1, 1)
-        velocity, _ = self._velocity(state, prefix, t * noise + (1.0 - t) * target, time)
+        given = given_actions(*target.shape[:2], self.config.trained_delay, target.device)
+        times, valid = torch.where(given, 0.0, time.unsqueeze(-1)), valid * ~given
+        t = times.unsqueeze(-1)
+        moment = times if self.config.trained_delay else time
+        velocity, _ = self._velocity(state, prefix, t * noise + (1.0 - t) * target, moment)
         error = (velocity - (noise - target))[..., : self.actions].square().mean(-1)
         return (error * valid).sum() / valid.sum().clamp_min(1)
 

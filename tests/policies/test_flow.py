@@ -1,6 +1,7 @@
 """Sampling and scoring of the flow policy agree, in every sampler."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.rollout.rollout import Collector, first_decisions
 from policies.augmentation import AugmentationKind, CartesianScene
+from policies.chunk_networks import NetworkKind
 from policies.encoders import EncoderKind
 from policies.flat import FlatEncoder
 from policies.flow import FlowConfig, FlowPolicy, Sampler
@@ -23,6 +25,7 @@ from policies.libero_encoder import ObjectEncoder
 from policies.vision.augmentation import PictureChanges
 from policies.vision.backbones import VisionConfig
 from policies.vision.encoder import PictureEncoder
+from policies.vla.pi0 import Pi0Policy
 from sims.libero.observation import action_spec
 from tests.embodied.reach import Reach
 from tests.policies.observations import contract, observations
@@ -441,6 +444,75 @@ def test_a_chunk_continues_the_running_one(ranks: bool) -> None:
     assert apart[1] < apart[2] < apart[3]
     again = policy.inpaint(observation[:7], running(known[:7], 1, 3), deterministic=True).actions
     torch.testing.assert_close(again, decision.actions[:7])
+
+
+def two_ways(count: int, horizon: int, size: torch.Tensor) -> torch.Tensor:
+    """Chunks [N, H, A] that turn right or left throughout, by `size` [A]."""
+    signs = torch.where(torch.arange(count) % 2 == 0, 1.0, -1.0)
+    return signs.view(-1, 1, 1) * size.expand(horizon, -1)
+
+
+def taught_two_ways(policy: FlowPolicy | Pi0Policy, see: Callable[..., TensorDict], steps: int, rate: float) -> None:
+    """`policy` with what it has learned of chunks that go one of two ways, which no observation tells."""
+    horizon, high = policy.contract.horizon, torch.tensor(policy.contract.action.high)
+    low = torch.tensor(policy.contract.action.low)
+    middle, size = (high + low) / 2, 0.6 * (high - low) / 2
+    policy.fit(see(64), middle + two_ways(64, horizon, size))
+    optimiser = torch.optim.Adam(policy.actor_parameters(), rate)
+    for step in range(steps):
+        rows = 64 if step % 2 else 63
+        loss = policy.loss(see(rows, seed=step), middle + two_ways(rows, horizon, size), torch.ones(rows, horizon))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+
+def kept_ways(policy: FlowPolicy | Pi0Policy, see: Callable[..., TensorDict], frozen: int) -> float:
+    """Share of chunks that go on as the frozen actions of the running ones went."""
+    high, low = (torch.tensor(limit) for limit in (policy.contract.action.high, policy.contract.action.low))
+    size = 0.6 * (high - low) / 2
+    ways = two_ways(40, policy.contract.horizon, size)
+    going_on = running((high + low) / 2 + ways, frozen, policy.contract.horizon)
+    actions = policy.inpaint(see(40, seed=9999), going_on, deterministic=True).actions
+    assert torch.equal(actions[:, :frozen], going_on.actions[:, :frozen])
+    return float(((actions - (high + low) / 2) * ways > 0.0).all(-1).all(-1).float().mean())
+
+
+@pytest.mark.parametrize("network", [NetworkKind.MLP, NetworkKind.DIT])
+def test_trained_with_given_actions_it_goes_on_with_them_without_guidance(network: NetworkKind) -> None:
+    long = replace(FLAT, horizon=4)
+    torch.manual_seed(0)
+    made = {
+        delay: FlowConfig(
+            encoder=EncoderKind.FLAT, network=network, hidden=32, trained_delay=delay, guidance=0.0
+        ).build(long)
+        for delay in (0, 2)
+    }
+    for policy in made.values():
+        taught_two_ways(policy, driving, 400, 3e-3)
+    for frozen in (1, 2):
+        assert kept_ways(made[2], driving, frozen) > 0.9
+        assert kept_ways(made[0], driving, frozen) < 0.7
+    assert kept_ways(made[2], driving, 3) < 0.7  # more than were given in training: guided, here by nothing
+    alone = made[2].act(driving(60), deterministic=True).actions[:, 0, 1]
+    assert 0.2 < float((alone > 0.0).float().mean()) < 0.8  # without given actions it goes both ways still
+
+
+def test_given_actions_are_not_in_the_loss_and_more_than_a_chunk_is_refused() -> None:
+    policy, observation = (
+        FlowConfig(encoder=EncoderKind.FLAT, trained_delay=3).build(replace(FLAT, horizon=4)),
+        driving(64),
+    )
+    actions = torch.rand(64, policy.contract.horizon, 2)
+    policy.fit(observation, actions)
+    target = (actions - policy.action_mean) / policy.action_std
+    torch.manual_seed(0)
+    error = policy._error(target, policy.encoder(observation))
+    left_out = (error == 0.0).sum(1)
+    assert set(left_out.tolist()) == {0, 1, 2, 3}
+    assert all(not row[:count].any() for row, count in zip(error, left_out, strict=True))
+    with pytest.raises(UserError, match=r"policy\.trained_delay below task\.horizon=1, got 1"):
+        flat(trained_delay=1)
 
 
 def test_candidates_that_continue_are_ranked_by_what_would_run() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import ModuleType
 
 import msgpack
 import numpy as np
+import pytest
 import torch
 from tensordict import TensorDict
 from websockets.sync.client import connect
@@ -19,6 +21,8 @@ from policies.vla.pi0 import Pi0Config
 from real_robot.serving.policy_client import PolicyClient
 from real_robot.serving.policy_server import PolicyServer
 from tests.embodied.reach import Reach
+from tests.policies.test_flow import kept_ways, taught_two_ways
+from tests.policies.vla import test_pi0, test_pi05
 from tests.policies.vla.test_pi0 import SEEING, policy, seen
 
 TOKEN = "sixteen-letters-" * 2
@@ -45,6 +49,29 @@ def test_a_chunk_continues_the_running_one() -> None:
     torch.testing.assert_close(again, decision.actions[:5], atol=1e-5, rtol=0.0)
     assert not decision.actions.requires_grad
     assert all(weight.grad is None for weight in made.parameters())
+
+
+@pytest.mark.parametrize("module", [test_pi0, test_pi05])
+def test_each_action_may_have_its_own_time(module: ModuleType) -> None:
+    made, observation = module.policy(), seen(3)
+    state, prefix, x = made._state(observation), made._prefix(observation), torch.randn(3, 4, 32)
+    time = torch.tensor([0.2, 0.6, 1.0])
+    whole, hidden = made._velocity(state, prefix, x, time)
+    times = time.unsqueeze(1).expand(3, 4).clone()
+    each = made._velocity(state, prefix, x, times)
+    torch.testing.assert_close(each[0], whole, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(each[1], hidden, atol=1e-5, rtol=1e-5)
+    times[1, 0] = 0.0
+    moved = made._velocity(state, prefix, x, times)[0]
+    assert (moved[1, 0] != whole[1, 0]).any()
+    torch.testing.assert_close(moved[[0, 2]], whole[[0, 2]], atol=1e-5, rtol=1e-5)
+
+
+def test_trained_with_given_actions_it_goes_on_with_them_without_guidance() -> None:
+    made = policy(trained_delay=2, guidance=0.0)
+    taught_two_ways(made, seen, 120, 3e-3)
+    for frozen in (1, 2):
+        assert kept_ways(made, seen, frozen) > 0.9
 
 
 def test_guidance_pulls_elements_of_actions_and_not_their_padding() -> None:
