@@ -6,7 +6,8 @@ All rows fine-tune on `libero_pick` (state observations, stand-in assets, the de
 same number of environment steps, from the same supervised policy; policy=diffusion is another network and has a start
 of its own. Settings are the task's for each algorithm (`configs/settings`) and those of ROWS: not tuned any further.
 Every run is `python train.py ...` in its own process, one after the other. A row is written to the JSON file as soon as
-it is done, with its commit; rows that are there are not measured again. Intervals of success are Wilson's, those of
+it is done, with its commit; rows that are there are not measured again, and a run that was interrupted goes on from its
+last checkpoint. Intervals of success are Wilson's, those of
 gains are paired: the same episodes before and after. CPU seconds are those of collection and updates, wall seconds of
 the whole command with its two evaluations.
 """
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -47,7 +49,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "ppo, DPPO": ("policy=diffusion", "algorithm=ppo"),
 }  # fmt: skip
 """Options of train.py by name; more important rows first. Noise, clip and entropy are those of the papers."""
-COMMON = ("task=libero_pick", "task.assets=stand-in", "video=false", "threads=1", "checkpoint_every=1000000")
+COMMON = ("task=libero_pick", "task.assets=stand-in", "video=false", "threads=1")
 RESULT = ROOT / "benchmarks" / "results" / "rl_algorithms.json"
 
 
@@ -106,14 +108,14 @@ def _start(folder: Path, options: Sequence[str], seed: int) -> Path:
     run = folder / f"start_{policy}_{seed}"
     if not (run / "report.json").exists():
         own = [option for option in options if not option.startswith(("algorithm", "policy."))]
-        _train([*own, "algorithm=self_imitation", "stages=[sft]", f"output={run}"])
+        _train([*own, "algorithm=self_imitation", "stages=[sft]"], run)
     return run
 
 
 def _measured(name: str, options: Sequence[str], start: Path, run: Path) -> dict[str, Any]:
     """Success before and after, and the gain, by distribution; steps, seconds, commit and options."""
     began = time.perf_counter()
-    _train([*options, "stages=[rl]", f"start_from={start}", f"output={run}"], resumed=run)
+    _train([*options, "stages=[rl]", f"start_from={start}"], run)
     wall_s = time.perf_counter() - began
     found = json.loads((run / "report.json").read_text())
     sys.stderr.write(f"{name}: {wall_s:.0f} s\n")
@@ -137,10 +139,13 @@ def _measured(name: str, options: Sequence[str], start: Path, run: Path) -> dict
     }  # fmt: skip
 
 
-def _train(options: Sequence[str], resumed: Path | None = None) -> None:
-    """Run train.py; a run that was interrupted continues."""
-    if resumed and (resumed / "checkpoint").exists():
-        options = [f"resume={resumed}"]
+def _train(options: Sequence[str], run: Path) -> None:
+    """Run train.py with its output in `run`; from its last checkpoint if there is one, else from the beginning."""
+    if any((run / "checkpoint").glob("[0-9]*")):
+        options = [f"resume={run}"]
+    else:
+        shutil.rmtree(run, ignore_errors=True)
+        options = [*options, f"output={run}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "train.py", *options], cwd=ROOT, env=environment, check=True)
 
