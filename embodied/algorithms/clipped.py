@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied import seeding
-from embodied.algorithms.finite import check_finite
+from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.micro_batch import rows_within
 from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
@@ -177,7 +177,7 @@ class Clipped:
         if self.config.bc_coefficient and not self.warm:
             means["bc_loss"] = self._imitate()
         norms = [nn.utils.clip_grad_norm_(part, self.config.max_gradient_norm) for part in self.parameters]
-        check_finite(means | dict(zip(GRADIENTS, norms, strict=False)), self.gradient_steps + 1)
+        check_finite(losses(means) | dict(zip(GRADIENTS, norms, strict=False)), self.gradient_steps + 1)
         self.optimiser.step()
         self.gradient_steps += 1
         return means

@@ -21,3 +21,8 @@ def check_finite(values: Mapping[str, float | Tensor], gradient_step: int) -> No
     for name, value in values.items():
         if not math.isfinite(number := float(value)):
             raise DivergedError(f"{name.replace('_', ' ')} became {number} at gradient step {gradient_step}; {ADVICE}")
+
+
+def losses(metrics: Mapping[str, float]) -> dict[str, float | Tensor]:
+    """Those of `metrics` that are losses; an approximate KL divergence may overflow where clipped losses do not."""
+    return {name: value for name, value in metrics.items() if name.endswith("loss")}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from embodied import seeding
-from embodied.algorithms.finite import check_finite
+from embodied.algorithms.finite import check_finite, losses
 from embodied.environment import Environment
 from embodied.policy import RenormalisedPolicy, TrainablePolicy
 from embodied.precision import Precision
@@ -91,14 +91,14 @@ def iterations(
     Schedules of the learner run over `planned` steps, `env_steps` if None.
 
     Raises:
-        DivergedError: if a loss, a gradient or another metric is not finite.
+        DivergedError: if a loss or a gradient is not finite.
     """
     while done < env_steps:
         with precision.on(collector.generator.device):
             rollout = collector.collect(rollout_length)
             done += int(world.sum(torch.tensor(rollout.env_steps)))
             metrics = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
-            check_finite(metrics, learner.gradient_steps)
+            check_finite(losses(metrics), learner.gradient_steps)
             if isinstance(collector.policy, RenormalisedPolicy):
                 collector.policy.renormalise(rollout.observation, world)
         collector.version += 1

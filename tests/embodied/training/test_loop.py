@@ -61,12 +61,14 @@ def test_the_same_seed_gives_the_same_numbers_and_another_one_others() -> None:
     assert run(1) != first
 
 
-def test_a_metric_that_is_not_finite_ends_the_training() -> None:
+def test_a_loss_that_is_not_finite_ends_the_training() -> None:
     env = Reach(8)
     learned = policy(env)
     learned.fit(env.reset(), torch.zeros(1, 1))
     learner, collector = build(env, learned, QUICK, None, seed=0)
-    learner.update = lambda *_: {"entropy": 1.0, "value_loss": float("inf")}
+    learner.update = lambda *_: {"kl": float("inf"), "value_loss": 1.0}
+    next(iterations(learner, collector, 4, 100))
+    learner.update = lambda *_: {"kl": 1.0, "value_loss": float("inf")}
     with pytest.raises(DivergedError, match=r"^value loss became inf at gradient step 0; try a lower"):
         next(iterations(learner, collector, 4, 100))
 
