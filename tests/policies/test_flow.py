@@ -511,6 +511,10 @@ def test_given_actions_are_not_in_the_loss_and_more_than_a_chunk_is_refused() ->
     left_out = (error == 0.0).sum(1)
     assert set(left_out.tolist()) == {0, 1, 2, 3}
     assert all(not row[:count].any() for row, count in zip(error, left_out, strict=True))
+    features, times = policy.encoder(observation), torch.full((64, 4), 0.5)
+    unmarked = policy.velocity(target, times, features)
+    times[:, 0] = 0.0
+    assert (policy.velocity(target, times, features)[:, 1:] != unmarked[:, 1:]).any()  # they know what is given
     with pytest.raises(UserError, match=r"policy\.trained_delay below task\.horizon=1, got 1"):
         flat(trained_delay=1)
 
