@@ -215,7 +215,8 @@ class _Velocity(nn.Module):
     def forward(self, x: Tensor, time: Tensor, features: Tensor, length: Tensor | None = None) -> Tensor:
         if self.lengths:
             assert length is not None
-            features = torch.cat((features, nn.functional.one_hot(length, self.lengths).to(features.dtype)), -1)
+            one_hot = length.unsqueeze(-1) == torch.arange(self.lengths, device=length.device)
+            features = torch.cat((features, one_hot.to(features.dtype)), -1)
         times = time if time.ndim == 2 else time.unsqueeze(-1).expand(x.shape[:2])
         read = torch.cat((x, times.unsqueeze(-1)), -1) if self.timed else x
         velocity = self.network(read, times.amax(-1), features)[..., : x.shape[-1]]
