@@ -24,6 +24,7 @@ from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.errors import UserError
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
+from embodied.training.plan import plan
 from embodied.training.run_directory import new_run, resumed_run
 from policies.registry import POLICIES
 from real_robot.recording.demonstrations import demonstrations
@@ -39,7 +40,8 @@ class TrainConfig(ExperimentConfig):
 
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
     names a project, `output` the directory of a new run. `demonstrations` replaces the task's own: LeRobot, HDF5 or
-    recordings. `resume` continues a run, or one of its checkpoints, unchanged; `eval_only` evaluates it instead.
+    recordings. `resume` continues a run, or one of its checkpoints, unchanged; `eval_only` evaluates it instead. `plan`
+    prints the memory that a run will take, and runs nothing.
     """
 
     task: Any = MISSING
@@ -54,6 +56,7 @@ class TrainConfig(ExperimentConfig):
     demonstrations: str | None = None
     resume: str | None = None
     eval_only: bool = False
+    plan: bool = False
 
 
 def run(arguments: list[str]) -> None:
@@ -63,6 +66,9 @@ def run(arguments: list[str]) -> None:
     resumed = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), None)
     saved = checkpoint.load(resumed).config if resumed else None
     config, record = compose(TrainConfig, "train", arguments, GROUPS, saved)
+    if config.plan:
+        parts = with_latency(config.task, config.latency), config.policy, config.algorithm
+        return log.info(plan(config, *parts, device=config.device, demonstrations=config.demonstrations).table())
     prepare(config.device, config.threads)
     if config.eval_only:
         evaluate_instead(resumed, arguments)

@@ -101,6 +101,16 @@ class RecordedTask(Task, Protocol):
         ...
 
 
+@runtime_checkable
+class DemonstratingTask(Task, Protocol):
+    """A task that says beforehand how much its own demonstrations are at most."""
+
+    @property
+    def most_demonstrated(self) -> int:
+        """Control steps of all demonstrations, at most."""
+        ...
+
+
 class Convention(Protocol):
     """What a benchmark's LeRobot datasets mean that others have published; ours contain their contract instead."""
 

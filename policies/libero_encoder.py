@@ -201,6 +201,8 @@ class ObjectEncoder(Encoder):
         """
         mask, related = observation["object_mask"], words.new_zeros(*words.shape[:2], RELATION_WIDTH)
         chosen = namesakes(observation["object_names"], mask)
+        if mask.is_meta:  # shapes alone, see embodied/training/plan.py: as if no object had a namesake
+            return related
         rows, objects = chosen.nonzero(as_tuple=True)
         if not len(rows):
             return related

@@ -36,7 +36,7 @@ def hash_words(text: str, length: int = 16) -> list[int]:
 
 def word_features(width: int) -> Tensor:
     """Fixed random word embeddings [WORD_BUCKETS, width]: not learned, and the same in every process."""
-    features = torch.randn(WORD_BUCKETS, width, generator=torch.Generator().manual_seed(0)) / 2.0
+    features = torch.randn(WORD_BUCKETS, width, generator=torch.Generator().manual_seed(0), device="cpu") / 2.0
     features[0] = 0.0
     return features
 
@@ -55,6 +55,8 @@ class WordTable:
         Raises:
             UserError: for text of more than `words` words, or that is not UTF-8.
         """
+        if text.is_meta:  # shapes alone, see embodied/training/plan.py
+            return text.new_empty(*text.shape[:-1], self.words, dtype=torch.int64)
         size = text.shape[-1]
         texts = text.cpu().contiguous().numpy().reshape(-1, size).view(f"S{size}").ravel().tolist()
         try:

@@ -20,7 +20,7 @@ def saved_bytes(forward: Callable[[], object]) -> int:
     def pack(tensor: Tensor) -> Tensor:
         if not (tensor if tensor._base is None else tensor._base).is_leaf:  # nor a view of a leaf
             storage = tensor.untyped_storage()
-            kept[storage.data_ptr()] = storage.nbytes()
+            kept[storage._cdata] = storage.nbytes()  # not data_ptr: on the meta device all are 0
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

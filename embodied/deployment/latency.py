@@ -32,7 +32,7 @@ from embodied.errors import UserError
 from embodied.policy import Decision, Policy
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import RecurrentPolicy
-from embodied.task import BaselineTask, Task, VariedTask
+from embodied.task import BaselineTask, DemonstratingTask, Task, VariedTask
 
 LATENCY = "latency"
 NAMES = ("observation", "action")
@@ -270,6 +270,8 @@ class LatencyTask:
             self.baselines = task.baselines
         if isinstance(task, VariedTask):
             self.variants = task.variants
+        if isinstance(task, DemonstratingTask):
+            self.most_demonstrated = task.most_demonstrated
 
     @property
     def asset_kind(self) -> str | None:

@@ -158,6 +158,8 @@ def _transformer(config: VisionConfig, size: int) -> tuple[nn.Module, list[float
         )  # fmt: skip
         return model(made), [0.5] * 3, [0.5] * 3
     try:
+        if torch.get_default_device().type == "meta":  # shapes alone, see embodied/training/plan.py
+            return model(settings.from_pretrained(config.weights)), [0.5] * 3, [0.5] * 3
         found, unused = model.from_pretrained(config.weights, output_loading_info=True)
         said, _ = ImageProcessingMixin.get_image_processor_dict(config.weights)
         mean, std = said["image_mean"], said["image_std"]

@@ -108,6 +108,8 @@ class Tokenizer:
         Raises:
             UserError: for a text of more than `LONGEST` tokens, or that is not UTF-8.
         """
+        if text.is_meta:  # shapes alone, see embodied/training/plan.py
+            return (text.new_empty(len(text), LONGEST, dtype=torch.int64),) * 2
         rows = [self._tokens(row) for row in text.cpu().numpy()]
         tokens = torch.tensor([row + [PAD] * (LONGEST - len(row)) for row in rows], device=text.device)
         lengths = torch.tensor([[len(row)] for row in rows], device=text.device)

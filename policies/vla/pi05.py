@@ -67,11 +67,13 @@ class StatedInputs(Inputs):
         Raises:
             UserError: for a prompt of more than `LONGEST` tokens of a published model.
         """
-        rows = [self._ids(prompt) for prompt in self.prompts(observation)]
         longest = LONGEST
         if self.tokenizer is None:  # four letters an element, at most
             text = observation[self.instruction].shape[-1] if self.instruction else 0
             longest = 1 + len(FRAME) + text + 4 * self.state_size
+        if self.state.mean.is_meta:  # shapes alone, see embodied/training/plan.py
+            return (self.state.mean.new_empty(*observation.batch_size, longest, dtype=torch.int64),) * 2
+        rows = [self._ids(prompt) for prompt in self.prompts(observation)]
         if too_long := max(0, *map(len, rows), longest) - longest:
             raise UserError(f"expected a prompt of at most {longest} tokens, got {longest + too_long}")
         device = self.state.mean.device

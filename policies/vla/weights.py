@@ -100,6 +100,8 @@ def _pi0(folder: Path, settings: Any) -> tuple[Pi0Model, set[str]]:  # noqa: ANN
     """The model, and names of tensors that it lacks."""
     from transformers import PI0ForConditionalGeneration
 
+    if planned():
+        return Pi0Model(PI0ForConditionalGeneration(settings)), set()
     native, found = PI0ForConditionalGeneration.from_pretrained(
         folder, config=settings, dtype=torch.float32, output_loading_info=True
     )
@@ -112,6 +114,8 @@ def _pi05(folder: Path, settings: Any) -> tuple[Pi0Model, set[str]]:  # noqa: AN
     from transformers import PI0ForConditionalGeneration
 
     model = Pi05Model(PI0ForConditionalGeneration(settings))
+    if planned():
+        return model, set()
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise ValueError("there is no model.safetensors")
@@ -130,12 +134,18 @@ def _refusal(weights: str, kind: str, error: Exception) -> UserError:
     return UserError(f"policy.weights={weights}: expected a folder or a name on the hub of {kind} ({reason})")
 
 
+def planned() -> bool:
+    """Whether a model is made for its shapes alone (`embodied/training/plan.py`): then no weights are read."""
+    return torch.get_default_device().type == "meta"
+
+
 def _folder(weights: str) -> Path:
     if Path(weights).is_dir():
         return Path(weights)
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(weights, allow_patterns=["*.json", "*.safetensors", "tokenizer*"]))
+    wanted = ["*.json", "tokenizer*", *([] if planned() else ["*.safetensors"])]
+    return Path(snapshot_download(weights, allow_patterns=wanted))
 
 
 def _settings(folder: Path, expected_kind: str) -> Any:  # noqa: ANN401 - of transformers

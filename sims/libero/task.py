@@ -160,6 +160,12 @@ class LiberoTask(ProcessOptions):
             joints=self.joints, sim=self.sim, device=device, randomisation=self.randomisation, **self._pictures(),
         )  # fmt: skip
 
+    @property
+    def most_demonstrated(self) -> int:
+        """Control steps of all demonstrations, at most."""
+        tasks = self._tasks()
+        return len(tasks) * self.episodes * (self.step_limit or step_limit_of(tasks))
+
     def demonstrations(self, directory: Path, seed: int) -> Episodes:
         """The expert's episodes; made once, then read from `directory`.
 

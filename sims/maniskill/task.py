@@ -94,6 +94,11 @@ class ManiSkillTask(ProcessOptions):
         self._check(distribution)
         return self._environment(num_envs, self._options, split, seed, device)
 
+    @property
+    def most_demonstrated(self) -> int:
+        """Control steps of all demonstrations, at most."""
+        return self.episodes * (self.step_limit or self._options.step_limit) if self.episodes else 0
+
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """The solutions' episodes; made once, then read from `directory`. None without `episodes`.
 

@@ -97,6 +97,13 @@ class RobosuiteTask(ProcessOptions):
         limit = self.step_limit if self.train_step_limit is None or split == "eval" else self.train_step_limit
         return self._environment(num_envs, split, limit, seed, self.horizon, self.executed)
 
+    @property
+    def most_demonstrated(self) -> int:
+        """Control steps of all demonstrations, at most."""
+        from sims.robosuite.catalogue import CATALOGUE
+
+        return self.episodes * CATALOGUE[self.env_name].step_limit if self.episodes else 0
+
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
         """The expert's episodes, made once, then read from `directory`; None where `episodes` is 0.
 

@@ -1,0 +1,357 @@
+"""What a run will take in memory, computed from shapes on torch's meta device, where tensors have no values.
+
+The policy and its learner are built there, whatever their size, and the passes of training run through them. Counted
+are tensors that last: not what PyTorch itself, the simulator and single layers take while they run. N are environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from embodied import seeding
+from embodied.algorithms.bptt import BPTT
+from embodied.algorithms.clipped import Clipped
+from embodied.algorithms.distillation import Distillation
+from embodied.algorithms.micro_batch import rows_within, saved_bytes
+from embodied.algorithms.ranking import Ranking
+from embodied.algorithms.self_imitation import SelfImitation
+from embodied.algorithms.td3 import TD3
+from embodied.contract import Contract
+from embodied.environment import Transition
+from embodied.errors import UserError
+from embodied.policy import TrainablePolicy
+from embodied.rollout.episodes import Episodes
+from embodied.rollout.memory import STARTED, Memory
+from embodied.rollout.replay import ChunkReplay, EpisodeReplay
+from embodied.rollout.storage import Storage
+from embodied.task import DemonstratingTask, LearnerConfig, PolicyConfig, Task
+from embodied.training.experiment import ExperimentConfig
+
+META = torch.device("meta")
+VARIABLE = 8
+"""Length that is assumed of an axis whose length only the simulator knows."""
+MOMENTS = 2
+"""Numbers that Adam keeps of each weight."""
+DISK = "disk"
+
+
+@dataclass
+class Plan:
+    """Bytes of each stage by part and device (`stages[stage][part, device]`), and remarks."""
+
+    title: str
+    stages: dict[str, dict[tuple[str, str], int]] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def total(self, stage: str, device: str) -> int:
+        """Bytes of a stage on a device."""
+        return sum(size for (_, on), size in self.stages[stage].items() if on == device)
+
+    def table(self) -> str:
+        """The parts of every stage, the totals by device, and the remarks."""
+        keys = list(dict.fromkeys(key for parts in self.stages.values() for key, size in parts.items() if size))
+        rows = [["", "on", *self.stages]]
+        rows += [[part, on, *(_size(found.get((part, on), 0)) for found in self.stages.values())] for part, on in keys]
+        for device in dict.fromkeys(on for _, on in keys):
+            rows.append(["total", device, *(_size(self.total(stage, device)) for stage in self.stages)])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        first, second, *others = widths
+        lines = [
+            "  ".join([name.ljust(first), on.ljust(second), *map(str.rjust, sizes, others)])
+            for name, on, *sizes in rows
+        ]  # fmt: skip
+        return "\n".join([self.title, "", *lines, "", *self.remarks])
+
+
+def plan(
+    config: ExperimentConfig,
+    task: Task,
+    policy: PolicyConfig,
+    algorithm: LearnerConfig,
+    *,
+    device: str = "cpu",
+    demonstrations: str | Path | None = None,
+) -> Plan:
+    """The memory of a run with these parts, whose own arguments are those of `Experiment`; nothing is written.
+
+    Raises:
+        UserError: where the parts do not go together.
+    """
+    contract = task.contract(task.distributions[0])
+    steps = task.most_demonstrated if isinstance(task, DemonstratingTask) else 0
+    asked = config.stages or (["sft", "rl"] if steps or demonstrations else ["rl"])
+    planned = _Planned(contract, config, policy, device)
+    found = Plan(f"Memory of task={task.name}, computed from shapes: nothing was allocated or written.")
+    if "sft" in asked:
+        found.stages["SFT"] = planned.supervised()
+    if "rl" in asked:
+        found.stages["RL"] = planned.reinforced(algorithm, "sft" in asked)
+    if config.control and len(asked) == 2:
+        found.stages["control"] = planned.supervised() | planned.kept()
+        found.stages["control"]["policy after RL", device] = planned.weights
+    row = sum(spec_bytes(spec.shape, spec.dtype) for spec in (*contract.observation.values(), contract.action))
+    data = _file_bytes(Path(demonstrations)) if demonstrations else steps * row
+    for parts in found.stages.values() if data else ():
+        parts["demonstrations, mapped", DISK] = data
+    return _remarked(found, contract, config, algorithm, bool(steps) and not demonstrations)
+
+
+class _Planned:
+    """The policy of a run on the meta device, and what its stages keep."""
+
+    def __init__(self, contract: Contract, config: ExperimentConfig, policy: PolicyConfig, device: str) -> None:
+        self.contract, self.config, self.device = contract, config, device
+        with seeding.undisturbed():
+            self.policy: TrainablePolicy = _on_meta(lambda: policy.build(contract))
+        self.weights = _bytes(_tensors(cast(nn.Module, self.policy)))
+
+    def supervised(self) -> dict[tuple[str, str], int]:
+        """Bytes of SFT."""
+        with seeding.undisturbed():
+            learner = self.config.sft.build(self.policy, seeding.generator(0, "plan"))
+        return self._learned(learner, self._imitation(self.config.sft.batch))
+
+    def kept(self) -> dict[tuple[str, str], int]:
+        """Bytes of what is kept of SFT for the control: both sets of weights and the optimiser's state."""
+        stored = _bytes(list(self.policy.state_dict().values()))
+        trained = _bytes([weight for weight in self.policy.actor_parameters() if weight.requires_grad])
+        return {("SFT's state, for the control", self.device): 2 * stored + MOMENTS * trained}
+
+    def reinforced(self, algorithm: LearnerConfig, after_sft: bool) -> dict[tuple[str, str], int]:
+        """Bytes of reinforcement learning, while SFT's state is kept."""
+        env = _Shapes(self.contract, self.config.num_envs)
+        nothing = Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape))
+        with seeding.undisturbed():
+            learner = algorithm.build(self.policy, nothing, cast(Any, env), seeding.generator(0, "plan"))
+        length, count = algorithm.rollout_length, self.config.num_envs
+        found = self._learned(learner, self._activations(learner, length))
+        before = {("weights as RL begins", self.device): _bytes(list(self.policy.state_dict().values()))}
+        found |= self.kept() if after_sft and self.config.control else before
+        row = self._row_bytes()
+        places = {Storage.DEVICE: "simulator", Storage.CPU: "cpu", Storage.DISK: DISK}
+        there = places[self.config.storage] if self.device != "cpu" or self.config.storage is Storage.DISK else "cpu"
+        found["rollout", there] = length * count * row + count * self._observation_bytes()
+        found["replay, full", "cpu"] = (
+            sum(_capacity(each) for each in _reached(learner, (ChunkReplay, EpisodeReplay))) * row
+        )
+        return found
+
+    def _learned(self, learner: object, activations: int) -> dict[tuple[str, str], int]:
+        """Bytes of all networks of `learner`, what its optimisers keep, and its largest pass."""
+        optimisers = list(_reached(learner, (torch.optim.Optimizer,)))
+        trained = [weight for each in optimisers for group in each.param_groups for weight in group["params"]]
+        networks = [tensor for module in _reached(learner, (nn.Module,)) for tensor in _tensors(module)]
+        parts = {
+            "weights": self.weights,
+            "copies of weights": _bytes([*networks, *_tensors(cast(nn.Module, self.policy))]) - self.weights,
+            "gradients": _bytes([weight for weight in trained if weight.requires_grad]),
+            "optimiser": MOMENTS * _bytes([weight for weight in trained if weight.requires_grad]),
+            "activations": activations,
+        }
+        return {(part, self.device): size for part, size in parts.items()}
+
+    def _activations(self, learner: object, length: int) -> int:
+        """Bytes that the largest backward pass of `learner` keeps; 0 where it is not known."""
+        policy, config = cast(Any, self.policy), cast(Any, getattr(learner, "config", None))
+        if isinstance(learner, Clipped):
+            imitated = self._imitation(config.bc_batch) if config.bc_coefficient else 0
+            return max(imitated, self._scored(length, config.minibatch, config.memory_gb))
+        if isinstance(learner, SelfImitation):
+            return self._imitation(config.sft.batch)
+        if isinstance(learner, Ranking):
+            value = saved_bytes(lambda: policy.value(self._observation(config.value_minibatch)))
+            seen, actions = self._observation(config.minibatch), self._actions(config.minibatch)
+            ranked = saved_bytes(lambda: policy.advantage_loss(seen, actions, actions[:, 0, 0]))
+            return max(value, ranked, self._activations(learner.imitation, length))
+        if isinstance(learner, TD3):
+            seen = self._observation(config.minibatch)
+            flat = self._actions(config.minibatch)[:, : self.contract.executed].flatten(1)
+            inputs = torch.cat((policy.features(seen), flat), -1)
+            return max(saved_bytes(lambda: learner.critics(inputs)), saved_bytes(lambda: policy.actions(seen)))
+        if isinstance(learner, BPTT):
+            return length * saved_bytes(lambda: policy.actions(self._observation(self.config.num_envs)))
+        return self._activations(learner.teaching, length) if isinstance(learner, Distillation) else 0
+
+    def _scored(self, length: int, minibatch: int, memory_gb: float | None) -> int:
+        """Bytes of scoring a minibatch, or of the pieces of it that `memory_gb` allows."""
+        sample = self._decided().sample
+
+        def passed(rows: int) -> object:
+            shape = (length, rows) if self._remembers else (rows,)
+            seen = self._observation(*shape)
+            drawn = sample.apply(lambda part: part.new_empty(*shape, *part.shape[1:]), batch_size=shape)
+            return self.policy.evaluate(seen, cast(TensorDict, drawn))
+
+        rows = min(minibatch, length * self.config.num_envs)
+        rows = max(1, rows // length) if self._remembers else rows
+        rows = rows_within(memory_gb, rows, passed)
+        return saved_bytes(lambda: passed(rows))
+
+    def _imitation(self, rows: int) -> int:
+        seen, actions = self._observation(rows), self._actions(rows)
+        return saved_bytes(lambda: self.policy.loss(seen, actions, actions[..., 0] > 0.0))
+
+    @property
+    def _remembers(self) -> bool:
+        return Memory(self.policy, 1, META).policy is not None
+
+    def _observation(self, *batch: int) -> TensorDict:
+        """Observations [*batch] as the policy reads them, with its memory."""
+        found = _observation(self.contract, *batch)
+        if self._remembers:
+            memory = Memory(self.policy, batch[-1], META).with_observation(TensorDict({}, [batch[-1]]))
+            found.update({key: value.expand(*batch, *value.shape[1:]) for key, value in memory.items()})
+            found[STARTED] = torch.empty(batch, dtype=torch.bool, device=META)
+        return found
+
+    def _actions(self, rows: int) -> Tensor:
+        return torch.empty(rows, self.contract.horizon, *self.contract.action.shape, device=META)
+
+    def _decided(self) -> Any:  # noqa: ANN401 - a Decision
+        return self.policy.act(self._observation(1))
+
+    def _observation_bytes(self) -> int:
+        return _bytes(_leaves(self._observation(1)))
+
+    def _row_bytes(self) -> int:
+        """Bytes of one decision of a rollout, as `Collector.collect` stores it."""
+        made, executed = self._decided(), self.contract.executed
+        tensors = [
+            made.actions,
+            made.log_prob,
+            *_leaves(made.sample),
+            *([made.value] if made.value is not None else []),
+        ]
+        ends, start, totals = 3, 8, 8
+        return self._observation_bytes() + _bytes(tensors) + 5 * executed + ends + start + totals
+
+
+class _Shapes:
+    """N environments of one task whose observations have shapes but no values."""
+
+    group, step_limit, num_starts = 1, 1, None
+    task_names, instructions = ("planned",), ("",)
+
+    def __init__(self, contract: Contract, num_envs: int) -> None:
+        self.contract, self.num_envs, self.device = contract, num_envs, META
+        self.task_index = self.start = torch.zeros(1, dtype=torch.int64).expand(num_envs)
+
+    def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
+        """Observations [N]."""
+        return _observation(self.contract, self.num_envs)
+
+    def step(self, actions: Tensor) -> Transition:
+        """As `reset`."""
+        flag = torch.empty(self.num_envs, dtype=torch.bool, device=META)
+        each = actions[..., 0]
+        return Transition(self.reset(), each, each > 0.0, flag, flag, flag)
+
+    def detach(self) -> None:
+        """Nothing: there are no values."""
+
+    def close(self) -> None:
+        """Nothing: there is nothing to release."""
+
+
+def spec_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes of a tensor of a contract, `VARIABLE` long where its length is not known."""
+    return torch.Size(VARIABLE if size < 0 else size for size in shape).numel() * getattr(torch, dtype).itemsize
+
+
+def _on_meta(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - a policy that is a torch module
+    """A policy without values, and so are those that are made of it.
+
+    Flags have values, which decide what is computed: it counts as fitted, and does not rank yet.
+    """
+    with META:
+        policy = make().to(META)
+    for module in policy.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.dtype is torch.bool and not buffer.ndim:
+                setattr(module, name, torch.tensor(name == "fitted"))
+    fresh = policy.fresh
+    policy.fresh = lambda: _on_meta(fresh)
+    return policy
+
+
+def _observation(contract: Contract, *batch: int) -> TensorDict:
+    def empty(shape: tuple[int, ...], dtype: str) -> Tensor:
+        sizes = [VARIABLE if size < 0 else size for size in shape]
+        return torch.empty(*batch, *sizes, dtype=getattr(torch, dtype), device=META)
+
+    specs = contract.observation
+    return TensorDict({key: empty(spec.shape, spec.dtype) for key, spec in specs.items()}, list(batch))
+
+
+def _reached(part: object, kinds: tuple[type, ...], seen: set[int] | None = None) -> Iterator[Any]:
+    """Everything of `kinds` that `part` of a learner has, each once."""
+    seen = set() if seen is None else seen
+    if id(part) in seen:
+        return
+    seen.add(id(part))
+    if isinstance(part, kinds):
+        yield part
+    elif isinstance(part, dict | list | tuple):
+        for each in part.values() if isinstance(part, dict) else part:
+            yield from _reached(each, kinds, seen)
+    elif type(part).__module__.startswith("embodied."):
+        yield from _reached(vars(part) if hasattr(part, "__dict__") else {}, kinds, seen)
+
+
+def _capacity(replay: ChunkReplay | EpisodeReplay) -> int:
+    """Rows for which there is room; episodes are kept in up to two and a half times as much."""
+    return replay.capacity if isinstance(replay, ChunkReplay) else round(2.5 * replay.capacity)
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _leaves(rows: TensorDict) -> list[Tensor]:
+    return cast(list[Tensor], list(rows.values(include_nested=True, leaves_only=True)))
+
+
+def _bytes(tensors: list[Tensor]) -> int:
+    """Bytes of `tensors`; those in the same memory once."""
+    return sum({each.untyped_storage()._cdata: each.numel() * each.itemsize for each in tensors}.values())
+
+
+def _file_bytes(source: Path) -> int:
+    """Bytes of a file, or of all files in a folder.
+
+    Raises:
+        UserError: where there is none.
+    """
+    if not source.exists():
+        raise UserError(f"demonstrations={source}: there is no such file or folder")
+    files = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
+    return sum(path.stat().st_size for path in files)
+
+
+def _remarked(found: Plan, contract: Contract, config: ExperimentConfig, algorithm: LearnerConfig, own: bool) -> Plan:
+    remarks = ["Not counted: PyTorch itself, the simulator, and what single layers take while they run."]
+    if varying := [key for key, spec in contract.observation.items() if -1 in spec.shape]:
+        remarks.append(f"Axes of unknown length count as {VARIABLE}: {', '.join(varying)}.")
+    if own:
+        remarks.append("Demonstrations are the task's own, which are made by the run: at most as many bytes.")
+    if any("simulator" in key for parts in found.stages.values() for key in parts):
+        remarks.append("simulator: the device of the simulator, the policy's if it can run there, else the CPU.")
+    if config.precision.value != "float32":
+        remarks.append(f"precision={config.precision.value}: activations are smaller than these of float32.")
+    found.remarks = remarks
+    return found
+
+
+def _size(size: int) -> str:
+    """Bytes in decimal units, as makers of memory and of GPUs' data sheets count."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size} B"
