@@ -6,13 +6,12 @@ All tasks: python train.py list=tasks. All options of one: python train.py --hel
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
@@ -21,7 +20,6 @@ from embodied.command_line import combinations, listing, program
 from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose, names
 from embodied.deployment.latency import LatencyConfig, with_latency
-from embodied.errors import UserError
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.plan import plan
@@ -71,7 +69,8 @@ def run(arguments: list[str]) -> None:
         return log.info(plan(config, *parts, device=config.device, demonstrations=config.demonstrations).table())
     prepare(config.device, config.threads)
     if config.eval_only:
-        evaluate_instead(resumed, arguments)
+        rest = [each for each in arguments if each.partition("=")[0] not in ("resume", "eval_only", *GROUPS)]
+        program.evaluate_instead(Path(__file__).with_name("evaluate.py"), resumed, rest)
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
     name = Path("outputs") / config.task.name / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_seed{config.seed}"
     with resumed_run(resumed) if resumed else new_run(config.output, name) as directory:
@@ -82,15 +81,6 @@ def run(arguments: list[str]) -> None:
         )  # fmt: skip
         (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))
         log.info(trainer.run().summary(directory))
-
-
-def evaluate_instead(resumed: str | None, arguments: list[str]) -> NoReturn:
-    """Run evaluate.py with the remaining options."""
-    if resumed is None:
-        raise UserError("eval_only=true needs a run to evaluate: resume=DIR")
-    options = [a for a in arguments if a.partition("=")[0] not in ("resume", "eval_only", *GROUPS)]
-    evaluate = str(Path(__file__).with_name("evaluate.py"))
-    os.execv(sys.executable, [sys.executable, evaluate, f"checkpoint={resumed}", *options])
 
 
 def describe(arguments: list[str]) -> str:

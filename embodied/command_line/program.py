@@ -6,9 +6,12 @@ import errno
 import inspect
 import json
 import logging
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NoReturn, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -51,6 +54,13 @@ def main(run: Callable[[list[str]], None], describe: Callable[[list[str]], str],
         log.error(f"error: {type(error).__name__}: {_line(error)}", exc_info=None if expected else error)
         return 1
     return 0
+
+
+def evaluate_instead(evaluate: Path, resumed: str | None, arguments: list[str]) -> NoReturn:
+    """Run the program `evaluate` on the run `resumed`, with `arguments`, in place of this one."""
+    if resumed is None:
+        raise UserError("eval_only=true needs a run to evaluate: resume=DIR")
+    os.execv(sys.executable, [sys.executable, str(evaluate), f"checkpoint={resumed}", *arguments])
 
 
 def _line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ are tensors that last: not what PyTorch itself, the simulator and single layers 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ from embodied.contract import Contract
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
+from embodied.precision import Precision
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import STARTED, Memory
 from embodied.rollout.replay import ChunkReplay, EpisodeReplay
@@ -85,6 +86,9 @@ def plan(
         UserError: where the parts do not go together.
     """
     contract = task.contract(task.distributions[0])
+    halved = Precision.BFLOAT16 in (config.precision, getattr(policy, "precision", None))
+    if hasattr(policy, "precision"):
+        policy = replace(cast(Any, policy), precision=Precision.FLOAT32)  # shapes know no autocast
     steps = task.most_demonstrated if isinstance(task, DemonstratingTask) else 0
     asked = config.stages or (["sft", "rl"] if steps or demonstrations else ["rl"])
     planned = _Planned(contract, config, policy, device)
@@ -100,7 +104,11 @@ def plan(
     data = _file_bytes(Path(demonstrations)) if demonstrations else steps * row
     for parts in found.stages.values() if data else ():
         parts["demonstrations, mapped", DISK] = data
-    return _remarked(found, contract, config, algorithm, bool(steps) and not demonstrations)
+    if halved:
+        found.remarks.append("Counted in float32: in bfloat16 activations and frozen weights are smaller.")
+    if not (config.stages or steps or demonstrations):
+        found.remarks.append("The task does not tell of demonstrations: stages=[sft,rl] counts SFT, too.")
+    return _remarked(found, contract, bool(steps) and not demonstrations)
 
 
 class _Planned:
@@ -138,9 +146,8 @@ class _Planned:
         places = {Storage.DEVICE: "simulator", Storage.CPU: "cpu", Storage.DISK: DISK}
         there = places[self.config.storage] if self.device != "cpu" or self.config.storage is Storage.DISK else "cpu"
         found["rollout", there] = length * count * row + count * self._observation_bytes()
-        found["replay, full", "cpu"] = (
-            sum(_capacity(each) for each in _reached(learner, (ChunkReplay, EpisodeReplay))) * row
-        )
+        replays = _reached(learner, (ChunkReplay, EpisodeReplay))
+        found["replay", "cpu"] = sum(self._capacity(each) for each in replays) * row
         return found
 
     def _learned(self, learner: object, activations: int) -> dict[tuple[str, str], int]:
@@ -197,6 +204,12 @@ class _Planned:
     def _imitation(self, rows: int) -> int:
         seen, actions = self._observation(rows), self._actions(rows)
         return saved_bytes(lambda: self.policy.loss(seen, actions, actions[..., 0] > 0.0))
+
+    def _capacity(self, replay: ChunkReplay | EpisodeReplay) -> int:
+        """Rows for which there is room; episodes are copied when some are added, and dropped a quarter late."""
+        if isinstance(replay, ChunkReplay):
+            return replay.capacity
+        return 2 * min(round(1.25 * replay.capacity), self.config.env_steps // self.contract.executed)
 
     @property
     def _remembers(self) -> bool:
@@ -305,11 +318,6 @@ def _reached(part: object, kinds: tuple[type, ...], seen: set[int] | None = None
         yield from _reached(vars(part) if hasattr(part, "__dict__") else {}, kinds, seen)
 
 
-def _capacity(replay: ChunkReplay | EpisodeReplay) -> int:
-    """Rows for which there is room; episodes are kept in up to two and a half times as much."""
-    return replay.capacity if isinstance(replay, ChunkReplay) else round(2.5 * replay.capacity)
-
-
 def _tensors(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
@@ -335,16 +343,17 @@ def _file_bytes(source: Path) -> int:
     return sum(path.stat().st_size for path in files)
 
 
-def _remarked(found: Plan, contract: Contract, config: ExperimentConfig, algorithm: LearnerConfig, own: bool) -> Plan:
-    remarks = ["Not counted: PyTorch itself, the simulator, and what single layers take while they run."]
+def _remarked(found: Plan, contract: Contract, own: bool) -> Plan:
+    remarks = [
+        *found.remarks,
+        "Not counted: PyTorch itself, the simulator, and what single layers take while they run.",
+    ]
     if varying := [key for key, spec in contract.observation.items() if -1 in spec.shape]:
         remarks.append(f"Axes of unknown length count as {VARIABLE}: {', '.join(varying)}.")
     if own:
         remarks.append("Demonstrations are the task's own, which are made by the run: at most as many bytes.")
     if any("simulator" in key for parts in found.stages.values() for key in parts):
         remarks.append("simulator: the device of the simulator, the policy's if it can run there, else the CPU.")
-    if config.precision.value != "float32":
-        remarks.append(f"precision={config.precision.value}: activations are smaller than these of float32.")
     found.remarks = remarks
     return found
 

@@ -75,7 +75,8 @@ class Inputs(nn.Module):
         if self.tokenizer:
             return self.tokenizer(text)
         words = self.words(text) if text.numel() else empty.long()
-        words = words[:, : int((words != PAD).sum(-1).max())] if words.numel() else words
+        if words.numel() and not words.is_meta:
+            words = words[:, : int((words != PAD).sum(-1).max())]
         return words, (words != PAD).long()
 
 

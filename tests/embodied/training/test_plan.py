@@ -1,0 +1,191 @@
+"""plan=true: what it tells is what a run takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.algorithms.micro_batch import saved_bytes
+from embodied.algorithms.ppo import PPOConfig
+from embodied.algorithms.self_imitation import SelfImitationConfig
+from embodied.algorithms.sft import SFTConfig
+from embodied.algorithms.td3 import TD3Config
+from embodied.command_line.config import compose
+from embodied.precision import Precision
+from embodied.task import LearnerConfig, PolicyConfig
+from embodied.training.experiment import ExperimentConfig
+from embodied.training.loop import build
+from embodied.training.plan import META, Plan, plan
+from policies.flow import FlowConfig, FlowPolicy
+from policies.mlp import MLPConfig
+from policies.recurrent import RecurrentConfig
+from tests.embodied.reach import Reach
+from tests.embodied.training.test_experiment import ReachTask
+from tests.policies.vla.test_weights import save
+from train import GROUPS, TrainConfig
+
+ROOT = Path(__file__).parents[3]
+ENVS, LENGTH, ROWS = 32, 16, 128
+PPO = PPOConfig(rollout_length=LENGTH, minibatch=ROWS, epochs=1, critic_warmup=0)
+CASES: dict[str, tuple[PolicyConfig, LearnerConfig]] = {
+    "mlp, ppo": (MLPConfig(hidden=[64, 32]), PPO),
+    "flow, ppo": (FlowConfig(hidden=32), PPO),
+    "recurrent, ppo": (RecurrentConfig(), PPO),
+    "flow, ppo with imitation": (
+        FlowConfig(hidden=32),
+        PPOConfig(rollout_length=LENGTH, minibatch=8, epochs=1, bc_coefficient=0.1, bc_batch=ROWS, critic_warmup=0),
+    ),
+    "flow, self-imitation": (
+        FlowConfig(hidden=32),
+        SelfImitationConfig(rollout_length=LENGTH, gradient_steps=2, capacity=1000, sft=SFTConfig(batch=ROWS)),
+    ),
+    "mlp, td3": (
+        MLPConfig(hidden=[64, 32]),
+        TD3Config(rollout_length=LENGTH, minibatch=ROWS, warmup=100, gradient_steps=4),
+    ),
+}
+
+
+def planned(case: str, **options: object) -> Plan:
+    policy, algorithm = CASES[case]
+    config = ExperimentConfig(
+        num_envs=ENVS, env_steps=10_000, sft=SFTConfig(batch=ROWS), stages=["sft", "rl"], **options
+    )
+    return plan(config, ReachTask(), policy, algorithm)
+
+
+def size(tensors: object) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors if isinstance(tensor, Tensor))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_gradients_and_moments_are_those_of_a_run(case: str) -> None:
+    (config, algorithm), env = CASES[case], Reach(ENVS)
+    policy = config.build(env.contract)
+    seen = env.reset()
+    policy.fit(seen, torch.rand(ENVS, *policy.contract.action.shape))
+    policy.start_critic()
+    demonstrations = ReachTask().demonstrations(Path(), 0)
+    learner, collector = build(env, policy, algorithm, demonstrations, 0)
+    for _ in range(4):  # TD3 waits until its replay has enough
+        learner.update(collector.collect(LENGTH), 0.0)
+    told = planned(case).stages["RL"]
+    assert told["weights", "cpu"] == size([*policy.parameters(), *policy.buffers()])
+    kept = [part for part in vars(learner).values() if isinstance(part, torch.optim.Optimizer)]
+    kept += [part.optimiser for part in vars(learner).values() if hasattr(part, "optimiser")]
+    assert kept
+    weights = [weight for each in kept for group in each.param_groups for weight in group["params"]]
+    moments = [value for each in kept for of in each.state.values() for name, value in of.items() if name != "step"]
+    assert told["gradients", "cpu"] == size(weights)
+    assert told["optimiser", "cpu"] == 2 * size(weights)
+    unused = size(policy.noise.parameters()) if isinstance(policy, FlowPolicy) else 0  # of Flow-Noise, with Flow-SDE
+    assert size(moments) == told["optimiser", "cpu"] - 2 * unused
+
+
+@pytest.mark.parametrize("case", ["mlp, ppo", "flow, ppo"])
+def test_activations_and_the_rollout_are_those_of_a_run(case: str) -> None:
+    (config, algorithm), env = CASES[case], Reach(ENVS)
+    policy = config.build(env.contract)
+    policy.fit(env.reset(), torch.rand(ENVS, *policy.contract.action.shape))
+    _, collector = build(env, policy, algorithm, None, 0)
+    rollout = collector.collect(LENGTH)
+    rows = torch.arange(ROWS)
+    seen, sample = rollout.observation.flatten()[rows], rollout.sample.flatten()[rows]
+    told = planned(case).stages["RL"]
+    assert told["activations", "cpu"] == saved_bytes(lambda: policy.evaluate(seen, sample))
+    parts = [
+        leaf for part in vars(rollout).values() if isinstance(part, TensorDict) for leaf in part.values(True, True)
+    ]
+    taken = size([*parts, *vars(rollout).values()])
+    assert abs(told["rollout", "cpu"] - taken) < 0.15 * taken
+
+
+def test_a_minibatch_in_pieces_takes_what_was_allowed() -> None:
+    whole = planned("flow, ppo").stages["RL"]["activations", "cpu"]
+    policy, _ = CASES["flow, ppo"]
+    pieces = PPOConfig(rollout_length=LENGTH, minibatch=ROWS, memory_gb=0.3 * whole / 1e9)
+    found = plan(ExperimentConfig(num_envs=ENVS), ReachTask(), policy, pieces)
+    assert 0.2 * whole < found.stages["RL"]["activations", "cpu"] <= 0.31 * whole
+
+
+def test_a_task_that_does_not_tell_its_demonstrations_says_how_to_count_sft() -> None:
+    found = plan(ExperimentConfig(num_envs=ENVS), ReachTask(), *CASES["flow, ppo"])
+    assert list(found.stages) == ["RL"]
+    assert any("stages=[sft,rl]" in remark for remark in found.remarks)
+
+
+def test_sft_is_kept_for_the_control_alone() -> None:
+    kept = ("SFT's state, for the control", "cpu")
+    with_control, without = (planned("flow, ppo", control=control).stages for control in (True, False))
+    assert list(with_control) == ["SFT", "RL", "control"]
+    assert list(without) == ["SFT", "RL"]
+    assert with_control["RL"][kept] > 0
+    assert kept not in without["RL"]
+    assert with_control["SFT"] == without["SFT"]
+
+
+def test_nothing_is_computed_with_and_the_table_adds_up() -> None:
+    found = planned("flow, self-imitation")
+    assert META.type == "meta"
+    for stage, parts in found.stages.items():
+        assert found.total(stage, "cpu") == sum(size for (_, on), size in parts.items() if on == "cpu")
+    lines = found.table().splitlines()
+    assert lines[2].split() == ["on", "SFT", "RL", "control"]
+    assert any(line.startswith("total ") for line in lines)
+
+
+@pytest.mark.parametrize("options", [
+    "policy=pi0 algorithm=ppo", "policy=pi0 algorithm=grpo policy.precision=bfloat16", "policy=flow",
+    "policy=pi05 task=libero_pick task.images=[agentview] algorithm=ppo policy.gradient_checkpointing=true",
+    "policy=tokens algorithm=ppo", "policy=diffusion algorithm=ranking", "task=libero_pick algorithm=ranking",
+])  # fmt: skip
+def test_policies_of_pictures_and_words_are_planned(options: str) -> None:
+    chosen = options.split()
+    task = [] if any(each.startswith("task=") for each in chosen) else ["task=libero_pictures"]
+    config, _ = compose(TrainConfig, "train", [*task, *chosen], GROUPS)
+    found = plan(config, config.task, config.policy, config.algorithm)
+    halved = getattr(config.policy, "precision", Precision.FLOAT32) is Precision.BFLOAT16
+    assert halved == any("bfloat16" in remark for remark in found.remarks)
+    if halved:
+        config.policy.precision = Precision.FLOAT32
+    policy = config.policy.build(config.task.contract(config.task.distributions[0]))
+    for parts in found.stages.values():
+        assert parts["weights", "cpu"] == size([*policy.parameters(), *policy.buffers()])
+        assert parts["activations", "cpu"] > 0
+        assert parts["demonstrations, mapped", "disk"] > 0
+
+
+def test_published_weights_are_planned_by_their_configuration_and_with_adapters(tmp_path: Path) -> None:
+    save(tmp_path, "lerobot")
+    read = ["task=libero_pictures", "policy=pi0", "algorithm=ppo", f"policy.weights={tmp_path}", "policy.hidden=16"]
+    whole, adapted = (planned_of(read + more).stages["RL"] for more in ([], ["policy.lora_rank=2"]))
+    assert adapted["weights", "cpu"] > whole["weights", "cpu"]
+    assert adapted["optimiser", "cpu"] < 0.5 * whole["optimiser", "cpu"]
+    config = compose(TrainConfig, "train", read, GROUPS)[0]
+    policy = config.policy.build(config.task.contract("areas"))
+    assert whole["weights", "cpu"] == size([*policy.parameters(), *policy.buffers()])
+    (tmp_path / "model.safetensors").unlink()  # not read
+    assert planned_of(read).stages["RL"] == whole
+
+
+def planned_of(options: list[str]) -> Plan:
+    config = compose(TrainConfig, "train", options, GROUPS)[0]
+    return plan(config, config.task, config.policy, config.algorithm)
+
+
+def test_train_py_prints_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    options = ["task=vehicle_navigate", "policy=mlp", "algorithm=ppo", "policy.hidden=[1000000,1000000]", "plan=true"]
+    completed = subprocess.run(
+        [sys.executable, ROOT / "train.py", *options, f"output={tmp_path / 'run'}"], cwd=tmp_path, capture_output=True,
+        text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False,
+    )  # fmt: skip
+    assert completed.returncode == 0, completed.stderr
+    assert "TB" in completed.stdout + completed.stderr
+    assert not list(tmp_path.iterdir())
