@@ -18,6 +18,7 @@ from embodied.algorithms.self_imitation import SelfImitationConfig
 from embodied.algorithms.sft import SFTConfig
 from embodied.algorithms.td3 import TD3Config
 from embodied.command_line.config import compose
+from embodied.contract import Contract
 from embodied.precision import Precision
 from embodied.task import LearnerConfig, PolicyConfig
 from embodied.training.experiment import ExperimentConfig
@@ -107,6 +108,24 @@ def test_activations_and_the_rollout_are_those_of_a_run(case: str) -> None:
     assert abs(told["rollout", "cpu"] - taken) < 0.15 * taken
 
 
+class Frozen(FlowConfig):
+    """Its encoder is not trained."""
+
+    def build(self, contract: Contract) -> FlowPolicy:
+        policy = super().build(contract)
+        policy.encoder.requires_grad_(False)
+        return policy
+
+
+def test_what_is_frozen_has_neither_gradients_nor_moments() -> None:
+    frozen = plan(ExperimentConfig(num_envs=ENVS), ReachTask(), Frozen(hidden=32), PPO).stages["RL"]
+    whole = planned("flow, ppo").stages["RL"]
+    encoder = size(FlowConfig(hidden=32).build(ReachTask().contract("wide")).encoder.parameters())
+    assert encoder > 0
+    assert whole["gradients", "cpu"] - frozen["gradients", "cpu"] == encoder
+    assert whole["optimiser", "cpu"] - frozen["optimiser", "cpu"] == 2 * encoder
+
+
 def test_a_minibatch_in_pieces_takes_what_was_allowed() -> None:
     whole = planned("flow, ppo").stages["RL"]["activations", "cpu"]
     policy, _ = CASES["flow, ppo"]
@@ -166,6 +185,8 @@ def test_published_weights_are_planned_by_their_configuration_and_with_adapters(
     save(tmp_path, "lerobot")
     read = ["task=libero_pictures", "policy=pi0", "algorithm=ppo", f"policy.weights={tmp_path}", "policy.hidden=16"]
     whole, adapted = (planned_of(read + more).stages["RL"] for more in ([], ["policy.lora_rank=2"]))
+    copies = planned_of([*read, "policy.lora_rank=2"]).stages["SFT"]["copies of weights", "cpu"]
+    assert copies < 0.5 * adapted["weights", "cpu"]  # SFT's average is on the same base
     assert adapted["weights", "cpu"] > whole["weights", "cpu"]
     assert adapted["optimiser", "cpu"] < 0.5 * whole["optimiser", "cpu"]
     config = compose(TrainConfig, "train", read, GROUPS)[0]
