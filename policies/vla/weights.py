@@ -69,6 +69,8 @@ def published(weights: str, kind: str = "pi0") -> Published:
             return _model(weights, folder, kind)
         base = json.loads((folder / adapters.CONFIG).read_text())["base_model_name_or_path"]
         statistics, below = _statistics(folder, kind), _folder(base)
+    except UserError:  # says what is wrong
+        raise
     except (*UNREADABLE, TypeError) as error:
         raise _refusal(weights, kind, error) from error
     found = _model(base, below, kind)
@@ -86,11 +88,19 @@ def _model(weights: str, folder: Path, kind: str) -> Published:
     try:
         settings = _settings(folder, kind)
         model, lacking = (_pi05 if kind == "pi05" else _pi0)(folder, settings)
-        lies_there = (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()
-        tokenizer = AutoTokenizer.from_pretrained(folder if lies_there else TOKENIZER)
         statistics = _statistics(folder, kind)
     except UNREADABLE as error:
         raise _refusal(weights, kind, error) from error
+    lies_there = (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder if lies_there else TOKENIZER)
+    except UNREADABLE as error:
+        wrong = (
+            "has a tokenizer that cannot be read" if lies_there else f"has no tokenizer, and {TOKENIZER} is not here"
+        )
+        raise UserError(
+            f"policy.weights={weights} {wrong}; put pi0's tokenizer.json there ({_reason(error)})"
+        ) from error
     if missing := sorted(lacking - {UNUSED}):
         raise UserError(f"policy.weights={weights} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
     return Published(model, tokenizer, settings.chunk_size, statistics, weights, adapters.fingerprint(model.native))
@@ -130,8 +140,11 @@ def _renamed(name: str) -> str:
 
 
 def _refusal(weights: str, kind: str, error: Exception) -> UserError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return UserError(f"policy.weights={weights}: expected a folder or a name on the hub of {kind} ({reason})")
+    return UserError(f"policy.weights={weights}: expected a folder or a name on the hub of {kind} ({_reason(error)})")
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def planned() -> bool:

@@ -96,11 +96,12 @@ def test_weights_statistics_and_tokenizer_of_each_naming(naming: str, tmp_path: 
     assert policy.act(seen(2)).actions.shape == (2, 4, 3)
 
 
-def test_weights_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused() -> str:
         with pytest.raises(UserError) as caught:
             Pi0Config(weights=str(tmp_path), hidden=16).build(SEEING)
         assert "\n" not in str(caught.value)
+        assert str(caught.value).count("policy.weights=") == 1
         return str(caught.value)
 
     assert "expected a folder or a name on the hub of pi0" in refused()
@@ -114,6 +115,17 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     some = {"model." + old(name): value for name, value in weights().items() if "action_out_proj.bias" not in name}
     save_file(some, tmp_path / "model.safetensors", {"format": "pt"})
     assert "lacks 1 tensors of pi0, such as action_out_proj.bias" in refused()
+    save(tmp_path, "lerobot")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert "has a tokenizer that cannot be read; put pi0's tokenizer.json there" in refused()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "tokenizer.json").unlink()
+    assert "has no tokenizer, and google/paligemma-3b-pt-224 is not here; put pi0's tokenizer.json there" in refused()
+    save(tmp_path, "lerobot")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:1000])
+    assert "expected a folder or a name on the hub of pi0 (Error while deserializing header" in refused()
 
 
 def test_statistics_of_another_robot_are_left_out(tmp_path: Path) -> None:
