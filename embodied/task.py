@@ -240,6 +240,11 @@ class LearnerConfig(Protocol):
 
     rollout_length: int
 
+    @property
+    def reads_demonstrations(self) -> bool:
+        """Whether its learner uses demonstrations; runs without SFT do not make them otherwise."""
+        ...
+
     def build(
         self,
         policy: TrainablePolicy,

@@ -52,6 +52,11 @@ class BPTTConfig:
         if self.critic and self.discount >= 1.0:
             raise UserError(f"expected a discount below 1 with critic=true, got {self.discount}")
 
+    @property
+    def reads_demonstrations(self) -> bool:
+        """Never."""
+        return False
+
     def build(
         self,
         policy: TrainablePolicy,

@@ -70,6 +70,11 @@ class ClippedConfig:
         if self.memory_gb is not None and self.memory_gb <= 0.0:
             raise UserError(f"expected memory_gb above 0, got {self.memory_gb}")
 
+    @property
+    def reads_demonstrations(self) -> bool:
+        """For the supervised loss."""
+        return bool(self.bc_coefficient)
+
     def check(self, name: str, policy: TrainablePolicy, demonstrations: Episodes | None) -> None:
         """Raise UserError for a policy whose samples have no log-probability, or if demonstrations are missing."""
         if not policy.scores:

@@ -61,6 +61,11 @@ class DistillationConfig:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "rollout_length", "epochs", "minibatch", "teacher_steps")
 
+    @property
+    def reads_demonstrations(self) -> bool:
+        """Never."""
+        return False
+
     def build(
         self,
         policy: TrainablePolicy,

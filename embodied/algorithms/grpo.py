@@ -78,6 +78,11 @@ class GRPOConfig(ClippedConfig):
         if not 0.0 <= self.lowest <= self.highest <= 1.0:
             raise UserError(f"expected 0 <= lowest <= highest <= 1, got {self.lowest} and {self.highest}")
 
+    @property
+    def reads_demonstrations(self) -> bool:
+        """For the supervised loss and the process reward."""
+        return super().reads_demonstrations or self.outcome is Outcome.PROCESS
+
     def build(
         self,
         policy: TrainablePolicy,

@@ -65,6 +65,11 @@ class PPOConfig(ClippedConfig):
         if self.curriculum > 1.0:
             raise UserError(f"expected curriculum in [0, 1], got {self.curriculum}")
 
+    @property
+    def reads_demonstrations(self) -> bool:
+        """For the supervised loss and the process reward."""
+        return super().reads_demonstrations or bool(self.process_reward)
+
     def build(
         self,
         policy: TrainablePolicy,

@@ -77,6 +77,11 @@ class RankingConfig:
         """Chunks per environment and iteration."""
         return self.imitation.rollout_length
 
+    @property
+    def reads_demonstrations(self) -> bool:
+        """Always."""
+        return True
+
     def build(
         self,
         policy: TrainablePolicy,

@@ -62,6 +62,11 @@ class SelfImitationConfig:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "rollout_length", "rounds", "gradient_steps", "capacity", "attempts")
 
+    @property
+    def reads_demonstrations(self) -> bool:
+        """Always."""
+        return True
+
     def build(
         self,
         policy: TrainablePolicy,

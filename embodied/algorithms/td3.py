@@ -63,6 +63,11 @@ class TD3Config:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "rollout_length", "gradient_steps", "lookahead", "minibatch", "capacity", "policy_delay")
 
+    @property
+    def reads_demonstrations(self) -> bool:
+        """Never."""
+        return False
+
     def build(
         self,
         policy: TrainablePolicy,

@@ -167,7 +167,11 @@ class Experiment(SavedRun):
         return env
 
     def _demonstrate(self, given: Callable[[Contract, Path], Episodes] | None) -> Episodes | None:
-        """The demonstrations `given`, else the task's own, if it has any."""
+        """The demonstrations `given`, else the task's own, if it has any; None if no stage reads them."""
+        if self.config.stages == ["rl"] and not self.algorithm.reads_demonstrations:
+            if given:
+                log.warning("demonstrations= is not read: neither stages=[rl] nor this algorithm's options ask for any")
+            return None
         with self.timer("demonstrations"):
             own = self.task.demonstrations
             made = given(self.contract, self.directory) if given else own(self.directory, self.seed)

@@ -102,13 +102,14 @@ def plan(
         found.stages["control"]["policy after RL", device] = planned.weights
     row = sum(spec_bytes(spec.shape, spec.dtype) for spec in (*contract.observation.values(), contract.action))
     data = _file_bytes(Path(demonstrations)) if demonstrations else steps * row
-    for parts in found.stages.values() if data else ():
+    read = asked != ["rl"] or algorithm.reads_demonstrations
+    for parts in found.stages.values() if data and read else ():
         parts["demonstrations, mapped", DISK] = data
     if halved:
         found.remarks.append("Counted in float32: in bfloat16 activations and frozen weights are smaller.")
     if not (config.stages or steps or demonstrations):
         found.remarks.append("The task does not tell of demonstrations: stages=[sft,rl] counts SFT, too.")
-    return _remarked(found, contract, bool(steps) and not demonstrations)
+    return _remarked(found, contract, bool(steps) and read and not demonstrations)
 
 
 class _Planned:

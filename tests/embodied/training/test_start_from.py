@@ -11,11 +11,12 @@ import torch
 import embodied.training.experiment
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.rollout.episodes import Episodes
 from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig, Stage
 from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
-from tests.embodied.training.test_experiment import POLICY, PPO, SFT_CONFIG, ReachTask, ScratchTask, trainer
+from tests.embodied.training.test_experiment import LEARNERS, POLICY, PPO, SFT_CONFIG, ReachTask, ScratchTask, trainer
 from tests.embodied.training.test_loop import Killed, dies
 
 
@@ -168,3 +169,21 @@ def test_a_run_resumes_without_what_it_started_from(source: Path, tmp_path: Path
     assert message(tmp_path / "parts") == message(tmp_path / "whole")
     first, second = (checkpoint.load(tmp_path / name).policy for name in ("parts", "whole"))
     assert same(first, second)
+
+
+class Unshown(ReachTask):
+    """Nobody may ask for its demonstrations."""
+
+    def demonstrations(self, directory: Path, seed: int) -> Episodes:
+        raise AssertionError("these demonstrations take long")
+
+
+def test_demonstrations_are_only_made_for_what_reads_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_from(None, tmp_path / "run", ["rl"], task=Unshown()).run()
+    assert list(message(tmp_path / "run")) == ["rl"]
+    config, given = ExperimentConfig(stages=["rl"], num_envs=4), Unshown().demonstrations
+    for learner in (replace(PPO, bc_coefficient=0.1), LEARNERS["self_imitation"], LEARNERS["ranking"]):
+        with pytest.raises(AssertionError, match="take long"):
+            Experiment(config, Unshown(), POLICY, learner, tmp_path / "other", record={"values": {}})
+    Experiment(config, ReachTask(), POLICY, PPO, tmp_path / "last", record={"values": {}}, demonstrations=given)
+    assert "demonstrations= is not read" in caplog.text
