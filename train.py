@@ -25,7 +25,7 @@ from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.plan import plan
 from embodied.training.run_directory import new_run, resumed_run
 from policies.registry import POLICIES
-from real_robot.recording.demonstrations import demonstrations
+from real_robot.recording.demonstrations import demonstrations, sources
 from sims.registry import NEEDS, TASKS, in_processes
 
 log = logging.getLogger("embodied")
@@ -37,9 +37,10 @@ class TrainConfig(ExperimentConfig):
     """Options of train.py: those of a run, and those of its parts.
 
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
-    names a project, `output` the directory of a new run. `demonstrations` replaces the task's own: LeRobot, HDF5 or
-    recordings. `resume` continues a run, or one of its checkpoints, unchanged; `eval_only` evaluates it instead. `plan`
-    prints the memory that a run will take, and runs nothing.
+    names a project, `output` the directory of a new run. `demonstrations` replaces the task's own: LeRobot, HDF5,
+    recordings or another run's, or several such [DIR1,DIR2]. `demonstration_weights` are their shares of what is drawn;
+    null: by size. `resume` continues a run, or one of its checkpoints, unchanged; `eval_only` evaluates it instead.
+    `plan` prints the memory that a run will take, and runs nothing.
     """
 
     task: Any = MISSING
@@ -51,7 +52,8 @@ class TrainConfig(ExperimentConfig):
     threads: int | None = None
     wandb: str | None = None
     output: str | None = None
-    demonstrations: str | None = None
+    demonstrations: Any = None
+    demonstration_weights: list[float] | None = None
     resume: str | None = None
     eval_only: bool = False
     plan: bool = False
@@ -64,9 +66,10 @@ def run(arguments: list[str]) -> None:
     resumed = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), None)
     saved = checkpoint.load(resumed).config if resumed else None
     config, record = compose(TrainConfig, "train", arguments, GROUPS, saved)
+    shown, weights = sources(config.demonstrations, config.demonstration_weights), config.demonstration_weights
     if config.plan:
         parts = with_latency(config.task, config.latency), config.policy, config.algorithm
-        return log.info(plan(config, *parts, device=config.device, demonstrations=config.demonstrations).table())
+        return log.info(plan(config, *parts, device=config.device, demonstrations=shown).table())
     prepare(config.device, config.threads)
     if config.eval_only:
         rest = [each for each in arguments if each.partition("=")[0] not in ("resume", "eval_only", *GROUPS)]
@@ -77,7 +80,7 @@ def run(arguments: list[str]) -> None:
         trainer = Experiment(
             config, with_latency(in_processes(config.task), config.latency), config.policy, config.algorithm,
             directory, record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
-            demonstrations=config.demonstrations and partial(demonstrations, config.demonstrations, task=config.task),
+            demonstrations=partial(demonstrations, shown, weights=weights, task=config.task) if shown else None,
         )  # fmt: skip
         (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))
         log.info(trainer.run().summary(directory))

@@ -30,6 +30,7 @@ FORMAT = 2
 RECORD = "episodes.json"
 FOLDER = "demonstrations"
 """Folder of a run's demonstrations."""
+OPTIONAL = "final_observation", "dataset_index"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,7 @@ class Episodes:
 
     There is an observation before every control step, or only before every decision: `first` [R] is the index of the
     step after each. Unknown values (rewards of a demonstration) are zero or False. `pictures` are further observations,
-    which stay encoded until they are sampled.
+    which stay encoded until they are sampled. Those of D datasets can be drawn by `weights`.
     """
 
     observation: TensorDict  # [R]
@@ -52,6 +53,8 @@ class Episodes:
     task_index: Tensor  # [E] int64
     final_observation: TensorDict | None = None  # [E] after the last step; None: not recorded
     pictures: Pictures | None = None  # [R]
+    dataset_index: Tensor | None = None  # [E] int64, ascending from 0; None: of one dataset
+    weights: Tensor | None = None  # [D] of each dataset in `sample`; None: its number of observations. In no file
 
     @staticmethod
     def of(
@@ -79,13 +82,13 @@ class Episodes:
 
     @staticmethod
     def join(parts: Sequence[Episodes]) -> Episodes:
-        """The episodes of `parts`, in order; final observations only if all have them."""
+        """The episodes of `parts`, in order; final observations and datasets only if all have them."""
         offset, shifted = 0, []
         for part in parts:
             shifted.append(replace(part, first=part.first + offset, ends=part.ends + offset))
             offset += part.steps
-        whole = all(part.final_observation is not None for part in parts)
-        left_out = {"pictures"} if whole else {"pictures", "final_observation"}
+        lacking = [name for name in OPTIONAL if any(getattr(part, name) is None for part in parts)]
+        left_out = {"pictures", "weights", *lacking}
         joined = {
             field.name: torch.cat([getattr(part, field.name) for part in shifted])
             for field in fields(Episodes)
@@ -133,22 +136,60 @@ class Episodes:
         )
 
     def sample(self, count: int, horizon: int, generator: torch.Generator) -> TensorDict:
-        """`chunks` from `count` observations, drawn uniformly by `generator`."""
-        found = self.chunks(torch.randint(len(self), (count,), generator=generator), horizon)
+        """`chunks` from `count` observations, drawn by `generator`: uniformly, or from each dataset by its weight."""
+        found = self.chunks(self._drawn(count, generator), horizon)
         if self.pictures is not None:  # those that the next call draws, if nothing else draws in between
-            self.pictures.foresee(torch.randint(len(self), (count,), generator=generator.clone_state()))
+            self.pictures.foresee(self._drawn(count, generator.clone_state()))
         return found
+
+    def by_weight(self) -> tuple[TensorDict, Tensor]:
+        """Observations and actions for statistics: all, or as many observations, of each dataset its weight's share.
+
+        Those are evenly spaced in their dataset, each with the action after it.
+        """
+        if self.weights is None:
+            return self.observation, self.actions
+        counts = (self.weights / self.weights.sum() * len(self)).round().clamp_min(1).long().tolist()
+        begin, size = (each.tolist() for each in self._datasets())
+        spaced = [first + torch.arange(n) * have // n for first, have, n in zip(begin, size, counts, strict=True)]
+        rows = torch.cat(spaced)
+        return self.observation[rows], self.actions[self.first[rows]]
+
+    def _drawn(self, count: int, generator: torch.Generator) -> Tensor:
+        """Observations [count] at random."""
+        if self.weights is None:
+            return torch.randint(len(self), (count,), generator=generator)
+        begin, size = self._datasets()
+        dataset = torch.multinomial(self.weights, count, replacement=True, generator=generator)
+        place = torch.rand(count, dtype=torch.float64, generator=generator)
+        return begin[dataset] + (place * size[dataset]).long()
+
+    def _datasets(self) -> tuple[Tensor, Tensor]:
+        """The first observation of each dataset, and their number, [D] each."""
+        assert self.weights is not None
+        assert self.dataset_index is not None
+        episodes = torch.searchsorted(self.dataset_index, torch.arange(len(self.weights)), right=True)
+        end = torch.searchsorted(self.first, self.ends[episodes - 1])
+        size = end.diff(prepend=end.new_zeros(1))
+        return end - size, size
+
+    def part(self, begin: int, end: int) -> Episodes:
+        """The episodes from `begin` to `end` - 1, in the memory of these."""
+        step, stop = (int(self.ends[episode - 1]) if episode else 0 for episode in (begin, end))
+        row, last = torch.searchsorted(self.first, torch.tensor([step, stop])).tolist()
+        rows, steps = slice(row, last), slice(step, stop)
+        cut = {"observation": rows, "first": rows, "actions": steps, "reward": steps, "human": steps}
+        whole = columns(replace(self, pictures=None))
+        kept = {name: value[cut.get(name.partition(".")[0], slice(begin, end))] for name, value in whole.items()}
+        kept["first"], kept["ends"] = kept["first"] - step, kept["ends"] - step
+        return replace(from_columns(kept), pictures=self.pictures and self.pictures.part(row, last))
 
     def last(self, count: int) -> Episodes:
         """Copies of the last episodes, with at least `count` observations in total; all if there are fewer."""
         assert self.pictures is None
         begin = int(self.episode[max(0, len(self) - count)]) if len(self) else 0
-        step = int(self.ends[begin - 1]) if begin else 0
-        row = int(torch.searchsorted(self.first, step))
-        cut = {"observation": row, "first": row, "actions": step, "reward": step, "human": step}
-        kept = {name: value[cut.get(name.partition(".")[0], begin) :].clone() for name, value in columns(self).items()}
-        kept["first"], kept["ends"] = kept["first"] - step, kept["ends"] - step
-        return from_columns(kept)
+        kept = columns(self.part(begin, len(self.ends)))
+        return from_columns({name: value.clone() for name, value in kept.items()})
 
 
 class EpisodeWriter:
@@ -263,7 +304,7 @@ def columns(episodes: Episodes) -> dict[str, Tensor]:
             found |= {f"{field.name}.{key}": part for key, part in value.items()}
         elif isinstance(value, Pictures):
             found |= value.columns()
-        elif value is not None:
+        elif value is not None and field.name != "weights":
             found[field.name] = value
     return found
 

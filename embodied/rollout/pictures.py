@@ -52,6 +52,18 @@ class Pictures:
         """The same behind `begin` bytes of each camera."""
         return Pictures(self.data, {key: ends + begin.get(key, 0) for key, ends in self.ends.items()})
 
+    def part(self, begin: int, end: int) -> Pictures:
+        """Those of the observations from `begin` to `end` - 1, in the memory of these."""
+        data, ends = {}, {}
+        for key, last in self.ends.items():
+            first, stop = (int(last[row - 1]) if row else 0 for row in (begin, end))
+            data[key], ends[key] = self.data[key][first:stop], last[begin:end] - first
+        return Pictures(data, ends)
+
+    def only(self, keys: Sequence[str]) -> Pictures | None:
+        """Those of the cameras `keys`; None if there are none."""
+        return Pictures({key: self.data[key] for key in keys}, {key: self.ends[key] for key in keys}) if keys else None
+
     def columns(self) -> dict[str, Tensor]:
         """The tensors by name."""
         found = {f"{BYTES}.{key}": values for key, values in self.data.items()}

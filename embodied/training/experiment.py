@@ -220,8 +220,8 @@ class Experiment(SavedRun):
     def _sft(self) -> None:
         assert self.demonstrations is not None
         if not self.parts and not self.config.start_from:
-            seen, actions = self._with_privileged(self.demonstrations.observation), self.demonstrations.actions
-            self.policy.fit(seen.to(self.device), actions.to(self.device))
+            seen, actions = self.demonstrations.by_weight()
+            self.policy.fit(self._with_privileged(seen).to(self.device), actions.to(self.device))
         learner = self.config.sft.build(self.policy, seeding.generator(self.seed, "sft"))
         self._supervise(learner, self.config.sft.steps)
         self._evaluate(self.policy, {"learner": learner})

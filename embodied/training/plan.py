@@ -6,7 +6,7 @@ are tensors that last: not what PyTorch itself, the simulator and single layers 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -78,7 +78,7 @@ def plan(
     algorithm: LearnerConfig,
     *,
     device: str = "cpu",
-    demonstrations: str | Path | None = None,
+    demonstrations: Sequence[str | Path] | None = None,
 ) -> Plan:
     """The memory of a run with these parts, whose own arguments are those of `Experiment`; nothing is written.
 
@@ -101,7 +101,7 @@ def plan(
         found.stages["control"] = planned.supervised() | planned.kept()
         found.stages["control"]["policy after RL", device] = planned.weights
     row = sum(spec_bytes(spec.shape, spec.dtype) for spec in (*contract.observation.values(), contract.action))
-    data = _file_bytes(Path(demonstrations)) if demonstrations else steps * row
+    data = sum(_file_bytes(Path(each)) for each in demonstrations) if demonstrations else steps * row
     read = asked != ["rl"] or algorithm.reads_demonstrations
     for parts in found.stages.values() if data and read else ():
         parts["demonstrations, mapped", DISK] = data

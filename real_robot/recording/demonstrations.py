@@ -1,32 +1,142 @@
-"""Demonstrations for a run from outside: a LeRobot dataset, recordings, or files of the task's benchmark."""
+"""Demonstrations for a run from outside: datasets, recordings, other runs', or files of the task's benchmark."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from embodied.contract import Contract
-from embodied.rollout.episodes import Episodes, EpisodeWriter, made_once
+from embodied.errors import UserError
+from embodied.rollout import episodes as stored
+from embodied.rollout.episodes import FOLDER, RECORD, Episodes, EpisodeWriter, made_once
+from embodied.rollout.pictures import Pictures, encode_all
 from embodied.task import PublishedTask, RecordedTask, Task
 from real_robot.recording import driven, lerobot_reading
 
 
-def demonstrations(source: str | Path, contract: Contract, run: Path, task: Task | None = None) -> Episodes:
-    """All episodes of `source` as `contract` reads them, decoded once into the folder `run`, then read from there.
-
-    Files in the format of the `task`'s benchmark are read by the task, LeRobot datasets of it by the task's convention.
+def sources(given: Any, weights: Sequence[float] | None) -> list[str] | None:  # noqa: ANN401 - as typed
+    """The paths in the option demonstrations=, `given`, whose shares in a minibatch are `weights`.
 
     Raises:
-        UserError: where there is nothing of the kind, or it does not serve the contract.
+        UserError: for anything but a path or a list of paths, and unless there is a weight above 0 for each.
     """
-    path = Path(source)
-    if isinstance(task, RecordedTask) and task.demonstration_files(path):
-        return task.recorded_demonstrations(path, run)
-    convention = task.convention() if isinstance(task, PublishedTask) else None
-    recordings = sorted(path.glob("*.mcap")) if path.is_dir() else [path]
+    paths = [given] if isinstance(given, str) else given
+    listed = isinstance(paths, list) and all(isinstance(path, str) for path in paths)
+    if not (paths is None or (paths and listed)):
+        raise UserError(f"expected demonstrations=DIR or 'demonstrations=[DIR1,DIR2]', got {given!r}")
+    if len(set(paths or ())) < len(paths or ()):
+        raise UserError(f"demonstrations={given} names a folder twice; use demonstration_weights")
+    if weights is None:
+        return paths
+    if len(weights) != len(paths or ()) or not all(weight > 0 and math.isfinite(weight) for weight in weights):
+        expected = f"{len(paths or ())} numbers above 0, one for each of demonstrations={given}"
+        raise UserError(f"expected demonstration_weights of {expected}; got {list(weights)}")
+    return paths
+
+
+def demonstrations(
+    source: str | Path | Sequence[str | Path],
+    contract: Contract,
+    run: Path,
+    task: Task | None = None,
+    weights: Sequence[float] | None = None,
+) -> Episodes:
+    """All episodes of `source` as `contract` reads them, decoded once into the folder `run`, then read from there.
+
+    Of several sources each has the share in samples that `weights` says, or that of its observations. Files in the
+    format of the `task`'s benchmark are read by the task, LeRobot datasets of it by the task's convention.
+
+    Raises:
+        UserError: where there is nothing of the kind, it does not serve the contract, or sources do not go together.
+    """
+    paths = [Path(each) for each in ([source] if isinstance(source, str | Path) else source)]
+    if isinstance(task, RecordedTask) and (found := [path for path in paths if task.demonstration_files(path)]):
+        if len(paths) == 1:
+            return task.recorded_demonstrations(paths[0], run)
+        advice = "train on them alone, then use that run's folder in their place"
+        raise UserError(f"{found[0]} cannot be mixed with others as it is; {advice}")
 
     def decode(writer: EpisodeWriter) -> None:
-        found = driven.read(recordings, contract) if recordings else lerobot_reading.read(path, contract, convention)
-        for episode in found:
-            writer.add(episode)
+        readings = []
+        for path in paths:  # all are checked before the first is decoded
+            with _beside(paths[0], path):
+                readings.append(_read(path, contract, task, alone=len(paths) == 1))
+        for number, (path, episodes) in enumerate(zip(paths, readings, strict=True)):
+            with _beside(paths[0], path):
+                _write(writer, path, episodes, number if len(paths) > 1 else None)
 
-    return made_once(run, contract, {"source": str(source)}, decode)
+    origin = [str(path) for path in paths]
+    episodes = made_once(run, contract, {"source": origin if len(paths) > 1 else origin[0]}, decode)
+    if weights is None or len(paths) == 1:
+        return episodes
+    return replace(episodes, weights=torch.tensor([*weights], dtype=torch.float64))
+
+
+def _read(path: Path, contract: Contract, task: Task | None, *, alone: bool) -> Iterator[Episodes]:
+    for folder in (path, path / FOLDER):
+        if (folder / RECORD).exists():
+            return _collected(folder, contract, task, privileged=alone)
+    if recordings := sorted(path.glob("*.mcap")) if path.is_dir() else [path]:
+        return driven.read(recordings, contract)
+    return lerobot_reading.read(path, contract, task.convention() if isinstance(task, PublishedTask) else None)
+
+
+def _collected(folder: Path, contract: Contract, task: Task | None, *, privileged: bool) -> Iterator[Episodes]:
+    """The episodes of the `task` in a run's folder, one at a time; if `privileged` with what only critics read."""
+    episodes, own, origin = stored.read(folder)
+    try:
+        binding = contract.bind(own)
+    except UserError as error:
+        raise UserError(f"{folder} does not serve the contract: {' '.join(str(error).split())}") from error
+    there = {*episodes.observation.keys(), *(episodes.pictures.data if episodes.pictures else ())}
+    needed = {
+        key: spec
+        for key, spec in contract.observation.items()
+        if key in there and (privileged or not spec.privileged)
+    }  # fmt: skip
+    cameras = [key for key, spec in needed.items() if spec.is_picture]
+    others = {key: spec for key, spec in needed.items() if key not in cameras}
+    names = origin.get("tasks", [])
+    wanted = list(task.convention().names) if names and isinstance(task, PublishedTask) else names
+
+    def each() -> Iterator[Episodes]:
+        for number, index in enumerate(episodes.task_index.tolist()):
+            if names and names[index] not in wanted:
+                continue
+            episode = episodes.part(number, number + 1)
+            raw = {key: encode_all(episode.observation[key].numpy()) for key in cameras if key in episode.observation}
+            shown = Pictures.of(raw) if raw else episode.pictures and episode.pictures.only(cameras)
+            yield replace(
+                driven.bound(episode, others, contract.action, binding), pictures=shown, final_observation=None,
+                task_index=torch.tensor([wanted.index(names[index]) if names else index]), dataset_index=None,
+            )  # fmt: skip
+
+    return each()
+
+
+def _write(writer: EpisodeWriter, path: Path, episodes: Iterator[Episodes], number: int | None) -> None:
+    """Write the `episodes` of `path`, dataset `number` of several."""
+    count = 0
+    for episode in episodes:
+        index = None if number is None else torch.full((len(episode.ends),), number)
+        writer.add(replace(episode, dataset_index=index))
+        count += len(episode)
+    if not count:
+        raise UserError(f"{path} has no episodes")
+
+
+@contextmanager
+def _beside(first: Path, path: Path) -> Iterator[None]:
+    """Name both in errors of another dataset than the `first`."""
+    try:
+        yield
+    except UserError as error:
+        if path == first:
+            raise
+        raise UserError(f"{first} and {path} cannot be mixed: {error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.contract import Contract
+from embodied.contract import Binding, Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
 from real_robot.recording.recording import Episode, Gap, Item, Recording, Tick
@@ -60,17 +60,22 @@ def read(paths: Sequence[str | Path], contract: Contract) -> Iterator[Episodes]:
             raise UserError(f"{path} does not serve the contract: {' '.join(str(error).split())}") from error
         needed = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
         for _, episode in episodes(recording):
-            seen = {
-                key: _ordered(episode.observation[key], binding.observation[key]).to(getattr(torch, spec.dtype))
-                for key, spec in needed.items()
-            }
-            # binding.action scatters a policy's action into the robot's order; this is the other way
-            order = None if binding.action is None else binding.action.argsort()
-            actions = _ordered(episode.actions, order).to(getattr(torch, contract.action.dtype))
-            yield replace(episode, observation=TensorDict(seen, [len(episode)]), actions=actions)
+            yield bound(episode, needed, contract.action, binding)
             driven += 1
     if not driven:
         raise UserError(NOTHING)
+
+
+def bound(episodes: Episodes, needed: Mapping[str, TensorSpec], action: TensorSpec, binding: Binding) -> Episodes:
+    """`episodes` with the observations `needed` and actions as `action`, in the order of elements of `binding`."""
+    seen = {
+        key: _ordered(episodes.observation[key], binding.observation[key]).to(getattr(torch, spec.dtype))
+        for key, spec in needed.items()
+    }
+    # binding.action scatters a policy's action into the robot's order; this is the other way
+    order = None if binding.action is None else binding.action.argsort()
+    actions = _ordered(episodes.actions, order).to(getattr(torch, action.dtype))
+    return replace(episodes, observation=TensorDict(seen, [len(episodes)]), actions=actions)
 
 
 def _ordered(values: Tensor, order: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ encoded. Files are read a part at a time; statistics of the dataset are not need
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,7 +40,7 @@ OPTIONAL = {
 
 
 def read(directory: str | Path, contract: Contract, convention: Convention | None = None) -> Iterator[Episodes]:
-    """Every episode of a dataset, with the keys and the order of elements of `contract`.
+    """Every episode of a dataset, with the keys and the order of elements of `contract`, which is checked at once.
 
     With a `convention` only the episodes of its tasks. `OPTIONAL` features are read where the dataset has them.
 
@@ -50,6 +50,11 @@ def read(directory: str | Path, contract: Contract, convention: Convention | Non
     source = Source(Path(directory))
     foreign = convention is not None and source.contract is None
     plan: _Plan = _Conventional(source, contract, convention) if foreign else _Named(source, contract, convention)
+    return _episodes(source, plan, convention.names if foreign else ())
+
+
+def _episodes(source: Source, plan: _Plan, names: Sequence[str]) -> Iterator[Episodes]:
+    """The episodes as `plan` reads them, of all tasks `names`."""
     optional = {name: feature for name, feature in OPTIONAL.items() if feature[0] in source.features}
     features = plan.features | {feature for feature, _ in optional.values()}
     present: set[int] = set()
@@ -63,10 +68,10 @@ def read(directory: str | Path, contract: Contract, convention: Convention | Non
             TensorDict(arrays, [len(actions)]), actions, success=success, task_index=task,
             pictures=Pictures.of(pictures) if pictures else None, **more,
         )  # fmt: skip
-    if foreign and (missing := [name for index, name in enumerate(convention.names) if index not in present]):
+    if missing := [name for index, name in enumerate(names) if index not in present]:
         has = "; ".join(source.tasks.values())
         raise UserError(
-            f"no episodes of {', '.join(missing)} in {directory}, which has: {has}; choose task.tasks=[...]"
+            f"no episodes of {', '.join(missing)} in {source.directory}, which has: {has}; choose task.tasks=[...]"
         )
 
 

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
-from embodied.rollout.episodes import FOLDER, Episodes, EpisodeWriter, made_once, read
+from embodied.rollout.episodes import FOLDER, Episodes, EpisodeWriter, columns, made_once, read
 
 CONTRACT = Contract({"x": TensorSpec((1,))}, TensorSpec((2,)), control_dt_s=0.1)
 
@@ -61,6 +61,33 @@ def test_every_observation_is_as_likely_to_be_sampled():
     drawn = episodes.sample(4000, 1, torch.Generator().manual_seed(0))["observation", "x"].flatten()
     shares = [float((drawn == value).float().mean()) for value in (0.0, 1.0, 2.0, 100.0)]
     assert shares == pytest.approx([0.25] * 4, abs=0.03)
+
+
+def test_datasets_are_drawn_by_weight_and_their_observations_alike():
+    parts = [replace(episode(length, number), dataset_index=torch.tensor([of])) for length, number, of in PARTS]
+    episodes = replace(Episodes.join(parts), weights=torch.tensor([3.0, 1.0]))
+    drawn = episodes.sample(8000, 1, torch.Generator().manual_seed(0))["observation", "x"].flatten()
+    shares = {float(value): float((drawn == value).float().mean()) for value in drawn.unique()}
+    expected = dict.fromkeys((0.0, 1.0, 100.0), 1 / 4) | dict.fromkeys((200.0, 201.0, 202.0), 1 / 12)
+    assert shares == pytest.approx(expected, abs=0.02)
+    seen, actions = episodes.by_weight()  # 6 observations: 4.5 and 1.5
+    assert seen["x"].flatten().tolist() == [0.0, 0.0, 1.0, 100.0, 200.0, 201.0]
+    assert torch.equal(actions, torch.cat((seen["x"], -seen["x"]), 1))
+    unweighted = replace(episodes, weights=None)
+    assert torch.equal(unweighted.by_weight()[1], episodes.actions)
+    assert "weights" not in columns(episodes)  # files say which dataset an episode is of, runs how often it is drawn
+
+
+PARTS = (2, 0, 0), (1, 1, 0), (3, 2, 1)
+
+
+def test_some_episodes_are_cut_out_with_all_that_belongs_to_them():
+    whole = Episodes.join([episode(3, 0), episode(2, 1, success=False), episode(4, 2)])
+    assert same(whole.part(1, 3), Episodes.join([episode(2, 1, success=False), episode(4, 2)]))
+    assert same(whole.part(0, 1), episode(3, 0))
+    sparse = replace(whole, observation=whole.observation[::2], first=torch.arange(0, 9, 2))  # 0 and 2, 4, 6 and 8
+    assert sparse.part(1, 2).first.tolist() == [1]
+    assert sparse.part(1, 2).observation["x"].flatten().tolist() == [101.0]
 
 
 def test_they_come_back_from_the_disk_as_they_were(tmp_path):

@@ -17,6 +17,7 @@ from tensordict import TensorDict
 
 from embodied.algorithms.sft import SFTConfig
 from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.video import write_video
 from embodied.rollout.episodes import Episodes, EpisodeWriter
@@ -417,3 +418,23 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, recording: Recording
             lerobot_dataset.main(wrong)
     with pytest.raises(ValueError, match="expected recordings, or one folder of episodes"):
         lerobot_dataset.main([str(tmp_path), str(tmp_path), "new"])
+
+
+def test_what_a_run_collected_is_read_in_another_with_its_pictures(recording: Recording, tmp_path: Path):
+    """Pictures stay encoded; those that lie there as numbers are encoded, without loss; they go together, too."""
+    lerobot_dataset.write([recording], tmp_path / "data", pictures=lerobot_dataset.Store.IMAGE)
+    first = demonstrations(tmp_path / "data", CONTRACT, tmp_path / "first")
+    whole = observed(first)
+    with EpisodeWriter(tmp_path / "raw", CONTRACT, {"tasks": ["pick"]}) as writer:
+        force = torch.arange(12.0)[:, None]
+        writer.add(replace(first, observation=whole.copy().update({"force": force}), pictures=None))
+    for source in ("first", "raw"):
+        again = demonstrations(tmp_path / source, CONTRACT, tmp_path / f"from_{source}")
+        assert (observed(again).select(*whole.keys()) == whole).all()
+        assert ("force" in again.observation) == (source == "raw")  # for the critic
+        assert (again.actions == first.actions).all()
+    both = demonstrations([tmp_path / "first", tmp_path / "raw"], CONTRACT, tmp_path / "both")
+    assert (observed(both) == torch.cat((whole, whole))).all()
+    small = replace(CONTRACT, observation=CONTRACT.observation | {"front": TensorSpec((12, 12, 3), "uint8")})
+    with pytest.raises(UserError, match=r"does not serve the contract: .*'front' shape: expected \(12, 12, 3\), got"):
+        demonstrations(tmp_path / "raw", small, tmp_path / "small")
