@@ -7,7 +7,8 @@ network and not of a frozen copy, and their noise is not scored; the networks ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from tensordict import TensorDict
@@ -16,11 +17,18 @@ from torch import Tensor
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.policy import Evaluation
-from policies.chunk_networks import chunk_network
+from embodied.policy import Evaluation, take_statistics
+from policies import diffusion_checkpoint
+from policies.chunk_networks import ChunkUNet, NetworkKind, chunk_network
+from policies.diffusion_checkpoint import Published
+from policies.encoders import EncoderKind
+from policies.flat import PlainEncoder
 from policies.generative import GenerativeConfig, GenerativePolicy
 from policies.kernels.diffusion import NoiseTable, Prediction, ddim_step, denoised, noised, target
 from policies.kernels.flow import gaussian_entropy, gaussian_log_prob
+
+SETTINGS = {"train_steps": "num_train_timesteps", "schedule": "beta_schedule", "prediction": "prediction_type"}
+"""Options and diffusion_policy's names for them."""
 
 
 @dataclass
@@ -30,7 +38,8 @@ class DiffusionConfig(GenerativeConfig):
     Training draws one of `train_steps` noise levels of diffusers' `schedule`; sampling takes `denoising_steps` of them
     (all: DDPM with eta 1; fewer: DDIM). While exploring, the noise of a step has `eta` times DDPM's deviation, but at
     least `smallest_std` in the last `tuned_steps`, whose probabilities reinforcement learning scores; acting
-    deterministically has none. The network predicts what `prediction` says.
+    deterministically has none. The network predicts what `prediction` says. `weights` is a checkpoint of
+    diffusion_policy for states, with statistics: its sizes replace those of encoder and network.
     """
 
     train_steps: int = 100
@@ -40,6 +49,7 @@ class DiffusionConfig(GenerativeConfig):
     prediction: Prediction = Prediction.EPSILON
     eta: float = 1.0
     smallest_std: float = 0.1
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
@@ -55,22 +65,83 @@ class DiffusionConfig(GenerativeConfig):
 
     def build(self, contract: Contract) -> DiffusionPolicy:
         """Make the policy for `contract`; only the critic reads privileged observations."""
-        return DiffusionPolicy(contract, self)
+        if self.weights is None:
+            return DiffusionPolicy(contract, self)
+        given = diffusion_checkpoint.read(self.weights)
+        found = {name: given.settings.get(setting) for name, setting in SETTINGS.items()}
+        own = {"train_steps": self.train_steps, "schedule": self.schedule, "prediction": self.prediction.value}
+        if wrong := [f"policy.{name}={value}" for name, value in found.items() if value not in (None, own[name])]:
+            raise UserError(f"policy.weights={self.weights} has learned with other noise: set {' '.join(wrong)}")
+        config = replace(self, encoder=EncoderKind.PLAIN, network=NetworkKind.UNET)
+        policy = DiffusionPolicy(contract, config, given)
+        policy.adopt()
+        return policy
 
 
 class DiffusionPolicy(GenerativePolicy):
-    """Predicts chunks of H actions by denoising them in S steps; P = `tuned_steps` parts of a log-probability."""
+    """Predicts chunks of H actions by denoising them in S steps; P = `tuned_steps` parts of a log-probability.
+
+    With the sizes, statistics and, after `adopt`, weights that are `given`. Chunks then have `generated` actions, of
+    which the first, `past`, lie before now.
+
+    Raises:
+        UserError: where they do not fit the contract.
+    """
 
     config: DiffusionConfig
     scores = True
 
-    def __init__(self, contract: Contract, config: DiffusionConfig) -> None:
+    def __init__(self, contract: Contract, config: DiffusionConfig, given: Published | None = None) -> None:
         super().__init__(contract, config, "diffusion")
         self.noise_table = NoiseTable(config.train_steps, config.denoising_steps, config.schedule)
-        self.network = chunk_network(
-            config.network, contract.horizon, contract.action.shape[-1], self.encoder.out_features, config.hidden,
-            config.depth, ticks=config.train_steps,
-        )  # fmt: skip
+        self.given, actions, features = given, contract.action.shape[-1], self.encoder.out_features
+        if given is None:
+            self.network = chunk_network(
+                config.network, contract.horizon, actions, features, config.hidden, config.depth,
+                ticks=config.train_steps,
+            )  # fmt: skip
+            return
+        _check(given, contract, features)
+        self.past, self.generated = given.past, given.length or given.past + contract.horizon
+        self.network = ChunkUNet(actions, features, given.widths, config.train_steps, given.time_width)
+
+    def adopt(self) -> None:
+        """Load the weights and statistics that were given.
+
+        Raises:
+            UserError: for weights of another network.
+        """
+        assert self.given is not None
+        try:
+            self.network.load_state_dict(self.given.network)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"policy.weights={self.given.source} is of another network ({reason}...)") from error
+        self._adopt_statistics()
+
+    @torch.no_grad()
+    def _adopt_statistics(self) -> None:
+        assert self.given is not None
+        assert isinstance(self.encoder, PlainEncoder)
+        (scale, offset), (action_scale, action_offset) = self.given.state, self.given.action
+        count = self.given.observations
+        self.encoder.mean[: self.given.features].copy_((-offset / scale).repeat(count))
+        self.encoder.std[: self.given.features].copy_((1.0 / scale).repeat(count))
+        self.encoder.fitted.fill_(True)
+        self.action_mean.copy_(-action_offset / action_scale)
+        self.action_std.copy_(1.0 / action_scale)
+
+    def fit(self, observation: TensorDict, actions: Tensor) -> None:
+        """As `GenerativePolicy.fit`, but for what was given: only critics take new statistics then."""
+        super().fit(observation, actions)
+        if self.given is not None:
+            self._adopt_statistics()
+
+    def fresh(self) -> Self:
+        """As `GenerativePolicy.fresh`, of the sizes that were given."""
+        policy = type(self)(self.contract, self.config, self.given).to(self.device).train(self.training)
+        take_statistics(policy, self)
+        return policy
 
     def _generate(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
@@ -102,11 +173,18 @@ class DiffusionPolicy(GenerativePolicy):
         return Evaluation(log_prob.view(count, steps), entropy.view(count, steps), self.value(observation))
 
     def _error(self, target_chunk: Tensor, features: Tensor) -> Tensor:
-        """Squared error of the prediction, mean over the action's elements, at random noise levels."""
+        """Squared error of the prediction, mean over the action's elements, at random noise levels.
+
+        Actions of a chunk before and behind the target's are its first and last, and have no error.
+        """
+        horizon = target_chunk.shape[1]
+        index = torch.arange(-self.past, self.generated - self.past, device=target_chunk.device)
+        target_chunk = target_chunk[:, index.clamp(0, horizon - 1)]
         times = torch.randint(self.config.train_steps, (len(target_chunk),), device=target_chunk.device)
         noise, level = torch.randn_like(target_chunk), self.noise_table.table[times]
         predicted = self._predict(noised(target_chunk, noise, level), times, features)
-        return (predicted - target(target_chunk, noise, level, self.config.prediction)).square().mean(-1)
+        error = (predicted - target(target_chunk, noise, level, self.config.prediction)).square().mean(-1)
+        return error[:, self.past : self.past + horizon]
 
     def _predict(self, x: Tensor, times: Tensor, features: Tensor) -> Tensor:
         return self.network(x, times / self.config.train_steps, features)
@@ -117,9 +195,25 @@ class DiffusionPolicy(GenerativePolicy):
         before, after = table.before[index], table.after[index]
         predicted = self._predict(x, table.times[index], features)
         low, high = ((limit - self.action_mean) / self.action_std for limit in (self.action_low, self.action_high))
+        if self.given is not None and self.given.settings.get("clip_sample", True):
+            low, high = low.clamp_min(-1.0), high.clamp_max(1.0)
         action = denoised(x, predicted, before, self.config.prediction).clamp(low, high)
         mean, std = ddim_step(x, action, before, after, 0.0 if deterministic else self.config.eta)
         if deterministic:
             return mean, std
         tuned = (index >= self.config.denoising_steps - self.config.tuned_steps).view(-1, 1, 1)
         return mean, torch.where(tuned, std.clamp_min(self.config.smallest_std), std)
+
+
+def _check(given: Published, contract: Contract, features: int) -> None:
+    """Raise UserError unless the policy `given` reads as many `features`, and predicts what `contract` asks for."""
+    name, actions = f"policy.weights={given.source}", contract.action.shape[-1]
+    state, count = len(given.state[0]), given.observations
+    if features != count * state or given.features != count * state:
+        reads = f"{count} observations, oldest first, of {state} elements"
+        raise UserError(f"{name} reads {reads}: {given.features} in all; the task has {features}")
+    if len(given.action[0]) != actions:
+        raise UserError(f"{name} has actions of {len(given.action[0])} elements, the task of {actions}")
+    if given.length is not None and given.length < given.past + contract.horizon:
+        ahead = f"predicts {given.length - given.past} actions ahead"
+        raise UserError(f"{name} {ahead}, the task asks for {contract.horizon}: set a smaller task.horizon or executed")

@@ -11,12 +11,16 @@ from torch import Tensor, nn
 
 
 class EncoderKind(Enum):
-    """`encoder=` of a policy; AUTO is OBJECTS or PICTURES if actors may read such observations, and FLAT otherwise."""
+    """`encoder=` of a policy; AUTO is OBJECTS or PICTURES if actors may read such observations, and FLAT otherwise.
+
+    PLAIN has no layers, as diffusion_policy's policies of states.
+    """
 
     AUTO = "auto"
     OBJECTS = "objects"
     PICTURES = "pictures"
     FLAT = "flat"
+    PLAIN = "plain"
 
 
 class Encoder(nn.Module, ABC):

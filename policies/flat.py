@@ -130,3 +130,28 @@ class FlatEncoder(FlatObservations, Encoder):
     def identity(self, observation: TensorDict) -> Tensor:
         """All observations that the actor reads."""
         return torch.cat([observation[key].flatten(1) for key in self.actor_keys], dim=-1)
+
+
+class PlainEncoder(FlatObservations, Encoder):
+    """The standardised fixed-size observations themselves; privileged ones only if allowed."""
+
+    def __init__(self, contract: Contract, distances: Sequence[str], *, privileged: bool) -> None:
+        super().__init__(contract, distances, "encoder=plain", "encoder=objects")
+        self.seen = self.keys if privileged else self.actor_keys
+        self.out_features = self.feature_size if privileged else self.observed
+
+    def fit(self, observation: TensorDict) -> None:
+        """Compute normalisation statistics from observations [N]."""
+        self.fit_statistics(observation)
+
+    def forward(self, observation: TensorDict) -> Tensor:
+        """Features [N, out_features]."""
+        return self.standardised(observation, self.seen)
+
+    def begin_like(self, other: Self) -> None:
+        """There are no weights."""
+
+    def identity(self, observation: TensorDict) -> Tensor:
+        """All observations that the actor reads."""
+        read = [observation[key].flatten(1) for key in self.actor_keys]
+        return torch.cat(read, dim=-1)

@@ -23,7 +23,7 @@ from embodied.policy import Decision, acting, explored_value, take_statistics
 from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene
 from policies.chunk_networks import NetworkKind
 from policies.encoders import Encoder, EncoderKind
-from policies.flat import FlatEncoder
+from policies.flat import FlatEncoder, PlainEncoder
 from policies.kernels.flow import fixed_noise
 from policies.libero_encoder import OBSERVATIONS, ObjectEncoder, missing
 from policies.vision.augmentation import PictureChanges
@@ -55,14 +55,15 @@ class GenerativeConfig:
     """Networks and augmentations of a policy that generates chunks.
 
     `encoder` reads object tokens, or pictures (by `vision`), the instruction and the robot's state, or all float32
-    fixed-size observations, of which distances may be `reciprocal` (as for policy=mlp). Beside pictures the critic
-    reads object tokens where a simulator has them. The `network` has layers of width `hidden` and `depth` residual
-    blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised loss and the advantage's loss
-    see scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share `hidden_distractors` of
-    unmentioned objects and a share `hidden_words` of words that name no object. When ranking, the best of `candidates`
-    chunks by advantage is executed, of `explored_candidates` while exploring. The log-probability of a chunk is an
-    `aggregate` over noisy denoising steps and the executed actions' elements: sum, step_mean or mean. The supervised
-    loss is a mean over `draws` noises of each chunk, which cost little where encoding the observation costs much.
+    fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). Beside
+    pictures the critic reads object tokens where a simulator has them. The `network` has layers of width `hidden` and
+    `depth` residual blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised loss and
+    the advantage's loss see scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share
+    `hidden_distractors` of unmentioned objects and a share `hidden_words` of words that name no object. When
+    ranking, the best of `candidates` chunks by advantage is executed, of `explored_candidates` while exploring. The
+    log-probability of a chunk is an `aggregate` over noisy denoising steps and the executed actions' elements: sum,
+    step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little where
+    encoding the observation costs much.
     """
 
     encoder: EncoderKind = EncoderKind.AUTO
@@ -105,6 +106,7 @@ class GenerativePolicy(nn.Module, ABC):
         if not contract.action.low:
             raise UserError(f"policy={kind} needs action limits; set low and high in the action spec")
         self.contract, self.config = contract, config
+        self.past, self.generated = 0, contract.horizon  # of generated chunks: actions before now, and all
         self.encoder = _encoder(contract, config)
         self.augment = _augmentation(contract, config, self.encoder)
         self.value_encoder = _encoder(contract, config, privileged=True)
@@ -183,7 +185,7 @@ class GenerativePolicy(nn.Module, ABC):
         count = noise.shape[1]
         features = self.encoder(observation).repeat_interleave(count, 0)
         chunk, sample, log_prob = self._generate(noise.flatten(0, 1), features, deterministic, generator)
-        actions = self.to_robot(chunk)
+        actions = self.to_robot(chunk[:, self.past : self.past + self.contract.horizon])
         rows = self._best(observation, actions, count)
         return Decision(actions[rows], sample[rows], log_prob[rows], explored_value(self, observation, deterministic))
 
@@ -191,7 +193,7 @@ class GenerativePolicy(nn.Module, ABC):
     def _generate(
         self, x: Tensor, features: Tensor, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, TensorDict, Tensor]:
-        """Normalised chunks [B, H, A] from noise `x` [B, H, A], the sample [B] and its log_prob [B, P]."""
+        """Normalised chunks from noise `x` [B, generated, A], the sample [B] and its log_prob [B, P]."""
 
     @abstractmethod
     def _error(self, target: Tensor, features: Tensor) -> Tensor:
@@ -202,7 +204,7 @@ class GenerativePolicy(nn.Module, ABC):
         count = 1
         if self.ranks:
             count = self.config.candidates if deterministic else self.config.explored_candidates
-        shape = (count, self.contract.horizon, self.contract.action.shape[-1])
+        shape = (count, self.generated, self.contract.action.shape[-1])
         if deterministic:
             return fixed_noise(self.encoder.identity(observation), shape).to(self.device)
         return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
@@ -246,8 +248,9 @@ class GenerativePolicy(nn.Module, ABC):
         return (x * self.action_std + self.action_mean).clamp(self.action_low, self.action_high)
 
     def _aggregated(self, elementwise: Tensor) -> Tensor:
-        """The sum, or mean, over executed actions and their elements of [..., H, A], [...]."""
-        return self.config.aggregate.over(elementwise[..., : self.contract.executed, :].flatten(-2))
+        """The sum, or mean, over executed actions and their elements of [..., generated, A], [...]."""
+        executed = elementwise[..., self.past : self.past + self.contract.executed, :]
+        return self.config.aggregate.over(executed.flatten(-2))
 
 
 def head(inputs: int, hidden: int) -> nn.Sequential:
@@ -263,10 +266,12 @@ def _encoder(contract: Contract, config: GenerativeConfig, *, privileged: bool =
     if kind is EncoderKind.AUTO:
         seen = EncoderKind.PICTURES if pictures(contract) else EncoderKind.FLAT
         kind = seen if missing(contract) else EncoderKind.OBJECTS
-    if kind is not EncoderKind.FLAT and config.reciprocal:
+    if kind not in (EncoderKind.FLAT, EncoderKind.PLAIN) and config.reciprocal:
         raise UserError(f"expected policy.reciprocal=[] with encoder={kind.value}, got {config.reciprocal}")
     if kind is EncoderKind.FLAT:
         return FlatEncoder(contract, config.width, config.reciprocal, privileged=privileged)
+    if kind is EncoderKind.PLAIN:
+        return PlainEncoder(contract, config.reciprocal, privileged=privileged)
     if kind is EncoderKind.PICTURES:
         known = privileged and all(key in contract.observation for key in OBSERVATIONS)
         return ObjectEncoder(config.width) if known else PictureEncoder(contract, config.width, config.vision)
