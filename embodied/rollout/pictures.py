@@ -126,7 +126,8 @@ def decode(data: bytes | Frames) -> Frames:
         with Image.open(io.BytesIO(bytes(data))) as picture:
             return np.asarray(picture.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"cannot decode a picture: {error}; it is damaged, or no PNG or JPEG") from error
+        reason = str(error).partition(" <")[0]  # the rest is an object
+        raise UserError(f"cannot decode a picture: {reason}; it is damaged, or no PNG or JPEG") from error
 
 
 def encode(picture: Frames) -> bytes:

@@ -124,6 +124,10 @@ def _write(writer: EpisodeWriter, path: Path, episodes: Iterator[Episodes], numb
     """Write the `episodes` of `path`, dataset `number` of several."""
     count = 0
     for episode in episodes:
+        named = {"action": episode.actions, **dict(episode.observation.items())}
+        if wrong := [key for key, values in named.items() if not bool(values.isfinite().all())]:
+            where = f"{path} has infinity or not a number in {', '.join(wrong)}"
+            raise UserError(f"{where}, from row {count} on; leave out that episode")
         index = None if number is None else torch.full((len(episode.ends),), number)
         writer.add(replace(episode, dataset_index=index))
         count += len(episode)

@@ -39,8 +39,13 @@ class Source:
             raise UserError(f"{directory} is no LeRobot dataset: {type(error).__name__}: {error}") from error
         if version not in VERSIONS:
             raise UserError(f"{directory} has format {version}; expected one of {', '.join(VERSIONS)}")
+        if vague := [key for key, feature in self.features.items() if not {"dtype", "shape"} <= {*feature}]:
+            raise UserError(f"{directory}/meta/info.json does not tell dtype and shape of {', '.join(vague)}")
         path = directory / "meta/contract.json"
-        self.contract = Contract.from_dict(json.loads(path.read_text())) if path.exists() else None
+        try:
+            self.contract = Contract.from_dict(json.loads(path.read_text())) if path.exists() else None
+        except ValueError as error:
+            raise UserError(f"cannot read {path}: {_line(error)}") from error
         self._films: dict[str, _Film] = {}
 
     @property
@@ -94,6 +99,8 @@ class Source:
         try:
             for table in self._groups(names, wanted):
                 numbers = table["episode_index"].to_numpy()
+                if not len(numbers):
+                    continue
                 begins = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
                 for begin, end in zip(begins, [*begins[1:], len(numbers)], strict=True):
                     if pending and numbers[begin] != last:
@@ -131,7 +138,10 @@ class Source:
     def _column(self, key: str, column: Any) -> Cells:  # noqa: ANN401 - pyarrow's
         feature = self.features[key]
         if feature["dtype"] == "image":
-            return [cell["bytes"] for cell in column.to_pylist()]
+            cells = [cell and cell["bytes"] for cell in column.to_pylist()]
+            if not all(cells):
+                raise UserError(f"{self.directory}: {key} lacks pictures in data/*/*.parquet; write the dataset again")
+            return cells
         try:
             return np.array(column.to_pylist(), feature["dtype"]).reshape(len(column), *feature["shape"])
         except ValueError as error:
@@ -149,7 +159,9 @@ class Source:
 
     def _video(self, key: str, episode: int) -> tuple[Path, int]:
         """The video file of an episode, and the number of its first frame."""
-        template = self.info["video_path"]
+        template = self.info.get("video_path")
+        if not template:
+            raise UserError(f"{self.directory}/meta/info.json does not tell video_path, where {key} is")
         if "episode_index" in template:  # v2: a file for each episode
             chunk = episode // self.info["chunks_size"]
             return self.directory / template.format(episode_chunk=chunk, video_key=key, episode_index=episode), 0
@@ -204,7 +216,8 @@ class _Film:
             what = f"expected {count} frames from {first} on in {self.path}, got {len(frames)}; it is cut short"
             raise UserError(what) from None
         except (OSError, RuntimeError) as error:
-            raise UserError(f"cannot read {self.path}: {_line(error)}") from error
+            reason = "there is no such file" if not self.path.exists() else _line(error).partition(" ===")[0]
+            raise UserError(f"cannot read {self.path}: {reason}") from error
         return np.stack(frames)
 
     def close(self) -> None:

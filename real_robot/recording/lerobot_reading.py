@@ -147,20 +147,26 @@ class _Named:
                 f"{self._source.directory} does not serve the contract: {' '.join(str(error).split())}"
             ) from error
         where = {name: place for place, name in enumerate(_names(self._source.features.get(STATE, {})))}
-        columns = {}
+        columns, absent = {}, []
         for key in needed:
             spec, order = own.observation[key], binding.observation[key]
             if spec.dtype == "float32":
                 names = np.array(elements(key, spec)).reshape(spec.shape)
                 names = names if order is None else names[..., order.numpy()]
                 shaped = TensorSpec(names.shape, spec.dtype)
-                columns[key] = _Column(STATE, shaped, [where[name] for name in names.flatten().tolist()])
+                absent += [f"{key}: expected {name} in {STATE}" for name in names.flat if name not in where]
+                columns[key] = _Column(STATE, shaped, [where.get(name, 0) for name in names.flatten().tolist()])
             else:
                 feature = CAMERA + key if spec.is_picture else f"observation.{key}"
                 columns[key] = _Column(feature, spec, None if order is None else order.tolist())
         # scatters a policy's action into the robot's order: here the other way
         index = None if binding.action is None else binding.action.argsort().tolist()
-        return columns | {ACTION: _Column(ACTION, wanted.action, index)}
+        columns |= {ACTION: _Column(ACTION, wanted.action, index)}
+        features = dict.fromkeys(column.feature for column in columns.values())
+        absent += [f"expected a feature {name}" for name in features if name not in self._source.features]
+        if absent:
+            raise _unfit(self._source, absent)
+        return columns
 
     def _find(self, key: str, spec: TensorSpec) -> _Column | str:
         """Column by the feature's name, else by element names in the state; or an error text."""
@@ -229,7 +235,10 @@ def _fitted(name: str, spec: TensorSpec, cells: Cells, *, mirrored: bool = False
     Raises:
         UserError: for pictures of another size, or damaged ones.
     """
-    frames = cells if isinstance(cells, np.ndarray) else np.stack([decode(cell) for cell in cells])
+    try:
+        frames = cells if isinstance(cells, np.ndarray) else np.stack([decode(cell) for cell in cells])
+    except ValueError as error:  # damaged, or of several sizes
+        raise UserError(f"{name}: {error}") from error
     height, width = (want if want > 0 else have for want, have in zip(spec.shape[:2], frames.shape[1:3], strict=True))
     found = frames.shape[1:3]
     if found == (height, width) and not mirrored and not isinstance(cells, np.ndarray):

@@ -438,3 +438,42 @@ def test_what_a_run_collected_is_read_in_another_with_its_pictures(recording: Re
     small = replace(CONTRACT, observation=CONTRACT.observation | {"front": TensorSpec((12, 12, 3), "uint8")})
     with pytest.raises(UserError, match=r"does not serve the contract: .*'front' shape: expected \(12, 12, 3\), got"):
         demonstrations(tmp_path / "raw", small, tmp_path / "small")
+
+
+def test_what_is_damaged_is_named_on_one_line(recording: Recording, tmp_path: Path):
+    for store in lerobot_dataset.Store:
+        lerobot_dataset.write([recording], tmp_path / store.value, pictures=store)
+
+    def info(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+        path = folder / "meta/info.json"
+        change(found := json.loads(path.read_text()))
+        path.write_text(json.dumps(found))
+
+    def row(folder: Path, **values: Any) -> None:
+        rows = pq.read_table(path := folder / "data/chunk-000/file-000.parquet").to_pylist()
+        pq.write_table(pa.Table.from_pylist([rows[0] | {}, rows[1] | values, *rows[2:]]), path)
+
+    def empty(folder: Path) -> None:
+        path = folder / "data/chunk-000/file-000.parquet"
+        pq.write_table(pq.read_table(path).slice(0, 0), path)
+
+    front, unplaced = "observation.images.front", "does not tell video_path"
+    state = "expected joint_position.elbow in observation.state"
+    undecoded, lost = f"{front}: cannot decode a picture: cannot identify image file;", f"{front} lacks pictures in"
+    vague, infinite = "does not tell dtype and shape of action", "infinity or not a number in action, from row 0 on"
+    cases: list[tuple[str, str, Callable[[Path], Any]]] = [
+        ("image", state, lambda at: info(at, lambda found: found.update(features={}))),
+        ("image", vague, lambda at: info(at, lambda found: found["features"]["action"].pop("dtype"))),
+        ("image", "cannot read .*contract.json", lambda at: (at / "meta/contract.json").write_text("{")),
+        ("image", undecoded, lambda at: row(at, **{front: {"bytes": b"x"}})),
+        ("image", lost, lambda at: row(at, **{front: {"bytes": None}})),
+        ("image", infinite, lambda at: row(at, action=[0.0, float("nan")])),
+        ("image", "has no episodes", empty),
+        ("video", unplaced, lambda at: info(at, lambda found: found.update(video_path=None))),
+        ("video", "file-000.mp4: there is no such file$", lambda at: shutil.rmtree(at / "videos")),
+    ]
+    for number, (store, expected, damage) in enumerate(cases):
+        damage(shutil.copytree(tmp_path / store, folder := tmp_path / f"case{number}"))
+        with pytest.raises(UserError, match=expected) as raised:
+            demonstrations(folder, CONTRACT, tmp_path / "run")
+        assert "\n" not in str(raised.value)
