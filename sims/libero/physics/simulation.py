@@ -98,6 +98,12 @@ class Simulation(HostSimulation):
             self._rest(ids[row], before[row])
         return executed, success, diverged
 
+    def kick(self, i: int, change: ArrayLike) -> None:
+        """Add `change` [nv] to the velocities of simulation `i`, all of whose bodies awake."""
+        model, data = self.models[i], self.data[i]
+        data.qvel[:] += change
+        _set_asleep(model, data, np.full(model.ntree, -1, dtype=np.int32))
+
     def qpos(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """Positions [n, nq] of simulations `ids` [n] of one scene."""
         return np.stack([self.data[i].qpos for i in ids])

@@ -131,6 +131,12 @@ class WarpSimulation:
         placed = torch.cat([views[name][:, list(bodies)] for name in PLACES], -1)
         return views["qpos"].double(), placed.double(), views["gripper"]
 
+    def kick(self, i: int, change: ArrayLike) -> None:
+        """Add `change` [nv] to the velocities of simulation `i`."""
+        group, row = self._place[i]
+        velocity = self.groups[group].views["qvel"][row]
+        velocity.add_(torch.as_tensor(np.asarray(change)).to(velocity))
+
     def qpos(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
         """Positions [n, nq] of simulations `ids` [n] of one scene."""
         return self._read("qpos", ids)

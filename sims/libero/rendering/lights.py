@@ -1,4 +1,4 @@
-"""The lights of a scene: how much of each a table gets, and which one casts shadows in films."""
+"""The lights of a scene: how much of each a table gets, how far they are dimmed, which casts shadows in films."""
 
 from __future__ import annotations
 
@@ -23,3 +23,18 @@ def cast_shadows(model: mujoco.MjModel) -> None:
     """Let the light that is brightest on the table cast shadows; LIBERO's own lights cast none."""
     received = [float(model.light_diffuse[i].max()) * on_table(model, i) for i in range(model.nlight)]
     model.light_castshadow[:] = np.arange(model.nlight) == np.argmax(received or [0.0])
+
+
+def dim(model: mujoco.MjModel) -> float:
+    """Dim the lights so that the middle of a white table, seen at 45 degrees, is just below overexposure; by how much.
+
+    OpenGL clips the light on a surface before multiplying by the colour, our renderers clip the product: LIBERO's
+    brighter scenes, designed with OpenGL, would be overexposed.
+    """
+    headlight = model.vis.headlight
+    fixed = float(np.max(headlight.ambient + 0.7 * headlight.diffuse + model.light_ambient.sum(0)))
+    light = sum((float(model.light_diffuse[i].max()) * on_table(model, i) for i in range(model.nlight)), 1e-6)
+    scale = min(1.0, max(0.0, 1.0 - fixed) / light)
+    model.light_diffuse *= scale
+    model.light_specular *= scale
+    return scale

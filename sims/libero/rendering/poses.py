@@ -13,8 +13,16 @@ from numpy.typing import NDArray
 from embodied.errors import UserError
 
 VISUAL_GROUP = 1  # visual geoms; group 0 has the collision geoms
+EXTENT = 10.0  # m, unit of MuJoCo's far plane. One value for all scenes: the ray tracer compiles it into its kernel
+GEOM_TYPES = tuple(
+    int(getattr(mujoco.mjtGeom, f"mjGEOM_{name}"))
+    for name in ("PLANE", "SPHERE", "CAPSULE", "ELLIPSOID", "CYLINDER", "BOX", "MESH")
+)
+"""Geom types of all scenes, which the ray tracer and the rasteriser draw."""
 CARRIED = ("cam_pos", "cam_quat", "light_pos")
 """Fields of a model, of those that domain randomisation draws, that poses depend on."""
+MOST_PIXELS = 2**31
+"""Of all worlds and cameras that are rendered at once; they are counted in 32 bits."""
 COLOURS = ("light_diffuse", "light_specular")
 """Fields of a model that only colours depend on."""
 
@@ -81,3 +89,10 @@ def check_names(model: mujoco.MjModel, names: Sequence[str]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UserError(f"unknown cameras: {', '.join(unknown)}; expected some of {', '.join(known)}")
+
+
+def check_size(worlds: int, cameras: int, width: int, height: int) -> None:
+    """Raise UserError for more pixels than mujoco_warp and the rasteriser count."""
+    if worlds * cameras * width * height >= MOST_PIXELS:
+        asked = f"{worlds} worlds with {cameras} cameras of {width}x{height} pixels"
+        raise UserError(f"{asked} are more than are rendered at once; use a smaller task.image_size, or num_envs")

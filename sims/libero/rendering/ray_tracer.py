@@ -20,25 +20,20 @@ warp.config.log_level = warp.LOG_ERROR  # before importing mujoco_warp, which wo
 
 import mujoco_warp  # noqa: E402
 
-from sims.libero.rendering.lights import cast_shadows, on_table  # noqa: E402
-from sims.libero.rendering.poses import COLOURS, VISUAL_GROUP, Poses  # noqa: E402
+from sims.libero.rendering.lights import cast_shadows, dim  # noqa: E402
+from sims.libero.rendering.poses import COLOURS, EXTENT, GEOM_TYPES, VISUAL_GROUP, Poses, check_size  # noqa: E402
+from sims.libero.rendering.textures import textures  # noqa: E402
 
-EXTENT = 10.0  # m, unit of MuJoCo's far plane. One value for all scenes, as it is compiled into the kernel
 SAMPLES = 2  # rays of a film's pixel, in each direction
 SHADED = 0.3  # share of its light that reaches what is in the shadow, for all that reflect it
 WORLDS_AT_ONCE = 64  # on CUDA; a CPU renders them one after the other
-GEOM_TYPES = tuple(
-    int(getattr(mujoco.mjtGeom, f"mjGEOM_{name}"))
-    for name in ("PLANE", "SPHERE", "CAPSULE", "ELLIPSOID", "CYLINDER", "BOX", "MESH")
-)
-"""Geom types of all scenes, for which the kernel is compiled."""
 
 
 class Traced:
     """One scene in mujoco_warp, for up to `worlds` states at once; `model` is compiled with visuals and not kept.
 
     `batched` fields of its model have a value for each state. `dimming` is the share of its lights that is shown, see
-    `_dim`. All scenes share one compiled kernel.
+    `lights.dim`. All scenes share one compiled kernel.
     """
 
     def __init__(
@@ -52,12 +47,14 @@ class Traced:
         worlds: int,
         batched: Sequence[str],
     ) -> None:
+        """Raise UserError for more pixels than mujoco_warp counts."""
         self.shape = (len(cameras), height, width)
         model.stat.extent = EXTENT
-        self.dimming = _dim(model)
+        self.dimming = dim(model)
         if film:
             cast_shadows(model)
         samples = SAMPLES if film else 1
+        check_size(worlds, len(cameras), width, height)
         self.model = mujoco_warp.put_model(model, batch_sizes=dict.fromkeys(batched, worlds))
         self.data = mujoco_warp.make_data(model, nworld=worlds, nconmax=1, njmax=1)
         self._context = mujoco_warp.create_render_context(
@@ -136,46 +133,11 @@ def _digest(model: mujoco.MjModel, mesh: int) -> bytes:
     return hashlib.sha256(vertices.tobytes() + faces.tobytes()).digest()
 
 
-def shrink(pixels: NDArray[np.uint8], limit: int) -> NDArray:
-    """`pixels` [H, W, C] averaged over equal squares so that no side exceeds `limit`; the rest is cut off."""
-    height, width, channels = pixels.shape
-    step = -(-max(height, width) // limit)
-    if step == 1:
-        return pixels
-    rows, columns = height // step, width // step
-    squares = pixels[: rows * step, : columns * step].reshape(rows, step, columns, step, channels)
-    return squares.mean((1, 3))
-
-
-def _dim(model: mujoco.MjModel) -> float:
-    """Dim the lights so that the middle of a white table, seen at 45 degrees, is just below overexposure; by how much.
-
-    OpenGL clips the light on a surface before multiplying by the colour, the ray tracer clips the product: LIBERO's
-    brighter scenes, designed with OpenGL, would be overexposed.
-    """
-    headlight = model.vis.headlight
-    fixed = float(np.max(headlight.ambient + 0.7 * headlight.diffuse + model.light_ambient.sum(0)))
-    light = sum((float(model.light_diffuse[i].max()) * on_table(model, i) for i in range(model.nlight)), 1e-6)
-    scale = min(1.0, max(0.0, 1.0 - fixed) / light)
-    model.light_diffuse *= scale
-    model.light_specular *= scale
-    return scale
-
-
 def _textures(model: mujoco.MjModel, limit: int) -> list[warp.Texture2D]:
-    """The model's textures, none larger than `limit` pixels a side except the sky.
-
-    Averaging replaces a graphics card's mipmaps: details finer than the image would only show as noise. In full size
-    each of LIBERO's textures would take 64 MB.
-    """
+    """The model's textures, none larger than `limit` pixels a side except the sky."""
     result = []
-    for index in range(model.ntex):
-        shape = (model.tex_height[index], model.tex_width[index], model.tex_nchannel[index])
-        first = model.tex_adr[index]
-        pixels = model.tex_data[first : first + np.prod(shape)].reshape(shape)
-        if model.tex_type[index] != mujoco.mjtTexture.mjTEXTURE_SKYBOX:
-            pixels = shrink(pixels[: shape[1]], limit)  # cube faces are stacked; the first is used for all
+    for pixels in textures(model, limit):
         rgba = np.ones((*pixels.shape[:2], 4), dtype=np.float32)
-        rgba[..., : max(3, shape[2])] = pixels / np.float32(255)  # one channel is grey
+        rgba[..., :3] = pixels
         result.append(warp.Texture2D(warp.array(rgba, dtype=float), filter_mode=warp.TextureFilterMode.LINEAR))
     return result

@@ -11,7 +11,7 @@ from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.physics.simulation import Simulation
 from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, Cameras, choose_backend
-from sims.libero.rendering.ray_tracer import shrink
+from sims.libero.rendering.textures import shrink
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import initial_states, load_tasks
 from sims.opengl import opengl
@@ -139,12 +139,14 @@ def test_a_back_end_that_does_not_work_is_refused(simulation, monkeypatch):
     with pytest.raises(ValueError, match='backend="gl" needs OpenGL'):
         Cameras(simulation, backend="gl")
     monkeypatch.setitem(sys.modules, "warp", None)
+    assert choose_backend() == "raster"
+    monkeypatch.setattr("sims.libero.rendering.rasteriser.library", lambda: None)
     with pytest.raises(ValueError, match=r"no renderer works here .*embodied-rl\[libero\]"):
         choose_backend()
 
 
 @pytest.mark.parametrize(
-    ("card", "cuda", "expected"), [(False, False, "rays"), (True, False, "gl"), (True, True, "rays")]
+    ("card", "cuda", "expected"), [(False, False, "raster"), (True, False, "gl"), (True, True, "rays")]
 )
 def test_opengl_is_chosen_only_on_a_graphics_card_without_cuda(monkeypatch, card, cuda, expected):
     monkeypatch.setattr("sims.libero.rendering.cameras.graphics_card", lambda: card)
