@@ -9,6 +9,7 @@
 # make test-isaac  install, then run the tests of Isaac Lab
 # make test-stock  install, then run policies in stock LIBERO (LIBERO_ASSETS=; stock is installed too, once)
 # make test-crazyflow  install, then fly policies in crazyflow (which is installed too, once)
+# make docs    install, then build the documents as a site: build/site/index.html
 # make check   lint and types
 # make mutants  install, then put faults into a copy of the tree one by one: which do the tests catch? (half an hour)
 # make clean   remove the virtual environments and build products (results in outputs/ stay)
@@ -23,7 +24,7 @@ ISAAC := .venv-isaac
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
-.PHONY: pick hover vla navigate test ros test-ros isaac test-isaac test-stock test-crazyflow check mutants install clean
+.PHONY: pick hover vla navigate test ros test-ros isaac test-isaac test-stock test-crazyflow docs check mutants install clean
 
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
@@ -63,6 +64,12 @@ test-stock: $(VENV)/installed-dev
 test-crazyflow: $(VENV)/installed-dev
 	CI_CRAZYFLOW=required $(BIN)/python -m pytest tests/sims/quadrotor/test_crazyflow.py $(ARGS)
 
+# Documents lie all over the tree: the site is built from a copy of what they link to.
+docs: $(VENV)/installed-dev
+	rm -rf build/docs && mkdir -p build/docs
+	git ls-files '*.md' '*.py' '*.yaml' 'benchmarks/results' docs LICENSE | tar --create --files-from - | tar --extract --directory build/docs
+	$(BIN)/mkdocs build --strict
+
 check: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -90,7 +97,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --editable '.[diffusion,gym,libero,maniskill,onnx,robosuite,robot,rsl-rl,vla,dev]'
+	$(PIP) --editable '.[diffusion,gym,libero,maniskill,onnx,robosuite,robot,rsl-rl,viewer,vla,dev]'
 	$(PIP) --no-deps torchrl
 	@touch $@
 

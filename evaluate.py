@@ -26,21 +26,20 @@ from embodied.evaluation.sim_to_real_report import SIM_TO_REAL, SIM_TO_SIM
 from embodied.evaluation.sim_to_real_report import write as write_comparison
 from embodied.saving import checkpoint
 from embodied.task import check_sims, measured, planners, usual_starts
+from embodied.viewer.options import viewing
 from real_robot.sim_to_real.comparison import Comparison, EvaluateConfig, in_sim
-from sims.registry import in_processes
+from sims.registry import SHOWN, in_processes
 from train import GROUPS, TrainConfig
 
 log = logging.getLogger("embodied")
-LATE = ("latency.", "task.processes=", "task.python=", "task.step_limit=", "task.randomisation.")
+LATE = ("latency.", "task.tasks=", "task.processes=", "task.python=", "task.step_limit=", "task.randomisation.")
 """Options of train.py that may differ from training."""
 ONE = re.compile(r"^sim=(\w+)$")
 
 
 def run(arguments: list[str]) -> None:
     """Evaluate, print the table, and write it into the run."""
-    late = [each for each in arguments if each.startswith(LATE)]
-    rest = [ONE.sub(r"sim=[\1]", each) for each in arguments if each not in late]
-    config, given = compose(EvaluateConfig, "evaluate", rest, {})
+    late, (config, given) = [each for each in arguments if each.startswith(LATE)], own(arguments)
     config.check()
     saved = checkpoint.load(config.checkpoint)
     options = ("suite", "assets", "executed")
@@ -50,8 +49,7 @@ def run(arguments: list[str]) -> None:
         return compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config)
 
     check_sims(composed()[0].task, config.sim)
-    if len(config.sim) == 1:
-        common += in_sim(config.sim[0])
+    common += in_sim(config.sim[0]) if len(config.sim) == 1 else []
     trained, used = composed()
     tasks = [composed(in_sim(name))[0].task for name in config.sim] or [trained.task]
     config.episodes = usual_starts(tasks) if config.episodes is None else config.episodes
@@ -68,24 +66,29 @@ def run(arguments: list[str]) -> None:
 
     def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> Environment:
         changed = composed(changes)[0]
-        task = with_latency(in_processes(changed.task), changed.latency)
+        task = viewed(with_latency(in_processes(changed.task), changed.latency))
         contract = task.contract(distribution)
         saved.check(replace(contract, executed=saved.contract.executed) if config.executed else contract)
         return task.environment(num_envs, distribution, "eval", device=config.device)
 
-    if config.sim_to_real or len(config.sim) > 1:
-        simulators = partial(environment, distributions[0])
-        runs = Comparison(config, trained.task, path, robot, distributions[0], simulators).run()
-        record |= {"episodes": config.episodes, "distribution": distributions[0]}
-        name = SIM_TO_REAL if config.sim_to_real else SIM_TO_SIM
-        log.info(write_comparison(path.parent.parent, runs, saved.contract.action, record, name))
-        return
-    starts = {"starts_per_task": config.episodes, "first_start": config.first, "device": config.device}
-    results = compare(partial(environment, num_envs=config.num_envs), distributions, {POLICY: robot} | beside, **starts)
-    log.info(write_evaluation(path.parent.parent / "evaluation.json", record, results))
+    how = {"starts_per_task": config.episodes, "first_start": config.first, "device": config.device}
+    with viewing(config, SHOWN) as viewed:
+        if config.sim_to_real or len(config.sim) > 1:
+            record |= {"episodes": config.episodes, "distribution": (first := distributions[0])}
+            runs = Comparison(config, trained.task, path, robot, first, partial(environment, first)).run()
+            name = SIM_TO_REAL if config.sim_to_real else SIM_TO_SIM
+            return log.info(write_comparison(path.parent.parent, runs, saved.contract.action, record, name))
+        found = compare(partial(environment, num_envs=config.num_envs), distributions, {POLICY: robot} | beside, **how)
+    log.info(write_evaluation(path.parent.parent / "evaluation.json", record, found))
     if config.video or config.render:
         film = path.parent.parent / "evaluation.mp4"
-        in_processes(trained.task).video(film, {"policy": policy}, config.device)
+        in_processes(trained.task).video(film, {"policy": policy}, config.device, distributions[0], config.first)
+
+
+def own(arguments: list[str]) -> tuple[EvaluateConfig, dict[str, Any]]:
+    """The configuration, from all but options of train.py."""
+    rest = [ONE.sub(r"sim=[\1]", each) for each in arguments if not each.startswith(LATE)]
+    return compose(EvaluateConfig, "evaluate", rest, {})
 
 
 def describe(_: list[str]) -> str:
@@ -94,4 +97,4 @@ def describe(_: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(run, describe, sys.argv[1:]))
+    sys.exit(program.main(run, describe, sys.argv[1:], own))

@@ -97,4 +97,4 @@ def describe(_: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(run, describe, sys.argv[1:]))
+    sys.exit(program.main(run, describe, sys.argv[1:], lambda given: compose(IdentifyConfig, "identify", given, {})))

@@ -1,6 +1,6 @@
 """Serve a trained policy to robots: python serve.py checkpoint=DIR [key=value ...].
 
-DIR is a run, such as outputs/libero_pick/<run>, or one of its checkpoints. Clients are
+DIR is a run, such as outputs/libero_pick/<run>, one of its checkpoints, or an export with target=onnx. Clients are
 `real_robot/serving/policy_client.py` and openpi's; they send the token in `token_file`, which is created if missing.
 There is no encryption: to reach a robot elsewhere, keep the default host and use a tunnel. Options, with their
 defaults, are printed by --help.
@@ -22,9 +22,11 @@ from embodied.command_line import program
 from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
 from embodied.errors import UserError
+from embodied.policy import Policy
 from embodied.saving import checkpoint
 from embodied.training.interrupt import GracefulStop
 from policies.registry import trained_policy
+from real_robot.serving.onnx_policy import OnnxPolicy
 from real_robot.serving.policy_server import PolicyServer, ServerLimits
 
 log = logging.getLogger("embodied")
@@ -47,9 +49,8 @@ def run(arguments: list[str]) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     config, _ = compose(ServeConfig, "serve", arguments, {})
     prepare(config.device, config.threads)
-    saved = checkpoint.load(config.checkpoint)
-    policy = trained_policy(saved).to(config.device)
-    token_file = Path(config.token_file or Path(saved.path or "").parent.parent / "policy_token")
+    policy, path, folder = _load(config)
+    token_file = Path(config.token_file or folder / "policy_token")
     limits = ServerLimits(clients=config.clients)
     with (
         GracefulStop() as stop,
@@ -57,9 +58,21 @@ def run(arguments: list[str]) -> None:
             policy, token(token_file), host=config.host, port=config.port, device=config.device, limits=limits
         ) as server,
     ):
-        log.info(f"serving {saved.path} at ws://{config.host}:{server.port}, token in {token_file}; Ctrl-C ends it")
+        log.info(f"serving {path} at ws://{config.host}:{server.port}, token in {token_file}; Ctrl-C ends it")
         while not stop.requested:
             time.sleep(0.1)
+
+
+def _load(config: ServeConfig) -> tuple[Policy, Path, Path]:
+    """The policy, where it lies, and the folder for the token."""
+    export = Path(config.checkpoint)
+    if (export / "policy.onnx").exists():
+        if config.device != "cpu":
+            raise UserError(f"an ONNX export runs on the CPU; expected device=cpu, got device={config.device}")
+        return OnnxPolicy(export), export, export.parent
+    saved = checkpoint.load(config.checkpoint)
+    path = Path(saved.path or "")
+    return trained_policy(saved).to(config.device), path, path.parent.parent
 
 
 def token(path: Path) -> str:
@@ -83,4 +96,4 @@ def describe(_: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(run, describe, sys.argv[1:]))
+    sys.exit(program.main(run, describe, sys.argv[1:], lambda given: compose(ServeConfig, "serve", given, {})))

@@ -20,27 +20,26 @@ from embodied.command_line import combinations, listing, program
 from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose, names
 from embodied.deployment.latency import LatencyConfig, with_latency
-from embodied.saving import checkpoint
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.plan import plan
-from embodied.training.run_directory import new_run, resumed_run
+from embodied.training.run_directory import this_run
+from embodied.viewer.options import ViewerOptions, viewing
 from policies.registry import POLICIES
 from real_robot.recording.demonstrations import demonstrations, sources
-from sims.registry import NEEDS, TASKS, in_processes
+from sims.registry import NEEDS, SHOWN, TASKS, in_processes
 
 log = logging.getLogger("embodied")
 GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS}
 
 
 @dataclass
-class TrainConfig(ExperimentConfig):
+class TrainConfig(ViewerOptions, ExperimentConfig):
     """Options of train.py: those of a run, and those of its parts.
 
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
-    names a project, `output` the directory of a new run. `demonstrations` replaces the task's own: LeRobot, HDF5,
-    recordings or another run's, or several such [DIR1,DIR2]. `demonstration_weights` are their shares of what is drawn;
-    null: by size. `resume` continues a run, or one of its checkpoints, unchanged; `eval_only` evaluates it instead.
-    `plan` prints the memory that a run will take, and runs nothing.
+    names a project, `output` a new run's directory. `demonstrations` replaces the task's own: LeRobot, HDF5, recordings
+    or another run's, or several [DIR1,DIR2]; `demonstration_weights` are their shares, null: by size. `resume` goes on
+    with a run, or one of its checkpoints, unchanged; `eval_only` evaluates it. `plan` only prints the memory it takes.
     """
 
     task: Any = MISSING
@@ -63,22 +62,19 @@ def run(arguments: list[str]) -> None:
     """One training run, from the command line to its report; or, with list=tasks, what there is to train."""
     if arguments == ["list=tasks"]:
         return log.info(listing.tasks(TASKS, NEEDS))
-    resumed = next((a.partition("=")[2] for a in arguments if a.startswith("resume=")), None)
-    saved = checkpoint.load(resumed).config if resumed else None
-    config, record = compose(TrainConfig, "train", arguments, GROUPS, saved)
+    config, record = composed(arguments)
     shown, weights = sources(config.demonstrations, config.demonstration_weights), config.demonstration_weights
     if config.plan:
         parts = with_latency(config.task, config.latency), config.policy, config.algorithm
         return log.info(plan(config, *parts, device=config.device, demonstrations=shown).table())
     prepare(config.device, config.threads)
     if config.eval_only:
-        rest = [each for each in arguments if each.partition("=")[0] not in ("resume", "eval_only", *GROUPS)]
-        program.evaluate_instead(Path(__file__).with_name("evaluate.py"), resumed, rest)
+        program.evaluate_instead(Path(__file__).with_name("evaluate.py"), config.resume, arguments, GROUPS)
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
     name = Path("outputs") / config.task.name / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_seed{config.seed}"
-    with resumed_run(resumed) if resumed else new_run(config.output, name) as directory:
+    with viewing(config, SHOWN) as seen, this_run(config.resume, config.output, name) as directory:
         trainer = Experiment(
-            config, with_latency(in_processes(config.task), config.latency), config.policy, config.algorithm,
+            config, seen(with_latency(in_processes(config.task), config.latency)), config.policy, config.algorithm,
             directory, record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
             demonstrations=partial(demonstrations, shown, weights=weights, task=config.task) if shown else None,
         )  # fmt: skip
@@ -86,9 +82,14 @@ def run(arguments: list[str]) -> None:
         log.info(trainer.run().summary(directory))
 
 
+def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
+    """The configuration and its record; of a run that is resumed its own."""
+    return compose(TrainConfig, "train", arguments, GROUPS, program.resumed(arguments))
+
+
 def describe(arguments: list[str]) -> str:
     """Text of --help: the choices, and the options of the chosen ones."""
-    config, record = compose(TrainConfig, "train", arguments, GROUPS)
+    config, record = composed(arguments)
     listed = [f"{group}: {', '.join(names(group, GROUPS))}" for group in GROUPS]
     chosen = " ".join(f"{group}={name}" for group, name in record["choices"].items())
     takes = f"task={(task := record['choices']['task'])} takes {combinations.described(task)}"
@@ -96,4 +97,4 @@ def describe(arguments: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(run, describe, sys.argv[1:]))
+    sys.exit(program.main(run, describe, sys.argv[1:], composed))

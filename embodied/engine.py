@@ -53,6 +53,7 @@ class Outcome:
     actions: Tensor | None = None
     human: Tensor | None = None
     has_success: bool = True  # as Transition's
+    failures: dict[str, Tensor] = field(default_factory=dict)  # as Transition's, of all N
 
 
 class EpisodeEngine(ABC):
@@ -175,6 +176,7 @@ class EpisodeEngine(ABC):
             self.observe(), tensor(outcome.reward), tensor(outcome.executed), self.terminated, self.truncated,
             self.success, outcome.metrics, outcome.actions, outcome.human,
             None if outcome.diverged is None else self.diverged, has_success=outcome.has_success,
+            failures=outcome.failures,
         )  # fmt: skip
 
     def next_starts(self, ids: Tensor) -> Tensor:

@@ -25,8 +25,10 @@ class Transition:
     A finished environment freezes until its reset: `executed` is False after the step at which its episode ended,
     `reward` is zero there, and `observation` is the true observation after the last executed step, never that of the
     next episode. `terminated`, `truncated` and `success` stay as they were when it ended. `metrics` are quantities of
-    the episode so far, with the unit in their names; NaN where undefined. Without
-    `has_success` the environment does not define success: `success` is False, and returns are reported instead.
+    the episode so far, with the unit in their names; NaN where undefined. `failures` say by
+    name what goes wrong, where the simulator can tell: of an episode that ends without success the first that is True
+    is reported, else whether it ended early or its time was over. Without `has_success` the environment does not define
+    success: `success` is False, and returns are reported instead.
     """
 
     observation: TensorDict  # [N]
@@ -40,7 +42,9 @@ class Transition:
     human: Tensor | None = None  # [N, K] bool, actions that a person gave
     diverged: Tensor | None = None  # [N] bool, terminated because the simulation blew up; None: never
     lost: Tensor | None = None  # [N] bool, those of `diverged` whose simulator's process died instead; None: never
+    pushed: Tensor | None = None  # [N] bool, a person pushed something in this episode (`embodied.viewer`); None: never
     has_success: bool = True
+    failures: dict[str, Tensor] = field(default_factory=dict)  # [N] bool each
 
     @property
     def done(self) -> Tensor:
@@ -114,6 +118,18 @@ class SharedWorlds(Protocol):
     """
 
     group: int
+
+
+@runtime_checkable
+class Watched(Environment, Protocol):
+    """An Environment that people watch, who are told what it cannot know itself."""
+
+    def tell(self, value: Tensor | None, counts: Tensor | None) -> None:
+        """Before a step: what the policy expects to earn, `value` [N], and whose episodes count, `counts` [N] bool.
+
+        None: no value; all episodes.
+        """
+        ...
 
 
 @runtime_checkable

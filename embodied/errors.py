@@ -12,5 +12,9 @@ class UserError(ValueError):
     """
 
 
+class OutOfMemoryError(UserError):
+    """There is less memory than was asked for; programs add which of their options ask for less."""
+
+
 class DivergedError(UserError):
     """A number of the training is not finite any more: a setting of the run is wrong, such as its learning rate."""

@@ -163,6 +163,16 @@ class RenormalisedPolicy(TrainablePolicy, Protocol):
 
 
 @runtime_checkable
+class PretrainedPolicy(TrainablePolicy, Protocol):
+    """A policy whose weights may come from elsewhere, with the statistics that they have learned with.
+
+    `lacks_statistics` says that they came without, so that `fit` needs demonstrations; "" if they have some.
+    """
+
+    lacks_statistics: str
+
+
+@runtime_checkable
 class RankingPolicy(TrainablePolicy, Protocol):
     """A policy that can execute the best of several candidate chunks, by a learned advantage."""
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from enum import Enum
+from typing import Protocol, runtime_checkable
 
 import torch
+
+from embodied.errors import UserError
 
 
 class Precision(Enum):
@@ -19,3 +22,26 @@ class Precision(Enum):
         # Autocast's cache would keep the weights as they were before an optimiser's step within the context.
         enabled = self is Precision.BFLOAT16
         return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
+@runtime_checkable
+class OwnPrecision(Protocol):
+    """Options of a policy with a precision of its own, in which it computes wherever it runs."""
+
+    precision: Precision
+
+
+def precision_of(training: Precision, policy: object) -> Precision:
+    """In which precision a run trains a policy with the options `policy`: its own, or that of `training`.
+
+    Raises:
+        UserError: for both, of which one would be of no use.
+    """
+    if not isinstance(policy, OwnPrecision):
+        return training
+    if training is Precision.BFLOAT16:
+        raise UserError(
+            "this policy has its own precision, in training and wherever it runs, so that precision=bfloat16 is of no "
+            "use: use policy.precision=bfloat16 in its place"
+        )
+    return policy.precision

@@ -148,9 +148,9 @@ class DiffusionPolicy(GenerativePolicy):
     ) -> tuple[Tensor, TensorDict, Tensor]:
         """The path [B, P+1, H, A] through the last P steps is the sample."""
         first = self.config.denoising_steps - self.config.tuned_steps
-        path, parts = [x], [torch.zeros(len(x), device=x.device)] * self.config.tuned_steps
+        path, parts = [x], [torch.zeros(x.shape[:1], device=x.device)] * self.config.tuned_steps
         for step in range(self.config.denoising_steps):
-            index = torch.full((len(x),), step, device=x.device)
+            index = torch.full(x.shape[:1], step, device=x.device)
             mean, std = self._kernel(path[-1], index, features, deterministic)
             noise = torch.randn(x.shape, device=x.device, generator=generator) if not deterministic else 0.0
             path.append(mean + std * noise)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum
 from typing import Self
 
+import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+
+from embodied.contract import Contract
+from embodied.words import WordTable
 
 
 class EncoderKind(Enum):
@@ -24,13 +29,28 @@ class EncoderKind(Enum):
 
 
 class Encoder(nn.Module, ABC):
-    """Observations [N] to features [N, out_features]; its normalisation statistics are buffers."""
+    """Observations [N] to features [N, out_features]; its normalisation statistics are buffers.
+
+    It reads the observations `reads`, of which `seeds` distinguish one from another: deterministic noise is drawn from
+    their bytes. `tables` make words of texts.
+    """
 
     out_features: int
+    reads: Sequence[str]
+    seeds: Sequence[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[str, WordTable] = {}
 
     def read(self, observation: TensorDict) -> TensorDict:
-        """`observation` in the form that `forward` and augmentations use; reading twice changes nothing."""
-        return observation
+        """`observation` with word ids [..., L] in place of texts, as `forward` and augmentations use it.
+
+        Reading twice changes nothing.
+        """
+        texts = {key: table for key, table in self.tables.items() if observation[key].dtype != torch.int64}
+        words = {key: table(observation[key]) for key, table in texts.items()}
+        return observation.copy().update(words) if words else observation
 
     @abstractmethod
     def fit(self, observation: TensorDict) -> None:
@@ -45,5 +65,12 @@ class Encoder(nn.Module, ABC):
         """Copy the weights of `other`, which reads the same or less; weights for anything else stay new."""
 
     @abstractmethod
+    def example(self, contract: Contract, count: int, rows: int, generator: Generator) -> TensorDict:
+        """Random observations [count] of `contract` as `read` gives them, around the statistics, on the CPU.
+
+        Axes of variable length have `rows`.
+        """
+
     def identity(self, observation: TensorDict) -> Tensor:
-        """Values [N, B] that distinguish observations; deterministic noise is drawn from them."""
+        """The observations `seeds`, [N, B]."""
+        return torch.cat([observation[key].flatten(1) for key in self.seeds], -1)

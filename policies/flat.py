@@ -8,10 +8,10 @@ from typing import Self
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from embodied.contract import Contract
-from embodied.deployment.network import reciprocal
+from embodied.deployment.network import distance, reciprocal
 from embodied.errors import UserError
 from embodied.world import ALONE, World
 from policies.encoders import Encoder
@@ -29,6 +29,10 @@ class FlatObservations(nn.Module):
     Raises:
         UserError: if an observation has a variable axis, there is none, or `distances` names none of them.
     """
+
+    fitted: Tensor
+    mean: Tensor
+    std: Tensor
 
     def __init__(self, contract: Contract, distances: Sequence[str], reader: str, other: str) -> None:
         super().__init__()
@@ -93,8 +97,36 @@ class FlatObservations(nn.Module):
         flat = {key: observation[key].flatten(observation.batch_dims) for key in keys}
         return torch.cat([reciprocal(flat[key]) if key in self.reciprocal else flat[key] for key in keys], dim=-1)
 
+    def drawn(self, contract: Contract, count: int, generator: Generator) -> TensorDict:
+        """Random observations [count] for actors around the statistics, on the CPU."""
+        noise = torch.randn(count, self.observed, generator=generator)
+        flat, found, start = self.mean[: self.observed] + self.std[: self.observed] * noise, {}, 0
+        for key in self.actor_keys:
+            shape = contract.observation[key].shape
+            part = flat[:, start : start + math.prod(shape)].unflatten(1, shape)
+            found[key] = distance(part) if key in self.reciprocal else part
+            start += math.prod(shape)
+        return TensorDict(found, batch_size=[count])
 
-class FlatEncoder(FlatObservations, Encoder):
+
+class _Whole(FlatObservations, Encoder):
+    """An encoder of the observations as one vector; the critic's reads privileged ones, too."""
+
+    def __init__(self, contract: Contract, distances: Sequence[str], reader: str, *, privileged: bool) -> None:
+        super().__init__(contract, distances, reader, "encoder=objects")
+        self.reads, self.seeds = self.keys if privileged else self.actor_keys, self.actor_keys
+        self.inputs = self.feature_size if privileged else self.observed
+
+    def fit(self, observation: TensorDict) -> None:
+        """Compute normalisation statistics from observations [N]."""
+        self.fit_statistics(observation)
+
+    def example(self, contract: Contract, count: int, rows: int, generator: Generator) -> TensorDict:
+        """Random observations [count]; there are no axes of variable length."""
+        return self.drawn(contract, count, generator)
+
+
+class FlatEncoder(_Whole):
     """Two dense layers on fixed-size observations; privileged ones only if allowed.
 
     Args:
@@ -105,21 +137,16 @@ class FlatEncoder(FlatObservations, Encoder):
     """
 
     def __init__(self, contract: Contract, width: int, distances: Sequence[str], *, privileged: bool) -> None:
-        super().__init__(contract, distances, "encoder=flat", "encoder=objects")
-        self.seen = self.keys if privileged else self.actor_keys
+        super().__init__(contract, distances, "encoder=flat", privileged=privileged)
         self.out_features = 2 * width
-        inputs = self.feature_size if privileged else self.observed
         self.layers = nn.Sequential(
-            nn.Linear(inputs, self.out_features), nn.ReLU(), nn.Linear(self.out_features, self.out_features), nn.ReLU()
-        )
-
-    def fit(self, observation: TensorDict) -> None:
-        """Compute normalisation statistics from observations [N]."""
-        self.fit_statistics(observation)
+            nn.Linear(self.inputs, self.out_features), nn.ReLU(),
+            nn.Linear(self.out_features, self.out_features), nn.ReLU(),
+        )  # fmt: skip
 
     def forward(self, observation: TensorDict) -> Tensor:
         """Features [N, out_features]."""
-        return self.layers(self.standardised(observation, self.seen))
+        return self.layers(self.standardised(observation, self.reads))
 
     @torch.no_grad()
     def begin_like(self, other: Self) -> None:
@@ -127,31 +154,17 @@ class FlatEncoder(FlatObservations, Encoder):
         for mine, theirs in zip(self.layers.parameters(), other.layers.parameters(), strict=True):
             mine[..., : theirs.shape[-1]].copy_(theirs)
 
-    def identity(self, observation: TensorDict) -> Tensor:
-        """All observations that the actor reads."""
-        return torch.cat([observation[key].flatten(1) for key in self.actor_keys], dim=-1)
 
-
-class PlainEncoder(FlatObservations, Encoder):
+class PlainEncoder(_Whole):
     """The standardised fixed-size observations themselves; privileged ones only if allowed."""
 
     def __init__(self, contract: Contract, distances: Sequence[str], *, privileged: bool) -> None:
-        super().__init__(contract, distances, "encoder=plain", "encoder=objects")
-        self.seen = self.keys if privileged else self.actor_keys
-        self.out_features = self.feature_size if privileged else self.observed
-
-    def fit(self, observation: TensorDict) -> None:
-        """Compute normalisation statistics from observations [N]."""
-        self.fit_statistics(observation)
+        super().__init__(contract, distances, "encoder=plain", privileged=privileged)
+        self.out_features = self.inputs
 
     def forward(self, observation: TensorDict) -> Tensor:
         """Features [N, out_features]."""
-        return self.standardised(observation, self.seen)
+        return self.standardised(observation, self.reads)
 
     def begin_like(self, other: Self) -> None:
         """There are no weights."""
-
-    def identity(self, observation: TensorDict) -> Tensor:
-        """All observations that the actor reads."""
-        read = [observation[key].flatten(1) for key in self.actor_keys]
-        return torch.cat(read, dim=-1)

@@ -7,8 +7,9 @@ An encoder reads the observation, a network denoises the chunk, a critic with it
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Self
 
@@ -18,13 +19,14 @@ from torch import Tensor, nn
 
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
+from embodied.deployment.chunk_network import ChunkNetwork
 from embodied.errors import UserError
-from embodied.policy import Decision, acting, explored_value, take_statistics
+from embodied.policy import Decision, acting, explored_value, take_statistics, values_explored
+from embodied.seeding import fixed_noise
 from policies.augmentation import CARTESIAN, Augmentation, AugmentationKind, CartesianScene
 from policies.chunk_networks import NetworkKind
 from policies.encoders import Encoder, EncoderKind
 from policies.flat import FlatEncoder, PlainEncoder
-from policies.kernels.flow import fixed_noise
 from policies.libero_encoder import OBSERVATIONS, ObjectEncoder, missing
 from policies.vision.augmentation import PictureChanges
 from policies.vision.backbones import VisionConfig
@@ -90,7 +92,8 @@ class GenerativeConfig:
 class GenerativePolicy(nn.Module, ABC):
     """Predicts chunks of H actions from noise.
 
-    The advantage that ranks candidates reads no more than the actor.
+    Beside pictures the advantage that ranks candidates reads objects, too, where a simulator has them: such a policy
+    `teaches` itself. It ranks while it explores only, and imitation brings what was chosen to an actor that sees.
 
     Raises:
         UserError: if the action has no limits, or the contract lacks observations of encoder or augmentation.
@@ -109,11 +112,11 @@ class GenerativePolicy(nn.Module, ABC):
         self.past, self.generated = 0, contract.horizon  # of generated chunks: actions before now, and all
         self.encoder = _encoder(contract, config)
         self.augment = _augmentation(contract, config, self.encoder)
-        self.value_encoder = _encoder(contract, config, privileged=True)
-        self.advantage_encoder = _encoder(contract, config)
+        self.value_encoder = _encoder(contract, config, objects=True, privileged=True)
+        self.advantage_encoder = _encoder(contract, config, objects=True)
         actions, hidden = contract.action.shape[-1], config.hidden
         self.critic = head(self.value_encoder.out_features, hidden)
-        self.advantage_head = head(self.encoder.out_features + contract.executed * actions, hidden)
+        self.advantage_head = head(self.advantage_encoder.out_features + contract.executed * actions, hidden)
         self.register_buffer("ranks", torch.zeros((), dtype=torch.bool))
         self.register_buffer("action_mean", torch.zeros(actions))
         self.register_buffer("action_std", torch.ones(actions))
@@ -124,6 +127,11 @@ class GenerativePolicy(nn.Module, ABC):
     def device(self) -> torch.device:
         """Device of the weights."""
         return self.action_mean.device
+
+    @property
+    def teaches(self) -> bool:
+        """Whether the advantage reads what the actor can't."""
+        return type(self.advantage_encoder) is not type(self.encoder)
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that only `value` uses."""
@@ -139,13 +147,13 @@ class GenerativePolicy(nn.Module, ABC):
         return [parameter for parameter in self.parameters() if parameter not in critics]
 
     def start_critic(self) -> None:
-        """Initialise the critics' encoders from the actor's."""
-        if type(self.value_encoder) is type(self.encoder):
-            self.value_encoder.begin_like(self.encoder)
-        self.advantage_encoder.begin_like(self.encoder)
+        """Initialise the critics' encoders from the actor's where they are alike."""
+        for critic in (self.value_encoder, self.advantage_encoder):
+            if type(critic) is type(self.encoder):
+                critic.begin_like(self.encoder)
 
     def start_ranking(self) -> None:
-        """From now on execute the candidate of highest advantage."""
+        """From now on execute the candidate of highest advantage; if it `teaches`, while exploring only."""
         self.ranks.fill_(True)
 
     @torch.no_grad()
@@ -202,12 +210,45 @@ class GenerativePolicy(nn.Module, ABC):
     def _noise(self, observation: TensorDict, deterministic: bool, generator: torch.Generator | None) -> Tensor:
         """Initial noise of C candidates, [N, C, H, A]."""
         count = 1
-        if self.ranks:
+        if self.ranks and (not self.teaches or values_explored(self, observation, deterministic)):
             count = self.config.candidates if deterministic else self.config.explored_candidates
         shape = (count, self.generated, self.contract.action.shape[-1])
         if deterministic:
             return fixed_noise(self.encoder.identity(observation), shape).to(self.device)
         return torch.randn(observation.batch_size[0], *shape, device=self.device, generator=generator)
+
+    def candidates(self, observation: TensorDict, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Deterministic chunks [N, C, H, A] from `noise` [N, C, generated, A], and their advantage [N, C] if C > 1."""
+        count = noise.shape[1]
+        features = self.encoder(observation).unsqueeze(1).expand(-1, count, -1).flatten(0, 1)
+        chunk, _, _ = self._generate(noise.flatten(0, 1), features, True, None)
+        actions = self.to_robot(chunk[:, self.past : self.past + self.contract.horizon]).unflatten(0, (-1, count))
+        return actions, self.advantage(observation, actions) if count > 1 else actions.new_zeros(len(actions), 1)
+
+    def deployable(self) -> ChunkNetwork:
+        """What is exported: candidates from noise, of which the best is executed as by `act`.
+
+        Raises:
+            UserError: without normalisation statistics.
+        """
+        if not all(flag for name, flag in self.encoder.named_buffers() if name.split(".")[-1] == "fitted"):
+            raise UserError("the policy has no normalisation statistics; train it before exporting")
+        policy = copy.deepcopy(self).cpu().requires_grad_(False).eval()
+        del policy.critic, policy.value_encoder
+        encoder, count = policy.encoder, self.config.candidates if self.ranks and not self.teaches else 1
+        if count == 1:
+            del policy.advantage_head, policy.advantage_encoder
+        return ChunkNetwork(
+            replace(self.contract, observation={key: self.contract.observation[key] for key in encoder.reads}),
+            {key: table.words for key, table in encoder.tables.items()},
+            (count, self.generated, self.contract.action.shape[-1]),
+            encoder.seeds,
+            policy,
+        )
+
+    def example(self, count: int, rows: int, generator: torch.Generator) -> TensorDict:
+        """Random observations [count], see `Encoder.example`."""
+        return self.encoder.example(self.contract, count, rows, generator)
 
     def _best(self, observation: TensorDict, actions: Tensor, count: int) -> Tensor:
         """Rows [N] of `actions` [N * C, H, A] with the highest advantage among their C = `count` candidates."""
@@ -261,7 +302,10 @@ def head(inputs: int, hidden: int) -> nn.Sequential:
     )  # fmt: skip
 
 
-def _encoder(contract: Contract, config: GenerativeConfig, *, privileged: bool = False) -> Encoder:
+def _encoder(
+    contract: Contract, config: GenerativeConfig, *, objects: bool = False, privileged: bool = False
+) -> Encoder:
+    """What the actor reads; with `objects`, objects in place of pictures where known; what is `privileged` beside."""
     kind = config.encoder
     if kind is EncoderKind.AUTO:
         seen = EncoderKind.PICTURES if pictures(contract) else EncoderKind.FLAT
@@ -273,7 +317,7 @@ def _encoder(contract: Contract, config: GenerativeConfig, *, privileged: bool =
     if kind is EncoderKind.PLAIN:
         return PlainEncoder(contract, config.reciprocal, privileged=privileged)
     if kind is EncoderKind.PICTURES:
-        known = privileged and all(key in contract.observation for key in OBSERVATIONS)
+        known = objects and all(key in contract.observation for key in OBSERVATIONS)
         return ObjectEncoder(config.width) if known else PictureEncoder(contract, config.width, config.vision)
     if absent := missing(contract):
         raise UserError(f"policy.encoder=objects reads {', '.join(absent)}, which this task lacks; use encoder=flat")

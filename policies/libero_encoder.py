@@ -13,12 +13,13 @@ from typing import Self
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.words import WORD_BUCKETS, WordTable
 from policies.encoders import Encoder
-from policies.words import WORD_BUCKETS, WordTable, word_features
+from policies.words import summed, word_features
 
 OBSERVATIONS = (
     "end_effector_position", "end_effector_rotation", "gripper_position", "gripper_command",
@@ -53,7 +54,7 @@ def mention(names: Tensor, instruction: Tensor) -> Tensor:
     share = equal.any(-1).sum(-1) / words.sum(-1).clamp_min(1)
     naming = equal.any((1, 2)).float()  # [N, L']
     before = (naming.cumsum(-1) - naming) / naming.sum(-1, keepdim=True).clamp_min(1.0)
-    place = before.gather(-1, equal.any(-2).float().argmax(-1))
+    place = before.gather(1, equal.any(-2).float().argmax(-1))
     return torch.stack((share, place * (share > 0)), dim=-1)
 
 
@@ -113,7 +114,8 @@ class ObjectEncoder(Encoder):
         super().__init__()
         self.heads = heads
         self.out_features = (2 + heads) * width
-        self.instructions, self.names = WordTable(INSTRUCTION_WORDS), WordTable(NAME_WORDS)
+        self.reads, self.seeds = OBSERVATIONS, ("end_effector_position", "end_effector_rotation")
+        self.tables = {"instruction": WordTable(INSTRUCTION_WORDS), "object_names": WordTable(NAME_WORDS)}
         self.register_buffer("words", word_features(word_width))
         self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
         self.state = nn.Sequential(
@@ -134,13 +136,6 @@ class ObjectEncoder(Encoder):
         for name, size in (("state", STATE_WIDTH), ("pose", POSE_WIDTH)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_std", torch.ones(size))
-
-    def read(self, observation: TensorDict) -> TensorDict:
-        """`observation` with word ids [N, L'] and [N, M, L] in place of the instruction and the names."""
-        if observation["instruction"].dtype == torch.int64:  # already read
-            return observation
-        words = {"instruction": self.instructions, "object_names": self.names}
-        return observation.copy().update({key: table(observation[key]) for key, table in words.items()})
 
     @torch.no_grad()
     def fit(self, observation: TensorDict) -> None:
@@ -169,7 +164,7 @@ class ObjectEncoder(Encoder):
             )
         observation = self.read(observation)
         state = (hand_state(observation) - self.state_mean) / self.state_std
-        state = self.state(torch.cat((state, self._embed(observation["instruction"])), dim=-1))
+        state = self.state(torch.cat((state, summed(observation["instruction"], self.known, self.words)), dim=-1))
         tokens = self.objects(self._object_inputs(observation))  # [N, M, width]
         query = self.query(state).unflatten(-1, (self.heads, -1))
         key = self.key(tokens).unflatten(-1, (self.heads, -1))
@@ -183,15 +178,41 @@ class ObjectEncoder(Encoder):
         """Copy the weights, statistics and known words of `other`."""
         self.load_state_dict(other.state_dict())
 
-    def identity(self, observation: TensorDict) -> Tensor:
-        """The hand's pose, [N, 9]."""
-        return torch.cat((observation["end_effector_position"], observation["end_effector_rotation"]), -1)
+    def example(self, contract: Contract, count: int, rows: int, generator: Generator) -> TensorDict:
+        """Random observations of objects that are there or not, among them namesakes."""
+        fixed = contract.observation["object_mask"].shape[0]
+        rows = rows if fixed < 0 else fixed
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(count, *shape, generator=generator)
+
+        def words(number: int, *shape: int) -> Tensor:
+            known = self.known.nonzero().squeeze(1)[:number]
+            return known[torch.randint(len(known), (count, *shape), generator=generator)]
+
+        state = self.state_mean + self.state_std * normal(STATE_WIDTH)
+        height, rotation, left, command = state.split((1, 6, STATE_WIDTH - 8, 1), -1)
+        position = torch.cat((normal(2), height), -1)
+        away = self.pose_mean[:3] + self.pose_std[:3] * normal(rows, 3)
+        names = torch.cat((words(4, rows, 1), torch.zeros(count, rows, NAME_WORDS - 1, dtype=torch.int64)), -1)
+        found = {
+            "end_effector_position": position,
+            "end_effector_rotation": rotation,
+            "gripper_position": left,
+            "gripper_command": command,
+            "object_position": position.unsqueeze(1) + away,
+            "object_rotation": torch.linalg.qr(normal(rows, 3, 3))[0][..., :2].transpose(-1, -2).flatten(-2),
+            "object_names": names,
+            "object_mask": torch.rand(count, rows, generator=generator) < 0.8,
+            "instruction": words(WORD_BUCKETS, INSTRUCTION_WORDS),
+        }
+        return TensorDict(found, batch_size=[count])
 
     def _object_inputs(self, observation: TensorDict) -> Tensor:
         names = observation["object_names"]
         poses = (object_poses(observation) - self.pose_mean) / self.pose_std
         mentions = MENTION_SCALE * mention(names, observation["instruction"])
-        words = self._embed(names.flatten(0, 1)).unflatten(0, names.shape[:2])
+        words = summed(names, self.known, self.words)
         return torch.cat((poses, mentions, words, self._related(observation, words)), dim=-1)
 
     def _related(self, observation: TensorDict, words: Tensor) -> Tensor:
@@ -204,15 +225,12 @@ class ObjectEncoder(Encoder):
         if mask.is_meta:  # shapes alone, see embodied/training/plan.py: as if no object had a namesake
             return related
         rows, objects = chosen.nonzero(as_tuple=True)
-        if not len(rows):
+        if not torch.jit.is_tracing() and not len(rows):  # an exported graph has no branches
             return related
         away = offsets(observation["object_position"])[rows, objects]  # [B, M + 1, 5]
         names = nn.functional.pad(words, (0, 0, 0, 1))[rows]
-        said = self._embed(observation["instruction"])[rows].unsqueeze(1).expand_as(names)
+        said = summed(observation["instruction"], self.known, self.words)[rows].unsqueeze(1).expand_as(names)
         others = nn.functional.pad(mask, (0, 1), value=True)[rows]
-        others[torch.arange(len(rows), device=rows.device), objects] = False
+        others = others & (torch.arange(others.shape[1], device=rows.device) != objects.unsqueeze(1))
         found = self.relations(torch.cat((away, names, said), -1)) * others.unsqueeze(-1)
         return related.index_put((rows, objects), found.amax(1))
-
-    def _embed(self, words: Tensor) -> Tensor:
-        return nn.functional.embedding_bag(words * self.known[words], self.words, mode="sum", padding_idx=0)

@@ -31,6 +31,8 @@ TASKS: dict[str, type] = {
     "vehicle_race_schema": VehicleRaceTask,
     "mjcf_schema": MjcfTask,
 }
+SHOWN = "LIBERO, quadrotors, swarms, vehicles and MJCF tasks in the run's own process (task.processes=0)"
+"""What `viewer=true` can show."""
 NEEDS: dict[str, Needs] = {
     "gym": Needs("gym", ("mujoco",), "environments on MuJoCo"),
     "isaac_lab": Needs("isaac-lab", ("isaaclab",), venv=".venv-isaac", install="make isaac"),

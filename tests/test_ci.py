@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "run"
-COMMANDS = "make", "arm-none-eabi-gcc", "qemu-system-arm"
+COMMANDS = "make", "arm-none-eabi-gcc", "qemu-system-arm", "chromium"
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import evaluate
 import train
@@ -108,7 +109,8 @@ def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
     assert record["num_envs"] == 3  # as many worlds as in training's evaluations
     planners = ["baseline DWA", "baseline map and DWA"]
     assert [row["stage"] for row in record["evaluations"]] == ["policy", *planners]
-    assert record["evaluations"][1:] == report["evaluations"][:2]  # the same episodes as beside the trained policy
+    beside = [{key: row[key] for key in record["evaluations"][1]} for row in report["evaluations"][:2]]
+    assert record["evaluations"][1:] == beside  # the same episodes as beside the trained policy
     assert [gain["over"] for gain in record["gains"]] == planners
     assert "policy over map and DWA on rooms: " in completed.stdout
 
@@ -158,7 +160,15 @@ def test_a_policy_for_any_quadrotor_is_distilled_measured_and_exported(tmp_path:
 
 
 def test_a_run_leaves_what_was_promised(finished: Path):
-    promised = {"report.md", "report.json", "curves.png", "metrics.jsonl", "config.yaml", "demonstrations"}
+    promised = {
+        "report.md",
+        "report.html",
+        "report.json",
+        "curves.png",
+        "metrics.jsonl",
+        "config.yaml",
+        "demonstrations",
+    }
     assert promised | {"checkpoint", *LOGS} == {path.name for path in finished.iterdir()}
     report = json.loads((finished / "report.json").read_text())
     assert (report["task"], report["assets"], report["seed"]) == ("libero_pick", "stand-in", 0)
@@ -275,6 +285,50 @@ def test_help_lists_what_there_is_and_the_options_of_what_is_chosen(capsys):
     assert re.search(r"^task\.history=1 +# The policy observes its last", hover, re.MULTILINE)
     assert "task.suite" not in hover
     assert "algorithm.teacher_steps=" in message("task=quadrotor_any")
+
+
+def test_the_configuration_is_printed_and_nothing_runs(capsys, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def printed(*arguments: str) -> dict:
+        assert program.main(train.run, train.describe, ["task=quadrotor_hover", *arguments], train.composed) == 0
+        return yaml.safe_load(capsys.readouterr().out)
+
+    whole = printed("--cfg", "job", "seed=3")
+    assert (whole["seed"], whole["task"]["name"]) == (3, "quadrotor_hover")
+    assert printed("-c", "job", "-p", "task") == whole["task"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["seed=0,1"], "expected one value of seed, got 0,1; write seed=[0,1] for a list, or -m for a run of each"),
+        (["-m", "seed=0,1", "nosuch=3"], "unknown option 'nosuch'; expected one of num_envs, "),
+        (["-m", "seed=0"], "-m needs at least one list"),
+        (["--cfg", "all"], "invalid choice: 'all'"),
+        (["--cfg", "job", "-p", "nosuch"], "unknown --package nosuch; expected one of "),
+        (["-sc", "install=csh"], "expected -sc install=SHELL"),
+        (["--nosuch"], "expected key=value, got '--nosuch'"),
+    ],
+)
+def test_wrong_flags_are_refused_in_one_line(capsys, arguments: list[str], message: str):
+    assert program.main(train.run, train.describe, ["task=quadrotor_hover", *arguments], train.composed) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+@pytest.mark.slow
+def test_a_job_of_a_sweep_is_the_run_alone(tmp_path: Path):
+    small = ["task=quadrotor_hover", "env_steps=2000", "evaluation_starts=4", "evaluation_envs=4", "video=false"]
+    swept = run("train.py", "-m", *small, "seed=1,2", f"hydra.sweep.dir={tmp_path}")
+    assert swept.returncode == 0, swept.stderr
+    assert f"compare.py {tmp_path}/0 {tmp_path}/1" in swept.stdout
+    assert run("train.py", *small, "seed=1", f"output={tmp_path}/alone").returncode == 0
+    for part in ("0", "alone"):
+        shutil.move(next((tmp_path / part / "checkpoint").glob("0*/policy.safetensors")), tmp_path / f"{part}.weights")
+    assert (tmp_path / "0.weights").read_bytes() == (tmp_path / "alone.weights").read_bytes()
 
 
 def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):

@@ -17,6 +17,7 @@ from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from real_robot.firmware.exporting import Export, Target
 from real_robot.firmware.samples import Samples
+from tests.real_robot.firmware import chunk_policies
 from tests.real_robot.firmware.policies import CONFIGS, contract, make
 
 ROOT = Path(__file__).parent.parent
@@ -102,6 +103,20 @@ def test_other_targets(trained: Path, ask, options: list[str], folder: str, file
     assert json.loads((trained / "export" / folder / "export.json").read_text())["checkpoint"] == str(trained)
 
 
+def test_a_flow_policy_becomes_a_graph_and_no_firmware(tmp_path: Path, ask):
+    policy = chunk_policies.make("objects")
+    values = {"policy": {name: getattr(policy.config, name) for name in ("width", "hidden", "candidates", "turn_rad")}}
+    config = {"choices": {"policy": "flow"}, "values": values}
+    saved = Checkpoint(policy=policy.state_dict(), contract=chunk_policies.contract("objects"), config=config)
+    checkpoint.save(tmp_path / "run", saved)
+    status, lines = ask(f"checkpoint={tmp_path / 'run'}", "target=onnx")
+    assert status == 0, lines
+    assert (tmp_path / "run" / "export" / "onnx" / "policy.onnx").exists()
+    status, lines = ask(f"checkpoint={tmp_path / 'run'}", "target=c")
+    assert (status, len(lines)) == (1, 1)
+    assert lines[0].endswith("target=c cannot express; expected target=onnx or torchscript")
+
+
 def test_one_checkpoint_of_a_run_and_an_output_elsewhere(trained: Path, ask, tmp_path: Path):
     newest = max((trained / "checkpoint").iterdir())
     status, _ = ask(f"checkpoint={newest}", "target=torchscript", f"output={tmp_path / 'there'}")
@@ -134,7 +149,7 @@ def test_without_onnx_it_says_which_extra(trained: Path, ask, monkeypatch):
         (["target=onnx", "opset=5"], "expected opset from 17 to 20, got 5"),
         (["target=c", "opset=17"], "opset=17 is for target=onnx, got target=c"),
         (["target=torchscript", "weights=int8"], "weights=int8 is for target=c, got target=torchscript"),
-        (["target=rust"], "target: Invalid value 'rust', expected one of [c, onnx, torchscript, transformers, peft]"),
+        (["target=rust"], "target: Invalid value 'rust', expected one of [c, onnx, torchscript, hub, transformers, peft]"),
         (["policy=flow"], "unknown option 'policy'"),
         (["wieghts=int8"], "unknown option 'wieghts'"),
     ],

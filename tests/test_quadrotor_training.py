@@ -32,7 +32,7 @@ def test_stored_results_are_of_one_clean_commit(result: str):
     assert not record["options"]
 
 
-@pytest.mark.parametrize("document", ["README.md", "sims/quadrotor/README.md", "sims/libero/README.md"])
+@pytest.mark.parametrize("document", ["docs/results.md", "sims/quadrotor/README.md", "sims/libero/README.md"])
 def test_results_that_documents_link_to_are_there(document: str):
     links = re.findall(r"\]\(([^)]*benchmarks/results/[^)]*)\)", (RESULTS.parents[1] / document).read_text())
     missing = [link for link in links if not (RESULTS.parents[1] / document).parent.joinpath(link).exists()]

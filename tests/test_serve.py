@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ import serve
 from embodied.command_line import program
 from embodied.saving.checkpoint import Checkpoint
 from policies.registry import trained_policy
+from real_robot.firmware.exporting import Export, Target, export
 from real_robot.serving.policy_client import PolicyClient
 from tests.policies.test_registry import saved
+from tests.real_robot.firmware.chunk_policies import EXECUTED, make, observations
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,14 +31,22 @@ def run(tmp_path: Path) -> Checkpoint:
     return saved(tmp_path / "run")
 
 
-@pytest.fixture
-def process(run: Checkpoint, tmp_path: Path) -> Iterator[subprocess.Popen]:
-    command = [sys.executable, "serve.py", f"checkpoint={tmp_path / 'run'}", "port=0"]
+@contextmanager
+def serving(*options: str) -> Iterator[subprocess.Popen]:
+    command = [sys.executable, "serve.py", *options, "port=0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=environment)
-    yield process
-    process.kill()
-    process.wait()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def process(run: Checkpoint, tmp_path: Path) -> Iterator[subprocess.Popen]:
+    with serving(f"checkpoint={tmp_path / 'run'}") as process:
+        yield process
 
 
 def test_a_checkpoint_is_served_until_the_process_is_stopped(process, run: Checkpoint, tmp_path: Path):
@@ -52,6 +63,21 @@ def test_a_checkpoint_is_served_until_the_process_is_stopped(process, run: Check
         PolicyClient(uri, "x" * 43)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=10.0) == 0
+
+
+def test_an_onnx_export_is_served_with_text_as_the_policy_itself_would_be(tmp_path: Path):
+    export(make("objects"), Export(Target.onnx), tmp_path / "export" / "onnx")
+    with serving(f"checkpoint={tmp_path / 'export' / 'onnx'}") as process:
+        found = re.search(r"at (ws://127\.0\.0\.1:\d+), token in (\S+);", process.stdout.readline())
+        assert found
+        assert Path(found[2]) == tmp_path / "export" / "policy_token"
+        client = PolicyClient(found[1], Path(found[2]).read_text().strip(), deadline_s=10.0)
+        seen = observations("objects", 1, seed=0, rows=3)
+        actions = client.act(seen, deterministic=True).actions
+        expected = make("objects").act(seen, deterministic=True).actions[:, :EXECUTED]
+        torch.testing.assert_close(actions, expected, atol=1e-4, rtol=0.0)
+    with pytest.raises(ValueError, match="export runs on the CPU; expected device=cpu, got device=meta"):
+        serve._load(serve.ServeConfig(checkpoint=str(tmp_path / "export" / "onnx"), device="meta"))
 
 
 def test_a_token_is_kept_and_not_shared(tmp_path: Path):

@@ -49,6 +49,7 @@ class BPTTConfig:
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "rollout_length", "value_epochs", "value_minibatch")
+        at_least(self, 0, "learning_rate", "value_learning_rate")
         if self.critic and self.discount >= 1.0:
             raise UserError(f"expected a discount below 1 with critic=true, got {self.discount}")
 

@@ -66,8 +66,8 @@ class ClippedConfig:
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "rollout_length", "epochs", "minibatch", "bc_batch")
-        at_least(self, 0, "kl_coefficient", "bc_coefficient")
-        if self.memory_gb is not None and self.memory_gb <= 0.0:
+        at_least(self, 0, "learning_rate", "kl_coefficient", "bc_coefficient")
+        if self.memory_gb is not None and not self.memory_gb > 0.0:
             raise UserError(f"expected memory_gb above 0, got {self.memory_gb}")
 
     @property

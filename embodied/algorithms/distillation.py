@@ -60,6 +60,7 @@ class DistillationConfig:
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "rollout_length", "epochs", "minibatch", "teacher_steps")
+        at_least(self, 0, "learning_rate")
 
     @property
     def reads_demonstrations(self) -> bool:

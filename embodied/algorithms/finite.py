@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.errors import DivergedError
 
-ADVICE = "try a lower learning rate, or precision=float32"
+ADVICE = "try a lower learning rate, or float32 in place of bfloat16"
 
 
 def check_finite(values: Mapping[str, float | Tensor], gradient_step: int) -> None:

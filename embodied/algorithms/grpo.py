@@ -26,8 +26,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.algorithms.clipped import Clipped, ClippedConfig, select
-from embodied.algorithms.process_reward import LearnedProgress, ProcessModel
-from embodied.algorithms.progress_reward import ProgressReward
+from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessModel
+from embodied.algorithms.rewards.progress_reward import ProgressReward
 from embodied.command_line.config import at_least
 from embodied.environment import Environment, NumberedStarts, SharedWorlds
 from embodied.errors import UserError

@@ -7,6 +7,8 @@ Differs from the papers:
     - one discount per control step, gamma^k for a chunk that executed k actions; the time limit is bootstrapped from
       the value of the true final observation;
     - an iteration stops early once the approximate KL divergence passes `target_kl`;
+    - the critic's returns may have a lambda of their own: over a small one advantages have less noise, over a large one
+    the critic less bias;
     - the critic's loss is a plain squared error, and only the critic is trained during the first `critic_warmup`
     iterations;
     - rewards are divided by the running standard deviation of their returns (`reward_scale.py`), and the gradients of
@@ -29,8 +31,8 @@ from torch import Tensor
 
 from embodied.algorithms.advantage import explained_variance, gae, moments, next_values, normalise
 from embodied.algorithms.clipped import Clipped, ClippedConfig
-from embodied.algorithms.process_reward import LearnedProgress, ProcessModel, shaped
-from embodied.algorithms.reward_scale import RewardScale
+from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessModel, shaped
+from embodied.algorithms.rewards.reward_scale import RewardScale
 from embodied.command_line.config import at_least
 from embodied.environment import Environment, NumberedStarts, SharedWorlds
 from embodied.errors import UserError
@@ -45,15 +47,17 @@ from embodied.world import ALONE, World
 class PPOConfig(ClippedConfig):
     """Hyper-parameters of PPO: GAE's `discount` per control step and `gae_lambda`, and the critic's.
 
-    In the first `critic_warmup` iterations only the critic is trained, with `value_learning_rate`. A share `curriculum`
-    of episodes begins in initial states that the policy has tried, by how near it solves half of its attempts (VLA-RL;
-    0: none). `process_reward` weighs progress along the milestones of demonstrations (VLA-RL, `process_reward.py`; 0:
-    not computed).
+    The critic's returns may look further ahead than advantages, by `value_gae_lambda` (None: `gae_lambda`). In the
+    first `critic_warmup` iterations only the critic is trained, with `value_learning_rate`. A share `curriculum` of
+    episodes begins in initial states that the policy has tried, by how near it solves half of its attempts (VLA-RL; 0:
+    none). `process_reward` weighs progress along the milestones of demonstrations (VLA-RL, `process_reward.py`; 0: not
+    computed).
     """
 
     value_learning_rate: float = 1e-3
     discount: float = 0.99
     gae_lambda: float = 0.95
+    value_gae_lambda: float | None = None
     critic_warmup: int = 3
     curriculum: float = 0.0
     process_reward: float = 0.0
@@ -61,7 +65,7 @@ class PPOConfig(ClippedConfig):
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         super().__post_init__()
-        at_least(self, 0, "curriculum", "process_reward")
+        at_least(self, 0, "curriculum", "process_reward", "value_learning_rate")
         if self.curriculum > 1.0:
             raise UserError(f"expected curriculum in [0, 1], got {self.curriculum}")
 
@@ -167,10 +171,13 @@ class PPO(Clipped):
         }
 
     def _gae(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
-        return gae(
-            self.reward_scale() * rollout.reward, rollout.executed, rollout.terminated, rollout.cut,
-            value, next_value, discount=self.config.discount, gae_lambda=self.config.gae_lambda,
-        )  # fmt: skip
+        """Advantages and the critic's returns, [T, N] each."""
+        reward, discount, trace = self.reward_scale() * rollout.reward, self.config.discount, self.config.gae_lambda
+        seen = (reward, rollout.executed, rollout.terminated, rollout.cut, value, next_value)
+        advantage, returns = gae(*seen, discount=discount, gae_lambda=trace)
+        if self.config.value_gae_lambda is not None:
+            _, returns = gae(*seen, discount=discount, gae_lambda=self.config.value_gae_lambda)
+        return advantage, returns
 
     def _losses(self, batch: TensorDict, count: float) -> tuple[Tensor, dict[str, Tensor]]:
         """As the actor's alone, with the critic's squared error."""

@@ -68,7 +68,7 @@ class RankingConfig:
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "epochs", "value_minibatch", "gradient_steps", "minibatch", "window")
-        at_least(self, 0, "warmup")
+        at_least(self, 0, "warmup", "learning_rate", "value_learning_rate")
         if not 0.0 < self.imitated <= 1.0:
             raise UserError(f"expected imitated in (0, 1], got {self.imitated}")
 

@@ -41,6 +41,7 @@ class SFTConfig:
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "batch")
+        at_least(self, 0, "steps", "learning_rate", "final_learning_rate")
 
     def build(self, policy: TrainablePolicy, generator: torch.Generator) -> SFT:
         """Make the learner of `policy`; `generator` draws minibatches."""

@@ -62,6 +62,7 @@ class TD3Config:
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "rollout_length", "gradient_steps", "lookahead", "minibatch", "capacity", "policy_delay")
+        at_least(self, 0, "learning_rate", "value_learning_rate")
 
     @property
     def reads_demonstrations(self) -> bool:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import OmegaConf
 
+from embodied.command_line.programs import CONFIGS
 from embodied.errors import UserError
-
-CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def check(overrides: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from embodied.errors import UserError
+from embodied.errors import OutOfMemoryError, UserError
 
 GROUP_LIMITS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files in which Linux states a container's memory limit."""
@@ -63,20 +63,22 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Report a lack of memory in the body as a UserError.
+    """Report a lack of memory in the body on one line.
 
     Raises:
-        UserError: on one line, if memory runs out.
+        OutOfMemoryError: if memory runs out.
     """
     try:
         yield
-    except (MemoryError, RuntimeError, OSError) as error:
+    except Exception as error:  # libraries have classes of their own for it
         text = str(error)
-        if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text.lower()):
+        # A library that does not fit any more is an ImportError; where a mount forbids programs, the reason follows.
+        told = re.search(r"allocate (memory|\d+ bytes)|failed to map segment from shared object$", text)
+        if not (isinstance(error, MemoryError | torch.OutOfMemoryError) or told):
             raise
         asked = re.search(r"\d[\d.]* ?(bytes|[KMGTPE]iB)", text)
         size = f", {asked[0]} were asked for" if asked else ""
-        raise UserError(f"out of memory{size}; use a smaller num_envs, policy or minibatch") from error
+        raise OutOfMemoryError(f"out of memory{size}") from error
 
 
 def _limit_memory() -> None:

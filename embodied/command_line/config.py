@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from omegaconf import OmegaConf
 
 from embodied.command_line import combinations
-from embodied.command_line.combinations import CONFIGS
+from embodied.command_line.programs import CONFIGS
 from embodied.errors import UserError
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
@@ -28,7 +28,8 @@ def compose(
 ) -> tuple[C, dict[str, Any]]:
     """Compose configs/`name`.yaml with `overrides` ("key=value") into a `root` object and its JSON-ready form.
 
-    `saved` is the JSON-ready form of an earlier run: its choices and values take the place of the defaults.
+    `saved` is the JSON-ready form of an earlier run: its choices and values take the place of the defaults, and its
+    "arguments", all that was ever given, precede `overrides`.
 
     Raises:
         UserError: on one line, for an unknown key, name or type, listing the valid ones, for invalid combinations, and
@@ -44,7 +45,8 @@ def compose(
     _check_choices(overrides, groups, [entry.name for entry in fields(cast(Any, root))])
     if groups and not saved:
         combinations.check(overrides)
-    overrides = [_whole(override) for override in overrides]
+    arguments = [*(saved or {}).get("arguments", []), *overrides]
+    overrides = [whole(override) for override in overrides]
     store = ConfigStore.instance()
     store.store(name=f"{name}_schema", node=root)
     for group, classes in groups.items():
@@ -64,7 +66,7 @@ def compose(
             given = [override for override in overrides if override.split("=")[0] not in groups]
             config = OmegaConf.merge(_saved(config, saved["values"]), OmegaConf.from_dotlist(given))
         values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-        return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values}
+        return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values, "arguments": arguments}
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error)) from error
 
@@ -103,7 +105,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
 def at_least(config: object, least: int, *fields: str) -> None:
     """Raise UserError unless the numbers `fields` of `config` are `least` or more."""
     for field in fields:
-        if getattr(config, field) < least:
+        if not getattr(config, field) >= least:  # nor not a number
             raise UserError(f"expected {field} of at least {least}, got {getattr(config, field)}")
 
 
@@ -123,7 +125,7 @@ def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[s
             raise UserError(f"unknown {key} {value!r}; expected one of {', '.join(names(key, groups))}")
 
 
-def _whole(override: str) -> str:
+def whole(override: str) -> str:
     """`override` with whole numbers such as 1e6 and 1.5e3 written out, as integer options need them."""
     key, _, value = override.partition("=")
     return f"{key}={WHOLE.sub(lambda found: _written_out(found[0]), value)}"
@@ -174,6 +176,9 @@ def _explain(error: Exception) -> str:
 
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override!r}; write lists as [a,b] and text with special characters in quotes"
+    if ambiguous := re.match(r"Ambiguous value for argument '([^']*)'", str(error)):
+        key, _, value = ambiguous[1].partition("=")
+        return f"expected one value of {key}, got {value}; write {key}=[{value}] for a list, or -m for a run of each"
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if not isinstance(cause, OmegaConfBaseException):
         return " ".join(str(error).split())
@@ -182,4 +187,6 @@ def _explain(error: Exception) -> str:
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         options = (str(key) for key in cause.parent_node if key != "hydra")
         return f"unknown option {cause.full_key!r}; expected one of {', '.join(options)}"
-    return f"{cause.full_key}: {str(cause).splitlines()[0]}"
+    if "is not a ListConfig" in (said := str(cause).splitlines()[0]):
+        return f"{cause.full_key}: expected a list, {cause.full_key}=[...]"
+    return f"{cause.full_key}: {said}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from embodied.command_line.combinations import CONFIGS
+from embodied.command_line.programs import CONFIGS, command
 
 WIDTH = 120
 
@@ -58,7 +58,7 @@ def tasks(classes: Mapping[str, type], needs: Mapping[str, Needs]) -> str:
         told = (textwrap.shorten(text, WIDTH - width - 4, placeholder=" ...") for _, text in listed)
         rows = [f"  {name:{width}}  {text}" for (name, _), text in zip(listed, told, strict=True)]
         lines += [heads[simulator], *rows, ""]
-    return "\n".join([*lines, "python train.py task=NAME trains one; --help task=NAME tells its options."])
+    return "\n".join([*lines, f"{command('train')} task=NAME trains one; --help task=NAME tells its options."])
 
 
 def _head(simulator: str, made: type, needs: Needs | None) -> str:

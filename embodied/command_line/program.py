@@ -9,38 +9,68 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from embodied.command_line import flags
+from embodied.command_line.completion import completion
 from embodied.command_line.compute import enough_memory
-from embodied.errors import UserError
+from embodied.command_line.multirun import multirun
+from embodied.errors import OutOfMemoryError, UserError
+from embodied.saving import checkpoint
 from embodied.training.interrupt import Stopped
 from embodied.training.logging import run_log, setup_console
 
 log = logging.getLogger(__name__)
+Composed = Callable[[list[str]], tuple[Any, Mapping[str, Any]]]
+"""Composes a program's configuration from arguments: an object, and its record with "values"."""
 MACHINE = {
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EISDIR, errno.ENOTDIR),
     *(errno.ENAMETOOLONG, errno.EADDRINUSE, errno.EADDRNOTAVAIL),
 }
 """Errors of the operating system that are no bugs: their message suffices."""
 
+SIZES = (
+    "num_envs", "evaluation_envs", "task.image_size", "sft.batch", "algorithm.rollout_length", "algorithm.minibatch",
+    "policy.hidden",
+)  # fmt: skip
+SPARING = {"algorithm.memory_gb": "0.3", "policy.gradient_checkpointing": "true"}
+"""Options that memory depends on, where a program has them, and values of others that need less."""
 
-def main(run: Callable[[list[str]], None], describe: Callable[[list[str]], str], arguments: list[str]) -> int:
+
+def main(
+    run: Callable[[list[str]], None],
+    describe: Callable[[list[str]], str],
+    arguments: list[str],
+    composed: Composed | None = None,
+) -> int:
     """Run a program, or describe it if `arguments` ask for help; returns its exit status.
+
+    With `composed`, which composes its configuration, it has Hydra's flags: -m, --cfg job and -sc.
 
     Errors that a user can correct are printed on one line, with status 1. Others keep their traceback: it goes to the
     run's log if there is one, and the line names that file.
     """
     setup_console()
     try:
-        if {"-h", "--help"} & set(arguments):
-            log.info(describe([each for each in arguments if each not in ("-h", "--help")]))
+        asked, given = flags.parse(arguments) if composed else _help(arguments)
+        if asked.help:
+            log.info(describe(given) + (f"\n{flags.DESCRIBED}" if composed else ""))
+        elif asked.completion:
+            log.info(completion(asked.completion, describe))
+        elif composed and asked.cfg:
+            log.info(_configuration(composed(given)[1], asked.package))
+        elif composed and asked.multirun:
+            return multirun(sys.argv[0], given, composed)
         else:
             with enough_memory():
-                run(arguments)
+                run(given)
+    except OutOfMemoryError as error:
+        log.error(f"error: {_line(error)}; {_smaller(describe, arguments)}")
+        return 1
     except UserError as error:
         log.error(f"error: {_line(error)}")
         return 1
@@ -56,11 +86,48 @@ def main(run: Callable[[list[str]], None], describe: Callable[[list[str]], str],
     return 0
 
 
-def evaluate_instead(evaluate: Path, resumed: str | None, arguments: list[str]) -> NoReturn:
-    """Run the program `evaluate` on the run `resumed`, with `arguments`, in place of this one."""
+def _help(arguments: list[str]) -> tuple[flags.Flags, list[str]]:
+    """Of a program without Hydra's flags."""
+    rest = [each for each in arguments if each not in ("-h", "--help")]
+    return flags.Flags(help=rest != arguments), rest
+
+
+def _configuration(record: Mapping[str, Any], package: str | None) -> str:
+    """The configuration that `composed` returned, as --cfg job prints it, or a part of it."""
+    values = OmegaConf.create(record["values"])
+    found = OmegaConf.select(values, package) if package else values
+    if not OmegaConf.is_config(found):
+        raise UserError(f"unknown --package {package}; expected one of {', '.join(map(str, values))}, or a part of one")
+    return OmegaConf.to_yaml(found).rstrip()
+
+
+def evaluate_instead(evaluate: Path, resumed: str | None, arguments: list[str], groups: Collection[str]) -> NoReturn:
+    """Run the program `evaluate` on the run `resumed`, with `arguments`, in place of this one, save its `groups`."""
     if resumed is None:
         raise UserError("eval_only=true needs a run to evaluate: resume=DIR")
-    os.execv(sys.executable, [sys.executable, str(evaluate), f"checkpoint={resumed}", *arguments])
+    rest = [each for each in arguments if each.partition("=")[0] not in ("resume", "eval_only", *groups)]
+    os.execv(sys.executable, [sys.executable, str(evaluate), f"checkpoint={resumed}", *rest])
+
+
+def resumed(arguments: list[str]) -> dict[str, Any] | None:
+    """The composed configuration of the run that resume=DIR among `arguments` continues; None without it."""
+    given = next((each.partition("=")[2] for each in arguments if each.startswith("resume=")), None)
+    return checkpoint.load(given).config if given else None
+
+
+def _smaller(describe: Callable[[list[str]], str], arguments: list[str]) -> str:
+    """What to do where memory is short: those of a program's options that ask for less with `arguments`."""
+    if any(each.startswith("resume=") for each in arguments):
+        return "a run goes on with its sizes; set storage=disk or a smaller evaluation_envs, or free some memory"
+    has = dict(re.findall(r"^([\w.]+)=(\S*)", describe(arguments), re.MULTILINE))
+    blind = has.get("task.images", "[]") == "[]"
+    names = [name for name in SIZES if name in has and not (blind and name == "task.image_size")]
+    if not names:
+        return "free some memory, or use a machine with more"
+    smaller = f"use a smaller {', '.join(names[:-1])}{' or ' * (len(names) > 1)}{names[-1]}"
+    sparing = [f"{name}={value}" for name, value in SPARING.items() if name in has]
+    planned = "; plan=true tells what takes how much" if "plan" in has else ""
+    return smaller + (f", or {', '.join(sparing)}" if sparing else "") + planned
 
 
 def _line(error: BaseException) -> str:

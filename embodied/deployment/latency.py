@@ -19,20 +19,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
-from embodied.environment import (
-    DifferentiableEnvironment,
-    Environment,
-    NumberedStarts,
-    Restorable,
-    SharedWorlds,
-    SwitchableEnvironment,
-    Transition,
-)
+from embodied.environment import DifferentiableEnvironment, Environment, NumberedStarts, Restorable, Transition
 from embodied.errors import UserError
 from embodied.policy import Decision, Policy
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import RecurrentPolicy
-from embodied.task import BaselineTask, DemonstratingTask, Task, VariedTask
+from embodied.task import Task
+from embodied.wrapping import WrappedEnvironment, WrappedTask
 
 LATENCY = "latency"
 NAMES = ("observation", "action")
@@ -72,7 +65,7 @@ def contract(without: Contract, config: LatencyConfig) -> Contract:
     return replace(without, observation={**without.observation, LATENCY: spec})
 
 
-class LatencyEnvironment:
+class LatencyEnvironment(WrappedEnvironment):
     """`env` with latencies; it keeps the other capabilities of `env`.
 
     Initial state `start` of a task has the same latencies in every run; without numbered initial states, the n-th
@@ -81,40 +74,23 @@ class LatencyEnvironment:
     """
 
     def __init__(self, env: Environment, config: LatencyConfig) -> None:
-        self.env, self.config = env, config
-        self.num_envs, self.device = env.num_envs, env.device
-        self.task_names, self.instructions = env.task_names, env.instructions
+        super().__init__(env)
+        self.config = config
         self.begun = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # episodes
         self.contract = contract(env.contract, config)
         dt_s, executed = env.contract.control_dt_s, env.contract.executed
         jitter_s, device = config.jitter_s, env.device
         self._observations = _Line(config.observation_s, jitter_s, executed * dt_s, purpose=0, device=device)
         self._commands = _Line(config.action_s, jitter_s, dt_s, purpose=1, device=device)
-        if isinstance(env, NumberedStarts):
-            self.step_limit, self.num_starts = env.step_limit, env.num_starts
         if isinstance(env, Restorable):
             self.state_dict, self.load_state_dict = self._state_dict, self._load_state_dict
-        if isinstance(env, SharedWorlds):
-            self.group = env.group
-        if isinstance(env, SwitchableEnvironment):
-            self.switch = env.switch
         if isinstance(env, DifferentiableEnvironment):
             self.detach = self._detach
-
-    @property
-    def task_index(self) -> Tensor:
-        """The task that each environment runs, [N]."""
-        return self.env.task_index
-
-    @property
-    def start(self) -> Tensor:
-        """Initial states of the running episodes, [N]; AttributeError if they are not numbered."""
-        return cast(NumberedStarts, self.env).start
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
         """As `NumberedStarts.reset`."""
         numbered = isinstance(self.env, NumberedStarts)
-        observation = self.env.reset(mask, starts) if isinstance(self.env, NumberedStarts) else self.env.reset(mask)
+        observation = super().reset(mask, starts)
         fresh = torch.ones(self.num_envs, dtype=torch.bool) if mask is None else mask
         fresh = fresh.to(self.device)
         self.begun = self.begun + fresh
@@ -139,10 +115,6 @@ class LatencyEnvironment:
         transition = self.env.step(torch.stack(arrived, 1))
         self._observations.push(_parts(transition.observation), transition.executed.any(1))
         return replace(transition, observation=self._observed())
-
-    def close(self) -> None:
-        """As `Environment.close`."""
-        self.env.close()
 
     def _state_dict(self) -> dict[str, Any]:
         """As `Restorable.state_dict`."""
@@ -260,33 +232,22 @@ def _uniform(key: Tensor, number: Tensor, purpose: int) -> Tensor:
     return (x >> 11 & (1 << 53) - 1).double() / (1 << 53)
 
 
-class LatencyTask:
+class LatencyTask(WrappedTask):
     """`task` with latencies in its environments; videos and demonstrations have none."""
 
     def __init__(self, task: Task, config: LatencyConfig) -> None:
-        self.task, self.config = task, config
-        self.name, self.distributions = task.name, task.distributions
-        if isinstance(task, BaselineTask):
-            self.baselines = task.baselines
-        if isinstance(task, VariedTask):
-            self.variants = task.variants
-        if isinstance(task, DemonstratingTask):
-            self.most_demonstrated = task.most_demonstrated
-
-    @property
-    def asset_kind(self) -> str | None:
-        """The task's asset kind."""
-        return self.task.asset_kind
+        super().__init__(task)
+        self.config = config
 
     def contract(self, distribution: str) -> Contract:
         """As `Task.contract`."""
-        return contract(self.task.contract(distribution), self.config)
+        return contract(super().contract(distribution), self.config)
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> Environment:
         """As `Task.environment`."""
-        env = self.task.environment(num_envs, distribution, split, seed, device)
+        env = super().environment(num_envs, distribution, split, seed, device)
         return cast(Environment, LatencyEnvironment(env, self.config))  # whose attributes are only read
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:
@@ -295,14 +256,17 @@ class LatencyTask:
         Raises:
             UserError: if the policy observes latency.
         """
-        found = self.task.demonstrations(directory, seed)
+        found = super().demonstrations(directory, seed)
         if found is not None and self.config.observed:
             raise UserError("demonstrations have no latency to observe; use latency.observed=false")
         return found
 
-    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
         """The task's video, without latency; policies that observe latency read 0."""
-        self.task.video(path, {caption: _Punctual(policy) for caption, policy in policies.items()}, device)
+        punctual = {caption: _Punctual(policy) for caption, policy in policies.items()}
+        super().video(path, punctual, device, distribution, first)
 
 
 class _Punctual:

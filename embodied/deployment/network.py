@@ -1,7 +1,8 @@
 """Deployed form of a policy: a chain of known layers from one flat observation to the executed actions.
 
-Policies return a `Network` (`DeployablePolicy.deployable`), which exporters read. Letters: N inputs,
-I elements of the flat observation, A elements of the flat action (K executed actions), M of the memory, D features.
+Policies return a `Network` (`DeployablePolicy.deployable`), which exporters read; those that generate chunks from noise
+return a `chunk_network.ChunkNetwork`. Letters: N inputs, I elements of the flat observation, A elements of the flat
+action (K executed actions), M of the memory, D features.
 """
 
 from __future__ import annotations
@@ -31,9 +32,14 @@ FARTHEST = 100.0
 """Distance, m, that `Reciprocal.distances` returns if no distance has the reciprocal."""
 
 
-def reciprocal(distance: Tensor) -> Tensor:
+def reciprocal(away: Tensor) -> Tensor:
     """1 / (d + `SOFTENING`), of any shape; negative distances count as zero."""
-    return 1.0 / (distance.clamp_min(0.0) + SOFTENING)
+    return 1.0 / (away.clamp_min(0.0) + SOFTENING)
+
+
+def distance(inverse: Tensor) -> Tensor:
+    """The approximate inverse of `reciprocal`: distances between 0 and `FARTHEST`."""
+    return (1.0 / inverse.clamp_min(1.0 / FARTHEST) - SOFTENING).clamp_min(0.0)
 
 
 class Reciprocal(nn.Module):
@@ -55,7 +61,7 @@ class Reciprocal(nn.Module):
 
     def distances(self, x: Tensor) -> Tensor:
         """The approximate inverse of `forward`, for `x` [..., I]: distances between 0 and `FARTHEST`."""
-        return torch.where(self.chosen, (1.0 / x.clamp_min(1.0 / FARTHEST) - SOFTENING).clamp_min(0.0), x)
+        return torch.where(self.chosen, distance(x), x)
 
 
 class Normalise(nn.Module):
@@ -244,8 +250,8 @@ class Network(nn.Module):
 class DeployablePolicy(Policy, Protocol):
     """A policy that can be exported."""
 
-    def deployable(self) -> Network:
-        """The network of its deterministic actions.
+    def deployable(self) -> nn.Module:
+        """The `Network`, or `chunk_network.ChunkNetwork`, of its deterministic actions.
 
         Raises:
             UserError: if it has no normalisation statistics.

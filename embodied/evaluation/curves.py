@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 COLUMNS = 3
 CURVES = {
+    "evaluation/success": "environment steps",
+    "evaluation/return": "environment steps",
     "rollout/success": "environment steps",
     "rl/first_attempts_success": "environment steps",
     "rollout/episode_return": "environment steps",
@@ -36,11 +38,13 @@ def plot_curves(
     curves: Mapping[str, str],
     marks: Mapping[str, tuple[float, float, float]],
     measure: str = "success",
+    along: Mapping[str, tuple[float, float, float, float]] | None = None,
 ) -> None:
     """Draw metrics of the run in `directory` into its curves.png, one panel each.
 
     `curves` maps names of metrics to the label of their horizontal axis. `marks` are evaluations by label: success rate
-    (or mean return, as `measure` says) and its interval, drawn in a panel of their own.
+    (or mean return, as `measure` says) and its interval, drawn in a panel of their own. `along` are those to be drawn
+    beside the evaluations during training, too: environment steps, rate and interval.
     """
     from matplotlib.figure import Figure  # slow to import
 
@@ -58,6 +62,8 @@ def plot_curves(
     for axis, (name, points) in zip(axes, series.items(), strict=False):
         axis.plot(*zip(*points, strict=True), color="tab:blue", linewidth=1.2)
         axis.set(title=name, xlabel=curves[name])
+        if name == f"evaluation/{measure}":
+            _draw_intervals(axis, [row for row in rows if name in row], along or {})
         if "success" in name:
             axis.set_ylim(0, 1)
         axis.grid(alpha=0.3)
@@ -65,6 +71,19 @@ def plot_curves(
         axis.set_visible(False)
     with complete_or_absent(directory / "curves.png") as temporary:
         figure.savefig(temporary, format="png", dpi=120)
+
+
+def _draw_intervals(
+    axis: Axes, rows: Sequence[Mapping[str, float]], along: Mapping[str, tuple[float, float, float, float]]
+) -> None:
+    """Draw the intervals of evaluations during training, and the evaluations `along` their curve."""
+    bounded = [row for row in rows if "evaluation/low" in row]
+    bounds = [[row[f"evaluation/{end}"] for row in bounded] for end in ("low", "high")]
+    axis.fill_between([row["step"] for row in bounded], bounds[0], bounds[1], color="tab:blue", alpha=0.2, linewidth=0)
+    for label, (steps, value, low, high) in along.items():
+        axis.errorbar(steps, value, yerr=[[max(0.0, value - low)], [max(0.0, high - value)]], fmt="ko", capsize=3)
+        beside, side = (6, "left") if steps == 0 else (-6, "right")
+        axis.annotate(label, (steps, value), textcoords="offset points", xytext=(beside, -12), ha=side)
 
 
 def draw_marks(axis: Axes, marks: Mapping[str, tuple[float, float, float]], measure: str = "success") -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embodied.command_line.progress import Progress
 from embodied.engine import rank
-from embodied.environment import Environment, NumberedStarts, SharedWorlds, Transition
+from embodied.environment import Environment, NumberedStarts, SharedWorlds, Transition, Watched
 from embodied.errors import UserError
 from embodied.evaluation.means import difference_interval, mean_interval
 from embodied.policy import Policy
@@ -60,9 +60,11 @@ class Gain:
 class EvaluationResult:
     """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts].
 
-    `diverged` episodes failed because the simulation blew up. Without numbered initial states no other evaluation has
-    the same episodes: it is not `repeatable`, and has no `step_limit`. `returns` [tasks, starts] are the sums
-    of rewards if the environment does not define success, else None.
+    `diverged` episodes failed because the simulation blew up; in `pushed` a person pushed something. Without numbered
+    initial states no other evaluation has the same episodes: it is not `repeatable`, and has no `step_limit`. `returns`
+    [tasks, starts] are the sums of rewards if the environment does not define success, else None. `failures` [tasks,
+    starts] tell by reason which episodes failed; each failed one has one reason. Columns are initial states from
+    `first_start` on.
     """
 
     tasks: tuple[str, ...]
@@ -73,26 +75,36 @@ class EvaluationResult:
     diverged: int = 0
     repeatable: bool = True
     returns: Tensor | None = None
+    failures: dict[str, Tensor] = field(default_factory=dict)
+    first_start: int = 0
+    pushed: int = 0
 
     @property
     def measure(self) -> str:
         """What episodes are measured by: "success" or "return"."""
         return "success" if self.returns is None else "return"
 
+    @property
+    def outcomes(self) -> Tensor:
+        """Success, 1 or 0, or return of every episode, [tasks, starts]."""
+        return (self.success if self.returns is None else self.returns).double()
+
     def summary(self) -> dict[str, Any]:
         """JSON-ready: success or return, low, high, metrics, episodes, step_limit and the same for each task.
 
-        A metric is the mean over the episodes in which it is defined, null if there are none. `diverged` is present
-        only if any diverged.
+        A metric is the mean over the episodes in which it is defined, null if there are none. `diverged` and
+        `pushed` are present only if any were. `outcomes` are the successes (1 or 0), or returns, of a task's episodes
+        by start. Its `failures` are counted by reason, with the starts if these are `repeatable`.
         """
         per_task = [
             {
                 "task": task, **self._measured(row), **self._means(row),
-                "mean_steps": round(float(self.steps[row].float().mean()), 1),
+                "mean_steps": round(float(self.steps[row].float().mean()), 1), **self._failed(row),
+                "outcomes": " ".join(f"{value:.6g}" for value in self.outcomes[row].tolist()),
             }
             for row, task in enumerate(self.tasks)
         ]  # fmt: skip
-        extra = {"diverged": self.diverged} if self.diverged else {}
+        extra = {name: count for name in ("diverged", "pushed") if (count := getattr(self, name))}
         extra |= {} if self.repeatable else {"repeatable": False}
         return {
             **self._measured(slice(None)), **self._means(slice(None)), "step_limit": self.step_limit, **extra,
@@ -106,9 +118,26 @@ class EvaluationResult:
         bounds = dict(zip((self.measure, "low", "high"), mean_interval(values), strict=True))
         return {name: x if math.isfinite(x) else None for name, x in bounds.items()} | {"episodes": values.numel()}
 
+    def _failed(self, row: int) -> dict[str, Any]:
+        failed = {reason: ended[row].nonzero().flatten() for reason, ended in self.failures.items()}
+        told = {
+            reason: {"episodes": len(columns)}
+            | ({"starts": (columns + self.first_start).tolist()} if self.repeatable else {})
+            for reason, columns in failed.items()
+            if len(columns)
+        }
+        return {"failures": told} if told else {}
+
     def _means(self, rows: int | slice) -> dict[str, float | None]:
         means = {name: float(values[rows].nanmean()) for name, values in self.metrics.items()}
         return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
+
+    def of_task(self, row: int) -> EvaluationResult:
+        """The episodes of one task."""
+        only = slice(row, row + 1)
+        returns = None if self.returns is None else self.returns[only]
+        found = {"tasks": self.tasks[only], "success": self.success[only], "steps": self.steps[only]}
+        return replace(self, **found, returns=returns, metrics={}, failures={})
 
     def gain_over(self, before: EvaluationResult, z: float = Z95) -> Gain:
         """Gain from `before` to this, with its interval.
@@ -174,7 +203,9 @@ def evaluate(
     earned = torch.zeros(env.num_envs, dtype=torch.float64)  # their rewards
     metrics: dict[str, Tensor] = {}
     free = torch.ones(env.num_envs, dtype=torch.bool)
-    diverged = 0
+    failures: dict[str, Tensor] = {}
+    diverged = pushed = 0
+    watched = env if isinstance(env, Watched) else None
     observation: TensorDict | None = None
     memory = Memory(policy, env.num_envs, env.device)
     with Progress(progress or "", success.numel(), "episode", shown=progress is not None) as bar:
@@ -190,6 +221,8 @@ def evaluate(
                 earned[slice(None) if mask is None else mask] = 0.0
             actions = act(policy, observation, schedule.running, device, memory)
             chunk = actions[:, : env.contract.executed].to(env.device)
+            if watched:
+                watched.tell(None, schedule.running.to(env.device))
             transition = env.step(chunk)
             if watch:  # mask out episodes that do not count
                 counts = transition.executed & schedule.running.to(env.device).unsqueeze(1)
@@ -204,13 +237,19 @@ def evaluate(
             success[place], steps[place] = transition.success.cpu()[rows], taken[rows]
             returns[place] = earned[rows]
             diverged += 0 if transition.diverged is None else int(transition.diverged.cpu()[rows].sum())
+            pushed += 0 if transition.pushed is None else int(transition.pushed.cpu()[rows].sum())
             for name, values in transition.metrics.items():
                 metrics.setdefault(name, torch.full(shape, math.nan, dtype=torch.float64))
                 metrics[name][place] = values.cpu()[rows].double()
+            for name, failed in _failures(transition).items() if has_success else ():
+                failures.setdefault(name, torch.zeros(shape, dtype=torch.bool))[place] = failed[rows]
             bar.update(len(rows))
     limit = env.step_limit if isinstance(env, NumberedStarts) else None
     told = None if has_success else returns
-    return EvaluationResult(tuple(env.task_names), success, steps, limit, metrics, diverged, numbered, told)
+    failures = {name: failed for name, failed in failures.items() if bool(failed.any())}
+    return EvaluationResult(
+        tuple(env.task_names), success, steps, limit, metrics, diverged, numbered, told, failures, first_start, pushed
+    )
 
 
 def compare(
@@ -282,6 +321,23 @@ def act(
     actions = chosen.new_zeros(len(running), *chosen.shape[1:])
     actions[rows.to(device)] = chosen
     return actions
+
+
+def _failures(transition: Transition) -> dict[str, Tensor]:
+    """By reason, which episodes failed for it, [N] bool each; the first reason that holds is an episode's only one."""
+    never = torch.zeros_like(transition.success)
+    reasons = {
+        "the simulator's process died": never if transition.lost is None else transition.lost,
+        "the simulation diverged": never if transition.diverged is None else transition.diverged,
+        **transition.failures,
+        "ended early": transition.terminated,
+        "time-out": transition.truncated,
+    }
+    left, found = (transition.done & ~transition.success).cpu(), {}
+    for name, holds in reasons.items():
+        found[name] = left & holds.cpu()
+        left = left & ~found[name]
+    return found
 
 
 def _rate(success: Tensor) -> dict[str, Any]:

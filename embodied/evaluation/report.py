@@ -1,4 +1,4 @@
-"""Reports of a run: report.json, report.md and the summary on the console."""
+"""Reports of a run: report.json, report.md, report.html and the summary on the console."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import math
 import platform
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -17,16 +16,18 @@ import torch
 
 from embodied.evaluation.curves import plot_curves
 from embodied.evaluation.evaluation import EvaluationResult, Gain
+from embodied.evaluation.headline import BASELINE, headline, points, regressions, selection, significant
+from embodied.evaluation.in_training import InTraining, measure
+from embodied.evaluation.page import page
+from embodied.evaluation.repeating import from_here, machine, next_commands, train_command
 from embodied.saving.files import complete_or_absent
 
 STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
 """Evaluated stages, in the order of a report, and their titles."""
-BASELINE = "baseline "
-"""Prefix of a baseline's stage; the baseline's name follows."""
 POLICY = "policy"
 """Name of the evaluated policy beside baselines."""
 _DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujoco-warp", "hf-libero", "robosuite")
-_STAND_IN = "**Stand-in assets**: primitives in place of the official assets. These are not benchmark numbers."
+STAND_IN = "**Stand-in assets**: primitives in place of the official assets. These are not benchmark numbers."
 
 
 @dataclass
@@ -34,8 +35,11 @@ class Report:
     """Evaluations of one run by stage (of `STAGES`, or a baseline) and distribution, and their cost.
 
     `assets` is "official" or "stand-in", None for tasks without assets; `wall_s` is seconds per phase, `cpu_s` the CPU
-    time of reinforcement learning on all cores. `exportable`: the policy can be exported. `notes` list missing
-    capabilities of the simulator. Of the `episodes` of training, `lost` ended because a process of the simulator died.
+    time of reinforcement learning on all cores, `phase_cpu_s` that of the other phases. `arguments` are the options
+    that the run was given, None if a program gave objects. `exportable`: the policy can be exported. `notes` list
+    missing capabilities of the simulator; `in_training` are evaluations during reinforcement learning. Of the
+    `episodes` of training, `lost` ended because a process of the simulator died, and in `pushed` a person pushed
+    something.
     """
 
     task: str
@@ -45,10 +49,15 @@ class Report:
     env_steps: int = 0
     episodes: int = 0
     lost: int = 0
+    pushed: int = 0
     wall_s: dict[str, float] = field(default_factory=dict)
     cpu_s: float = 0.0
+    phase_cpu_s: dict[str, float] = field(default_factory=dict)
+    device: str = "cpu"
+    arguments: list[str] | None = None
     results: dict[tuple[str, str], EvaluationResult] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    in_training: InTraining = field(default_factory=InTraining)
 
     def add(self, stage: str, distribution: str, result: EvaluationResult) -> None:
         """Add one evaluation.
@@ -79,39 +88,58 @@ class Report:
         return gains
 
     def to_dict(self) -> dict[str, Any]:
-        """Content of report.json."""
-        return {
+        """Content of report.json, from which the pages are made."""
+        record = {
             "task": self.task,
             "assets": self.assets,
             "seed": self.seed,
             "git_commit": git_commit(),
             "versions": versions(),
+            "machine": machine(self.device),
+            "command": None if self.arguments is None else train_command(self.arguments),
+            "distributions": list(dict.fromkeys(distribution for _, distribution in self.results)),
             "evaluations": [
-                {"stage": stage, "distribution": distribution, **result.summary()}
+                {"stage": stage, "title": title(stage), "distribution": distribution, **result.summary()}
                 for (stage, distribution), result in self._ordered().items()
             ],
             "gains": [
-                {"over": stage, "distribution": distribution, **vars(gain)}
-                for (stage, distribution), gain in self.gains().items()
+                {"over": stage, "distribution": distribution, **vars(gain), "per_task": self._by_task(*key)}
+                for key, gain in self.gains().items()
+                for stage, distribution in [key]
             ],
             "gains_over_better": [
                 {"over": stage, "distribution": distribution, **vars(gain)}
                 for distribution, (stage, gain) in self.gains_over_better().items()
             ],
+            "in_training": self.in_training.record(),
             "notes": self.notes,
             "env_steps": self.env_steps,
             "episodes": self.episodes,
             "lost": self.lost,
+            "pushed": self.pushed,
             "wall_s": {phase: round(seconds, 2) for phase, seconds in self.wall_s.items()},
             "cpu_s": round(self.cpu_s, 2),
+            "phase_cpu_s": {phase: round(seconds, 2) for phase, seconds in self.phase_cpu_s.items()},
         }
+        return {"headline": headline(record), **record, "regressions": regressions(record)}
+
+    def _by_task(self, stage: str, distribution: str) -> list[dict[str, Any]]:
+        after, before = self.results["rl", distribution], self.results[stage, distribution]
+        found = [(name, after.of_task(row).gain_over(before.of_task(row))) for row, name in enumerate(after.tasks)]
+        return [
+            {"task": task, "difference": gain.difference, "low": gain.low, "high": gain.high} for task, gain in found
+        ]
 
     def write(self, directory: str | Path, curves: Mapping[str, str]) -> None:
-        """Write report.json, report.md and curves.png into the run's `directory`; `curves`: see `plot_curves`."""
+        """Write report.md, report.html, report.json and curves.png into `directory`; `curves`: see `plot_curves`."""
         directory = Path(directory)
-        plot_curves(directory, curves, self._marks(), self._measure())
+        plot_curves(directory, curves, self._marks(), self._measure(), self._marks_along())
         record = self.to_dict()
-        for name, text in (("report.json", json.dumps(record, indent=2) + "\n"), ("report.md", self._page(directory))):
+        commands = next_commands(directory, self.exportable)
+        pages = {"report.md": self._page(record, directory), "report.html": page(record, directory, commands)}
+        for name, text in (
+            pages | {"report.json": json.dumps(record, indent=2) + "\n"}
+        ).items():  # read by programs: last
             with complete_or_absent(directory / name) as temporary:
                 temporary.write_text(text)
 
@@ -126,20 +154,35 @@ class Report:
         gains = [f"  {line}" for line in self._gains()]
         assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
         following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory), self.exportable))]
-        where = f"Report: {_from_here(Path(directory) / 'report.md')}"
+        where = f"Report: {from_here(Path(directory) / 'report.html')} (as text: report.md)"
         notes = [f"  {note}" for note in self.notes]
+        record = self.to_dict()
+        worse = [f"  worse: {line}" for line in _worse(record)]
         return "\n".join(
-            [f"{self.task}, {self._measure()} [95% interval]:", *rows, *gains, *assets, *notes, where, *following]
+            [
+                record["headline"],
+                f"{self.task}, {self._measure()} [95% interval]:",
+                *rows,
+                *gains,
+                *worse,
+                *([f"  {selection(record)}"] if record["in_training"] else []),
+                *assets,
+                *notes,
+                where,
+                *following,
+            ]
         )
 
     def state_dict(self) -> dict[str, Any]:
         """The evaluations so far, as a tree for the checkpoint."""
-        return {"results": [[*key, vars(result)] for key, result in self.results.items()]}
+        results = [[*key, vars(result)] for key, result in self.results.items()]
+        return {"results": results, "in_training": list(self.in_training.points)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the evaluations of a checkpoint."""
         for stage, distribution, result in state["results"]:
             self.add(stage, distribution, EvaluationResult(**result))
+        self.in_training.points = list(state.get("in_training", []))
 
     def _ordered(self) -> dict[tuple[str, str], EvaluationResult]:
         order = ["start", "sft", "sft_control", BASELINE, "rl"]
@@ -157,17 +200,26 @@ class Report:
             marks[f"{title(stage)} on {distribution}"] = tuple(math.nan if x is None else x for x in told)
         return marks
 
-    def _page(self, directory: Path) -> str:
-        parts = [f"# {self.task}", *([_STAND_IN] if self.assets == "stand-in" else []), self._rates()]
+    def _marks_along(self) -> dict[str, tuple[float, float, float, float]]:
+        """Evaluations before and after RL on the distribution of those during it: steps, value, low and high."""
+        ends, on = {"start": 0, "sft": 0, "rl": self.env_steps}, self.in_training.distribution
+        marks = self._marks() if self.in_training.points else {}
+        found = {stage: marks.get(f"{title(stage)} on {on}") for stage in ends}
+        return {title(stage): (ends[stage], *mark) for stage, mark in found.items() if mark}
+
+    def _page(self, record: dict[str, Any], directory: Path) -> str:
+        stand_in = [STAND_IN] if self.assets == "stand-in" else []
+        parts = [f"# {self.task}", record["headline"], *stand_in, self._rates()]
         paired = ", paired on the same episodes" if all(each.repeatable for each in self.results.values()) else ""
         parts.append("\n".join(f"- {line}{paired}" for line in self._gains()))
+        parts.append("\n".join(f"- **Worse**: {line}" for line in _worse(record)))
         parts += self.notes
         parts.append("![Learning curves](curves.png)")
         if (directory / "video.mp4").exists():
             parts.append("Video, before and after: [video.mp4](video.mp4)")
         if (directory / "trajectories.png").exists():
             parts.append("![Trajectories, before and after](trajectories.png)")
-        parts += [self._tasks(), self._cost(), _provenance(self.seed)]
+        parts += [self._tasks(), _in_training(record), self._cost(), _provenance(self.seed)]
         parts.append("## Next\n\n```\n" + "\n".join(next_commands(directory, self.exportable)) + "\n```")
         return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -178,7 +230,7 @@ class Report:
         for (stage, distribution), result in self._ordered().items():
             row = result.summary()
             shown = [_number(row.get(name)) for name in metrics]
-            episodes = f"{row['episodes']}{_diverged(row)}"
+            episodes = f"{row['episodes']}{_odd(row)}"
             rows.append([title(stage), distribution, _rate(row), *shown, episodes, str(result.step_limit or "")])
         return table(header, rows)
 
@@ -211,6 +263,8 @@ class Report:
         count += f", {self.cpu_s:.1f} CPU seconds."
         if self.lost:
             count += f" {self.lost:,} of the episodes were lost with processes of the simulator that died."
+        if self.pushed:
+            count += f" In {self.pushed:,} of the episodes a person pushed something."
         return f"## Cost\n\n{count}\n\n" + table(["phase", "wall s"], rows + total)
 
 
@@ -279,32 +333,26 @@ def versions() -> dict[str, str]:
     return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
 
 
-def next_commands(directory: Path, exportable: bool) -> list[str]:
-    """Commands to run after a finished run in `directory`."""
-    return [
-        f"{_python()} evaluate.py checkpoint={_from_here(directory)}",
-        *([f"{_python()} export.py checkpoint={_from_here(directory)} target=c"] if exportable else []),
-        f"{_python()} -m tensorboard.main --logdir {_from_here(directory)}",
-    ]
-
-
-def resume_command(directory: Path) -> str:
-    """The command that continues a stopped run in `directory`."""
-    return f"{_python()} train.py resume={_from_here(directory)}"
-
-
-def _python() -> str:
-    path = _from_here(Path(sys.executable))
-    return "python" if path.is_absolute() else str(path)
-
-
-def _from_here(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
 def _provenance(seed: int) -> str:
     listed = ", ".join(f"{name} {version}" for name, version in versions().items())
     return f"Seed {seed}, commit {git_commit()}, {listed}."
+
+
+def _in_training(record: Mapping[str, Any]) -> str:
+    """The evaluations during reinforcement learning, and what was chosen by them."""
+    if not (found := record["in_training"]):
+        return ""
+    header = ["environment steps", f"{measure(found['best'])} on {found['distribution']} [95% interval]", "episodes"]
+    rows = [[f"{each['env_steps']:,}", _rate(each), str(each["episodes"])] for each in found["points"]]
+    return f"## During training\n\n{selection(record)}\n\n{table(header, rows)}"
+
+
+def _worse(record: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{each['task']} on {each['distribution']} from {title(each['over'])} to RL: {points(each)},"
+        f" {'significant' if significant(each) else 'not significant'}"
+        for each in record["regressions"]
+    ]
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -327,11 +375,11 @@ def _rate(row: Mapping[str, Any]) -> str:
 
 def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str, Any]] = lambda row: row) -> str:
     row = pick(result.summary())
-    return "".join(f", {name} {_number(row[name])}" for name in result.metrics) + _diverged(row)
+    return "".join(f", {name} {_number(row[name])}" for name in result.metrics) + _odd(row)
 
 
-def _diverged(row: Mapping[str, Any]) -> str:
-    return f", {row['diverged']} diverged" if "diverged" in row else ""
+def _odd(row: Mapping[str, Any]) -> str:
+    return "".join(f", {row[name]} {name}" for name in ("diverged", "pushed") if name in row)
 
 
 def _number(value: float | None) -> str:
@@ -339,6 +387,4 @@ def _number(value: float | None) -> str:
 
 
 def _points(gain: Gain) -> str:
-    if gain.measure == "return":
-        return f"return {gain.difference:+.4g} [{gain.low:+.4g}, {gain.high:+.4g}]"
-    return f"{100 * gain.difference:+.1f} points [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
+    return f"{'return ' if gain.measure == 'return' else ''}{points(vars(gain))}"

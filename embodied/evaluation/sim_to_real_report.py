@@ -67,7 +67,7 @@ def _cells(row: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
 
 def _metrics(summary: Mapping[str, Any]) -> list[str]:
-    shown = ("success", "low", "high", "episodes", "step_limit", "diverged", "per_task")
+    shown = ("success", "low", "high", "episodes", "step_limit", "diverged", "pushed", "per_task")
     return [name for name in summary if name not in shown]
 
 

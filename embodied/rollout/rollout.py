@@ -22,6 +22,7 @@ from embodied.environment import (
     NumberedStarts,
     Restorable,
     Transition,
+    Watched,
 )
 from embodied.errors import UserError
 from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
@@ -57,6 +58,7 @@ class Rollout:
     human: Tensor | None = None  # [T, N, K] bool, actions that a person gave
     diverged: int = 0  # episodes that ended because the simulation blew up
     lost: int = 0  # those of `diverged` that ended because a process of the simulator died
+    pushed: int = 0  # episodes that ended and in which a person pushed something
     policy_version: int = 0  # number of updates before
     simulation_s: float = 0.0  # wall time of the simulation
     policy_s: float = 0.0
@@ -153,6 +155,7 @@ class Collector:
     ) -> None:
         policy.contract.check(env.contract)
         self.numbered = isinstance(env, NumberedStarts)  # once: isinstance of a protocol is slow
+        self.watched = env if isinstance(env, Watched) else None
         if starts is not None and not self.numbered:
             raise UserError("expected an environment with numbered initial states, to begin from chosen ones")
         self.env, self.policy, self.generator, self.starts = env, policy, generator, starts
@@ -172,7 +175,8 @@ class Collector:
 
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` chunks in every environment; finished ones restart before the next chunk."""
-        rows, finals, diverged, lost, has_success = Rows(decisions, self.storage, self.folder), [], 0, 0, True
+        rows, finals, has_success = Rows(decisions, self.storage, self.folder), [], True
+        diverged = lost = pushed = 0
         simulation_s = policy_s = 0.0
         for t in range(decisions):
             started = time.perf_counter()
@@ -188,6 +192,8 @@ class Collector:
             decision = self._act(observation)
             self.memory.keep([decision])
             policy_s += time.perf_counter() - acted
+            if self.watched:
+                self.watched.tell(decision.value, None)
             transition = self.env.step(decision.actions[:, : self.env.contract.executed])
             simulation_s += time.perf_counter() - started
             frozen = self.finished & ~due
@@ -195,12 +201,13 @@ class Collector:
             self.observation = transition.observation
             rows.put(t, _row(decision, transition))
             diverged, lost = diverged + _count(transition.diverged, frozen), lost + _count(transition.lost, frozen)
+            pushed += _pushed(transition, frozen)
             has_success = transition.has_success
         there = self.env.device if self.storage is Storage.DEVICE else torch.device("cpu")
         rollout = Rollout(
             **rows.tensors(), last_observation=cast(TensorDict, self.observation).clone().to(there),
             task_index=self.env.task_index.clone(), diverged=diverged, lost=lost, has_success=has_success,
-            policy_version=self.version, simulation_s=simulation_s - policy_s, policy_s=policy_s,
+            pushed=pushed, policy_version=self.version, simulation_s=simulation_s - policy_s, policy_s=policy_s,
             final_rows=torch.cat([place for place, _ in finals]).to(there) if finals else None,
             final_observation=TensorDict.cat([seen for _, seen in finals]).to(there) if finals else None,
         )  # fmt: skip
@@ -291,6 +298,10 @@ def _count(flag: Tensor | None, frozen: Tensor) -> int:
     return 0 if flag is None else int((flag & ~frozen).sum())
 
 
+def _pushed(transition: Transition, frozen: Tensor) -> int:
+    return 0 if transition.pushed is None else _count(transition.pushed & transition.done, frozen)
+
+
 def _executed(decision: Decision, transition: Transition) -> Tensor:
     """Actions [N, H, A] of the chunk, with those that the environment executed in place of the decided ones."""
     if transition.actions is None:
@@ -339,16 +350,17 @@ class DifferentiableCollector(Collector):
     def _by_steps(self, decisions: int) -> Rollout:
         """As `UnrolledEnvironment.unroll`, for any environment and policy, step by step."""
         policy = cast(DeterministicPolicy, self.policy)
-        seen, made = [cast(TensorDict, self.observation)], []
+        seen, made, pushed, frozen = [cast(TensorDict, self.observation)], [], 0, torch.zeros_like(self.finished)
         empty = TensorDict({}, batch_size=[self.env.num_envs])
         for _ in range(decisions):
             actions = policy.actions(seen[-1].to(policy.device)).to(self.env.device)
             transition = self.env.step(actions[:, : self.env.contract.executed])
             made.append(_row(Decision(actions, empty, actions.new_zeros(len(actions), 1)), transition))
             seen.append(transition.observation)
+            pushed, frozen = pushed + _pushed(transition, frozen), transition.done
         stacked = {name: torch.stack([row[name] for row in made]) for name in made[0]}
         start = self.env.start.expand(decisions, -1) if isinstance(self.env, NumberedStarts) else None
         return Rollout(
             observation=TensorDict.stack(seen[:-1]), last_observation=seen[-1], task_index=self.env.task_index,
-            start=start, **cast(dict[str, Any], stacked),
+            start=start, pushed=pushed, **cast(dict[str, Any], stacked),
         )  # fmt: skip

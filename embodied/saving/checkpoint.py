@@ -32,6 +32,8 @@ FORMAT = 2
 FILES = WEIGHTS, STATE = "policy.safetensors", "state.safetensors"
 RECORD = "checkpoint.json"
 FOLDER = "checkpoint"
+BEST = "best"
+"""Folder of a run with its best policy, beside that of its checkpoints."""
 KEEP = 2
 UNREADABLE = OSError, SafetensorError, ValueError, KeyError, TypeError
 """Errors of reading damaged files."""
@@ -41,7 +43,8 @@ UNREADABLE = OSError, SafetensorError, ValueError, KeyError, TypeError
 class Checkpoint:
     """Weights by name, contract, JSON-ready config and counters; `state` is a tree of everything else.
 
-    A loaded checkpoint has its `path` and the checksum of its weights, `weights_sha256`.
+    A loaded checkpoint has its `path` and the checksum of its weights, `weights_sha256`. `chosen` tells of a policy
+    that was chosen as the best of several by which figure, of how many episodes.
     """
 
     policy: Mapping[str, Tensor]
@@ -51,6 +54,7 @@ class Checkpoint:
     state: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
     weights_sha256: str | None = None
+    chosen: dict[str, Any] | None = None
 
     def check(self, env: Contract) -> None:
         """Refuse environments whose tensors this policy cannot use unchanged, or with other chunk sizes.
@@ -80,7 +84,8 @@ class Checkpoint:
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"the weights of {self.path} are of another network ({reason}...); use the policy of its config"
+                f"the weights of {self.path} are of another network ({reason}...); "
+                "use the policy and the observations of its config"
             ) from error
 
 
@@ -93,11 +98,27 @@ def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
     Raises:
         DivergedError: for weights that `load` would refuse; the earlier checkpoints remain.
     """
+    final = _add(Path(run) / FOLDER, checkpoint)
+    for old in _complete(final.parent)[:-KEEP]:
+        if int(old.name) != kept:
+            shutil.rmtree(old)
+    return final
+
+
+def save_best(run: str | Path, checkpoint: Checkpoint) -> Path:
+    """Put `checkpoint`, of a policy alone, in place of the best one of the run directory `run`, as `save`."""
+    final = _add(Path(run) / BEST, checkpoint)
+    for old in _complete(final.parent)[:-1]:
+        shutil.rmtree(old)
+    return final
+
+
+def _add(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write `checkpoint` as the newest one of `folder`."""
     from embodied.saving.weights import implausible
 
     if reason := implausible(checkpoint.policy):
         raise DivergedError(f"the policy has diverged and is not saved: {reason}; use a lower learning rate")
-    folder = Path(run) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(".*.tmp"):  # left by a process killed while saving
         shutil.rmtree(leftover)
@@ -111,9 +132,6 @@ def save(run: str | Path, checkpoint: Checkpoint, kept: int = 0) -> Path:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     flush(folder)
-    for old in [*complete, final][:-KEEP]:
-        if int(old.name) != kept:
-            shutil.rmtree(old)
     return final
 
 
@@ -169,6 +187,17 @@ def load_contract(path: str | Path) -> Contract:
         return Contract.from_dict(sealed.read(directory / RECORD, FORMAT)["contract"])
 
 
+def load_config(path: str | Path) -> dict[str, Any]:
+    """The composed configuration of the checkpoint at `path`, as `load` finds it, without the weights.
+
+    Raises:
+        UserError: as `load`.
+    """
+    directory = _locate(Path(path))
+    with _named_damage(directory):
+        return sealed.read(directory / RECORD, FORMAT)["config"]
+
+
 def _read(directory: Path) -> Checkpoint:
     from safetensors.torch import load_file
 
@@ -188,6 +217,7 @@ def _read(directory: Path) -> Checkpoint:
         state=load_tree(directory / STATE),
         path=directory,
         weights_sha256=record["files"][WEIGHTS],
+        chosen=record.get("chosen"),
     )
 
 
@@ -222,6 +252,7 @@ def _write(directory: Path, checkpoint: Checkpoint) -> None:
         "counters": checkpoint.counters,
         "contract": checkpoint.contract.to_dict(),
         "config": checkpoint.config,
+        **({"chosen": checkpoint.chosen} if checkpoint.chosen else {}),
     }
     sealed.write(directory / RECORD, record, FILES)
     flush(directory)

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied import seeding
-from embodied.algorithms.sft import SFT, SFTConfig
-from embodied.command_line.config import at_least
+from embodied.algorithms.sft import SFT
 from embodied.command_line.progress import Progress
 from embodied.contract import Contract
 from embodied.deployment.network import DeployablePolicy
@@ -29,15 +27,17 @@ from embodied.environment import Environment, NumberedStarts, Restorable, Switch
 from embodied.errors import UserError
 from embodied.evaluation.curves import CURVES
 from embodied.evaluation.evaluation import evaluate
+from embodied.evaluation.in_training import InTraining
 from embodied.evaluation.report import BASELINE, Report, title, told
-from embodied.policy import Policy, TrainablePolicy
-from embodied.precision import Precision
+from embodied.policy import Policy, PretrainedPolicy, TrainablePolicy
+from embodied.precision import precision_of
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Collector, first_decisions
-from embodied.rollout.storage import Storage
 from embodied.saving import checkpoint
 from embodied.saving.tree import copy_tree
 from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Task, measured
+from embodied.training.config import ExperimentConfig
+from embodied.training.held_out import HeldOut
 from embodied.training.interrupt import GracefulStop
 from embodied.training.logging import Logger
 from embodied.training.loop import Iteration, build, iterations
@@ -48,38 +48,6 @@ PATIENCE_S = 1.0
 """A stop waits for shorter iterations; longer ones are abandoned, which needs a copy of the state before them, s."""
 SEGMENT = 500
 """Gradient steps of supervised training between log entries, and between checkpoints."""
-
-
-@dataclass
-class ExperimentConfig:
-    """Sizes of a run.
-
-    RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations.
-    Evaluations run `evaluation_starts` initial states of each task and distribution. `control` and `video` can be
-    turned off. `stages` are sft, rl or both; if None both, or rl without demonstrations. `start_from` names a run, a
-    checkpoint or a .safetensors file with the policy's initial weights and statistics. Policies compute in `precision`;
-    `storage` places rollouts on the simulator's device, in CPU memory or on disk.
-    """
-
-    num_envs: int = 100
-    env_steps: int = 1_050_000
-    checkpoint_every: int = 10
-    evaluation_starts: int = 50
-    evaluation_envs: int = 100
-    control: bool = True
-    video: bool = True
-    stages: list[str] | None = None
-    start_from: str | None = None
-    precision: Precision = Precision.FLOAT32
-    storage: Storage = Storage.DEVICE
-    sft: SFTConfig = field(default_factory=SFTConfig)
-
-    def __post_init__(self) -> None:
-        """Raise UserError for impossible sizes or stages."""
-        at_least(self, 0, "env_steps")
-        at_least(self, 1, "num_envs", "checkpoint_every", "evaluation_starts", "evaluation_envs")
-        if self.stages is not None and tuple(self.stages) not in (("sft",), ("rl",), ("sft", "rl")):
-            raise UserError(f"expected stages=[sft], [rl] or [sft,rl], got {list(self.stages)}")
 
 
 class Experiment(SavedRun):
@@ -103,8 +71,10 @@ class Experiment(SavedRun):
 
         `demonstrations`, called with the task's contract and the directory, replaces the task's own demonstrations.
         """
+        precision_of(config.precision, policy)  # refuses two
         directory = Path(directory)
-        super().__init__(directory, record, config.env_steps, Report(task.name, task.asset_kind, seed))
+        report = Report(task.name, task.asset_kind, seed, device=device, arguments=record.get("arguments"))
+        super().__init__(directory, record, config.env_steps, report)
         self.config, self.task, self.algorithm, self.seed, self.device = config, task, algorithm, seed, device
         self._build_policy = policy.build
         saved = self.saved(directory, record, config.env_steps)
@@ -121,6 +91,7 @@ class Experiment(SavedRun):
                 self.evaluation_envs = {name: self._environment("eval", name) for name in task.distributions}
             none = torch.zeros(0, *self.contract.action.shape)
             self._try(Episodes.of(TensorDict({}, [0]), none))  # before demonstrations, which may take long
+            self.held_out = self._held_out()
         self.demonstrations = self._demonstrate(demonstrations)
         self.stages = self._plan()
         self.stage = self.stages[0]
@@ -131,12 +102,14 @@ class Experiment(SavedRun):
         """The stages of the run.
 
         Raises:
-            UserError: for supervised training without demonstrations.
+            UserError: for supervised training without demonstrations, and RL of weights without statistics.
         """
         asked = self.config.stages or (["rl"] if self.demonstrations is None else ["sft", "rl"])
         if "sft" in asked and self.demonstrations is None:
             raise UserError(f"task={self.task.name} has no demonstrations for stages=[sft]; use stages=[rl]")
         first = [Stage.START] if self.config.start_from else []
+        if asked == ["rl"] and not first and isinstance(self.policy, PretrainedPolicy) and self.policy.lacks_statistics:
+            raise UserError(f"{self.policy.lacks_statistics}; stages=[sft,rl] computes them from demonstrations")
         control = [Stage.CONTROL] if self.config.control and len(asked) == 2 else []
         return [*first, *map(Stage, asked), *control, Stage.DONE]
 
@@ -151,6 +124,18 @@ class Experiment(SavedRun):
         if not isinstance(self.env, Restorable):
             notes.append("The simulator's state cannot be restored: a resumed run begins new episodes.")
         return notes
+
+    def _held_out(self) -> HeldOut:
+        """Evaluations during RL, in the environment of the others; a note says why there are none."""
+        trained_on, config = self.task.distributions[0], self.config
+        self.report.in_training = InTraining(trained_on)
+        held_out = HeldOut(
+            config.evaluate_every_steps, self.evaluation_envs.get(trained_on), self.report.in_training,
+            final=config.evaluation_starts, device=self.device, precision=config.precision,
+        )  # fmt: skip
+        if held_out.refused and held_out.automatic and config.stages != ["sft"]:
+            self.report.notes.append(f"No evaluations during training: {held_out.refused}.")
+        return held_out
 
     def _policy(self, start_from: str | None = None) -> TrainablePolicy:
         """A new policy, with the weights of `start_from` if given."""
@@ -257,7 +242,7 @@ class Experiment(SavedRun):
         if not self.parts:
             self.policy.start_critic()
         learner, collector = self._learner(self.env, self.policy, self.demonstrations)
-        parts = {"learner": learner, "collector": collector}
+        parts = {"learner": learner, "collector": collector, "held_out": self.held_out}
         self._resume(parts)
         total, done = self.config.env_steps, self.counters["env_steps"]
         steps = iterations(
@@ -266,10 +251,11 @@ class Experiment(SavedRun):
         )  # fmt: skip
         with Progress("RL", total, "step", initial=done) as bar:
             while self.counters["env_steps"] < total:
-                ended = self._iterate(steps, parts)
-                note = _note(ended)
-                bar.update(min(total, self.counters["env_steps"]) - bar.done, note)
+                self._watch(self.held_out, total, parts)
+                step = self._iterate(steps, parts)
+                bar.update(min(total, self.counters["env_steps"]) - bar.done, step.note)
                 self._keep(parts, self.counters["iteration"] % self.config.checkpoint_every == 0)
+        self._watch(self.held_out, total, parts)
         if not self.counters["rl_checkpoint"]:
             self._finish(parts)
         with self.timer("update"):
@@ -287,8 +273,8 @@ class Experiment(SavedRun):
         for name in ("report.json", "video.mp4"):
             (self.directory / name).unlink(missing_ok=True)
 
-    def _iterate(self, steps: Iterator[Iteration], parts: dict[str, Any]) -> dict[str, float]:
-        """One collection and update; returns means over the episodes that ended, if any."""
+    def _iterate(self, steps: Iterator[Iteration], parts: dict[str, Any]) -> Iteration:
+        """One collection and update."""
         started, began = time.process_time(), time.perf_counter()
         with self._abandonable(parts) if self.iteration_s > PATIENCE_S else nullcontext():
             step = next(steps)
@@ -300,14 +286,10 @@ class Experiment(SavedRun):
         self.timer.add("update", self.iteration_s - step.simulation_s - step.policy_s)
         self.counters["cpu_s"] += time.process_time() - started
         self.counters["episodes"] += step.episodes
-        shown = {f"rollout/{name}": value for name, value in step.ended.items()}
-        if step.diverged:
-            shown["rollout/diverged"] = step.diverged
-        if step.lost:
-            shown["rollout/lost"] = step.lost
-            self.counters["lost"] += step.lost
-        self.logger.log(step.env_steps, shown | {f"rl/{name}": value for name, value in step.metrics.items()})
-        return step.ended
+        for name in ("lost", "pushed"):
+            self.counters[name] += getattr(step, name)
+        self.logger.log(step.env_steps, step.logged)
+        return step
 
     def _control(self) -> None:
         learner = self.config.sft.build(self._policy(), seeding.generator(self.seed, "sft"))
@@ -384,14 +366,7 @@ class Experiment(SavedRun):
         return True
 
     def _write(self) -> None:
-        for name in ("env_steps", "episodes", "lost"):
+        for name in ("env_steps", "episodes", "lost", "pushed", "cpu_s"):
             setattr(self.report, name, self.counters[name])
-        self.report.wall_s, self.report.cpu_s = self.timer.seconds, self.counters["cpu_s"]
+        self.report.wall_s, self.report.phase_cpu_s = self.timer.seconds, self.timer.cpu
         self.report.write(self.directory, CURVES)
-
-
-def _note(ended: dict[str, float]) -> str:
-    """What a progress bar says of the episodes that `ended`."""
-    if "success" in ended:
-        return f"success {ended['success']:.0%}"
-    return f"return {ended['episode_return']:.4g}" if ended else ""

@@ -12,6 +12,8 @@ from typing import Any, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STDERR = 2
+STOPPING = threading.Event()
+"""Set while a run has been asked to stop: whatever waits in it should wait no longer."""
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
@@ -45,6 +47,7 @@ class GracefulStop:
     ) -> None:
         """Restore the previous signal handlers."""
         self._restore()
+        STOPPING.clear()
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
@@ -63,6 +66,7 @@ class GracefulStop:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = True
+        STOPPING.set()
         self._restore()
         with suppress(OSError):  # stderr is closed
             below = "\n" if os.isatty(_STDERR) else ""  # the cursor may be in a progress bar

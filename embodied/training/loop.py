@@ -31,9 +31,24 @@ class Iteration:
     ended: dict[str, float]  # means over these: success, episode_return, episode_steps; empty if none ended
     diverged: int
     lost: int  # of those, with a process of the simulator that died
+    pushed: int  # episodes that ended and in which a person pushed something
     metrics: dict[str, float]  # the learner's
     simulation_s: float
     policy_s: float
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """Metrics of the iteration by name."""
+        counted = {"diverged": self.diverged, "lost": self.lost, "pushed": self.pushed}
+        shown = self.ended | {name: float(count) for name, count in counted.items() if count}
+        rollout = {f"rollout/{name}": value for name, value in shown.items()}
+        return rollout | {f"rl/{name}": value for name, value in self.metrics.items()}
+
+    @property
+    def note(self) -> str:
+        """What a progress bar says of the episodes that ended."""
+        told = {"success": "success {:.0%}", "episode_return": "return {:.4g}"}
+        return next((text.format(self.ended[name]) for name, text in told.items() if name in self.ended), "")
 
 
 def train(
@@ -103,6 +118,6 @@ def iterations(
                 collector.policy.renormalise(rollout.observation, world)
         collector.version += 1
         yield Iteration(
-            done, int(rollout.done.sum()), rollout.ended(), rollout.diverged, rollout.lost, metrics,
-            rollout.simulation_s, rollout.policy_s,
+            done, int(rollout.done.sum()), rollout.ended(), rollout.diverged, rollout.lost, rollout.pushed,
+            metrics, rollout.simulation_s, rollout.policy_s,
         )  # fmt: skip

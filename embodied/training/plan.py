@@ -27,13 +27,13 @@ from embodied.contract import Contract
 from embodied.environment import Transition
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
-from embodied.precision import Precision
+from embodied.precision import OwnPrecision, Precision, precision_of
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import STARTED, Memory
 from embodied.rollout.replay import ChunkReplay, EpisodeReplay
 from embodied.rollout.storage import Storage
 from embodied.task import DemonstratingTask, LearnerConfig, PolicyConfig, Task
-from embodied.training.experiment import ExperimentConfig
+from embodied.training.config import ExperimentConfig
 
 META = torch.device("meta")
 VARIABLE = 8
@@ -86,8 +86,8 @@ def plan(
         UserError: where the parts do not go together.
     """
     contract = task.contract(task.distributions[0])
-    halved = Precision.BFLOAT16 in (config.precision, getattr(policy, "precision", None))
-    if hasattr(policy, "precision"):
+    halved = precision_of(config.precision, policy) is Precision.BFLOAT16
+    if halved and isinstance(policy, OwnPrecision):
         policy = replace(cast(Any, policy), precision=Precision.FLOAT32)  # shapes know no autocast
     steps = task.most_demonstrated if isinstance(task, DemonstratingTask) else 0
     asked = config.stages or (["sft", "rl"] if steps or demonstrations else ["rl"])

@@ -7,13 +7,13 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from pathlib import Path
 
 from embodied.command_line.compute import enough_memory
 from embodied.errors import UserError
-from embodied.saving.checkpoint import FOLDER
+from embodied.saving.checkpoint import BEST, FOLDER
 from embodied.saving.files import set_aside
 from embodied.training.logging import LOG, close_log, log_to
 
@@ -47,6 +47,11 @@ def new_run(output: str | None, name: Path) -> Iterator[Path]:
                 if made:
                     directory.rmdir()
             raise
+
+
+def this_run(resume: str | None, output: str | None, name: Path) -> AbstractContextManager[Path]:
+    """The directory of the run to `resume`, if any; else that of a new one."""
+    return resumed_run(resume) if resume else new_run(output, name)
 
 
 @contextmanager
@@ -83,6 +88,8 @@ def run_of(path: str | Path) -> Path:
     given = Path(path)
     for directory in (given, given.parent, given.parent.parent):
         if given.exists() and (directory / FOLDER).is_dir():
+            if BEST in given.relative_to(directory).parts:
+                raise UserError(f"{path} is a policy alone: resume={directory}, or begin a run with start_from={path}")
             return directory
     raise UserError(f"no checkpoint in {path}; expected a run's directory, such as outputs/<task>/<run>")
 

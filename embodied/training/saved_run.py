@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -12,12 +13,14 @@ from typing import Any, NoReturn
 
 from embodied import seeding
 from embodied.command_line.config import check_continues
-from embodied.errors import DivergedError
-from embodied.evaluation.report import Report, resume_command
+from embodied.errors import DivergedError, UserError
+from embodied.evaluation.repeating import resume_command
+from embodied.evaluation.report import Report, told
 from embodied.policy import TrainablePolicy
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.saving.tree import copy_tree
+from embodied.training.held_out import PHASE, HeldOut
 from embodied.training.interrupt import Abandoned, GracefulStop, Stopped
 from embodied.training.logging import Logger
 from embodied.training.timing import PhaseTimer
@@ -26,12 +29,14 @@ log = logging.getLogger(__name__)
 
 FREE = {
     "video", "wandb", "device", "threads", "checkpoint_every", "evaluation_envs", "resume", "output", "eval_only",
-    "storage", "task.python", "task.timeout_s", "policy.compile", "policy.gradient_checkpointing",
+    "evaluate_every_steps", "storage", "viewer", "viewer_port", "task.python", "task.timeout_s", "policy.compile",
+    "policy.gradient_checkpointing",
 }  # fmt: skip
 """Options that may change when a run is resumed: results depend on them by rounding at most."""
 
 COUNTERS = (
     "iteration", "env_steps", "planned_env_steps", "episodes", "rl_gradient_steps", "rl_checkpoint", "cpu_s", "lost",
+    "pushed",
 )  # fmt: skip
 """Counters of a run; schedules use `planned_env_steps`, the first `env_steps`; `rl_checkpoint` is RL's last."""
 
@@ -80,13 +85,15 @@ class SavedRun:
             self._save(self._snapshot(parts))
 
     @contextmanager
-    def _abandonable(self, parts: dict[str, Any]) -> Iterator[None]:
+    def _abandonable(self, parts: dict[str, Any], changing: bool = True) -> Iterator[None]:
         """If asked to stop in the body, save the state from before it: a resumed run repeats it with the same numbers.
+
+        A body that is not `changing` the state needs no copy of it.
 
         Raises:
             Stopped: when asked to.
         """
-        before = copy_tree(self._snapshot(parts))
+        before = copy_tree(self._snapshot(parts)) if changing else self._snapshot(parts)
         try:
             with self._stop.abandonable():
                 yield
@@ -107,6 +114,24 @@ class SavedRun:
             again = f"the last good checkpoint is {last}: start_from={last}" if last else "no checkpoint was saved yet"
             raise DivergedError(f"{error}; {again}") from error
 
+    def _watch(self, held_out: HeldOut, total: int, parts: dict[str, Any]) -> None:
+        """Evaluate the policy during training, of `total` environment steps, if due; the best is kept in best/."""
+        done, wall_s = self.counters["env_steps"], self.timer.seconds
+        if not held_out.due(done, total, self.counters["episodes"], wall_s):
+            return
+        began = time.perf_counter()
+        with self._abandonable(parts, changing=False), self.timer(PHASE):
+            point = held_out.evaluate(self.policy, done)
+            if chosen := held_out.found.chosen():
+                weights, counters = dict(self.policy.state_dict()), {**self.counters, "stage": self.stage.value}
+                saved = Checkpoint(weights, self.policy.contract, self.record, counters, chosen=chosen)
+                checkpoint.save_best(self.directory, saved)
+        held_out.plan(time.perf_counter() - began, done, total, wall_s)
+        log.info(f"held-out {told(point)} after {done:,} environment steps{', the best so far' if chosen else ''}")
+        shown = {name: value for name, value in point.items() if name not in ("env_steps", "episodes")}
+        self.logger.log(done, {f"evaluation/{name}": value for name, value in shown.items() if value is not None})
+        self._save(self._snapshot(parts))  # the report and best/ are of one time
+
     def _leave(self, snapshot: dict[str, Any]) -> NoReturn:
         self._save(snapshot)
         raise Stopped(f"Stopped and saved. Continue with: {resume_command(self.directory)}")
@@ -117,6 +142,7 @@ class SavedRun:
             "rng": seeding.rng_state(),
             "report": self.report.state_dict(),
             "wall_s": self.timer.seconds,
+            "cpu_s": self.timer.cpu,
             "before": self.before,
             "parts": {name: part.state_dict() for name, part in parts.items()},
         }
@@ -135,6 +161,8 @@ class SavedRun:
         if not folder.exists():
             return None
         saved = checkpoint.load(directory)
+        if not saved.state:
+            raise UserError(f"{directory} holds a policy alone, which no run continues: use start_from={directory}")
         check_continues(saved.config, record, FREE)
         if saved.counters["rl_checkpoint"] and env_steps > saved.counters["env_steps"]:
             saved = checkpoint.load(folder / f"{saved.counters['rl_checkpoint']:06d}")
@@ -146,7 +174,7 @@ class SavedRun:
         self.stage = Stage(saved.counters["stage"])
         self.counters = {name: saved.counters.get(name, 0) for name in self.counters}
         self.report.load_state_dict(saved.state["report"])
-        self.timer = PhaseTimer(saved.state["wall_s"])
+        self.timer = PhaseTimer(saved.state["wall_s"], saved.state.get("cpu_s"))
         self.before, self.parts, self.rng = (saved.state[name] for name in ("before", "parts", "rng"))
         seeding.set_rng_state(self.rng)
         log.info(f"continuing {self.stage.value} at {self.counters['env_steps']:,} environment steps")

@@ -1,4 +1,4 @@
-"""Wall time of a run by phase."""
+"""Wall and CPU time of a run by phase."""
 
 from __future__ import annotations
 
@@ -8,26 +8,35 @@ from contextlib import contextmanager
 
 
 class PhaseTimer:
-    """Wall seconds per phase; an inner phase does not count for the outer one, so that phases add up to the total."""
+    """Wall `seconds` and `cpu` seconds of this process (all threads) per phase.
 
-    def __init__(self, seconds: dict[str, float] | None = None) -> None:
-        self.seconds = dict(seconds or {})
-        self._inner = 0.0
+    An inner phase does not count for the outer one, so that phases add up to the total.
+    """
 
-    def add(self, phase: str, seconds: float) -> None:
-        """Add `seconds` measured elsewhere, and subtract them from the running phase, if any."""
+    def __init__(self, seconds: dict[str, float] | None = None, cpu: dict[str, float] | None = None) -> None:
+        self.seconds, self.cpu = dict(seconds or {}), dict(cpu or {})
+        self._inner = self._inner_cpu = 0.0
+
+    def add(self, phase: str, seconds: float, cpu: float = 0.0) -> None:
+        """Add `seconds` measured elsewhere, and `cpu` seconds, and subtract them from the running phase, if any."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
         self._inner += seconds
+        if cpu:
+            self.cpu[phase] = self.cpu.get(phase, 0.0) + cpu
+            self._inner_cpu += cpu
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Time the body of a `with` statement, also when it raises."""
         outer, self._inner = self._inner, 0.0
-        started = time.perf_counter()
+        outer_cpu, self._inner_cpu = self._inner_cpu, 0.0
+        started, began = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
-            elapsed = time.perf_counter() - started
+            elapsed, spent = time.perf_counter() - started, time.process_time() - began
             own, self._inner = elapsed - self._inner, outer
-            self.add(phase, own)
+            own_cpu, self._inner_cpu = spent - self._inner_cpu, outer_cpu
+            self.add(phase, own, own_cpu)
             self._inner += elapsed - own
+            self._inner_cpu += spent - own_cpu

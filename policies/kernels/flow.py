@@ -10,7 +10,6 @@ guidance from real-time chunking (arXiv 2506.07339), given actions from its trai
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,16 +31,6 @@ class TimeGrid:
     def times(self, index: Tensor) -> Tensor:
         """Time t_index for integer tensor `index`, same shape."""
         return 1.0 - index.float() * self.delta
-
-
-def fixed_noise(rows: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
-    """Standard normal noise [N, *shape], on the CPU, as a fixed function of the bytes of each of `rows` [N, B].
-
-    A chunk from zero noise lies between the modes of the demonstrations, where a hand can hover for ever. This noise
-    samples a mode, and the same observation still gives the same chunk in any batch, order and process.
-    """
-    seeds = [zlib.crc32(row.tobytes()) for row in rows.cpu().numpy()]
-    return torch.stack([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
 
 
 def ode_step(x: Tensor, velocity: Tensor, grid: TimeGrid) -> Tensor:

@@ -75,7 +75,7 @@ class FlowSampling:
         self, x: Tensor, field: Field, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Path [B, S+1, H, A] from noise `x` [B, H, A], index of its noisy step [B] (-1: none), log_prob [B, 1]."""
-        count, steps = len(x), self.grid.steps
+        count, steps = x.shape[0], self.grid.steps  # not len(x), which exported graphs would take for a constant
         explore = not deterministic and self.sampler is not Sampler.ODE
         noisy = torch.full((count,), -1, device=x.device)
         if explore:

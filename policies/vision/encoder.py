@@ -7,14 +7,15 @@ from typing import Self
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.words import WORD_BUCKETS, WordTable
 from policies.encoders import Encoder
 from policies.flat import FlatObservations
 from policies.vision.backbones import VisionConfig, backbone
-from policies.words import WORD_BUCKETS, WordTable, word_features
+from policies.words import summed, word_features
 
 INSTRUCTION_WORDS, WORD_WIDTH = 20, 32
 """Largest number of words of an instruction, more are refused; numbers that stand for a word."""
@@ -46,7 +47,8 @@ class PictureEncoder(Encoder):
         texts = [key for key, spec in seen.items() if spec.is_text and len(spec.shape) == 1]
         self.instruction = texts[0] if texts else None
         self.state = FlatObservations(replace(contract, observation=seen), [], "policy.encoder=pictures", "flat")
-        self.table = WordTable(INSTRUCTION_WORDS)
+        self.tables = {key: WordTable(INSTRUCTION_WORDS) for key in texts[:1]}
+        self.reads, self.seeds = [*self.cameras, *self.state.actor_keys, *texts[:1]], self.state.actor_keys
         self.register_buffer("words", word_features(WORD_WIDTH))
         self.register_buffer("known", torch.zeros(WORD_BUCKETS, dtype=torch.bool))
         self.eyes = nn.ModuleDict(
@@ -61,26 +63,33 @@ class PictureEncoder(Encoder):
         self.state.fit_statistics(observation)
         self.known.fill_(False)
         if self.instruction:
-            self.known[self.table(observation[self.instruction]).unique()] = True
+            self.known[self.read(observation)[self.instruction].unique()] = True
 
     def forward(self, observation: TensorDict) -> Tensor:
         """Features [N, out_features] of the robot's state and each camera; RuntimeError before `fit`."""
-        said, state = self._said(observation), self.state.standardised(observation, self.state.actor_keys)
+        said = self._said(self.read(observation))
+        state = self.state.standardised(observation, self.state.actor_keys)
         features = [self.proprioception(torch.cat((said, state), -1))]
         for key, eye in self.eyes.items():
-            features.append(eye(observation[key].movedim(-1, -3).to(said.dtype) / 255.0, said))
+            features.append(eye(observation[key].movedim(3, 1).to(said.dtype) / 255.0, said))
         return torch.cat(features, -1)
 
     def begin_like(self, other: Self) -> None:
         """Copy the weights, statistics and known words of `other`."""
         self.load_state_dict(other.state_dict())
 
-    def identity(self, observation: TensorDict) -> Tensor:
-        """What the robot measures of itself, [N, B]."""
-        return self.state.concatenated(observation, self.state.actor_keys)
+    def example(self, contract: Contract, count: int, rows: int, generator: Generator) -> TensorDict:
+        """Random observations [count], of pictures random pixels."""
+        found = self.state.drawn(contract, count, generator)
+        for key in self.cameras:
+            shape = (count, *contract.observation[key].shape)
+            found[key] = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+        if self.instruction:
+            known = self.known.nonzero().squeeze(1)
+            found[self.instruction] = known[torch.randint(len(known), (count, INSTRUCTION_WORDS), generator=generator)]
+        return found
 
     def _said(self, observation: TensorDict) -> Tensor:
         if not self.instruction:
             return self.words.new_zeros(*observation.batch_size, WORD_WIDTH)
-        words = self.table(observation[self.instruction])
-        return nn.functional.embedding_bag(words * self.known[words], self.words, mode="sum", padding_idx=0)
+        return summed(observation[self.instruction], self.known, self.words)

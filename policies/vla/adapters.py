@@ -1,13 +1,16 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) on a frozen pi0, by peft, which are stored without the base weights.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on a frozen model, by peft, which are stored without the base weights.
 
-Adapted are attention and feed-forward layers of both language models, as in openpi; the projections of state, time and
-actions are trained in full. Differs from openpi: pictures are encoded by frozen weights, which openpi trains in full.
+Of pi0 attention and feed-forward layers of both language models are adapted, as in openpi; the projections of state,
+time and actions are trained in full. Differs from openpi: pictures are encoded by frozen weights, which openpi trains
+in full. Of OpenVLA all dense layers are adapted but those of the vocabulary, as in OpenVLA-OFT; what reads the state
+and the regression are trained in full.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +22,65 @@ from torch import Tensor, nn
 from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
 from policies.vla.model import Pi0Model
+from policies.vla.openvla import OpenVLAModel
 
-ADAPTED = r".*(language_model|dit)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
-"""Names of the adapted layers, all of them."""
 TRAINED = ("embed_action_time", "action_out_proj")
-"""Modules that are trained in full beside adapters."""
+"""Modules of pi0 that are trained in full beside adapters."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files in peft's format."""
 PREFIX, NAME = "base_model.model.", "default"
 """What peft puts before the names of tensors, and its name of an only adapter, which its files leave out."""
 SAMPLED = 4096
 """Values of each tensor that a fingerprint reads, evenly spaced."""
+
+
+class AdaptablePolicy(nn.Module):
+    """A policy whose `model` has adapters if `config.lora_rank` says so, on weights of which `base` is the fingerprint.
+
+    Its state_dict leaves these weights out, which are never trained.
+    """
+
+    config: Any
+    model: Any
+    base: Tensor
+
+    def lend(self, other: AdaptablePolicy) -> None:
+        """Let `other`, of the same configuration, have the weights that adapters are on in the same memory."""
+        if self.config.lora_rank:
+            for mine, theirs in zip(self.model.parameters(), other.model.parameters(), strict=True):
+                theirs.data = theirs.data if theirs.requires_grad else mine.data
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401 - torch's
+        """Weights and normalisation statistics; of a policy with adapters, without the weights that they are on."""
+        left_out = self._left_out()
+        state = super().state_dict(*args, **kwargs)
+        return {name: value for name, value in state.items() if name not in left_out}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: ANN401 - torch's
+        """Load what `state_dict` gave.
+
+        Raises:
+            UserError: for adapters of another rank or on other weights, and for a policy without.
+            RuntimeError: for another network.
+        """
+        if not self.config.lora_rank:
+            return super().load_state_dict(state_dict, strict, assign)
+        rank = next((len(value) for name, value in state_dict.items() if ".lora_A." in name), 0)
+        if rank != self.config.lora_rank:
+            has = f"adapters of rank {rank}" if rank else "no adapters"
+            raise UserError(f"expected weights with adapters of policy.lora_rank={self.config.lora_rank}, got {has}")
+        if not self.base.is_meta and not torch.equal(state_dict["base"].to(self.base.device), self.base):
+            raise UserError(
+                f"the adapters were trained on other weights than policy.weights={self.config.weights} now has"
+            )
+        kept = {name: value for name, value in super().state_dict().items() if name in self._left_out()}
+        return super().load_state_dict({**state_dict, **kept}, strict, assign)
+
+    def _left_out(self) -> set[str]:
+        """Names of weights that adapters are on."""
+        if not self.config.lora_rank:
+            return set()
+        return {f"model.{name}" for name, weight in self.model.named_parameters() if not weight.requires_grad}
 
 
 def fingerprint(native: nn.Module) -> Tensor:
@@ -44,8 +95,8 @@ def fingerprint(native: nn.Module) -> Tensor:
     return torch.tensor(list(found.digest()), dtype=torch.uint8)
 
 
-def adapt(model: Pi0Model, rank: int) -> None:
-    """Freeze `model` save for `TRAINED` and new adapters of `rank`, which change nothing until they are trained.
+def adapt(model: Pi0Model | OpenVLAModel, rank: int) -> None:
+    """Freeze what `model` has of others save for `TRAINED`, and add adapters of `rank`, which change nothing at first.
 
     Raises:
         UserError: where peft is not installed.
@@ -53,7 +104,7 @@ def adapt(model: Pi0Model, rank: int) -> None:
     with needs_extra("vla"):
         from peft import LoraConfig
     config = LoraConfig(
-        r=rank, lora_alpha=rank, target_modules=ADAPTED, exclude_modules=model.unread or None, lora_dropout=0.0
+        r=rank, lora_alpha=rank, target_modules=model.adapted, exclude_modules=model.unread or None, lora_dropout=0.0
     )
     _inject(model.native, config)
 

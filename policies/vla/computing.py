@@ -24,10 +24,10 @@ from embodied.precision import Precision
 class Computing:
     """How a vision-language-action model computes.
 
-    With `precision=bfloat16` it does so in bfloat16, and its frozen weights are stored in it; what is trained, the
-    critic, log-probabilities and losses stay in float32. `gradient_checkpointing` keeps a layer's input alone for the
-    backward pass, which computes the layer again (arXiv 1604.06174). `compile` has torch.compile make kernels of the
-    model at its first use, which takes a minute or more.
+    With `precision=bfloat16` it does so in bfloat16, in training and wherever it runs, and its frozen weights are
+    stored in it; what is trained, the critic, log-probabilities and losses stay in float32. `gradient_checkpointing`
+    keeps a layer's input alone for the backward pass, which computes the layer again (arXiv 1604.06174). `compile` has
+    torch.compile make kernels of the model at its first use, which takes a minute or more.
     """
 
     precision: Precision = Precision.FLOAT32
@@ -64,7 +64,7 @@ def prepare(model: nn.Module, options: Computing) -> None:
 
 def layers(model: nn.Module) -> list[nn.Module]:
     """The layers of all transformers in `model`."""
-    stacks = [getattr(module, "layers", None) for module in model.modules()]
+    stacks = [getattr(module, name, None) for module in model.modules() for name in ("layers", "layer")]
     return [layer for stack in stacks if isinstance(stack, nn.ModuleList) for layer in stack]
 
 

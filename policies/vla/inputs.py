@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.text import decode
+from embodied.words import WORD_BUCKETS, WordTable
 from policies.flat import FlatObservations
 from policies.vision.encoder import INSTRUCTION_WORDS, pictures
-from policies.words import WORD_BUCKETS, WordTable
 
 PAD, BOS, FIRST_BYTE = 0, 1, 2
 VOCABULARY = WORD_BUCKETS
@@ -96,36 +96,56 @@ def squared(images: Tensor, size: int) -> Tensor:
 class Tokenizer:
     """Tokens of texts by a tokenizer of transformers, as openpi has them: a beginning, the text, a line's end.
 
-    Those of a text are kept, because the same few are read at every step.
+    Those of a text are kept, because the same few are read at every step. The model knows `vocabulary` tokens.
     """
 
-    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401 - of transformers
-        self.tokenizer = tokenizer
+    longest = LONGEST
+
+    def __init__(self, tokenizer: Any, vocabulary: int) -> None:  # noqa: ANN401 - of transformers
+        self.tokenizer, self.vocabulary = tokenizer, vocabulary
         self.known: dict[bytes, list[int]] = {}
 
     def __call__(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [N, LONGEST] of texts [N, L] (`embodied.text`), int64, and where they are real.
+        """Tokens [N, longest] of texts [N, L] (`embodied.text`), int64, and where they are real.
 
         Raises:
-            UserError: for a text of more than `LONGEST` tokens, or that is not UTF-8.
+            UserError: for a text of more than `longest` tokens, or that is not UTF-8, and for unknown tokens.
         """
         if text.is_meta:  # shapes alone, see embodied/training/plan.py
-            return (text.new_empty(len(text), LONGEST, dtype=torch.int64),) * 2
+            return (text.new_empty(len(text), self.longest, dtype=torch.int64),) * 2
         rows = [self._tokens(row) for row in text.cpu().numpy()]
-        tokens = torch.tensor([row + [PAD] * (LONGEST - len(row)) for row in rows], device=text.device)
-        lengths = torch.tensor([[len(row)] for row in rows], device=text.device)
-        return tokens, (torch.arange(LONGEST, device=text.device) < lengths).long()
+        tokens = torch.tensor([self._padded(row, PAD) for row in rows], device=text.device)
+        return tokens, torch.tensor([self._padded([1] * len(row), 0) for row in rows], device=text.device)
 
     def _tokens(self, row: np.ndarray) -> list[int]:
         key = row.tobytes()
         if key not in self.known:
             said = " ".join(decode(row).replace("_", " ").split())
-            found = self.tokenizer(f"{said}\n", add_special_tokens=False)["input_ids"]
-            found = [self.tokenizer.bos_token_id, *found]
-            if len(found) > LONGEST:
-                raise UserError(f"expected an instruction of at most {LONGEST} tokens, got {len(found)}: {said!r}")
+            found = self._ids(said)
+            if len(found) > self.longest:
+                raise UserError(f"expected an instruction of at most {self.longest} tokens, got {len(found)}: {said!r}")
             self.known[key] = found
         return self.known[key]
+
+    def begun(self, text: str) -> list[int]:
+        """A beginning and the tokens of `text`.
+
+        Raises:
+            UserError: for tokens that the model does not know.
+        """
+        found = [self.tokenizer.bos_token_id, *self.tokenizer(text, add_special_tokens=False)["input_ids"]]
+        if max(found) >= self.vocabulary:
+            raise UserError(
+                f"the tokenizer beside the weights has number {max(found)} in {text!r}, they know those below "
+                f"{self.vocabulary}: put pi0's tokenizer.json and tokenizer_config.json there"
+            )
+        return found
+
+    def _ids(self, said: str) -> list[int]:
+        return self.begun(f"{said}\n")
+
+    def _padded(self, row: list[int], padding: int) -> list[int]:
+        return row + [padding] * (self.longest - len(row))
 
 
 def quantile(rows: Tensor, share: float) -> Tensor:

@@ -89,8 +89,10 @@ class Pi0Model(nn.Module):
 
     `native` is transformers' PI0ForConditionalGeneration. The expert reads keys and values of the last layer of the
     vision-language model, not what follows them, which is frozen, as it would get no gradient; `unread` are the names
-    of those dense layers. `computing` tells how; outputs are float32.
+    of those dense layers. `computing` tells how; outputs are float32. Adapters are on layers with names like `adapted`.
     """
+
+    adapted = r".*(language_model|dit)\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
 
     def __init__(self, native: nn.Module) -> None:
         super().__init__()

@@ -8,9 +8,9 @@ mean hidden state of the vision-language model and the robot's state.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import cache
+from typing import Self
 
 import torch
 from tensordict import TensorDict
@@ -21,8 +21,9 @@ from embodied.contract import Contract
 from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
+from embodied.seeding import fixed_noise
 from policies.generative import SMALLEST_STD, Aggregate
-from policies.kernels.flow import TimeGrid, fixed_noise, given_actions
+from policies.kernels.flow import TimeGrid, given_actions
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for
 from policies.vla import adapters
 from policies.vla.computing import Computing, prepare
@@ -30,7 +31,8 @@ from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.model import Pi0Model, Prefix, untrained
 from policies.vla.sizes import Size
-from policies.vla.weights import Published, fitting, published
+from policies.vla.statistics import PARTS, counted, fitting
+from policies.vla.weights import Published, published
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +91,7 @@ class Pi0Config(Computing):
         return Pi0Policy(contract, self)
 
 
-class Pi0Policy(nn.Module):
+class Pi0Policy(adapters.AdaptablePolicy):
     """Predicts chunks of H actions by integrating a velocity field; pictures and instruction are read once a chunk.
 
     Actions are normalised and padded with zeros to the model's D elements; padding is neither scored nor in the loss.
@@ -103,7 +105,6 @@ class Pi0Policy(nn.Module):
     action_std: Tensor
     action_low: Tensor
     action_high: Tensor
-    base: Tensor
     kind = "pi0"
     reads = Inputs
 
@@ -132,7 +133,8 @@ class Pi0Policy(nn.Module):
         self.register_buffer("action_std", torch.ones(self.actions))
         self.register_buffer("action_low", torch.tensor(contract.action.low))
         self.register_buffer("action_high", torch.tensor(contract.action.high))
-        self.brought_statistics, self.weights_of = False, given.base if given else None
+        self.brought_statistics, self.lacks_statistics = False, ""
+        self.weights_of = given.base if given else None
         if given:
             self._take(given)
 
@@ -178,43 +180,12 @@ class Pi0Policy(nn.Module):
         self.action_std.copy_(flat.std(0).maximum(SMALLEST_STD * (self.action_high - self.action_low) / 2))
 
     def fresh(self) -> Self:
-        """A policy of the same configuration with new weights, from torch's global generator.
-
-        Weights that adapters are on are never trained: both policies have them in the same memory.
-        """
+        """A policy of the same configuration with new weights, from torch's global generator."""
         policy = type(self)(self.contract, self.config)
-        if self.config.lora_rank:
-            for mine, theirs in zip(self.model.parameters(), policy.model.parameters(), strict=True):
-                theirs.data = theirs.data if theirs.requires_grad else mine.data
+        self.lend(policy)
         policy = policy.to(self.device).train(self.training)
         take_statistics(policy, self)
         return policy
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401 - torch's
-        """Weights and normalisation statistics; of a policy with adapters, without the weights that they are on."""
-        left_out = self._left_out()
-        state = super().state_dict(*args, **kwargs)
-        return {name: value for name, value in state.items() if name not in left_out}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: ANN401 - torch's
-        """Load what `state_dict` gave.
-
-        Raises:
-            UserError: for adapters of another rank or on other weights, and for a policy without.
-            RuntimeError: for another network.
-        """
-        if not self.config.lora_rank:
-            return super().load_state_dict(state_dict, strict, assign)
-        rank = next((len(value) for name, value in state_dict.items() if ".lora_A." in name), 0)
-        if rank != self.config.lora_rank:
-            has = f"adapters of rank {rank}" if rank else "no adapters"
-            raise UserError(f"expected weights with adapters of policy.lora_rank={self.config.lora_rank}, got {has}")
-        if not self.base.is_meta and not torch.equal(state_dict["base"].to(self.device), self.base):
-            raise UserError(
-                f"the adapters were trained on other weights than policy.weights={self.config.weights} now has"
-            )
-        kept = {name: value for name, value in super().state_dict().items() if name in self._left_out()}
-        return super().load_state_dict({**state_dict, **kept}, strict, assign)
 
     @acting
     def act(
@@ -288,12 +259,6 @@ class Pi0Policy(nn.Module):
     def _new(self) -> Pi0Model:
         return untrained(self.config.size, self.contract.horizon, self.inputs.state_size, self.actions)
 
-    def _left_out(self) -> set[str]:
-        """Names of weights that adapters are on."""
-        if not self.config.lora_rank:
-            return set()
-        return {f"model.{name}" for name, weight in self.model.named_parameters() if not weight.requires_grad}
-
     def _adapt(self, given: Published) -> None:
         """Merge the adapters of a published model; or train them, or new ones, on its weights."""
         rank, found = self.config.lora_rank, adapters.rank_of(given.model.native)
@@ -318,18 +283,22 @@ class Pi0Policy(nn.Module):
     @torch.no_grad()
     def _take(self, given: Published) -> None:
         """Take the tokenizer and, if they are of as many elements, the statistics of a published model."""
-        self.inputs.tokenizer = Tokenizer(given.tokenizer)
-        if given.horizon != self.contract.horizon:
-            log.warning("the weights have learned chunks of %d actions; task.horizon differs", given.horizon)
+        words = self.model.native.config.vlm_config.text_config.vocab_size
+        self.inputs.tokenizer = Tokenizer(given.tokenizer, words)
+        weights, sizes = f"policy.weights={self.config.weights}", (self.inputs.state_size, self.actions)
+        if given.horizon != (horizon := self.contract.horizon):
+            _warn(f"{weights} has learned chunks of {given.horizon} actions, task.horizon={horizon}")
+        if given.cameras and given.cameras != self.inputs.cameras:
+            _warn(f"{weights} has learned with {', '.join(given.cameras)}, and sees {', '.join(self.inputs.cameras)}")
+        self.lacks_statistics = "" if given.statistics else f"{weights} has no statistics of state and action"
         if not given.statistics:
             return
-        state, action = (
-            fitting(given.statistics[f"{what}_mean"], given.statistics[f"{what}_std"], size)
-            for what, size in (("state", self.inputs.state_size), ("action", self.actions))
-        )
+        pairs = [(given.statistics[f"{what}_mean"], given.statistics[f"{what}_std"]) for what in PARTS]
+        state, action = (fitting(*pair, size) for pair, size in zip(pairs, sizes, strict=True))
         if state is None or action is None:
-            log.warning("the statistics of the weights are of another state or action; they are not used")
-            return
+            there, here = (" and ".join(map(str, each)) for each in ([counted(std) for _, std in pairs], sizes))
+            self.lacks_statistics = f"{weights} has statistics of {there} elements of state and action, not of {here}"
+            return _warn(f"{self.lacks_statistics}: they are not used")
         self.inputs.state.mean.copy_(state[0])
         self.inputs.state.std.copy_(state[1])
         self.inputs.state.fitted.fill_(True)
@@ -376,3 +345,9 @@ class Pi0Policy(nn.Module):
         """The sum, or mean, over executed actions and their elements of [N, H, D], [N, 1]."""
         executed = elementwise[..., : self.contract.executed, : self.actions].flatten(-2)
         return self.config.aggregate.over(executed).unsqueeze(-1)
+
+
+@cache
+def _warn(message: str) -> None:
+    """Warn once: a run builds several policies of the same weights."""
+    log.warning(message)

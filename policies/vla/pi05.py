@@ -84,8 +84,7 @@ class StatedInputs(Inputs):
     def _ids(self, prompt: str) -> list[int]:
         if self.tokenizer is None:
             return [BOS, *(FIRST_BYTE + byte for byte in prompt.encode())]
-        ids = self.tokenizer.tokenizer
-        return [ids.bos_token_id, *ids(prompt, add_special_tokens=False)["input_ids"]]
+        return self.tokenizer.begun(prompt)
 
 
 class Pi05Policy(Pi0Policy):

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from embodied.errors import UserError
+from embodied.policy import TrainablePolicy
 from policies.vla import adapters
 from policies.vla.inputs import Tokenizer
 from policies.vla.pi0 import Pi0Policy
@@ -13,15 +14,18 @@ from policies.vla.pi0 import Pi0Policy
 CONTRACT, CARD, STATISTICS = "contract.json", "README.md", "processor_config.json"
 
 
-def publish(policy: Pi0Policy, folder: Path, *, peft: bool, report: str) -> None:
+def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> None:
     """Write weights, statistics, tokenizer, contract and model card into `folder`, which must not exist.
 
     With `peft` the weights are adapters, which refer to their base; otherwise adapters are merged into the weights of
-    `policy`, which has none afterwards. The card ends with the `report` of the training run, in Markdown.
+    `policy`, which has none afterwards. The card ends with the report of the directory `run`, if there is one.
 
     Raises:
-        UserError: for a folder that exists, and with `peft` for a policy without adapters.
+        UserError: for a folder that exists, a policy that is no pi0, and with `peft` for one without adapters.
     """
+    if not isinstance(policy, Pi0Policy):
+        target = "peft" if peft else "transformers"
+        raise UserError(f"target={target} is for policy=pi0, got {type(policy).__name__}; use target=hub")
     native = policy.model.native
     if folder.exists():
         raise UserError(f"{folder} exists; choose another output")
@@ -42,24 +46,8 @@ def publish(policy: Pi0Policy, folder: Path, *, peft: bool, report: str) -> None
             policy.inputs.tokenizer.tokenizer.save_pretrained(folder)
     (folder / STATISTICS).write_text(json.dumps(_statistics(policy), indent=2) + "\n")
     (folder / CONTRACT).write_text(policy.contract.to_json() + "\n")
-    (folder / CARD).write_text(card(policy, peft=peft, report=report))
-
-
-def push(folder: Path, name: str) -> str:
-    """Upload `folder` to the hub as `name`, which is made if it is missing, private; returns its address.
-
-    Raises:
-        UserError: on one line, if the hub cannot be reached or refuses.
-    """
-    from huggingface_hub import HfApi
-
-    try:
-        address = HfApi().create_repo(name, private=True, exist_ok=True)
-        HfApi().upload_folder(repo_id=name, folder_path=folder)
-    except Exception as error:  # of whatever its client speaks HTTP with
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{folder} is written, but not uploaded to hub={name}: {reason}") from error
-    return str(address)
+    report = run / "report.md"
+    (folder / CARD).write_text(card(policy, peft=peft, report=report.read_text() if report.exists() else ""))
 
 
 def card(policy: Pi0Policy, *, peft: bool, report: str) -> str:

@@ -1,10 +1,10 @@
 """Actions as tokens of a vision-language model, all of a chunk at once: OpenVLA-OFT (arXiv 2502.19645).
 
 Bins and their statistics are OpenVLA's (arXiv 2406.09246), the tempered likelihood is that of SimpleVLA-RL
-(arXiv 2509.09674). Differs from OpenVLA-OFT: the model is a stock PaliGemma in place of Prismatic; the empty token of
-each element is learned; all elements are normalised, the gripper's too; the critic reads the mean hidden state of the
-empty tokens and the robot's state. Letters as in `policies.vla.parallel`; K executed actions, P parts of a
-log-probability.
+(arXiv 2509.09674). Differs from OpenVLA-OFT: without published weights the model is a stock PaliGemma in place of
+Prismatic, the empty token of each element is learned, and all elements are normalised, the gripper's too; of the
+vocabulary only the 256 bins are scored; the critic reads the mean hidden state of the elements and the robot's state.
+Letters as in `policies.vla.parallel`; K executed actions, P parts of a log-probability.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
+from policies.vla import adapters
 from policies.vla.computing import Computing, prepare
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, quantile
+from policies.vla.openvla import OpenVLAModel, PromptedInputs, PromptTokenizer
+from policies.vla.openvla_weights import Published, action_range, fill, published, state_range
 from policies.vla.parallel import BINS, ParallelModel, Regression, untrained
 from policies.vla.sizes import Size
 
@@ -34,8 +37,12 @@ NARROWEST = 0.2
 
 
 class Head(Enum):
-    """How a chunk is read off the hidden states: BINS (a distribution over 256 values), or L1 regression."""
+    """How a chunk is read off the hidden states: BINS (a distribution over 256 values), or L1 regression.
 
+    AUTO is L1 if published weights have learned it, otherwise BINS.
+    """
+
+    AUTO = "auto"
     BINS = "bins"
     L1 = "l1"
 
@@ -52,6 +59,11 @@ class Part(Enum):
 class TokensConfig(Computing):
     """Size, head and critic of a TokensPolicy.
 
+    Published `weights` (a folder, or a name on the hub, of OpenVLA or OpenVLA-OFT) bring their own size, and the
+    statistics of the data set `unnorm_key`, which may be left out if it is the only one; unnorm_key=demonstrations
+    takes those of the demonstrations in their place. With a `lora_rank` low-rank adapters are trained on frozen
+    `weights` (`policies.vla.adapters`); checkpoints then refer to the weights, and hold no copy.
+
     Sampled tokens are drawn and scored at `temperature`; deterministic ones are the most likely. A `part` of the
     log-probability is the sum over its tokens. The critic has layers of width `hidden`.
 
@@ -59,7 +71,10 @@ class TokensConfig(Computing):
     """
 
     size: Size = Size.TINY
-    head: Head = Head.BINS
+    weights: str | None = None
+    unnorm_key: str | None = None
+    lora_rank: int = 0
+    head: Head = Head.AUTO
     temperature: float = 1.0
     part: Part = Part.TOKEN
     critic: Reads = Reads.AUTO
@@ -68,6 +83,9 @@ class TokensConfig(Computing):
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "hidden")
+        at_least(self, 0, "lora_rank")
+        if self.lora_rank and not self.weights:
+            raise UserError(f"lora_rank={self.lora_rank} adapts published weights: name them in policy.weights")
         if not self.temperature > 0.0:
             raise UserError(f"expected policy.temperature above 0, got {self.temperature}")
 
@@ -76,14 +94,15 @@ class TokensConfig(Computing):
         return TokensPolicy(contract, self)
 
 
-class TokensPolicy(nn.Module):
+class TokensPolicy(adapters.AdaptablePolicy):
     """Predicts chunks of H actions, one token of 256 for each element, in one pass of a vision-language model.
 
     Bins divide [-1, 1], which is the range between the 1% and 99% quantiles of demonstrated actions. Elements are
     independent given the observation, so that the log-probability of a chunk is a sum over K * A tokens.
 
     Raises:
-        UserError: if the action has no limits, or the contract has no pictures or state that actors may read.
+        UserError: if the action has no limits, the contract has no pictures or state that actors may read, or published
+            weights are of another size of state or action.
     """
 
     action_from: Tensor
@@ -97,17 +116,25 @@ class TokensPolicy(nn.Module):
             raise UserError("policy=tokens needs action limits; set low and high in the action spec")
         self.contract, self.config = contract, config
         self.actions = contract.action.shape[-1]
-        self.inputs = Inputs(contract, "policy=tokens")
-        self.model = ParallelModel(untrained(config.size), self.inputs.state_size, contract.horizon * self.actions)
+        given = published(config.weights, config.unnorm_key) if config.weights else None
+        self.inputs = (PromptedInputs if given else Inputs)(contract, "policy=tokens")
+        self.model = self._model(given)
         self.model.computing = config
         prepare(self.model, config)
-        self.regression = Regression(self.model.width, self.actions) if config.head is Head.L1 else None
+        regresses = config.head is Head.L1 or (
+            config.head is Head.AUTO and given is not None and given.head is not None
+        )
+        self.regression = Regression(self.model.width, self.actions) if regresses else None
         self.critic = Critic(contract, config.critic, self.model.width + self.inputs.state_size, config.hidden)
         low, high = torch.tensor(contract.action.low), torch.tensor(contract.action.high)
         self.register_buffer("action_low", low)
         self.register_buffer("action_high", high)
         self.register_buffer("action_from", low.clone())
         self.register_buffer("action_to", high.clone())
+        self.brought_actions = self.brought_state = False
+        self.lacks_statistics = ""
+        if given:
+            self._take(given)
 
     @property
     def device(self) -> torch.device:
@@ -117,24 +144,28 @@ class TokensPolicy(nn.Module):
     @property
     def scores(self) -> bool:
         """Whether chunks have a likelihood."""
-        return self.config.head is Head.BINS
+        return self.regression is None
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Parameters that only `value` uses."""
         return list(self.critic.parameters())
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the vision-language model, and of the regression."""
-        return [*self.model.parameters(), *(self.regression.parameters() if self.regression else [])]
+        """Parameters of the vision-language model that are trained, and of the regression."""
+        parts = [self.model, *([self.regression] if self.regression else [])]
+        return [weight for part in parts for weight in part.parameters() if weight.requires_grad]
 
     def start_critic(self) -> None:
         """Nothing: the critic reads the actor's hidden states as they are, or no more than a simulator knows."""
 
     @torch.no_grad()
     def fit(self, observation: TensorDict, actions: Tensor) -> None:
-        """Compute normalisation statistics from observations [N] and actions [..., A]."""
-        self.inputs.fit(observation)
+        """Compute normalisation statistics from observations [N] and actions [..., A], unless weights brought some."""
         self.critic.fit(observation)
+        if not self.brought_state:
+            self.inputs.fit(observation)
+        if self.brought_actions:
+            return
         flat = actions.reshape(-1, actions.shape[-1])
         lower, upper = (quantile(flat, share) for share in QUANTILES)
         short = (NARROWEST * (self.action_high - self.action_low) - (upper - lower)).clamp_min(0.0) / 2
@@ -143,7 +174,9 @@ class TokensPolicy(nn.Module):
 
     def fresh(self) -> Self:
         """A policy of the same configuration with new weights, from torch's global generator."""
-        policy = type(self)(self.contract, self.config).to(self.device).train(self.training)
+        policy = type(self)(self.contract, self.config)
+        self.lend(policy)
+        policy = policy.to(self.device).train(self.training)
         take_statistics(policy, self)
         return policy
 
@@ -202,6 +235,44 @@ class TokensPolicy(nn.Module):
         """Normalised actions [..., A] in robot units, clamped to the contract's limits."""
         actions = self.action_from + (x + 1.0) / 2.0 * (self.action_to - self.action_from)
         return actions.clamp(self.action_low, self.action_high)
+
+    def _model(self, given: Published | None) -> ParallelModel | OpenVLAModel:
+        state, elements = self.inputs.state_size, self.contract.horizon * self.actions
+        if not given:
+            return ParallelModel(untrained(self.config.size), state, elements)
+        model = OpenVLAModel(given.native, state if given.proprio else 0, elements, given.means, given.deviations)
+        if given.proprio and model.state:
+            self._check_size("a state", given.proprio["fc1.weight"].shape[1], state)
+            fill(model.state, given.proprio, "the proprio_projector")
+        if self.config.lora_rank:
+            self.register_buffer("base", adapters.fingerprint(model.native))
+            adapters.adapt(model, self.config.lora_rank)
+        return model
+
+    def _check_size(self, what: str, size: int, own: int) -> None:
+        if size != own:
+            raise UserError(
+                f"policy.weights={self.config.weights} take {what} of {size} elements, the task's has {own}"
+            )
+
+    @torch.no_grad()
+    def _take(self, given: Published) -> None:
+        """Take tokenizer, regression and statistics of published weights."""
+        self.inputs.tokenizer = PromptTokenizer(given.tokenizer, given.native.language_model.config.vocab_size)
+        if self.regression and given.head:
+            fill(self.regression, given.head, "the action_head")
+        if not given.statistics:
+            self.lacks_statistics = f"policy.unnorm_key={self.config.unnorm_key} leaves the statistics of weights out"
+            return
+        self._check_size("an action", len(given.statistics["action"]["q01"]), self.actions)
+        begin, end = action_range(given.statistics["action"], self.contract.action.low)
+        self.action_from.copy_(torch.tensor(begin))
+        self.action_to.copy_(torch.tensor(end))
+        self.brought_actions = True
+        if isinstance(self.model, OpenVLAModel) and self.model.state and isinstance(self.inputs, PromptedInputs):
+            self._check_size("a state", len(given.statistics["proprio"]["q01"]), self.inputs.state_size)
+            self.inputs.take(*map(torch.tensor, state_range(given.statistics["proprio"])))
+            self.brought_state = True
 
     def _read(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """The state [N, state_size] and the elements' hidden states [N, H, A, W]."""

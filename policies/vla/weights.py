@@ -7,19 +7,23 @@ published weights have been loaded yet.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import safe_open
 from torch import Tensor
 
+from embodied.command_line.compute import enough_memory
 from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
-from policies.vla import adapters
+from policies.vla import adapters, statistics
 from policies.vla.adaptive import Pi05Model
 from policies.vla.model import Pi0Model
+from policies.vla.statistics import UNREADABLE, reason
 
 TOKENIZER = "google/paligemma-3b-pt-224"
 """Where the tokenizer is if it does not lie with the weights."""
@@ -35,21 +39,23 @@ RENAMED = {
     "time_mlp_": "embed_action_time.time_mlp_",
 }
 """Beginnings of the names of pi0.5's tensors at openpi and LeRobot, and ours."""
-UNREADABLE = OSError, ValueError, KeyError, RuntimeError, SafetensorError
-"""Errors of reading missing or damaged files."""
-STATISTICS = ("state_mean", "state_std", "action_mean", "action_std")
+FLOATS = {"F64", "F32", "F16", "BF16"}
+"""Types of weights, as safetensors names them."""
+CONFIG = "config.json"
 
 
 @dataclass
 class Published:
-    """A model, its tokenizer, the actions of its chunks, and `STATISTICS` by name (none, if it brings none).
+    """A model, its tokenizer, the actions of its chunks, and `statistics.STATISTICS` by name, if it brings any.
 
-    `base` is where its weights without adapters are, and `fingerprint` theirs (`policies.vla.adapters`).
+    `cameras` are those that it has learned with, if its configuration names them, as LeRobot's does. `base` is where
+    its weights without adapters are, and `fingerprint` theirs (`policies.vla.adapters`).
     """
 
     model: Pi0Model
     tokenizer: Any
     horizon: int
+    cameras: list[str]
     statistics: dict[str, Tensor]
     base: str
     fingerprint: Tensor
@@ -63,74 +69,107 @@ def published(weights: str, kind: str = "pi0") -> Published:
     Raises:
         UserError: on one line, if there is none, it is of another kind or incomplete, or transformers is missing.
     """
-    try:
-        folder = _folder(weights)
-        if not (folder / adapters.CONFIG).exists():
-            return _model(weights, folder, kind)
-        base = json.loads((folder / adapters.CONFIG).read_text())["base_model_name_or_path"]
-        statistics, below = _statistics(folder, kind), _folder(base)
-    except UserError:  # says what is wrong
-        raise
-    except (*UNREADABLE, TypeError) as error:
-        raise _refusal(weights, kind, error) from error
-    found = _model(base, below, kind)
+    told = f"policy.weights={weights}"
+    folder = folder_of(weights, kind)
+    if not (folder / adapters.CONFIG).exists():
+        return _model(weights, folder, kind)
+    with _reading(f"{told}: cannot read {adapters.CONFIG}"):
+        base = str(json.loads((folder / adapters.CONFIG).read_text())["base_model_name_or_path"])
+    found = _model(base, folder_of(base, kind), kind)
     adapters.read(found.model, folder, found.fingerprint)
-    found.statistics = statistics or found.statistics
+    found.statistics = statistics.read(folder, kind) or found.statistics
     return found
 
 
 def _model(weights: str, folder: Path, kind: str) -> Published:
     with needs_extra("vla"):
-        from transformers import AutoTokenizer
         from transformers.utils import logging as messages
     messages.set_verbosity_error()  # what is missing is reported below
     messages.disable_progress_bar()
-    try:
-        settings = _settings(folder, kind)
-        model, lacking = (_pi05 if kind == "pi05" else _pi0)(folder, settings)
-        statistics = _statistics(folder, kind)
-    except UNREADABLE as error:
-        raise _refusal(weights, kind, error) from error
-    lies_there = (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder if lies_there else TOKENIZER)
-    except UNREADABLE as error:
-        wrong = (
-            "has a tokenizer that cannot be read" if lies_there else f"has no tokenizer, and {TOKENIZER} is not here"
-        )
-        raise UserError(
-            f"policy.weights={weights} {wrong}; put pi0's tokenizer.json there ({_reason(error)})"
-        ) from error
+    told = f"policy.weights={weights}"
+    with _reading(f"{told}: cannot read {CONFIG} as that of a {kind}"):
+        settings, cameras = _settings(folder, kind)
+    brought = statistics.read(folder, kind)
+    tokenizer = _tokenizer(told, folder)
+    if not planned():
+        _check_files(told, folder)
+    with _reading(f"{told}: cannot read the weights"):
+        model, lacking, others = (_pi05 if kind == "pi05" else _pi0)(folder, settings)
     if missing := sorted(lacking - {UNUSED}):
-        raise UserError(f"policy.weights={weights} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
-    return Published(model, tokenizer, settings.chunk_size, statistics, weights, adapters.fingerprint(model.native))
+        raise UserError(f"{told} lacks {len(missing)} tensors of {kind}, such as {missing[0]}")
+    if others:
+        name, got, expected = min(others)
+        raise UserError(f"{told}: expected {name} of shape {expected} after {CONFIG}, got {got}")
+    if not planned() and (broken := [name for name, weight in model.native.named_parameters() if not _finite(weight)]):
+        raise UserError(f"{told} has infinity or not a number in {broken[0]}; download or export the weights again")
+    return Published(
+        model, tokenizer, settings.chunk_size, cameras, brought, weights, adapters.fingerprint(model.native)
+    )
 
 
-def _pi0(folder: Path, settings: Any) -> tuple[Pi0Model, set[str]]:  # noqa: ANN401 - of transformers
-    """The model, and names of tensors that it lacks."""
+def _tokenizer(told: str, folder: Path) -> Any:  # noqa: ANN401 - of transformers
+    from transformers import AutoTokenizer
+
+    lies_there = (folder / "tokenizer.json").exists() or (folder / "tokenizer.model").exists()
+    wrong = "a tokenizer that cannot be read" if lies_there else f"no tokenizer, and {TOKENIZER} is not here"
+    advice = "put pi0's tokenizer.json and tokenizer_config.json there"
+    with _reading(f"{told} has {wrong}; {advice}"):
+        found = AutoTokenizer.from_pretrained(folder if lies_there else TOKENIZER, trust_remote_code=False)
+    if found.bos_token_id is None:
+        raise UserError(f"{told} has a tokenizer without a token for the beginning; {advice}")
+    return found
+
+
+def _check_files(told: str, folder: Path) -> None:
+    """Read the heads of the files of weights, which tell whether they are whole, and of what types."""
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise UserError(f"{told} has no model.safetensors")
+    for file in files:
+        with _reading(f"{file} is damaged, or not whole: download or export it again"), safe_open(file, "pt") as given:
+            types = {given.get_slice(name).get_dtype() for name in given.keys()}  # noqa: SIM118 - not a dict
+        if not types <= FLOATS:
+            raise UserError(
+                f"expected weights of type {', '.join(sorted(FLOATS))}, got {min(types - FLOATS)} in {file}"
+            )
+
+
+def _finite(weight: Tensor) -> bool:
+    return bool(weight.sum().isfinite())
+
+
+Found = tuple[Pi0Model, set[str], list[tuple[str, list[int], list[int]]]]
+"""The model, names of tensors that it lacks, and those of another shape: name, shape there, expected shape."""
+
+
+def _pi0(folder: Path, settings: Any) -> Found:  # noqa: ANN401 - of transformers
     from transformers import PI0ForConditionalGeneration
 
     if planned():
-        return Pi0Model(PI0ForConditionalGeneration(settings)), set()
+        return Pi0Model(PI0ForConditionalGeneration(settings)), set(), []
     native, found = PI0ForConditionalGeneration.from_pretrained(
-        folder, config=settings, dtype=torch.float32, output_loading_info=True
-    )
-    return Pi0Model(native), set(found["missing_keys"])
+        folder, config=settings, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True,
+        use_safetensors=True,
+    )  # fmt: skip
+    others = [(name, list(got), list(expected)) for name, got, expected in found["mismatched_keys"]]
+    return Pi0Model(native), set(found["missing_keys"]), others
 
 
-def _pi05(folder: Path, settings: Any) -> tuple[Pi0Model, set[str]]:  # noqa: ANN401 - of transformers
-    """As `_pi0`."""
+def _pi05(folder: Path, settings: Any) -> Found:  # noqa: ANN401 - of transformers
     from safetensors.torch import load_file
     from transformers import PI0ForConditionalGeneration
 
     model = Pi05Model(PI0ForConditionalGeneration(settings))
     if planned():
-        return model, set()
+        return model, set(), []
     files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise ValueError("there is no model.safetensors")
     given = {_renamed(name): value.float() for file in files for name, value in load_file(file).items()}
-    return model, set(model.native.load_state_dict(given, strict=False).missing_keys)
+    pairs = [
+        (name, given[name].shape, value.shape) for name, value in model.native.state_dict().items() if name in given
+    ]
+    others = [(name, list(got), list(expected)) for name, got, expected in pairs if got != expected]
+    fitting = {name: value for name, value in given.items() if name not in {name for name, *_ in others}}
+    return model, set(model.native.load_state_dict(fitting, strict=False).missing_keys) - given.keys(), others
 
 
 def _renamed(name: str) -> str:
@@ -139,12 +178,16 @@ def _renamed(name: str) -> str:
     return RENAMED.get(found, "") + name.removeprefix(found)
 
 
-def _refusal(weights: str, kind: str, error: Exception) -> UserError:
-    return UserError(f"policy.weights={weights}: expected a folder or a name on the hub of {kind} ({_reason(error)})")
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+@contextmanager
+def _reading(told: str) -> Iterator[None]:
+    """Report what goes wrong in the body, save for a lack of memory, as `told`, with the reason."""
+    try:
+        with enough_memory():
+            yield
+    except UserError:
+        raise
+    except UNREADABLE as error:
+        raise UserError(f"{told} ({reason(error)})") from error
 
 
 def planned() -> bool:
@@ -152,75 +195,51 @@ def planned() -> bool:
     return torch.get_default_device().type == "meta"
 
 
-def _folder(weights: str) -> Path:
-    if Path(weights).is_dir():
+def folder_of(weights: str, kind: str, *also: str) -> Path:
+    """The folder of that name, or of what lies at the hub: texts, tensors unless planned, and files like `also`.
+
+    Raises:
+        UserError: if there is none.
+    """
+    if Path(weights).exists():
+        if not Path(weights).is_dir():
+            raise UserError(f"policy.weights={weights} is a file; expected the folder with {CONFIG} and weights")
         return Path(weights)
-    from huggingface_hub import snapshot_download
+    with needs_extra("vla"):
+        from huggingface_hub import snapshot_download
 
-    wanted = ["*.json", "tokenizer*", *([] if planned() else ["*.safetensors"])]
-    return Path(snapshot_download(weights, allow_patterns=wanted))
+    wanted = ["*.json", "tokenizer*", *([] if planned() else ["*.safetensors", *also])]
+    with _reading(f"policy.weights={weights}: expected a folder or a name on the hub of {kind}"):
+        return Path(snapshot_download(weights, allow_patterns=wanted))
 
 
-def _settings(folder: Path, expected_kind: str) -> Any:  # noqa: ANN401 - of transformers
-    """The configuration; ValueError for that of another model."""
-    from transformers import PI0Config
+def _settings(folder: Path, expected_kind: str) -> tuple[Any, list[str]]:
+    """The configuration of transformers, and names of cameras; ValueError for that of another model."""
+    with needs_extra("vla"):
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers import PI0Config
 
-    said = json.loads((folder / "config.json").read_text())
-    if said.get("model_type") == "pi0" == expected_kind:
-        return PI0Config.from_pretrained(folder)
+    said = json.loads((folder / CONFIG).read_text())
+    try:
+        if said.get("model_type") == "pi0" == expected_kind:
+            return PI0Config.from_pretrained(folder), []
+        cameras = [name for name, what in said.get("input_features", {}).items() if what["type"] == "VISUAL"]
+        return PI0Config(**_sizes(said, expected_kind)), cameras
+    except StrictDataclassError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+def _sizes(said: dict[str, Any], expected_kind: str) -> dict[str, Any]:
+    """Those of transformers' configuration, from LeRobot's or openpi's."""
     openpi = ("pi05" if said.get("pi05") else "pi0") if "action_horizon" in said else "unknown"
     kind = said.get("type", said.get("model_type", openpi))
     if kind != expected_kind:
-        raise ValueError(f"config.json is of type {kind}")
+        raise ValueError(f"it is of type {kind}")
     for key, expected in SIZES.items():
         if said.get(key, expected) != expected:
             raise ValueError(f"{key} is {said[key]}, which is not {expected}")
     action = said.get("max_action_dim", said.get("action_dim", 32))
-    sizes = {key: said[key] for key in ("vlm_config", "dit_config") if key in said}
-    return PI0Config(
-        chunk_size=said.get("chunk_size", said.get("action_horizon", 50)), max_action_dim=action,
-        max_state_dim=said.get("max_state_dim", action), **sizes,
-    )  # fmt: skip
-
-
-def _statistics(folder: Path, kind: str) -> dict[str, Tensor]:
-    """`STATISTICS` from where transformers, LeRobot or openpi leave them; {} if there are none.
-
-    Those of pi05 are middle and half width of the range between the first and the last of a hundred quantiles.
-    """
-    from safetensors.torch import load_file
-
-    first, second = ("q01", "q99") if kind == "pi05" else ("mean", "std")
-
-    for path in sorted(folder.glob("*processor_config.json")):
-        said = json.loads(path.read_text())
-        if said.get("state_mean") and said.get("actions_mean"):
-            names = [name.replace("action_", "actions_") for name in STATISTICS]
-            return {mine: torch.tensor(said[name]) for mine, name in zip(STATISTICS, names, strict=True)}
-    for path in sorted(folder.glob("policy_preprocessor_step_*_normalizer_processor.safetensors")):
-        said = load_file(path)
-        names = [f"{of}.{what}" for of in ("observation.state", "action") for what in (first, second)]
-        if set(names) <= said.keys():
-            return _located([said[name].float() for name in names], kind)
-    for path in sorted(folder.rglob("norm_stats.json")):
-        said = json.loads(path.read_text())
-        said = said.get("norm_stats", said)
-        return _located([torch.tensor(said[of][what]) for of in ("state", "actions") for what in (first, second)], kind)
-    return {}
-
-
-def _located(found: list[Tensor], kind: str) -> dict[str, Tensor]:
-    if kind == "pi05":
-        pairs = [(found[0], found[1]), (found[2], found[3])]
-        found = [value for low, high in pairs for value in ((low + high) / 2.0, (high - low) / 2.0)]
-    return dict(zip(STATISTICS, found, strict=True))
-
-
-def fitting(mean: Tensor, std: Tensor, size: int) -> tuple[Tensor, Tensor] | None:
-    """Mean and deviation of the first `size` elements if all others are padding, which never varies; else None.
-
-    Elements that never varied are divided by 1.
-    """
-    if len(mean) < size or bool(std[size:].any()):
-        return None
-    return mean[:size], torch.where(std[:size] < 1e-6, 1.0, std[:size])
+    return {
+        "chunk_size": said.get("chunk_size", said.get("action_horizon", 50)), "max_action_dim": action,
+        "max_state_dim": said.get("max_state_dim", action),
+    } | {key: said[key] for key in ("vlm_config", "dit_config") if key in said}  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from embodied.deployment.chunk_network import ChunkNetwork
 from embodied.deployment.network import DeployablePolicy, Network
 from embodied.errors import UserError
 from embodied.policy import Policy
@@ -21,7 +22,7 @@ from embodied.saving.weights import implausible
 from real_robot.firmware import examples, graphs
 from real_robot.firmware.quantization import quantized
 from real_robot.firmware.record import CONTRACT, RECORD, write_record
-from real_robot.firmware.samples import Samples, draw
+from real_robot.firmware.samples import Samples, draw, draw_chunks
 from real_robot.firmware.source import write_source
 from real_robot.firmware.toolchain import KERNELS, run_on_host
 
@@ -47,6 +48,8 @@ class Weights(Enum):
 
 TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 0.05}
 """Largest allowed difference between export and policy, in half action ranges."""
+CHUNK_TOLERANCE = 1e-4
+"""The same after many layers and steps of denoising."""
 CHECK_TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 1e-3}
 """Largest allowed difference between firmware and network on the pair checked at boot, in half action ranges."""
 
@@ -84,9 +87,15 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
             behind.
     """
     if not isinstance(policy, DeployablePolicy):
-        raise UserError(f"{type(policy).__name__} cannot be exported; expected policy=mlp, recurrent or attention")
+        expected = "policy=mlp, recurrent, attention, flow or diffusion"
+        raise UserError(f"{type(policy).__name__} cannot be exported; expected {expected}")
     network = policy.deployable()
-    _check_network(network)
+    if reason := implausible(network.state_dict()):
+        raise UserError(f"the weights are not usable: {reason}; export an earlier checkpoint, or train again")
+    if isinstance(network, ChunkNetwork):
+        return _export_chunks(policy, network, options, directory)
+    assert isinstance(network, Network)
+    _check_units(network)
     samples = draw(policy, network)
     with _whole_directory(directory) as temporary:
         if options.target is Target.c:
@@ -94,10 +103,39 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
         else:
             opset = options.opset or DEFAULT_OPSET
             written = graphs.write(network, samples, options.target.value, opset, temporary)
-        _check_error(written["max_error"], network, options)
+        _check_error(written["max_error"], TOLERANCE[options.weights] + network.limits.rounding, options)
         samples.save(temporary)
-        (temporary / CONTRACT).write_text(network.contract.to_json() + "\n")
-        return write_record(temporary, _description(network, options) | written)
+        return _finish(temporary, network, options, written | _shape(network))
+
+
+def _export_chunks(policy: Policy, network: ChunkNetwork, options: Export, directory: Path) -> dict[str, Any]:
+    if options.target is Target.c:
+        can = "expected target=onnx or torchscript"
+        raise UserError(f"{type(policy).__name__} generates chunks from noise, which target=c cannot express; {can}")
+    samples = draw_chunks(policy, network)
+    tolerance = CHUNK_TOLERANCE + network.limits.rounding
+    _check_error(samples.error(samples.outputs), tolerance, options)
+    with _whole_directory(directory) as temporary:
+        written = graphs.write_chunks(network, samples, options.target.value, options.opset or DEFAULT_OPSET, temporary)
+        _check_error(written["max_error"], tolerance, options)
+        samples.save(temporary)
+        chunks = {"chunks": network.inputs.description(), "initial_memory": None}
+        return _finish(temporary, network, options, written | chunks)
+
+
+def _finish(
+    directory: Path, network: Network | ChunkNetwork, options: Export, written: dict[str, Any]
+) -> dict[str, Any]:
+    (directory / CONTRACT).write_text(network.contract.to_json() + "\n")
+    description = {
+        "target": options.target.value,
+        "weights": options.weights.value,
+        "checkpoint": options.checkpoint,
+        "weights_sha256": options.weights_sha256,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "torch": torch.__version__,
+    }
+    return write_record(directory, description | written)
 
 
 def summary(record: dict[str, Any]) -> str:
@@ -117,19 +155,13 @@ def summary(record: dict[str, Any]) -> str:
     return ", ".join([*(f"{value} {name}" for name, value in figures.items()), *examples_written, largest])
 
 
-def _description(network: Network, options: Export) -> dict[str, Any]:
+def _shape(network: Network) -> dict[str, Any]:
     initial = network.initial_memory
     return {
-        "target": options.target.value,
-        "weights": options.weights.value,
-        "checkpoint": options.checkpoint,
-        "weights_sha256": options.weights_sha256,
         "layers": [type(layer).__name__ for layer in network.layers],
-        "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "inputs": network.inputs,
         "outputs": network.outputs,
         "initial_memory": None if initial is None else initial.tolist(),
-        "torch": torch.__version__,
     }
 
 
@@ -156,8 +188,7 @@ def _write_c(network: Network, samples: Samples, options: Export, directory: Pat
     }
 
 
-def _check_error(error: float, network: Network, options: Export) -> None:
-    tolerance = TOLERANCE[options.weights] + network.limits.rounding
+def _check_error(error: float, tolerance: float, options: Export) -> None:
     if not error <= tolerance:
         advice = "; use weights=float32" if options.weights is Weights.int8 else ""
         raise UserError(
@@ -166,9 +197,7 @@ def _check_error(error: float, network: Network, options: Export) -> None:
         )
 
 
-def _check_network(network: Network) -> None:
-    if reason := implausible(network.state_dict()):
-        raise UserError(f"the weights are not usable: {reason}; export an earlier checkpoint, or train again")
+def _check_units(network: Network) -> None:
     for name, spec in [*network.contract.observation.items(), ("action", network.contract.action)]:
         if not spec.unit:
             raise UserError(

@@ -3,22 +3,95 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embodied.command_line.extras import needs_extra
+from embodied.deployment.chunk_network import ChunkNetwork
 from embodied.deployment.network import Network
 from embodied.errors import UserError
-from real_robot.firmware.samples import Samples
+from real_robot.firmware.samples import ChunkSamples, Samples
 
 OPSETS = range(17, 21)
 """LayerNormalization needs 17; torch's exporter supports at most 20."""
-Act = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
-"""Observation [N, I] and memory [N, M] to actions [N, A] and the next memory."""
+Run = Callable[[tuple[Tensor, ...]], list[Tensor]]
+"""Inputs of a graph to its outputs."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What is written: a module, example inputs to trace it with, names, and the axes of any length by their names."""
+
+    module: nn.Module
+    example: tuple[Tensor, ...]
+    inputs: list[str]
+    outputs: list[str]
+    axes: dict[str, dict[int, str]]
+
+    def write(self, target: str, opset: int, directory: Path) -> Run:
+        """Write policy.onnx or policy.pt into `directory` and read it back.
+
+        Raises:
+            UserError: if ONNX cannot express the module.
+        """
+        with _quiet():
+            if target == "onnx":
+                return self._write_onnx(opset, directory / "policy.onnx")
+            return self._write_torchscript(directory / "policy.pt")
+
+    def _write_torchscript(self, path: Path) -> Run:
+        with torch.no_grad():
+            torch.jit.trace(self.module, self.example).save(str(path))
+        loaded = torch.jit.load(str(path))
+
+        @torch.no_grad()
+        def run(inputs: tuple[Tensor, ...]) -> list[Tensor]:
+            outputs = loaded(*inputs)
+            return [outputs] if isinstance(outputs, Tensor) else list(outputs)
+
+        return run
+
+    def _write_onnx(self, opset: int, path: Path) -> Run:
+        with needs_extra("onnx"):
+            import onnx
+            from onnx.reference import ReferenceEvaluator
+        try:
+            torch.onnx.export(
+                self.module, self.example, str(path), input_names=self.inputs, output_names=self.outputs,
+                opset_version=opset, dynamic_axes=self.axes, dynamo=False,
+            )  # fmt: skip
+        except torch.onnx.errors.OnnxExporterError as error:
+            reason = " ".join(str(error).split())[:200]
+            advice = "use target=torchscript"
+            raise UserError(f"ONNX opset {opset} cannot express the policy, {advice}: {reason}") from error
+        onnx.checker.check_model(str(path))
+        evaluator = ReferenceEvaluator(str(path))
+
+        def run(inputs: tuple[Tensor, ...]) -> list[Tensor]:
+            feed = {name: part.numpy() for name, part in zip(self.inputs, inputs, strict=True)}
+            return [torch.from_numpy(result) for result in evaluator.run(None, feed)]
+
+        return run
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remarks on what becomes a constant: outputs are compared. Errors come without their graph."""
+    log = torch._C._jit_onnx_log
+    with warnings.catch_warnings():
+        for category in (torch.jit.TracerWarning, UserWarning, DeprecationWarning):
+            warnings.simplefilter("ignore", category)
+        torch._C._jit_onnx_log = lambda *_: None  # it cannot be switched off otherwise
+        try:
+            yield
+        finally:
+            torch._C._jit_onnx_log = log
 
 
 def check_opset(opset: int) -> None:
@@ -29,64 +102,37 @@ def check_opset(opset: int) -> None:
 
 def write(network: Network, samples: Samples, target: str, opset: int, directory: Path) -> dict[str, Any]:
     """Write policy.onnx or policy.pt into `directory`, read it back and run it; returns the values for the record."""
-    example = (samples.inputs[0],)
+    example, inputs, outputs = (samples.inputs[0],), ["observation"], ["action"]
     if network.initial_memory is not None:
         example = (*example, network.initial_memory.expand(len(samples.inputs[0]), -1).contiguous())
-    if target == "onnx":
-        act = _write_onnx(network, example, opset, directory / "policy.onnx")
-        record: dict[str, Any] = {"opset": opset}
-    else:
-        act = _write_torchscript(network, example, directory / "policy.pt")
-        record = {}
-    error = samples.error(_run(act, network.initial_memory, samples.inputs), network.limits.half_range)
-    return record | {"max_error": error}
+        inputs, outputs = [*inputs, "memory"], [*outputs, "next_memory"]
+    graph = Graph(network, example, inputs, outputs, {name: {0: "batch"} for name in (*inputs, *outputs)})
+    actions = _rolled_out(graph.write(target, opset, directory), network.initial_memory, samples.inputs)
+    return _opset(target, opset) | {"max_error": samples.error(actions, network.limits.half_range)}
 
 
-def _write_torchscript(network: Network, example: tuple[Tensor, ...], path: Path) -> Act:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which the target needs
-        torch.jit.trace(network, example).save(str(path))
-        loaded = torch.jit.load(str(path))
-
-    @torch.no_grad()
-    def act(observation: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return (loaded(observation), None) if memory is None else loaded(observation, memory)
-
-    return act
-
-
-def _write_onnx(network: Network, example: tuple[Tensor, ...], opset: int, path: Path) -> Act:
-    with needs_extra("onnx"):
-        import onnx
-        from onnx.reference import ReferenceEvaluator
-    inputs, outputs = ["observation", "memory"][: len(example)], ["action", "next_memory"][: len(example)]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of the exporter that needs no further packages
-            torch.onnx.export(
-                network, example, str(path), input_names=inputs, output_names=outputs, opset_version=opset,
-                dynamic_axes={name: {0: "batch"} for name in (*inputs, *outputs)}, dynamo=False,
-            )  # fmt: skip
-    except torch.onnx.errors.OnnxExporterError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"ONNX opset {opset} cannot express the policy: {reason}") from error
-    onnx.checker.check_model(str(path))
-    evaluator = ReferenceEvaluator(str(path))
-
-    def act(observation: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        feed = [observation] if memory is None else [observation, memory]
-        results = evaluator.run(None, {name: part.numpy() for name, part in zip(inputs, feed, strict=True)})
-        action, *rest = (torch.from_numpy(result) for result in results)
-        return action, rest[0] if rest else None
-
-    return act
+def write_chunks(
+    network: ChunkNetwork, samples: ChunkSamples, target: str, opset: int, directory: Path
+) -> dict[str, Any]:
+    """As `write`, for a network of which each observation is an input; its axes of variable length stay so."""
+    specs, example = network.inputs.specs, samples.example
+    axes = {name: {0: "batch"} for name in (*specs, "action")}
+    for name, spec in specs.items():
+        axes[name] |= {axis + 1: f"{name}_{axis + 1}" for axis, size in enumerate(spec.shape) if size < 0}
+    graph = Graph(network, example, list(specs), ["action"], axes)
+    (actions,) = graph.write(target, opset, directory)(tuple(samples.inputs.values()))
+    return _opset(target, opset) | {"max_error": samples.error(actions)}
 
 
-def _run(act: Act, initial: Tensor | None, inputs: Tensor) -> Tensor:
+def _opset(target: str, opset: int) -> dict[str, Any]:
+    return {"opset": opset} if target == "onnx" else {}
+
+
+def _rolled_out(run: Run, initial: Tensor | None, inputs: Tensor) -> Tensor:
     """Actions [S, T, A] along sequences of observations [S, T, I]."""
-    memory = None if initial is None else initial.expand(len(inputs), -1).contiguous()
+    memory = [] if initial is None else [initial.expand(len(inputs), -1).contiguous()]
     outputs = []
     for observation in inputs.unbind(1):
-        action, memory = act(observation.contiguous(), memory)
+        action, *memory = run((observation.contiguous(), *memory))
         outputs.append(action)
     return torch.stack(outputs, 1)

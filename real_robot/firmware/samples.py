@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from embodied.deployment.chunk_network import ChunkNetwork
 from embodied.deployment.network import Network, Normalise, Reciprocal, rollout_outputs
 from embodied.policy import Policy
 from embodied.saving.tree import load_tree, save_tree
@@ -15,6 +16,11 @@ from embodied.saving.tree import load_tree, save_tree
 FILE = "samples.safetensors"
 EPISODES, STEPS = 20, 50
 """1,000 inputs, in sequences for policies with memory."""
+CHUNKS, ROWS, TRACED_ROWS = 64, 5, 4
+"""Inputs of a network of chunks, and rows along axes of variable length: of these, and of those that it is traced with.
+"""
+TIE = 1e-4
+"""Advantages that differ by no more, relative to the largest, are equal but for rounding."""
 SPREAD, OUTLIER, OUTLIERS = 1.5, 10.0, 0.02
 """Standard deviation of inputs, in units of the normaliser's; size and share of outliers, which saturate the network.
 """
@@ -44,6 +50,44 @@ class Samples:
         """Largest difference of `outputs` [S, T, A] from the policy's, in half action ranges."""
         difference = ((outputs - self.outputs).abs() / half_range).max()
         return float("inf") if difference.isnan() else float(difference)
+
+
+@dataclass(frozen=True)
+class ChunkSamples:
+    """Inputs [S, ...] of a network of chunks by name, and the policy's own deterministic actions [S, K, A].
+
+    Beside them what all candidates would do [S, C, K, A], in robot units, their advantage [S, C], half action ranges
+    [A], and inputs to trace the network with.
+    """
+
+    inputs: dict[str, Tensor]
+    outputs: Tensor
+    candidates: Tensor
+    advantage: Tensor
+    half_range: Tensor
+    example: tuple[Tensor, ...]
+
+    def save(self, directory: Path) -> None:
+        """Write inputs and outputs into `directory`."""
+        save_tree(directory / FILE, {"inputs": self.inputs, "outputs": self.outputs})
+
+    def error(self, outputs: Tensor) -> float:
+        """Largest difference of `outputs` [S, K, A] from the best candidate, or one as good, in half action ranges."""
+        best = self.advantage.amax(1, keepdim=True)
+        good = self.advantage >= best - TIE * self.advantage.abs().amax(1, keepdim=True)
+        difference = ((outputs.unsqueeze(1) - self.candidates).abs() / self.half_range).flatten(2).amax(2)
+        error = difference.masked_fill(~good, torch.inf).amin(1).max()
+        return float("inf") if error.isnan() else float(error)
+
+
+@torch.no_grad()
+def draw_chunks(policy: Policy, network: ChunkNetwork) -> ChunkSamples:
+    """Random inputs around the normaliser's statistics, with the actions of `policy`."""
+    read, inputs = network.example(CHUNKS, ROWS, seed=0), network.inputs
+    found = inputs.with_noise(read)
+    outputs = policy.act(read, deterministic=True).actions[:, : network.contract.executed]
+    example = tuple(inputs.with_noise(network.example(2, TRACED_ROWS, seed=1)).values())
+    return ChunkSamples(found, outputs, *network.candidates(*found.values()), network.limits.half_range, example)
 
 
 def draw(policy: Policy, network: Network, seed: int = 0) -> Samples:

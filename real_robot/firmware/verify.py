@@ -66,8 +66,8 @@ def verify(directory: Path, core: str = "m4", tolerance: float | None = None) ->
         find(tool)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        on_host, _ = run_on_host(directory.absolute(), samples.inputs, work)
-        image = build_for_core(directory.absolute(), CORES[core], work)
+        on_host, _ = run_on_host(directory, samples.inputs, work)
+        image = build_for_core(directory, CORES[core], work)
         run = run_image(image, CORES[core], samples.inputs, work)
     limits = ToRange(contract.action.low, contract.action.high)
     allowed = (TOLERANCE[record["weights"]] if tolerance is None else tolerance) + limits.rounding

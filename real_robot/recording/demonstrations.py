@@ -93,7 +93,8 @@ def _collected(folder: Path, contract: Contract, task: Task | None, *, privilege
     try:
         binding = contract.bind(own)
     except UserError as error:
-        raise UserError(f"{folder} does not serve the contract: {' '.join(str(error).split())}") from error
+        differs = " ".join(str(error).split())
+        raise UserError(f"{folder} does not serve the contract: {differs}; choose the task's options so") from error
     there = {*episodes.observation.keys(), *(episodes.pictures.data if episodes.pictures else ())}
     needed = {
         key: spec

@@ -10,6 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.command_line.extras import needs_extra
+from embodied.deployment.chunk_network import ChunkInputs, check
 from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
 from embodied.policy import Decision
@@ -44,6 +45,8 @@ class OnnxPolicy:
             raise UserError(
                 f"ONNX Runtime cannot run {directory / 'policy.onnx'} ({reason}); use another version of it"
             ) from error
+        chunks = record.get("chunks")
+        self._inputs = ChunkInputs(self.contract, **chunks) if chunks else None
         if record["initial_memory"] is not None:
             self._initial = torch.tensor(record["initial_memory"])
             self.initial_memory = self._initial_memory
@@ -55,18 +58,23 @@ class OnnxPolicy:
 
         Raises:
             ValueError: if asked to explore: exports do not sample.
+            UserError: for observations that do not fit the contract.
         """
         if not deterministic:
             raise ValueError("an exported policy acts deterministically; expected deterministic=True")
-        flat = torch.cat([observation[key].flatten(1) for key in self.contract.observation], -1)
-        feed = {"observation": flat.numpy()}
+        feed = self._inputs.of(observation) if self._inputs else self._flat(observation)
         if remembers := hasattr(self, "initial_memory"):
-            feed["memory"] = observation[MEMORY].numpy()
-        actions, *memory = self._session.run(None, {name: np.ascontiguousarray(value) for name, value in feed.items()})
+            feed["memory"] = observation[MEMORY]
+        arrays = {name: np.ascontiguousarray(value.numpy()) for name, value in feed.items()}
+        actions, *memory = self._session.run(None, arrays)
         sample = {MEMORY: torch.from_numpy(memory[0])} if remembers else {}
         count = len(observation)
         chunks = torch.from_numpy(actions).view(count, self.contract.executed, -1)
         return Decision(chunks, TensorDict(sample, batch_size=[count]), torch.full((count, 1), torch.nan))
+
+    def _flat(self, observation: TensorDict) -> dict[str, Tensor]:
+        check(self.contract.observation, observation)
+        return {"observation": torch.cat([observation[key].flatten(1) for key in self.contract.observation], -1)}
 
     def _initial_memory(self, count: int) -> Tensor:
         """Memory [count, M] with which episodes begin."""

@@ -132,7 +132,8 @@ class PolicyServer:
         if request.path == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        if scheme not in ("Bearer", "Api-Key") or not hmac.compare_digest(token.strip().encode(), self._token):
+        given = token.strip().encode(errors="surrogateescape")  # how websockets 15 and 16 read what is not ASCII
+        if scheme not in ("Bearer", "Api-Key") or not hmac.compare_digest(given, self._token):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
         if self._connected >= self._limits.clients:
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")

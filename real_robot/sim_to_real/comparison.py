@@ -14,6 +14,7 @@ from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.sim_to_real import ActionLog, BackEndRun
 from embodied.policy import Policy
 from embodied.task import Task
+from embodied.viewer.options import ViewerOptions
 
 
 @dataclass
@@ -65,14 +66,15 @@ class ComparisonConfig:
 
 
 @dataclass
-class EvaluateConfig(ComparisonConfig):
+class EvaluateConfig(ViewerOptions, ComparisonConfig):
     """`suite`, `assets` and `threads` default to those of training, `num_envs` to its `evaluation_envs`.
 
     `sim` names the simulator, by default that of training; the policy is compared in several on the same episodes,
     `sim=[mujoco,stock]`. `distributions` are all of the task by default; LIBERO's accept a wording, `[official:bddl]`.
-    `video` or `render` records some episodes. With an `execution` (inpaint, blend, naive, synchronous) inference takes
-    `delay_s`, except for planners, while the robot continues, with `executed` actions between observations.
-    `latency.*`, `task.processes`, `task.python` and `task.step_limit` are as in training, too.
+    `video` or `render` records some episodes, of the first distribution and from its first start on. With an
+    `execution` (inpaint, blend, naive, synchronous) inference takes `delay_s`, except for planners, while the robot
+    continues, with `executed` actions between observations.
+    `latency.*`, `task.tasks`, `task.processes`, `task.python` and `task.step_limit` are as in training, too.
     """
 
     checkpoint: str = MISSING

@@ -89,7 +89,9 @@ class GymTask(ProcessOptions):
         """There are none: policies begin from nothing."""
         return
 
-    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
         """Film each policy, by caption, from the same starts, as the environment renders itself.
 
         Raises:
@@ -103,9 +105,8 @@ class GymTask(ProcessOptions):
             except Exception as error:  # graphics libraries raise what they like
                 raise UserError(f"{self.id} cannot be rendered here ({error}); use video=false") from error
 
-        films = {
-            caption: film(env, policy, torch.arange(FILMED), render, device) for caption, policy in policies.items()
-        }
+        starts = torch.arange(first, first + FILMED)
+        films = {caption: film(env, policy, starts, render, device) for caption, policy in policies.items()}
         write_video(path, tile(films), 1.0 / (env.contract.control_dt_s * self.executed))
         env.close()
 

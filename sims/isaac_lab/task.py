@@ -86,7 +86,9 @@ class IsaacLabTask(ProcessOptions):
         """There are none: policies begin from nothing."""
         return
 
-    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
         """There is none.
 
         Raises:

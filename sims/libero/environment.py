@@ -23,6 +23,7 @@ from sims.libero.randomisation import Draws, Randomisation
 from sims.libero.scene.placement import InitialState, Placement, check_names
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import OFFICIAL_STARTS, WARM_UP, Task, step_limit_of
+from sims.libero.viewing import LiberoView
 
 
 class LiberoEnvironment(RestorableEngine):
@@ -124,6 +125,10 @@ class LiberoEnvironment(RestorableEngine):
         self.simulation.load_state_dict(state)
         self._instruct(torch.arange(self.num_envs, device=self.device), self.start)
         self._moved = None
+
+    def view(self) -> LiberoView:
+        """What the viewer shows."""
+        return LiberoView(self.simulation)
 
     def close(self) -> None:
         """Stop the threads."""

@@ -48,10 +48,12 @@ def contract(
     too, are those of their bodies.
 
     Raises:
-        UserError: for an unknown camera.
+        UserError: for an unknown camera, or one that is named twice.
     """
     if unknown := [camera for camera in images if camera not in CAMERAS]:
         raise UserError(f"unknown images: {', '.join(unknown)}; expected some of {', '.join(CAMERAS)}")
+    if len(set(images)) < len(images):
+        raise UserError(f"task.images=[{','.join(images)}] names a camera twice")
     observed = _observation_specs(image_size, images)
     if not joints:
         observed["joint_position"] = replace(observed["joint_position"], privileged=True)

@@ -216,19 +216,22 @@ class LiberoTask(ProcessOptions):
 
         return Published(self._tasks())
 
-    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
-        """Write a video of each policy, by caption, from the same starts of up to five tasks."""
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
+        """Write a video of each policy, by caption, from the start `first` of each of up to five tasks."""
         from sims.libero.environment import LiberoEnvironment
         from sims.libero.rendering.cameras import AGENT_VIEW, Cameras
 
         tasks = self._tasks()[:FILMED]
+        among, _, wording = (distribution or self.starts).partition(":")
         env = LiberoEnvironment(
-            tasks, len(tasks), distribution=self.starts, split="eval", horizon=self.horizon,
+            tasks, len(tasks), distribution=among, split="eval", wording=wording or "name", horizon=self.horizon,
             executed=math.gcd(self.executed, 4), step_limit=self.step_limit, assets=self._assets(),
             joints=self.joints, **self._pictures(),
         )  # fmt: skip
         cameras = Cameras(env.simulation, [AGENT_VIEW], 256, 256, film=True)
-        starts = torch.zeros(len(tasks), dtype=torch.long)
+        starts = torch.full((len(tasks),), first)
         films = {
             caption: film(env, policy, starts, lambda ids: cameras.render(ids)[:, 0], device)
             for caption, policy in policies.items()

@@ -121,7 +121,9 @@ class ManiSkillTask(ProcessOptions):
 
         return made_once(directory, contract, origin | {"seed": seed}, make)
 
-    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
         """Film each policy, by caption, from the same starts.
 
         Raises:
@@ -132,9 +134,8 @@ class ManiSkillTask(ProcessOptions):
         def render(ids: np.ndarray) -> Frames:
             return np.stack([env.worlds[i].render_rgb_array()[0].cpu().numpy() for i in ids])
 
-        films = {
-            name: film(env, policy, torch.arange(FILMED), render, device, STRIDE) for name, policy in policies.items()
-        }
+        starts = torch.arange(first, first + FILMED)
+        films = {name: film(env, policy, starts, render, device, STRIDE) for name, policy in policies.items()}
         write_video(path, tile(films), round(1.0 / (env.contract.control_dt_s * self.executed * STRIDE)))
         env.close()
 

@@ -18,6 +18,7 @@ from embodied.errors import UserError
 from sims.backend import Sim
 from sims.mjcf.mdp import Draws, Mdp, Moment, keys
 from sims.mjcf.physics import MujocoWorlds, Worlds
+from sims.mjcf.viewing import MjcfView
 
 
 class MjcfEnvironment(RestorableEngine):
@@ -65,6 +66,10 @@ class MjcfEnvironment(RestorableEngine):
         action = self.contract.action
         self._low, self._high = (torch.tensor(each, device=self.device) for each in (action.low, action.high))
         self._middle, self._half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
+
+    def view(self) -> MjcfView:
+        """What the viewer shows."""
+        return MjcfView(self.model, self.worlds, self.mdp.CAMERA)
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Put worlds into the states that the task draws from the numbers of their starts."""

@@ -90,16 +90,19 @@ class MjcfTask(ProcessOptions):
         """There are none: policies begin from nothing."""
         return
 
-    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
         """Film each policy, by caption, from the same starts."""
         from sims.mjcf.pictures import Studio
 
         films, frame_s = {}, 1.0
         for caption, policy in policies.items():
-            env = self.environment(FILMED, self.distributions[0], "eval", device=device)
+            env = self.environment(FILMED, distribution or self.distributions[0], "eval", device=device)
             stride = max(1, round(1.0 / (env.contract.control_dt_s * FRAMES_HZ)))
             frame_s = env.contract.control_dt_s * stride
-            films[caption] = film(env, policy, torch.arange(FILMED), Studio(env).render, device, stride=stride)
+            starts = torch.arange(first, first + FILMED)
+            films[caption] = film(env, policy, starts, Studio(env).render, device, stride=stride)
         write_video(path, tile(films), round(1.0 / frame_s))
 
     def _check(self, distribution: str) -> None:

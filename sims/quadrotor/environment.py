@@ -22,6 +22,7 @@ from sims.quadrotor.observation import History, contract, split_rows
 from sims.quadrotor.starts import draws, keys
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.unroll import unroll, unroll_source
+from sims.quadrotor.viewing import QuadrotorView
 from sims.tracer.kernels import Kernels, pad
 
 STEP_LIMIT = 500
@@ -104,6 +105,20 @@ class QuadrotorEnvironment(RestorableEngine):
     def plan(self) -> Tensor:
         """The running episodes' plans, [P, N]; see the task."""
         return self._disturbance[self.options.disturbance_rows :, : self.num_envs]
+
+    def view(self) -> QuadrotorView:
+        """What the viewer shows."""
+        return QuadrotorView(self)
+
+    def where(self, row: int) -> Tensor:
+        """True position, m, and quaternion (w, x, y, z) of quadrotor `row`, [7]."""
+        return self._state[:7, row].detach()
+
+    def kick(self, row: int, change_m_s: Tensor) -> None:
+        """Change the velocity of quadrotor `row` by `change_m_s` [3], world frame."""
+        change = torch.zeros_like(self._state)
+        change[7:10, row] = change_m_s.to(change)
+        self._state = self._state + change
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Make initial states, disturbances and airframes from start numbers."""

@@ -87,11 +87,13 @@ class QuadrotorTask(ProcessOptions):
         """None: policies learn from scratch."""
         return
 
-    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
         """Film each policy, by caption, from the same starts; also plots their paths as trajectories.png."""
-        first = self.distributions[0]
-        envs = {caption: self.environment(FILMED, first, "eval", device=device) for caption in policies}
-        film_policies(path, envs, policies, self.flown(first)["airframe"] or AIRFRAMES["crazyflie"], device)
+        among = distribution or self.distributions[0]
+        envs = {caption: self.environment(FILMED, among, "eval", device=device) for caption in policies}
+        film_policies(path, envs, policies, self.flown(among)["airframe"] or AIRFRAMES["crazyflie"], device, first)
 
     @property
     def _simulator(self) -> type[QuadrotorEnvironment]:

@@ -76,12 +76,14 @@ class RemoteTask:
         about = {"do": "demonstrate", "directory": str(directory.resolve()), "seed": seed}
         return read(directory / FOLDER)[0] if self._ask(about, None)["found"] else None
 
-    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
         """As `Task.video`, in this process; none where the simulator is another interpreter's."""
         if self.options.python:
             log.warning(f"no film: the simulator is that of {self.options.python}")
         else:
-            self.task.video(path, policies, device)
+            self.task.video(path, policies, device, distribution, first)
 
     def _ask(self, message: dict[str, Any], timeout_s: float | None) -> dict[str, Any]:
         child = self._pool.take()

@@ -122,15 +122,17 @@ class RobosuiteTask(ProcessOptions):
             lambda writer: collect(writer, env, self.episodes, self.noise, seed),
         )  # fmt: skip
 
-    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
         """Film each policy, by caption, from the same starts, as the task's first camera sees them."""
-        env = self.environment(FILMED, self.distributions[0], "eval", device=device)
+        env = self.environment(FILMED, distribution or self.distributions[0], "eval", device=device)
         camera, stride = env.worlds[0].env.sim.model.camera_names[0], max(1, BETWEEN // self.executed)
 
         def render(ids: np.ndarray) -> np.ndarray:
             return np.stack([env.worlds[env_id].picture(camera, FILM_SIZE) for env_id in ids])
 
-        starts = torch.arange(FILMED)
+        starts = torch.arange(first, first + FILMED)
         films = {name: film(env, policy, starts, render, device, stride=stride) for name, policy in policies.items()}
         write_video(path, tile(films), 1.0 / (env.contract.control_dt_s * self.executed * stride))
         env.close()

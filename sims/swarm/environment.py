@@ -22,6 +22,7 @@ from sims.quadrotor.tasks.hover import ERROR_STEPS
 from sims.swarm.mdp import FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm, collisions, length, reward
 from sims.swarm.physics import Physics
 from sims.swarm.practice import Curriculum, Replay
+from sims.swarm.viewing import SwarmView
 from sims.swarm.worlds import Worlds, build
 
 STEP_LIMIT = 1500
@@ -104,6 +105,16 @@ class SwarmEnvironment(RestorableEngine):
     def worlds(self) -> Worlds:
         """The current worlds."""
         return self._worlds
+
+    def view(self) -> SwarmView:
+        """What the viewer shows."""
+        return SwarmView(self)
+
+    def kick(self, row: int, change_m_s: Tensor) -> None:
+        """Change the velocity of drone `row` by `change_m_s` [3], world frame."""
+        change = torch.zeros_like(self._worlds.state)
+        change[row // self.group, row % self.group, 7:10] = change_m_s.to(change)
+        self._worlds.state = self._worlds.state + change
 
     def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
         """Reset as every engine does; worlds without starts may go back to before a collision."""

@@ -19,16 +19,12 @@ from embodied.saving.files import complete_or_absent
 from sims.quadrotor.video.pictures import GRID, PAPER, Array
 from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import AWAY_M, FLYING, HALF_ROOM_M, OBSTACLE_RADIUS_M, RADIUS_M
+from sims.swarm.viewing import COLOURS
 
 PIXELS, TALL_M = 36, 4.0
 """Pixels per metre; the visible height."""
 WIDTH, DEPTH = int(2 * HALF_ROOM_M * PIXELS), int(TALL_M * PIXELS)
 PILLAR, CRASH = (112, 116, 124), (255, 70, 60)
-COLOURS = (
-    *((90, 160, 250), (250, 170, 60), (90, 210, 120), (230, 110, 220), (240, 230, 90), (110, 220, 230)),
-    *((190, 150, 110), (180, 180, 250)),
-)
-"""Colours of drones, their paths and goals, repeated if there are more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,9 +41,13 @@ class Flown:
     success: NDArray[np.bool_]
 
 
-def fly(env: SwarmEnvironment, policy: Policy, device: str, stride: int) -> Flown:
-    """One episode of the deterministic `policy` in every world of the evaluation split, every `stride` steps."""
-    observation, memory = env.reset(starts=torch.arange(env.num_envs)), Memory(policy, env.num_envs)
+def fly(env: SwarmEnvironment, policy: Policy, device: str, stride: int, first: int = 0) -> Flown:
+    """One episode of the deterministic `policy` in worlds of the evaluation split from that of start `first` on.
+
+    There is a picture every `stride` steps.
+    """
+    starts = first // env.group * env.group + torch.arange(env.num_envs)
+    observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs)
     running, moments = torch.ones(env.num_envs, dtype=torch.bool), [_moment(env)]
     won = torch.zeros_like(running)
     while running.any():

@@ -83,12 +83,14 @@ class SwarmTask(ProcessOptions):
         """None: policies learn from scratch."""
         return
 
-    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
         """Film each policy, by caption, from the same starts; also plots their paths as trajectories.png."""
         flights, films, dt_s = {}, {}, 0.0
         for caption, policy in policies.items():
-            env = self.environment(FILMED_WORLDS * Swarm.drones, self.distributions[0], "eval")
-            flights[caption] = pictures.fly(env, policy, device, STRIDE)
+            env = self.environment(FILMED_WORLDS * Swarm.drones, distribution or self.distributions[0], "eval")
+            flights[caption] = pictures.fly(env, policy, device, STRIDE, first)
             films[caption] = pictures.film(flights[caption])
             dt_s = env.contract.control_dt_s * STRIDE
         write_video(path, tile(films), round(1.0 / dt_s))

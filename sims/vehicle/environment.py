@@ -21,6 +21,7 @@ from sims.vehicle.episode import FORWARD, STEERING, Mdp, Moment
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.simulator import Simulator
 from sims.vehicle.vehicles import Model, Vehicle
+from sims.vehicle.viewing import VehicleView
 from sims.vehicle.worlds import worlds
 
 MOMENT = ("state", "ranges", "steps", "memory")
@@ -77,6 +78,10 @@ class VehicleEnvironment(RestorableEngine):
         action = self.contract.action
         self._low, self._high = (torch.tensor(each, device=self.device) for each in (action.low, action.high))
         self._allocate()
+
+    def view(self) -> VehicleView:
+        """What the viewer shows."""
+        return VehicleView(self)
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Place the vehicles in their worlds, at rest or with the world's initial speed."""

@@ -111,12 +111,15 @@ class VehicleTask(ProcessOptions):
         """Classical planners of the task, by name, for its vehicle."""
         raise NotImplementedError
 
-    def video(self, path: Path, policies: Mapping[str, Policy], device: str) -> None:
+    def video(
+        self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
+    ) -> None:
         """Write a video of each policy, by caption, from the same starts, and trajectories.png with driven paths."""
         films, last = {}, []
         for caption, policy in policies.items():
-            env = self.environment(FILMED, self.distributions[0], "eval", device=device)
-            films[caption] = film(env, policy, torch.arange(FILMED), _Drive(env).render, device, stride=STRIDE)
+            env = self.environment(FILMED, distribution or self.distributions[0], "eval", device=device)
+            starts = torch.arange(first, first + FILMED)
+            films[caption] = film(env, policy, starts, _Drive(env).render, device, stride=STRIDE)
             last.append(np.concatenate(list(films[caption].frames[-1]), 1))
         write_video(path, tile(films), round(1.0 / (self._mdp.DT_S * STRIDE)))
         with complete_or_absent(path.with_name("trajectories.png")) as temporary:

@@ -4,9 +4,9 @@ import math
 
 import torch
 
+from embodied.words import hash_words
 from policies.augmentation import hide_distractors, hide_words, image, random_image
 from policies.libero_encoder import ObjectEncoder, mention, rotation_matrix
-from policies.words import hash_words
 from tests.policies import observations as given
 
 

@@ -20,9 +20,9 @@ from embodied.algorithms.sft import SFTConfig
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
+from embodied.seeding import fixed_noise
 from policies.diffusion import DiffusionConfig, DiffusionPolicy
 from policies.kernels.diffusion import Prediction
-from policies.kernels.flow import fixed_noise
 
 STATE, ACTIONS, WIDTHS, TIME, LENGTH = 5, 2, (16, 32), 8, 8
 CONTRACT = Contract(

@@ -14,13 +14,13 @@ from embodied.deployment.chunking import Running
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.rollout.rollout import Collector, first_decisions
+from embodied.seeding import fixed_noise
 from policies.augmentation import AugmentationKind, CartesianScene
 from policies.chunk_networks import NetworkKind
 from policies.encoders import EncoderKind
 from policies.flat import FlatEncoder
 from policies.flow import FlowConfig, FlowPolicy, Sampler
 from policies.generative import Aggregate
-from policies.kernels.flow import fixed_noise
 from policies.libero_encoder import ObjectEncoder
 from policies.vision.augmentation import PictureChanges
 from policies.vision.backbones import VisionConfig

@@ -5,8 +5,8 @@ import torch
 from tensordict import TensorDict
 
 from embodied.errors import UserError
+from embodied.words import hash_words
 from policies.libero_encoder import RELATION_WIDTH, ObjectEncoder, mention, object_poses
-from policies.words import hash_words
 from tests.policies.observations import observations, text
 
 

@@ -66,4 +66,7 @@ def test_the_wheel_is_for_every_platform_and_carries_the_sources():
     project = tomllib.loads((Path(native.__file__).parent.parent / "pyproject.toml").read_text())
     build = project["tool"]["hatch"]["build"]
     assert set(build) == {"targets"}
-    assert build["targets"]["wheel"] == {"packages": ["embodied", "policies", "real_robot", "sims"]}
+    wheel, root = build["targets"]["wheel"], Path(native.__file__).parent.parent
+    assert wheel["packages"] == ["embodied", "policies", "real_robot", "sims"]
+    assert set(wheel["force-include"]) == {"configs", *(path.name for path in root.glob("*.py"))}
+    assert set(wheel) == {"packages", "force-include"}

@@ -27,8 +27,9 @@ def film_policies(
     policies: Mapping[str, Policy],
     airframe: Airframe,
     device: str,
+    first: int = 0,
 ) -> None:
-    """Film each policy, by caption, in its own of `envs`, of `FILMED` drones, and plot their paths.
+    """Film each policy, by caption, in its own of `envs`, of `FILMED` drones, from start `first` on; plot their paths.
 
     The plot is trajectories.png. `airframe` is drawn.
     """
@@ -36,7 +37,7 @@ def film_policies(
     for caption, policy in policies.items():
         env = envs[caption]
         flight = _Flight(env, math.hypot(airframe.arm_x_m, airframe.arm_y_m))
-        films[caption] = film(env, policy, torch.arange(FILMED), flight.render, device, stride=STRIDE)
+        films[caption] = film(env, policy, torch.arange(first, first + FILMED), flight.render, device, stride=STRIDE)
         flights[caption] = flight.positions
         goals = [around.goal for around in flight.surroundings]
     dt_s = next(iter(envs.values())).contract.control_dt_s * STRIDE

@@ -10,10 +10,11 @@ import torch
 from sims.quadrotor.dynamics import DT_S
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.tasks import race, track
-from sims.quadrotor.tasks.race import Gate, Race
+from sims.quadrotor.tasks.race import Race
 from sims.quadrotor.tasks.recover import Recover
 from sims.quadrotor.tasks.track import Track
 from sims.quadrotor.video.pictures import Array, Camera
+from sims.quadrotor.viewing import opening
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +50,3 @@ def reference(env: QuadrotorEnvironment, row: int) -> Array:
     t = DT_S * torch.arange(env.step_limit + 1)
     plan = list(env.plan[:, row : row + 1].cpu())
     return torch.stack(track.position(plan, t), 1).numpy()
-
-
-def opening(gate: Gate) -> Array:
-    """Corners of a gate's opening as a closed line, [5, 3] m."""
-    nx, ny = gate.normal
-    half = race.HALF_OPENING_M + race.RADIUS_M
-    corners = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]) * half
-    return np.array([gate.x, gate.y, gate.z]) + corners @ np.array([[-ny, nx, 0.0], [0.0, 0.0, 1.0]])

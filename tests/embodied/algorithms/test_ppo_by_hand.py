@@ -148,6 +148,22 @@ def test_a_time_limit_is_bootstrapped_and_a_termination_is_not() -> None:
     torch.testing.assert_close(batch["advantage"].flatten(), (advantage - advantage.mean()) / advantage.std())
 
 
+def test_the_critic_may_look_further_ahead_than_advantages() -> None:
+    policy, learner, collector = make(envs=1, discount=0.5, gae_lambda=0.0, value_gae_lambda=1.0)
+    constant(policy, 4.0)
+    rollout = collector.collect(3)
+    going = torch.zeros_like(rollout.done)
+    reward = torch.tensor([0.0, 1.0, 5.0]).view(3, 1, 1) * torch.tensor([1.0, 0.0]).expand(3, 1, 2)
+    rollout = replace(
+        rollout, reward=reward, executed=torch.ones_like(rollout.executed), terminated=going, truncated=going
+    )
+    batch, *_ = learner._prepare(replace(rollout, value=torch.full_like(rollout.value, 4.0)), ALONE)
+    # two actions a decision: each decision is worth a quarter of what follows, at the end of 4
+    assert batch["return"].flatten().tolist() == [0.25 * (1.0 + 0.25 * 6.0), 1.0 + 0.25 * 6.0, 6.0]
+    one_step = torch.tensor([1.0, 2.0, 6.0]) - 4.0  # the reward and a quarter of the next value
+    torch.testing.assert_close(batch["advantage"].flatten(), (one_step - one_step.mean()) / one_step.std())
+
+
 def taken_over(envs: int = 1) -> tuple[MLPPolicy, PPO, Rollout]:
     """Four decisions with the rewards 0, 1, 5, 0; a person makes the third one of environment 0."""
     policy, learner, collector = make(envs=envs, discount=0.5, gae_lambda=1.0)

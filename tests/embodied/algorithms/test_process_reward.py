@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.algorithms.grpo import GRPOConfig, Outcome
 from embodied.algorithms.ppo import PPOConfig
-from embodied.algorithms.process_reward import LearnedProgress, grippers, progress, shaped
+from embodied.algorithms.rewards.process_reward import LearnedProgress, grippers, progress, shaped
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.progress_reward import POINTS, ProgressReward, centres, changes, progress, sampled
+from embodied.algorithms.rewards.progress_reward import POINTS, ProgressReward, centres, changes, progress, sampled
 from embodied.rollout.groups import WholeRollout
 
 

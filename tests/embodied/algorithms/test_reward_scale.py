@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from embodied.algorithms.reward_scale import RewardScale
+from embodied.algorithms.rewards.reward_scale import RewardScale
 from embodied.rollout.rollout import Collector, Rollout
 from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import warp
 
 from embodied.command_line.compute import enough_memory, prepare
 from embodied.command_line.extras import needs_extra
-from embodied.errors import UserError
+from embodied.errors import OutOfMemoryError, UserError
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +42,24 @@ def test_threads_that_no_machine_has_are_refused(threads, monkeypatch):
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: torch.empty(10**14), "out of memory, 400000000000000 bytes were asked for; use a smaller num_envs"),
-        (lambda: np.empty(2**50), "out of memory, 8.00 PiB were asked for; use a smaller num_envs"),
-        (lambda: bytearray(2**60), "out of memory; use a smaller num_envs"),
+        (lambda: torch.empty(10**14), "out of memory, 400000000000000 bytes were asked for$"),
+        (lambda: np.empty(2**50), "out of memory, 8.00 PiB were asked for$"),
+        (lambda: bytearray(2**60), "out of memory$"),
+        (lambda: warp.empty((2**22, 2**22), dtype=float, device="cpu"), "out of memory, 70368744177664 bytes"),
     ],
 )
 def test_too_much_memory_is_one_line(ask, message):
     with pytest.raises(UserError, match=message), enough_memory():
         ask()
+
+
+def test_a_library_that_does_not_fit_any_more_is_a_lack_of_memory():
+    """What Linux says then, as it is in glibc's messages: importing under a limit fails at another place each time."""
+    with pytest.raises(OutOfMemoryError, match=r"out of memory$"), enough_memory():
+        raise ImportError("/lib/_path.so: failed to map segment from shared object")
+    forbidden = "/lib/_path.so: failed to map segment from shared object: Operation not permitted"
+    with pytest.raises(ImportError, match="Operation not permitted"), enough_memory():
+        raise ImportError(forbidden)
 
 
 def test_other_errors_are_not_about_memory():
@@ -63,7 +74,7 @@ def test_the_kernel_promises_no_more_memory_than_there_is():
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert run.returncode == 1
-    assert "UserError: out of memory, 1073741824 bytes were asked for" in run.stderr
+    assert "OutOfMemoryError: out of memory, 1073741824 bytes were asked for" in run.stderr
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have no such setting")

@@ -166,12 +166,12 @@ class Filmed:
 
     name, distributions, asset_kind = "filmed", ("reach",), None
 
-    def video(self, path, policies, device):
+    def video(self, path, policies, device, distribution, first):
         env = Reach(2, executed=1, horizon=1)
         for policy in policies.values():
             policy.contract.check(env.contract)
             assert policy.act(env.reset(), deterministic=True).actions.shape == (2, 1, 1)
-        path.touch()
+        path.write_text(f"{distribution} from {first}")
 
 
 @pytest.mark.parametrize("observed", [True, False])
@@ -179,5 +179,5 @@ def test_a_policy_that_knows_latencies_is_filmed_without_any(observed: bool, tmp
     env = make(action_s=[0.0, 0.2], observed=observed)
     policy = MLPConfig(hidden=[8]).build(env.contract)
     policy.fit(env.reset(), torch.zeros(2, 1))
-    LatencyTask(Filmed(), env.config).video(tmp_path / "video.mp4", {"policy": policy}, "cpu")
-    assert (tmp_path / "video.mp4").exists()
+    LatencyTask(Filmed(), env.config).video(tmp_path / "video.mp4", {"policy": policy}, "cpu", "reach", 3)
+    assert (tmp_path / "video.mp4").read_text() == "reach from 3"

@@ -254,3 +254,35 @@ def test_divergence_outside_of_counted_episodes_is_not_counted():
             return replace(transition, diverged=transition.done)
 
     assert evaluate(Breaking(16), NetworkPolicy(), starts_per_task=4).diverged == 12
+
+
+class ToldEnvironment(ChaoticEnvironment):
+    """Says of starts 0 to 5, one after the other, why they failed; the last succeeded."""
+
+    def step(self, actions: Tensor) -> Transition:
+        found = super().step(actions)
+        ended, start = found.done, self.start
+        return replace(
+            found, terminated=ended & (start != 1), truncated=ended & (start == 1), success=ended & (start == 5),
+            lost=ended & (start == 2), diverged=ended & ((start == 2) | (start == 3)),
+            failures={"dropped": start == 4, "fell": start >= 4},
+        )  # fmt: skip
+
+
+def test_a_failure_has_the_first_reason_that_holds_and_its_start():
+    found = evaluate(ToldEnvironment(6), NetworkPolicy(), starts_per_task=6)
+    columns = {name: failed.any(0).nonzero().flatten().tolist() for name, failed in found.failures.items()}
+    assert columns == {
+        "the simulator's process died": [2], "the simulation diverged": [3], "dropped": [4], "ended early": [0],
+        "time-out": [1],
+    }  # fmt: skip
+    told = replace(found, first_start=100).summary()["per_task"][1]["failures"]
+    assert told["dropped"] == {"episodes": 1, "starts": [104]}
+    assert sum(row["episodes"] for row in told.values()) == 5
+    apart = replace(found, repeatable=False).summary()["per_task"][1]["failures"]
+    assert apart["dropped"] == {"episodes": 1}
+
+
+def test_starts_are_numbered_from_the_first_that_is_evaluated():
+    found = evaluate(ToldEnvironment(6), NetworkPolicy(), starts_per_task=2, first_start=3)
+    assert found.summary()["per_task"][0]["failures"]["dropped"]["starts"] == [4]

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from embodied.evaluation.evaluation import EvaluationResult
-from embodied.evaluation.report import Report, git_commit, resume_command, write_evaluation
+from embodied.evaluation.repeating import resume_command
+from embodied.evaluation.report import Report, git_commit, write_evaluation
 from embodied.saving.tree import load_tree, save_tree
 from embodied.training.logging import Logger
 
@@ -46,7 +47,12 @@ def test_json_holds_what_the_documentation_promises(tmp_path):
     assert (over_control["over"], over_control["distribution"]) == ("sft_control", "wide")
     assert over_control["difference"] == pytest.approx(10 / 20)
     assert over_control["low"] > 0
-    assert record["gains_over_better"] == [over_control]
+    assert record["gains_over_better"] == [{key: each for key, each in over_control.items() if key != "per_task"}]
+    butter = outcome(10).of_task(1).gain_over(outcome(5).of_task(1))
+    assert over_control["per_task"][1] == {
+        "task": "pick_butter", "difference": butter.difference, "low": butter.low, "high": butter.high
+    }  # fmt: skip
+    assert butter.difference == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("sft", "control", "better"), [(6, 4, "sft"), (4, 6, "sft_control"), (5, 5, "sft_control")])
@@ -87,7 +93,7 @@ def test_summary_names_results_files_and_the_next_command(tmp_path):
     assert "RL" in text
     assert "95.0% [76.4%, 99.1%]" in text
     assert "stand-in" in text
-    assert f"{tmp_path}/report.md" in text
+    assert f"{tmp_path}/report.html" in text
     assert f"evaluate.py checkpoint={tmp_path}" in text
     assert "export.py" not in text
     assert resume_command(tmp_path).endswith(f"train.py resume={tmp_path}")

@@ -29,6 +29,7 @@ from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig
 from tests.embodied.reach import Reach
 from tests.embodied.training.test_experiment import ReachTask
+from tests.policies.vla import prismatic
 from tests.policies.vla.test_weights import save
 from train import GROUPS, TrainConfig
 
@@ -194,6 +195,17 @@ def test_published_weights_are_planned_by_their_configuration_and_with_adapters(
     assert whole["weights", "cpu"] == size([*policy.parameters(), *policy.buffers()])
     (tmp_path / "model.safetensors").unlink()  # not read
     assert planned_of(read).stages["RL"] == whole
+
+
+def test_openvla_is_planned_by_the_sizes_in_its_files(tmp_path: Path) -> None:
+    prismatic.save(tmp_path, proprio=False)
+    read = ["task=libero_pictures", "policy=tokens", "algorithm=ppo", f"policy.weights={tmp_path}", "policy.hidden=16"]
+    read.append("policy.unnorm_key=demonstrations")
+    whole, adapted = (planned_of(read + more).stages["RL"] for more in ([], ["policy.lora_rank=2"]))
+    assert adapted["optimiser", "cpu"] < 0.5 * whole["optimiser", "cpu"]
+    config = compose(TrainConfig, "train", read, GROUPS)[0]
+    policy = config.policy.build(config.task.contract("areas"))
+    assert whole["weights", "cpu"] == size([*policy.parameters(), *policy.buffers()])
 
 
 def planned_of(options: list[str]) -> Plan:

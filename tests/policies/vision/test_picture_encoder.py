@@ -51,6 +51,24 @@ def seen(count: int, seed: int = 0) -> TensorDict:
     return TensorDict(pictures | state | {"instruction": said(*words)}, [count])
 
 
+def libero_seen(contract: Contract, count: int) -> TensorDict:
+    """Two objects with names, at random poses, and whatever else LIBERO's `contract` has."""
+    shapes = {key: [2 if size < 0 else size for size in spec.shape] for key, spec in contract.observation.items()}
+    observation = TensorDict(
+        {
+            key: (torch.rand(count, *shapes[key]) * (255 if spec.is_picture else 1)).to(getattr(torch, spec.dtype))
+            for key, spec in contract.observation.items()
+        },
+        [count],
+    )
+    names = np.stack([encode(name, shapes["object_names"][-1]) for name in ("the milk", "the basket")])
+    observation["object_names"] = torch.from_numpy(names).expand(count, -1, -1).clone()
+    observation["object_mask"] = torch.ones(count, 2, dtype=torch.bool)
+    instruction = encode("pick the milk", shapes["instruction"][-1])
+    observation["instruction"] = torch.from_numpy(instruction).expand(count, -1).clone()
+    return observation
+
+
 def encoder() -> PictureEncoder:
     torch.manual_seed(0)
     made = PictureEncoder(SEEING, 8, SMALL)
@@ -139,9 +157,44 @@ def test_the_critic_of_libero_reads_objects_that_only_a_simulator_knows() -> Non
     policy = FlowConfig(width=16, vision=SMALL).build(contract(8, 4, 16))
     assert isinstance(policy.encoder, PictureEncoder)
     assert isinstance(policy.value_encoder, ObjectEncoder)
-    assert isinstance(policy.advantage_encoder, PictureEncoder)
+    assert isinstance(policy.advantage_encoder, ObjectEncoder)
     policy.start_critic()
     assert isinstance(FlowConfig(width=16).build(contract(8, 4)).encoder, ObjectEncoder)
+
+
+def test_an_advantage_that_reads_objects_chooses_while_exploring_and_not_on_a_robot() -> None:
+    from sims.libero.observation import contract
+
+    told = contract(8, 4, 16)
+    policy = FlowConfig(width=16, vision=SMALL, candidates=5, explored_candidates=3).build(told)
+    assert policy.teaches
+    observation = libero_seen(told, 6)
+    policy.fit(observation, torch.rand(6, 8, 7) - 0.5)
+    blind = observation.exclude(*(key for key, spec in told.observation.items() if spec.privileged))
+    alone = policy.act(blind, deterministic=True).actions
+    asked = []
+    policy.advantage_head.register_forward_hook(lambda _, given, __: asked.append(given[0].shape[:2]))
+    policy.start_ranking()
+    policy.act(observation, generator=torch.Generator().manual_seed(0))
+    assert asked == [(6, 3)]
+    assert torch.equal(policy.act(observation, deterministic=True).actions, alone)
+    assert torch.equal(policy.act(blind, deterministic=True).actions, alone)
+    policy.act(blind, generator=torch.Generator().manual_seed(0))
+    assert asked == [(6, 3)]
+
+
+def test_the_advantage_that_reads_objects_learns_from_them_and_leaves_the_actor_alone() -> None:
+    from sims.libero.observation import contract
+
+    told = contract(8, 4, 16)
+    policy = FlowConfig(width=16, vision=SMALL).build(told)
+    observation, actions = libero_seen(told, 6), torch.rand(6, 8, 7) - 0.5
+    policy.fit(observation, actions)
+    policy.advantage_loss(observation, actions, torch.rand(6)).backward()
+    assert all(parameter.grad is None for parameter in policy.actor_parameters())
+    assert any(
+        parameter.grad is not None and parameter.grad.any() for parameter in policy.advantage_encoder.parameters()
+    )
 
 
 def test_shifts_move_each_picture_by_whole_pixels() -> None:

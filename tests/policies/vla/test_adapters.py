@@ -21,11 +21,12 @@ from embodied.errors import UserError
 from embodied.precision import Precision
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
+from embodied.saving.publishing import push
 from embodied.training import loop
 from policies.vla import adapters
 from policies.vla.model import Pi0Model, untrained
 from policies.vla.pi0 import Pi0Config, Pi0Policy
-from policies.vla.publishing import publish, push
+from policies.vla.publishing import publish
 from policies.vla.sizes import Size
 from tests.embodied.reach import Reach
 from tests.policies.vla.test_pi0 import SEEING, seen
@@ -124,7 +125,7 @@ def test_adapters_of_the_published_size_are_under_a_twentieth() -> None:
 
 def test_peft_reads_ours_and_we_read_theirs(base: Path, tmp_path: Path) -> None:
     made = trained(policy(base))
-    publish(made, tmp_path / "ours", peft=True, report="")
+    publish(made, tmp_path / "ours", tmp_path, peft=True)
     theirs = PeftModel.from_pretrained(native(base), tmp_path / "ours").merge_and_unload().state_dict()
     ours = policy(tmp_path / "ours", 0).model.native.state_dict()
     for name, weight in ours.items():
@@ -146,7 +147,7 @@ def test_adapters_are_merged_into_a_base_stored_in_bfloat16_as_they_were_trained
     made = trained(policy(base, precision=Precision.BFLOAT16))
     layer = made.model.native.model.dit.layers[0].mlp.up_proj
     expected = layer.weight.float() + layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-    publish(made, tmp_path / "merged", peft=False, report="")
+    publish(made, tmp_path / "merged", tmp_path, peft=False)
     found = native(tmp_path / "merged").model.dit.layers[0].mlp.up_proj.weight
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0.0)
 
@@ -160,16 +161,16 @@ def test_wrong_adapters_are_one_line(base: Path, tmp_path: Path) -> None:
 
     made = trained(policy(base))
     saved, ours = Checkpoint(made.state_dict(), SEEING, path=tmp_path), tmp_path / "ours"
-    publish(made, ours, peft=True, report="")
+    publish(made, ours, tmp_path, peft=True)
     assert "adapts published weights: name them in policy.weights" in refused(lambda: Pi0Config(lora_rank=2))
     assert "choose one" in refused(lambda: Pi0Config(weights="x", lora_rank=2, frozen=True))
     assert "of policy.lora_rank=4, got adapters of rank 2" in refused(lambda: saved.restore(policy(base, 4)))
     assert "of rank 2, got lora_rank=4" in refused(lambda: policy(ours, 4))
     whole = Checkpoint(policy(base, 0).state_dict(), SEEING, path=tmp_path)
     assert "policy.lora_rank=2, got no adapters" in refused(lambda: whole.restore(policy(base)))
-    assert "exists; choose another output" in refused(lambda: publish(made, ours, peft=True, report=""))
+    assert "exists; choose another output" in refused(lambda: publish(made, ours, tmp_path, peft=True))
     plain = policy(base, 0)
-    assert "none of; use target=transformers" in refused(lambda: publish(plain, tmp_path / "no", peft=True, report=""))
+    assert "none of; use target=transformers" in refused(lambda: publish(plain, tmp_path / "no", tmp_path, peft=True))
     config = json.loads((ours / adapters.CONFIG).read_text())
     (ours / adapters.CONFIG).write_text(json.dumps(config | {"use_dora": True}))
     assert "another kind; expected plain LoRA" in refused(lambda: policy(ours))
@@ -187,7 +188,7 @@ def test_wrong_adapters_are_one_line(base: Path, tmp_path: Path) -> None:
 
 def test_another_base_is_refused(base: Path, tmp_path: Path) -> None:
     made = trained(policy(base))
-    publish(made, tmp_path / "ours", peft=True, report="")
+    publish(made, tmp_path / "ours", tmp_path, peft=True)
     tensors = load_file(base / "model.safetensors")
     name = next(name for name in tensors if name.endswith("layers.0.mlp.up_proj.weight"))
     tensors[name] += 1e-3
@@ -255,7 +256,7 @@ def test_imitation_and_ppo_of_adapters_and_their_export(base: Path, tmp_path: Pa
     with pytest.raises(UserError, match="written, but not uploaded to hub=me/robot"):
         push(run / "export" / "peft", "me/robot")
     for arguments, message in (
-        (["target=c", "hub=me/robot"], "hub=me/robot is for target=transformers or peft, got target=c"),
+        (["target=c", "hub=me/robot"], "hub=me/robot is for target=hub, transformers or peft, got target=c"),
         (["target=peft", "opset=17"], "target=peft takes neither weights= nor opset="),
     ):
         with pytest.raises(UserError, match=message):

@@ -170,11 +170,11 @@ def test_weights_and_statistics_of_each_naming(naming: str, tmp_path: Path) -> N
     torch.testing.assert_close(adapted.act(seen(2), deterministic=True).actions, whole)
     assert sum(".lora_B" in name for name in adapted.state_dict()) == 7 + 2 + 2 * 7
     with pytest.raises(UserError, match=r"transformers has no pi0\.5"):
-        publish(made, tmp_path / "out", peft=False, report="")
+        publish(made, tmp_path / "out", tmp_path, peft=False)
     gone = next(iter(name for name in tensors if name.endswith("time_mlp_in.bias")))
     save_file({name: value for name, value in tensors.items() if name != gone}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=r"lacks 1 tensors of pi05, such as embed_action_time\.time_mlp_in\.bias"):
         Pi05Config(weights=str(tmp_path), hidden=16).build(SEEING)
     (tmp_path / "config.json").write_text(json.dumps(said | {"type": "pi0"}))
-    with pytest.raises(UserError, match=r"hub of pi05 \(config\.json is of type pi0\)"):
+    with pytest.raises(UserError, match=r"cannot read config\.json as that of a pi05 \(it is of type pi0\)"):
         Pi05Config(weights=str(tmp_path), hidden=16).build(SEEING)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -101,31 +102,107 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(UserError) as caught:
             Pi0Config(weights=str(tmp_path), hidden=16).build(SEEING)
         assert "\n" not in str(caught.value)
-        assert str(caught.value).count("policy.weights=") == 1
+        assert str(caught.value).count(str(tmp_path)) == 1
         return str(caught.value)
 
-    assert "expected a folder or a name on the hub of pi0" in refused()
+    (tmp_path / "weights").touch()
+    with pytest.raises(UserError, match="weights is a file; expected the folder"):
+        Pi0Config(weights=str(tmp_path / "weights")).build(SEEING)
+    with pytest.raises(UserError, match="expected a folder or a name on the hub of pi0"):
+        Pi0Config(weights=str(tmp_path / "nowhere")).build(SEEING)
+    assert "cannot read config.json" in refused()
     save(tmp_path, "lerobot")
     said = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(said | {"paligemma_variant": "gemma_9b"}))
     assert "paligemma_variant is gemma_9b, which is not gemma_2b" in refused()
     (tmp_path / "config.json").write_text(json.dumps(said | {"type": "pi05"}))
-    assert "config.json is of type pi05" in refused()
+    assert "cannot read config.json as that of a pi0 (it is of type pi05)" in refused()
     (tmp_path / "config.json").write_text(json.dumps(said))
     some = {"model." + old(name): value for name, value in weights().items() if "action_out_proj.bias" not in name}
     save_file(some, tmp_path / "model.safetensors", {"format": "pt"})
     assert "lacks 1 tensors of pi0, such as action_out_proj.bias" in refused()
     save(tmp_path, "lerobot")
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert "has a tokenizer that cannot be read; put pi0's tokenizer.json there" in refused()
+    assert "has a tokenizer that cannot be read; put pi0's tokenizer.json and tokenizer_config.json there" in refused()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "tokenizer.json").unlink()
-    assert "has no tokenizer, and google/paligemma-3b-pt-224 is not here; put pi0's tokenizer.json there" in refused()
+    assert "has no tokenizer, and google/paligemma-3b-pt-224 is not here; put pi0's tokenizer.json and" in refused()
     save(tmp_path, "lerobot")
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:1000])
-    assert "expected a folder or a name on the hub of pi0 (Error while deserializing header" in refused()
+    assert "model.safetensors is damaged, or not whole: download or export it again (Error while" in refused()
+
+
+def changed(folder: Path, name: str, **fields: object) -> None:
+    """The JSON file with other `fields`; those that are None are removed."""
+    said = json.loads((folder / name).read_text()) | fields
+    (folder / name).write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+
+
+def retyped(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The first layer of actions, changed."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith("action_in_proj.weight"))
+    save_file(tensors | {name: change(tensors[name]).contiguous()}, path, {"format": "pt"})
+
+
+@pytest.mark.parametrize("naming", ["transformers", "lerobot"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda at: (at / "config.json").write_text("[]"), "cannot read config.json as that of a pi0 ('list'"),
+        (lambda at: changed(at, "config.json", chunk_size="a"), "as that of a pi0 (Validation error for field"),
+        (lambda at: changed(at, "config.json", max_action_dim=4), "action_out_proj.bias of shape [4] after config"),
+        (lambda at: retyped(at, lambda x: x[:, :16]), "of shape [32, 32] after config.json, got [32, 16]"),
+        (lambda at: retyped(at, lambda x: x * torch.nan), "infinity or not a number in embed_action_time"),
+        (lambda at: retyped(at, torch.Tensor.char), "expected weights of type BF16, F16, F32, F64, got I8 in"),
+        (lambda at: (at / "model.safetensors").unlink(), "has no model.safetensors"),
+        (lambda at: (at / "model.safetensors").write_bytes(b""), "model.safetensors is damaged, or not whole"),
+        (lambda at: changed(at, "tokenizer_config.json", bos_token=None), "without a token for the beginning"),
+    ],
+)  # fmt: skip
+def test_weights_that_are_damaged_are_one_line(tmp_path: Path, naming: str, damage, message: str) -> None:
+    save(tmp_path, naming)
+    damage(tmp_path)
+    with pytest.raises(UserError) as caught:
+        Pi0Config(weights=str(tmp_path), hidden=16).build(SEEING)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_nothing_but_safetensors_is_read(tmp_path: Path) -> None:
+    save(tmp_path, "transformers")
+    torch.save(weights(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"has no model\.safetensors"):
+        Pi0Config(weights=str(tmp_path), hidden=16).build(SEEING)
+
+
+def test_a_tokenizer_of_another_model_is_told_by_its_numbers(tmp_path: Path) -> None:
+    save(tmp_path, "transformers")
+    said = json.loads((tmp_path / "tokenizer.json").read_text())
+    said["model"]["vocab"]["milk"] = 99999
+    (tmp_path / "tokenizer.json").write_text(json.dumps(said))
+    policy = Pi0Config(weights=str(tmp_path), hidden=16).build(SEEING)
+    with pytest.raises(
+        UserError, match=r"has number 99999 in 'pick the milk\\n', they know those below 4097: put pi0's"
+    ):
+        policy.act(seen(2))
+
+
+def test_what_the_weights_have_learned_with_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(tmp_path, "lerobot")
+    shown = {"observation.images.top": {"type": "VISUAL"}, "observation.state": {"type": "STATE"}}
+    changed(tmp_path, "config.json", input_features=shown, chunk_size=9)
+    for _ in range(2):
+        Pi0Config(weights=str(tmp_path), hidden=16).build(SEEING)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"policy.weights={tmp_path} has learned chunks of 9 actions, task.horizon=4",
+        f"policy.weights={tmp_path} has learned with observation.images.top, and sees front, wrist",
+    ]
 
 
 def test_statistics_of_another_robot_are_left_out(tmp_path: Path) -> None:
@@ -134,6 +211,7 @@ def test_statistics_of_another_robot_are_left_out(tmp_path: Path) -> None:
     said = {"observation.state.mean": torch.zeros(8), "observation.state.std": torch.ones(8)}
     save_file(said | {"action.mean": torch.zeros(3), "action.std": torch.ones(3)}, path)
     policy = Pi0Config(weights=str(tmp_path), hidden=16).build(SEEING)
+    assert policy.lacks_statistics.endswith("has statistics of 8 and 3 elements of state and action, not of 2 and 3")
     with pytest.raises(RuntimeError, match="no normalisation statistics"):
         policy.act(seen(2))
     policy.fit(seen(8), torch.rand(8, 4, 3))

@@ -329,7 +329,7 @@ ROBOTS = {
     "ros2/nodes/sim.py": "it is the robot's side",
 }
 """Robots themselves: they may move what they are made of."""
-ELSEWHERE = {"examples", "file", "graphs", "recorder", "sealed", "stdout", "stream", "writer"}
+ELSEWHERE = {"examples", "file", "graph", "graphs", "recorder", "sealed", "stdout", "stream", "writer"}
 """What else is written to; everything else that has a `write` is taken for a robot."""
 
 

@@ -7,9 +7,11 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+import sims.gym.task
 from embodied.algorithms.ppo import PPOConfig
 from embodied.command_line.config import compose
 from embodied.errors import UserError
+from embodied.evaluation import video
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.means import difference_interval, mean_interval
 from embodied.evaluation.report import Report, told
@@ -105,6 +107,21 @@ def test_a_run_from_its_options_to_its_report_and_film(tmp_path):
     row = json.loads((tmp_path / "report.json").read_text())["evaluations"][0]
     assert {"success", "return"} <= row.keys()  # both: the environment says which episodes succeeded
     assert (tmp_path / "video.mp4").stat().st_size > 0
+
+
+def test_a_film_begins_at_the_start_that_is_asked_for(tmp_path, monkeypatch):
+    filmed = []
+
+    def film(env: GymEnvironment, *given: object):
+        shown = video.film(env, *given)
+        filmed.append(env.start.tolist())
+        return shown
+
+    monkeypatch.setattr(sims.gym.task, "film", film)
+    policy = still(GymEnvironment(2, "Line-v0"))
+    GymTask(id="Line-v0").video(tmp_path / "film.mp4", {"still": policy}, "cpu", "Line-v0", 7)
+    GymTask(id="Line-v0").video(tmp_path / "film.mp4", {"still": policy}, "cpu")
+    assert filmed == [[7, 8, 9, 10], [0, 1, 2, 3]]
 
 
 def test_what_cannot_be_filmed_says_so(tmp_path, monkeypatch):

@@ -88,5 +88,5 @@ class MadeTask(ProcessOptions):
     def demonstrations(self, directory: Path, seed: int) -> None:
         return
 
-    def video(self, path: Path, policies: object, device: str) -> None:
+    def video(self, path: Path, policies: object, device: str, distribution: str | None, first: int) -> None:
         return

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from embodied import words
 from embodied.errors import UserError
-from policies import words
-from policies.words import WORD_BUCKETS, WordTable, hash_words
+from embodied.words import WORD_BUCKETS, WordTable, hash_words
 from tests.policies.observations import text
 
 

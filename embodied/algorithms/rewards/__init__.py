@@ -1,0 +1,1 @@
+"""What learners make of rewards: their scale, and progress as a reward."""

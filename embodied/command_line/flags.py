@@ -1,0 +1,50 @@
+"""Hydra's flags of every program: -m (--multirun), --cfg (-c) job, -sc (--shell-completion)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from embodied.errors import UserError
+
+DESCRIBED = """\
+-m seed=0,1,2      # a run of each, in folders of their own (Hydra's multirun)
+--cfg job          # print the configuration and run nothing; -p PART: a part of it
+-sc install=bash   # print a script for completion: eval "$(... -sc install=bash)"
+"""
+"""What --help says of them."""
+
+
+@dataclass
+class Flags:
+    """What is asked for beside a run: help, a sweep, the configuration, of which perhaps a part, or completion."""
+
+    help: bool = False
+    multirun: bool = False
+    cfg: str | None = None
+    package: str | None = None
+    resolve: bool = False
+    completion: str | None = None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help lists the options")
+
+
+def parse(arguments: Sequence[str]) -> tuple[Flags, list[str]]:
+    """The flags among `arguments`, and the others.
+
+    Raises:
+        UserError: for a flag with a value that it does not take.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for names in (("-h", "--help"), ("-m", "--multirun"), ("--resolve",)):
+        parser.add_argument(*names, action="store_true")
+    parser.add_argument("-c", "--cfg", choices=["job"])
+    parser.add_argument("-p", "--package")
+    parser.add_argument("-sc", "--shell-completion", "--shell_completion", dest="completion")
+    found, rest = parser.parse_known_args(list(arguments), Flags())
+    return found, rest

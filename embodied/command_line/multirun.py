@@ -1,0 +1,172 @@
+"""Sweeps: python train.py -m seed=0,1,2 runs a job for each combination of what is listed, by Hydra's launchers.
+
+Every job is a process of its own, whose numbers are those of the same run alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from embodied.command_line.config import whole
+from embodied.command_line.programs import CONFIGS, command
+from embodied.errors import UserError
+from embodied.evaluation.repeating import from_here
+from embodied.saving.files import complete_or_absent
+from embodied.training.interrupt import GracefulStop
+
+log = logging.getLogger(__name__)
+FOLDER = CONFIGS / "multirun"
+SUMMARY = "summary.md"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job that ended: its folder, the options that set it apart, and its exit status."""
+
+    directory: Path
+    options: str
+    status: int
+
+
+def multirun(program: str, arguments: Sequence[str], check: Callable[[list[str]], Any]) -> int:
+    """Run the jobs of `arguments` by the program in the file `program`; returns 1 if one failed, else 0.
+
+    All are checked by `check` before the first begins. Runs of train.py have a folder each, beside a summary.
+
+    Raises:
+        UserError: if nothing is listed, or `check` refuses a job.
+    """
+    hydra = [each for each in arguments if each.startswith(("hydra.", "hydra/"))]
+    if refused := next((each for each in hydra if each.startswith("hydra/sweeper")), None):
+        raise UserError(f"expected lists to sweep, such as seed=0,1,2; {refused} is not supported")
+    given = sorted((whole(each) for each in arguments if each not in hydra), key=_depth, reverse=True)
+    jobs, swept = expanded(given)
+    if not swept:
+        raise UserError("-m needs at least one list, such as seed=0,1,2; without one leave out -m")
+    for each in jobs:
+        check(each)
+    own = Path(program).stem == "train"
+    if own and any(each.startswith("output=") for each in given):
+        raise UserError("output=DIR is the folder of one run; that of a sweep is hydra.sweep.dir=DIR")
+    ended = _launch([*hydra, *given], partial(_job, program=Path(program).resolve(), swept=swept, own=own))
+    told = summary(ended, own)
+    if own:
+        with complete_or_absent(ended[0].directory.parent / SUMMARY) as temporary:
+            temporary.write_text(told + "\n")
+    log.info(told)
+    return int(any(job.status for job in ended))
+
+
+def expanded(arguments: Sequence[str]) -> tuple[list[list[str]], list[str]]:
+    """The arguments of each job, in Hydra's order, and the names of the options that differ.
+
+    Raises:
+        UserError: for sweeps that are no lists.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Glob
+    from hydra.errors import HydraException
+
+    choices, swept = [], []
+    for text in arguments:
+        try:
+            override = OverridesParser.create().parse_override(text)
+        except HydraException as error:
+            raise UserError(f"cannot read {text!r}; expected key=value, or key=value,value") from error
+        if not override.is_sweep_override():
+            choices.append([text])
+            continue
+        if not override.is_discrete_sweep() or isinstance(override.value(), Glob):
+            raise UserError(f"cannot sweep {text!r}; expected a list, such as seed=0,1,2, or range(3)")
+        key = override.get_key_element()
+        swept.append(key)
+        choices.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+    return [list(job) for job in itertools.product(*choices)], swept
+
+
+def summary(jobs: Sequence[Job], own: bool) -> str:
+    """What each of `jobs` achieved, with their `own` reports how to compare them, too, as Markdown."""
+    rows = [f"| {from_here(job.directory)} | {job.options} | {_achieved(job, own)} |" for job in jobs]
+    lines = [f"Sweep of {len(jobs)} jobs", "", "| folder | options | result |", "| --- | --- | --- |", *rows]
+    done = [job for job in jobs if _report(job)]
+    tasks = dict.fromkeys(_report(job)["task"] for job in done)
+    compared = [[str(from_here(job.directory)) for job in done if _report(job)["task"] == task] for task in tasks]
+    commands = [f"  {command('compare')} {shlex.join(found)}" for found in compared if len(found) > 1]
+    return "\n".join([*lines, *(["", "Next:", *commands] if commands else [])])
+
+
+def _depth(argument: str) -> int:
+    """Of an option's name: task.tasks=[a] comes before task=NAME, which takes the place of all of task here."""
+    return argument.partition("=")[0].count(".")
+
+
+def _launch(overrides: list[str], job: Callable[[Any], Job]) -> list[Job]:
+    """Let Hydra's sweeper and launcher run `job` for each combination of `overrides`."""
+    from hydra import initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+
+    options, store = OmegaConf.create(), ConfigStore.instance()
+    for key in [each.partition("=")[0] for each in reversed(overrides) if not each.startswith("hydra")]:
+        OmegaConf.update(options, key, None, force_add=True)
+        store.repo.pop(key, None)  # a group that was composed before: here its choice is a value
+    store.store(name="swept", node=options)
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(FOLDER), version_base="1.3"):
+            hydra = GlobalHydra.instance().hydra
+            assert hydra is not None
+            batches = hydra.multirun("multirun", job, overrides, with_log_configuration=False)
+    except HydraException as error:
+        told = " ".join(str(error).split()).partition(" Config search path")[0]
+        extra = "; joblib and submitit_slurm: pip install 'embodied-rl[sweep]'" if "'hydra/launcher/" in told else ""
+        raise UserError(f"{told}{extra}") from error
+    return [each.return_value for batch in batches for each in batch]
+
+
+def _job(_: Any, program: Path, swept: list[str], own: bool) -> Job:  # noqa: ANN401 - Hydra's configuration
+    """Run one job in a process of its own, which a stop of this one stops, too; Hydra tells its options and folder."""
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra = HydraConfig.get()
+    arguments, directory = list(hydra.overrides.task), Path(hydra.runtime.output_dir)
+    told = ", ".join(each for each in arguments if each.partition("=")[0] in swept)
+    log.info(f"job {hydra.job.num}: {told}, in {from_here(directory)}")
+    quoted = str(directory).replace("'", "\\'")
+    arguments += [f"output='{quoted}'"] if own else []
+    with GracefulStop("Stopping the sweep") as stop:
+        process = subprocess.Popen([sys.executable, str(program), *arguments], process_group=0)
+        while process.poll() is None and not stop.requested:
+            try:
+                process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                continue
+        if stop.requested:
+            process.terminate()
+            process.wait()
+            raise KeyboardInterrupt
+    return Job(directory, told, process.returncode)
+
+
+def _achieved(job: Job, own: bool) -> str:
+    if job.status:
+        return f"failed with status {job.status}"
+    return _report(job).get("headline", "stopped") if own else "done"
+
+
+def _report(job: Job) -> dict[str, Any]:
+    path = job.directory / "report.json"
+    return json.loads(path.read_text()) if path.exists() else {}

@@ -1,0 +1,127 @@
+"""What a run found, in a sentence, from the record of report.json; and which tasks became worse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from embodied.evaluation.in_training import measure
+
+BASELINE = "baseline "
+"""Prefix of a baseline's stage; the baseline's name follows."""
+Record = Mapping[str, Any]
+
+
+def headline(record: Record) -> str:
+    """The result on the distribution of training, in words that a stranger understands."""
+    rows = {row["stage"]: row for row in record["evaluations"] if row["distribution"] in record["distributions"][:1]}
+    first = "sft" if "sft" in rows else "start"
+    if not {first, "rl"} & rows.keys():
+        return f"No policy was evaluated in this run of {record['task']}."
+    if "rl" not in rows:
+        trained = "supervised training, without reinforcement learning," if "sft" in rows else "no training at all"
+        return f"After {trained} {_reached(rows[first], record)}."
+    beaten = _baseline(rows)
+    if first not in rows:
+        return f"After {_effort(record)} of reinforcement learning {_reached(rows['rl'], record)}{beaten}."
+    gains = {gain["over"]: gain for gain in record["gains"] if gain["distribution"] in record["distributions"][:1]}
+    return f"{_change(rows[first], rows['rl'], gains[first], record)}{_control(rows, gains)}{beaten}."
+
+
+def selection(record: Record) -> str:
+    """Which policy was the best of those evaluated during training, and why its figure is no result."""
+    chosen, among = record["in_training"]["best"], len(record["in_training"]["points"])
+    what = "mean return" if measure(chosen) == "return" else "success"
+    return (
+        f"The folder best has the policy after {chosen['env_steps']:,} environment steps, chosen as the best of {among}"
+        f" evaluated during training: {what} {_interval(chosen)} on {chosen['episodes']} held-out episodes. The best of"
+        " several is favoured by chance: its figure is too high. All others are the last policy's, on other episodes."
+    )
+
+
+def regressions(record: Record) -> list[dict[str, Any]]:
+    """Tasks whose success, or mean return, fell from what RL began with: the gain, with its distribution and task."""
+    stages = {row["stage"] for row in record["evaluations"]}
+    before = "sft" if "sft" in stages else "start"
+    return [
+        {**row, "distribution": gain["distribution"], "over": before, "measure": gain["measure"]}
+        for gain in record["gains"]
+        if gain["over"] == before
+        for row in gain["per_task"]
+        if row["difference"] < 0
+    ]
+
+
+def significant(gain: Mapping[str, Any]) -> bool:
+    """Whether the interval of a gain leaves out zero."""
+    return gain["low"] > 0 or gain["high"] < 0
+
+
+def points(gain: Mapping[str, Any]) -> str:
+    """A gain with its interval, in percentage points or, of returns, in their unit."""
+    if gain["measure"] == "return":
+        return f"{gain['difference']:+.4g} [{gain['low']:+.4g}, {gain['high']:+.4g}]"
+    return f"{100 * gain['difference']:+.1f} points [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]"
+
+
+def _change(before: Record, after: Record, gain: Record, record: Record) -> str:
+    what = "the mean return" if gain["measure"] == "return" else "success"
+    on = f"{what} on {_starts(after, record)}"
+    if not significant(gain):
+        return (
+            f"Reinforcement learning made no significant difference to {on}: {_figure(before)} before and "
+            f"{_interval(after)} after {_effort(record)} ({points(gain)})"
+        )
+    verb = "raised" if gain["difference"] > 0 else "lowered"
+    return f"Reinforcement learning {verb} {on} from {_figure(before)} to {_interval(after)} over {_effort(record)}"
+
+
+def _control(rows: Mapping[str, Record], gains: Mapping[str, Record]) -> str:
+    """What supervised training alone reached in as many steps, and whether RL did better than that."""
+    if "sft_control" not in rows:
+        return ""
+    told = f"; supervised training for as many steps reached {_figure(rows['sft_control'])}"
+    over = gains["sft_control"]
+    if over["low"] > 0:
+        return told
+    if over["high"] < 0:
+        return f"{told}, which is better ({points(over)})"
+    return f"{told}, and the difference from that is not significant ({points(over)})"
+
+
+def _baseline(rows: Mapping[str, Record]) -> str:
+    found = {stage.removeprefix(BASELINE): row for stage, row in rows.items() if stage.startswith(BASELINE)}
+    if not found:
+        return ""
+    name = max(found, key=lambda each: found[each][measure(found[each])])
+    best = f"the best of {len(found)} planners, {name}," if len(found) > 1 else f"the planner {name}"
+    return f"; {best} reached {_figure(found[name])}"
+
+
+def _reached(row: Record, record: Record) -> str:
+    where = _starts(row, record)
+    if measure(row) == "return":
+        return f"the policy earned a mean return of {_interval(row)} on {row['episodes']} {where}"
+    return f"the policy succeeded on {_interval(row)} of {row['episodes']} {where}"
+
+
+def _starts(row: Record, record: Record) -> str:
+    starts = "held-out starts" if row.get("repeatable", True) else "new episodes"
+    assets = ", stand-in assets" if record["assets"] == "stand-in" else ""
+    return f"{starts} of {record['task']} ({row['distribution']}{assets})"
+
+
+def _effort(record: Record) -> str:
+    return f"{record['episodes']:,} episodes" if record["episodes"] else f"{record['env_steps']:,} environment steps"
+
+
+def _figure(row: Record) -> str:
+    return f"{row['success']:.1%}" if "success" in row else f"{row['return']:.4g}"
+
+
+def _interval(row: Record) -> str:
+    if row["low"] is None:
+        return _figure(row)
+    if "success" in row:
+        return f"{row['success']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+    return f"{row['return']:.4g} [{row['low']:.4g}, {row['high']:.4g}]"

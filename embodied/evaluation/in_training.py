@@ -1,0 +1,39 @@
+"""What was evaluated during reinforcement learning, for a run's report: a curve, and the best of its points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Point = dict[str, Any]
+"""An evaluation: `env_steps`, `success` or `return`, `low`, `high` (None: unknown) and `episodes`."""
+
+
+@dataclass
+class InTraining:
+    """Evaluations of the policy in training on `distribution`, of each task from initial state `first_start` on."""
+
+    distribution: str = ""
+    first_start: int = 0
+    points: list[Point] = field(default_factory=list)
+
+    def chosen(self) -> Point | None:
+        """The last point, with what it was measured on, if it is the best so far."""
+        last = self.points[-1]
+        about = {"distribution": self.distribution, "first_start": self.first_start, "best_of": len(self.points)}
+        return last | about if best(self.points) is last else None
+
+    def record(self) -> dict[str, Any] | None:
+        """For report.json; None if nothing was evaluated."""
+        return {**vars(self), "best": best(self.points)} if self.points else None
+
+
+def best(points: Sequence[Point]) -> Point:
+    """The point of the highest success or return, of equal ones the last."""
+    return max(points, key=lambda point: (point[measure(point)], point["env_steps"]))
+
+
+def measure(row: Mapping[str, Any]) -> str:
+    """What a point, or another evaluation of a report, is measured by: success or return."""
+    return "success" if "success" in row else "return"

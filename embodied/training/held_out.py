@@ -1,0 +1,125 @@
+"""Evaluations during reinforcement learning: when they are made, on how many episodes, and which policy was the best.
+
+Their initial states are run by no other evaluation: they choose a policy, so that their highest figure flatters it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from embodied import seeding
+from embodied.environment import Environment, NumberedStarts
+from embodied.errors import UserError
+from embodied.evaluation.evaluation import evaluate
+from embodied.evaluation.in_training import InTraining, Point
+from embodied.policy import Policy
+from embodied.precision import Precision
+from embodied.training.config import AUTO
+
+SHARE = 0.05
+"""Share of a run's time that automatic evaluations take at most."""
+FEWEST, MOST, USUAL = 5, 20, 10
+"""Evaluations of a run; where fewer seem affordable, none is made."""
+EPISODES = 20, 100
+"""Episodes of an evaluation, at least and at most."""
+SHORTEST_S = 20.0
+"""Shorter runs are over before a curve is of use, s."""
+FIRST_START = 1 << 23
+PHASE = "evaluation in training"
+RL_PHASES = "simulation", "policy", "update"
+
+
+class HeldOut:
+    """Evaluates in `env` every `every` environment steps of training, and at its end; 0 or None: never.
+
+    "auto" chooses the number of episodes and, again after each evaluation, the next, from what they cost and would cost
+    if each took all of its steps: episodes become longer where policies learn not to fail. Points go into `found`,
+    which the report shows. `final` initial states of each task are left to the evaluations after training.
+
+    Raises:
+        UserError: if evaluations were asked for and `env`, None if training has the only one, cannot have them.
+    """
+
+    def __init__(
+        self,
+        every: int | str | None,
+        env: Environment | None,
+        found: InTraining,
+        *,
+        final: int,
+        device: str = "cpu",
+        precision: Precision = Precision.FLOAT32,
+    ) -> None:
+        self.env, self.found, self.device, self.precision = env, found, device, precision
+        self.automatic, self.every = every == AUTO, 0 if every == AUTO else int(every or 0)
+        self.longer = 1.0  # how much longer the episodes of the last evaluation can become
+        self.planned: int | None = None  # step of the next automatic evaluation, 0: there is none, None: not chosen yet
+        self.starts, self.refused = 0, "the simulator exists only once, and an evaluation would end training's episodes"
+        if env is not None:
+            limit = env.num_starts if isinstance(env, NumberedStarts) else None
+            most = min(final, -(-EPISODES[1] // len(env.task_names)))
+            self.starts = most if limit is None else max(0, min(most, limit - final))
+            found.first_start = FIRST_START if limit is None else limit - self.starts
+            self.refused = "" if self.starts else f"each of the {limit} initial states is one of the final evaluation"
+        if self.refused and self.every:
+            raise UserError(f"evaluate_every_steps={every} cannot work: {self.refused}; use evaluate_every_steps=null")
+
+    def due(self, done: int, total: int, episodes: int, wall_s: Mapping[str, float]) -> bool:
+        """Whether to evaluate after `done` of `total` environment steps and `episodes` of training.
+
+        `wall_s` is the time of the run's phases so far, by which automatic sizes are chosen.
+        """
+        if self.automatic and self.planned is None and not self.refused and episodes and done * MOST >= total:
+            length = self.env.step_limit if isinstance(self.env, NumberedStarts) else done / episodes
+            episode_s = length * (wall_s["simulation"] + wall_s["policy"]) / done
+            self._choose_size(done, episode_s, _whole_s(done, total, wall_s))
+        last = self.found.points[-1]["env_steps"] if self.found.points else 0
+        following = self.planned if self.automatic else self.every and (last // self.every + 1) * self.every
+        return bool(following) and done > last and done >= min(total, following)
+
+    def evaluate(self, policy: Policy, done: int) -> Point:
+        """Add the point of `policy` after `done` environment steps, and return it; no generator is disturbed."""
+        assert self.env is not None
+        with self.precision.on(self.device), seeding.undisturbed():
+            first = self.found.first_start
+            result = evaluate(self.env, policy, starts_per_task=self.starts, first_start=first, device=self.device)
+        self.longer = result.step_limit / float(result.steps.double().mean()) if result.step_limit else 1.0
+        told = result.summary()
+        point = {"env_steps": done, **{name: told[name] for name in (result.measure, "low", "high", "episodes")}}
+        self.found.points.append(point)
+        return point
+
+    def plan(self, took_s: float, done: int, total: int, wall_s: Mapping[str, float]) -> None:
+        """After an evaluation that `took_s`: spread as many more over the rest of training as are affordable.
+
+        The last policy is always compared with the others, unless that alone takes more than all together may.
+        """
+        allowed_s = SHARE * _whole_s(done, total, wall_s)
+        more = min(MOST - len(self.found.points), int((allowed_s - wall_s[PHASE]) / (took_s * self.longer)))
+        self.planned = 0 if took_s > allowed_s else done + math.ceil((total - done) / max(more, 1))
+
+    def _choose_size(self, done: int, episode_s: float, whole_s: float) -> None:
+        """As many episodes as allow the usual number of evaluations, if each takes `episode_s`."""
+        assert self.env is not None
+        affordable = SHARE * whole_s / max(episode_s, 1e-9)
+        tasks = len(self.env.task_names)
+        wanted = min(max(affordable / USUAL, EPISODES[0]), EPISODES[1])
+        self.starts = min(self.starts, math.ceil(wanted / tasks))
+        enough = whole_s >= SHORTEST_S and affordable >= FEWEST * self.starts * tasks
+        self.planned = done if enough else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was chosen."""
+        return {"planned": self.planned, "starts": self.starts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.planned, self.starts = state["planned"], state["starts"]
+
+
+def _whole_s(done: int, total: int, wall_s: Mapping[str, float]) -> float:
+    """What the phases before, and all of reinforcement learning, will have taken, s."""
+    learning = sum(wall_s[phase] for phase in RL_PHASES)
+    return sum(wall_s.values()) - learning - wall_s.get(PHASE, 0.0) + learning * total / done

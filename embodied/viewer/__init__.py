@@ -1,0 +1,1 @@
+"""A live view of environments in the browser; nothing here knows a simulator."""

@@ -1,0 +1,189 @@
+"""Environments that a viewer shows while a run steps them; the numbers stay those of a run without a viewer.
+
+Letters in shape comments: N environments, K executed actions, A action dimension.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.environment import Environment, NumberedStarts, Restorable, Transition
+from embodied.errors import UserError
+from embodied.rollout.rollout import Rollout, UnrolledEnvironment
+from embodied.task import Task
+from embodied.viewer.viewable import Array, View, Viewable
+from embodied.wrapping import WrappedEnvironment, WrappedTask
+
+log = logging.getLogger(__name__)
+RECENT = 100
+"""Episodes that the latest success rate and mean return are of."""
+POINTS = 500
+"""Of a curve, at most."""
+
+
+@dataclass
+class Push:
+    """What a person asks for: change the velocity of `body` by `change_m_s` [3]."""
+
+    body: str
+    change_m_s: Array
+
+
+class Screen(Protocol):
+    """Shows one environment at a time; `row` is the number of the one that is shown."""
+
+    row: int
+
+    def before(self, watched: WatchedEnvironment) -> list[Push]:
+        """Show what is about to happen, and wait while paused; returns the pushes that were asked for."""
+        ...
+
+    def after(self, watched: WatchedEnvironment, seconds: float) -> None:
+        """Show the state after a step of the environment shown that lasted `seconds` of simulated time."""
+        ...
+
+
+@dataclass
+class Score:
+    """Episodes that ended so far: success rate and mean return of the last `RECENT`, and their curves."""
+
+    episodes: int = 0
+    successes: int = 0
+    has_success: bool = True
+    curve: list[tuple[int, float, float]] = field(default_factory=list)  # episodes, success rate, mean return
+    _recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def add(self, success: Tensor, earned: Tensor) -> None:
+        """Add episodes [M] by `success` and `earned` reward."""
+        self.episodes, self.successes = self.episodes + len(success), self.successes + int(success.sum())
+        self._recent.extend(zip(success.double().tolist(), earned.double().tolist(), strict=True))
+        won, returns = (sum(each) / len(self._recent) for each in zip(*self._recent, strict=True))
+        self.curve.append((self.episodes, won, returns))
+        if len(self.curve) > POINTS:
+            del self.curve[1:-1:2]
+
+
+class WatchedEnvironment(WrappedEnvironment):
+    """`env`, shown on `screen` and called `label` there; implements `embodied.environment.Watched`.
+
+    Attributes:
+        observation: what the policy is told, [N]; None before the first reset.
+        actions: the chunk that is executed next, [N, K, A]; None where the environment runs a policy itself.
+        value: what the policy expects to earn, [N]; None if it does not say.
+        earned: reward of the running episodes so far, [N].
+        taken: their control steps, [N].
+        fresh: an episode of the environment shown has begun since it was last drawn.
+        score: of the episodes that ended.
+    """
+
+    def __init__(self, env: Environment, view: View, screen: Screen, label: str) -> None:
+        super().__init__(env)
+        self.shown, self.label, self._screen = view, label, screen
+        self.observation: TensorDict | None = None
+        self.actions: Tensor | None = None
+        self.value: Tensor | None = None
+        self.fresh, self.score = True, Score()
+        self._counts: Tensor | None = None
+        self.earned, self.taken = torch.zeros(2, env.num_envs, device=env.device)
+        self.done, self._pushed = torch.zeros(2, env.num_envs, dtype=torch.bool, device=env.device)
+        if isinstance(env, UnrolledEnvironment):
+            self.unroll = self._unroll
+        if isinstance(env, Restorable):
+            self.load_state_dict = self._load_state_dict
+
+    def tell(self, value: Tensor | None, counts: Tensor | None) -> None:
+        """As `Watched.tell`."""
+        self.value, self._counts = value, counts
+
+    def reset(self, mask: Tensor | None = None, starts: Tensor | None = None) -> TensorDict:
+        """As `NumberedStarts.reset`."""
+        self.observation = super().reset(mask, starts)
+        begun = torch.ones_like(self.done) if mask is None else mask.to(self.device).bool()
+        self.done, self._pushed = self.done & ~begun, self._pushed & ~begun
+        self.earned, self.taken = self.earned * ~begun, self.taken * ~begun
+        self.fresh = self.fresh or bool(begun[min(self._screen.row, self.num_envs - 1)])
+        return self.observation
+
+    def step(self, actions: Tensor) -> Transition:
+        """As `Environment.step`."""
+        self.actions = actions.detach()
+        self._push(self._screen.before(self))
+        transition = self.env.step(actions)
+        self.observation = transition.observation
+        self._add(transition.reward, transition.executed, transition.done, transition.success, transition.has_success)
+        pushed = self._pushed.clone() if bool(self._pushed.any()) else None
+        return transition if pushed is None else replace(transition, pushed=pushed)
+
+    def _unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
+        """As `UnrolledEnvironment.unroll`: the state is shown before and after, for nobody sees it in between."""
+        self.actions = None
+        self._push(self._screen.before(self))
+        before = self._pushed & ~self.done
+        rollout = cast(UnrolledEnvironment, self.env).unroll(layers, decisions)
+        self.observation = rollout.last_observation
+        reward, executed = (each.transpose(0, 1).flatten(1) for each in (rollout.reward, rollout.executed))
+        self._add(reward, executed, rollout.done[-1], rollout.success[-1], rollout.has_success)
+        return replace(rollout, pushed=int((before & self.done).sum()))
+
+    def _add(self, reward: Tensor, executed: Tensor, done: Tensor, success: Tensor, has_success: bool) -> None:
+        """Count what a step [N, K] has brought, and show it."""
+        self.earned = self.earned + reward.detach().sum(1)
+        self.taken, before = self.taken + executed.sum(1), self.taken
+        ended = done & ~self.done
+        self.done, self.score.has_success = done.clone(), has_success
+        counted = ended if self._counts is None else ended & self._counts
+        if bool(counted.any()):
+            self.score.add(success[counted], self.earned[counted])
+        row = min(self._screen.row, self.num_envs - 1)
+        self._screen.after(self, float(self.taken[row] - before[row]) * self.contract.control_dt_s)
+
+    def _push(self, pushes: list[Push]) -> None:
+        row = min(self._screen.row, self.num_envs - 1)
+        for push in pushes:
+            if bool(self.done[row]):
+                log.info(f"viewer: environment {row} was not pushed, its episode has ended")
+                continue
+            self.shown.push(row, push.body, push.change_m_s)
+            world = row // (group := getattr(self.env, "group", 1))
+            self._pushed[world * group : (world + 1) * group] = True
+            start = f", start {int(self.start[row])}" if isinstance(self.env, NumberedStarts) else ""
+            change = ", ".join(f"{part:.3g}" for part in push.change_m_s)
+            log.warning(
+                f"viewer: {push.body} of environment {row} ({self.label}{start}) pushed by ({change}) m/s at control"
+                f" step {int(self.taken[row])}"
+            )
+
+    def _load_state_dict(self, state: dict[str, Any]) -> TensorDict:
+        """As `Restorable.load_state_dict`; scores begin anew."""
+        self.observation, self.fresh = cast(Restorable, self.env).load_state_dict(state), True
+        return self.observation
+
+
+class WatchedTask(WrappedTask):
+    """`task`, whose environments are shown on `screen`; `known` says which can be."""
+
+    def __init__(self, task: Task, screen: Screen, known: str) -> None:
+        super().__init__(task)
+        self._screen, self._known = screen, known
+
+    def environment(
+        self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
+    ) -> Environment:
+        """As `Task.environment`.
+
+        Raises:
+            UserError: for environments that cannot be viewed, telling which can.
+        """
+        env = super().environment(num_envs, distribution, split, seed, device)
+        if not isinstance(env, Viewable):
+            env.close()
+            raise UserError(f"viewer=true cannot show these environments of {self.name}; it shows {self._known}")
+        return cast(Environment, WatchedEnvironment(env, env.view(), self._screen, f"{split}, {distribution}"))

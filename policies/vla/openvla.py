@@ -1,0 +1,202 @@
+"""OpenVLA's Prismatic model on parts of `transformers`, which fills in a chunk at once: OpenVLA-OFT (arXiv 2502.19645).
+
+DINOv2 with registers and SigLIP see each picture (arXiv 2402.07865); their patches, one behind the other, pass a
+projector, and a Llama without a causal mask reads: the beginning, the patches of every picture, the robot's state, the
+prompt, an empty token for each element of the chunk, and the end. As in any language model what is read at a place is
+of the next one, so that the first element is read off the prompt's last token.
+Source of these facts: github.com/moojink/openvla-oft and its fork of transformers; github.com/openvla/openvla.
+Differs from them: pictures do not pass JPEG. Letters: N observations, C cameras, S pixels of a side, L tokens of a
+prompt, A action dimension, H actions of a chunk, W width of a hidden state.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+
+from policies.flat import STILL
+from policies.vla.computing import Computing
+from policies.vla.inputs import Inputs, Tokenizer, quantile
+from policies.vla.parallel import StateProjector
+
+FRAME = "In: What action should the robot take to {}?\nOut:"
+SPACE = "▁"
+"""The token between the prompt and the action."""
+LONGEST = 64
+"""Tokens of a prompt, with padding, which comes first."""
+CROPPED = 0.9
+"""Share of a picture's area that is seen, its middle, as the weights were trained on crops of this size."""
+LOBES = 3
+"""Of Lanczos' kernel, by which pictures are resized."""
+
+
+class Projector(nn.Module):
+    """Patches in the width of the language model, with Prismatic's layers."""
+
+    def __init__(self, seen: int, width: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(seen, 4 * seen), nn.Linear(4 * seen, width), nn.Linear(width, width)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Embeddings [..., W] of patches [..., seen]."""
+        return self.fc3(nn.functional.gelu(self.fc2(nn.functional.gelu(self.fc1(patches)))))
+
+
+class Prismatic(nn.Module):
+    """The parts: `dino`, `siglip` and `language_model` of transformers, and the vocabulary's `bins`.
+
+    Of the two that see, neither what follows the second-to-last layer nor a last norm is there: nothing reads it.
+    """
+
+    def __init__(self, dino: nn.Module, siglip: nn.Module, language_model: nn.Module, bins: int) -> None:
+        super().__init__()
+        self.dino: Any = dino
+        self.siglip: Any = siglip
+        self.language_model: Any = language_model
+        self.dino.layernorm, self.siglip.post_layernorm = nn.Identity(), nn.Identity()
+        self.dino.embeddings.mask_token = None
+        width = self.language_model.config.hidden_size
+        self.projector = Projector(self.dino.config.hidden_size + self.siglip.config.hidden_size, width)
+        self.bins = nn.Linear(width, bins, bias=False)
+
+
+class OpenVLAModel(nn.Module):
+    """Reads pictures, prompt and state, and gives the hidden states of a chunk's elements, as `ParallelModel` does.
+
+    `means` and `deviations` [2, 3] of colours from 0 to 1 are DINOv2's and SigLIP's. With a `state_size` of 0 the state
+    has no token. Adapters are on layers with names like `adapted`.
+    """
+
+    adapted = r".*\.layers?\.\d+\.(.*_proj|mlp\.fc\d)|projector\.fc\d"
+    unread = ()
+    means: Tensor
+    deviations: Tensor
+
+    def __init__(
+        self, native: Prismatic, state_size: int, elements: int, means: list[list[float]], deviations: list[list[float]]
+    ) -> None:
+        super().__init__()
+        self.native, self.elements = native, elements
+        self.computing = Computing()
+        self.picture_size: int = native.dino.config.image_size
+        self.width: int = native.language_model.config.hidden_size
+        self.state = StateProjector(state_size, self.width) if state_size else None
+        self.register_buffer("means", torch.tensor(means))
+        self.register_buffer("deviations", torch.tensor(deviations))
+
+    def forward(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
+        """Hidden states [N, H * A, W] of the elements.
+
+        Of pictures [N, C, 3, S, S] in [-1, 1], tokens [N, L] that are `real` [N, L] or padding, which comes first, and
+        states [N, state_size].
+        """
+        return self.computing.run(OpenVLAModel._read, self, pictures, tokens, real, state).float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores [..., BINS] of the last entries of the vocabulary, from hidden states [..., W]."""
+        return (hidden @ self.native.bins.weight.T.float()).float()
+
+    def _read(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:
+        count, language_model = len(pictures), self.native.language_model
+        settings, embed = language_model.config, language_model.embed_tokens
+        begun, ended = (embed(tokens.new_full((count, 1), of)) for of in (settings.bos_token_id, settings.eos_token_id))
+        seen = self.native.projector(self._patches(pictures.flatten(0, 1))).reshape(count, -1, self.width)
+        before = [begun, seen, *([self.state(state).unsqueeze(1)] if self.state else [])]
+        after = [begun.new_zeros(count, self.elements, self.width), ended]
+        embedded = torch.cat((*before, embed(tokens), *after), 1)
+        ahead, behind = (real.new_ones(count, sum(part.shape[1] for part in parts)) for parts in (before, after))
+        real = torch.cat((ahead, real, behind), 1)
+        read = language_model(
+            inputs_embeds=embedded, position_ids=real.cumsum(-1) - 1, use_cache=False,
+            attention_mask=real.bool()[:, None, None].expand(-1, 1, real.shape[1], -1),  # everything to everything
+        )  # fmt: skip
+        return read.last_hidden_state[:, -self.elements - 2 : -2]  # each a place before its own
+
+    def _patches(self, pictures: Tensor) -> Tensor:
+        """Features of patches, DINOv2's and SigLIP's behind each other, of pictures [M, 3, S, S] in [-1, 1]."""
+        shares = (pictures + 1.0) / 2.0
+        native, (dino, siglip) = self.native, (
+            (shares - mean[:, None, None]) / deviation[:, None, None]
+            for mean, deviation in zip(self.means, self.deviations, strict=True)
+        )  # fmt: skip
+        unread = 1 + native.dino.config.num_register_tokens
+        first = native.dino(pixel_values=dino).last_hidden_state[:, unread:]
+        return torch.cat((first, native.siglip(pixel_values=siglip).last_hidden_state), -1)
+
+
+class PromptedInputs(Inputs):
+    """What OpenVLA-OFT reads: pictures in the contract's order, stretched and cropped; a prompt; the state in [-1, 1].
+
+    That is its range between the first and the last of a hundred quantiles, which lies in `state` as `mean` (its
+    beginning) and `std` (its length).
+    """
+
+    @torch.no_grad()
+    def fit(self, observation: TensorDict) -> None:
+        """Compute the range of the state from observations [N]."""
+        super().fit(observation)
+        values = self.state.concatenated(observation, self.state.keys)
+        low, high = (quantile(values, share) for share in (0.01, 0.99))
+        self.take(low, (high - low).clamp_min(STILL))
+
+    @torch.no_grad()
+    def take(self, begin: Tensor, length: Tensor) -> None:
+        """Take the range of the state's elements, as many in both."""
+        self.state.mean[: len(begin)] = begin
+        self.state.std[: len(begin)] = length
+        self.state.fitted.fill_(True)
+
+    def standardised_state(self, observation: TensorDict) -> Tensor:
+        """The robot's state [N, state_size] in [-1, 1]; RuntimeError before `fit`."""
+        return (2.0 * super().standardised_state(observation) - 1.0).clamp(-1.0, 1.0)
+
+    def pictures(self, observation: TensorDict, size: int) -> Tensor:
+        """Pictures [N, C, 3, size, size] in [-1, 1]."""
+        return torch.stack([cropped(observation[key], size) for key in self.cameras], 1)
+
+
+class PromptTokenizer(Tokenizer):
+    """Tokens of prompts by a tokenizer of `tokenizers`, with `SPACE` behind; the model puts the beginning before."""
+
+    longest = LONGEST
+
+    def _ids(self, said: str) -> list[int]:
+        return [*self.tokenizer.encode(FRAME.format(said.lower()), add_special_tokens=False).ids, self.space]
+
+    @property
+    def space(self) -> int:
+        """The token `SPACE`."""
+        return self.tokenizer.token_to_id(SPACE)
+
+    def _padded(self, row: list[int], padding: int) -> list[int]:
+        return [padding] * (self.longest - len(row)) + row
+
+
+def cropped(images: Tensor, size: int) -> Tensor:
+    """Images [N, height, width, 3], uint8, resized and the middle `CROPPED` of them: [N, 3, size, size] in [-1, 1].
+
+    Numbers are rounded as OpenVLA-OFT does by TensorFlow, between both steps and at the end.
+    """
+    seen = images.movedim(-1, 1).float()
+    if seen.shape[-2:] != (size, size):
+        high, wide = (lanczos(given, size).to(seen.device) for given in seen.shape[-2:])
+        seen = (high @ seen @ wide.T).round().clamp(0.0, 255.0)
+    middle = torch.eye(2, 3, device=seen.device) * math.sqrt(CROPPED)
+    grid = nn.functional.affine_grid(middle.expand(len(seen), 2, 3), list(seen.shape), align_corners=True)
+    seen = nn.functional.grid_sample(seen, grid, padding_mode="border", align_corners=True)
+    return (seen * (255.5 / 255.0)).floor() / 127.5 - 1.0
+
+
+@cache
+def lanczos(given: int, wanted: int) -> Tensor:
+    """Shares [wanted, given] of a row's pixels in those of a row resized by Lanczos' kernel, without aliasing."""
+    scale = given / wanted
+    centres = (torch.arange(wanted, device="cpu") + 0.5) * scale
+    away = (torch.arange(given, device="cpu") + 0.5 - centres[:, None]) / max(scale, 1.0)
+    shares = torch.where(away.abs() < LOBES, torch.sinc(away) * torch.sinc(away / LOBES), 0.0)
+    return shares / shares.sum(-1, keepdim=True)

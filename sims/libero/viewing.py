@@ -1,0 +1,85 @@
+"""What LIBERO's simulations show in the viewer: all but walls and floor; everything that moves can be pushed."""
+
+from __future__ import annotations
+
+import copy
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from embodied.viewer.viewable import Scene as Shown
+from sims import mujoco_scene
+from sims.libero.physics.backend import Physics
+from sims.libero.rendering.poses import VISUAL_GROUP
+from sims.libero.scene.scene import Scene, build_scene
+
+Array = NDArray[np.floating]
+CAMERA, AHEAD_M = "agentview", 1.15
+"""LIBERO's camera, and how far from it the things are that it looks at."""
+BACK, ASIDE_RAD = 1.45, 0.6
+"""The viewer stands further from them by this factor, and to the side."""
+UP_M = 0.12
+"""It looks so much higher, to have the arm in view."""
+WALL_M = 1.0
+"""Half the size from which on something is a wall or a floor."""
+
+
+class LiberoView:
+    """N simulations, each of its scene; implements `embodied.viewer.viewable.View`."""
+
+    def __init__(self, simulation: Physics) -> None:
+        self._simulation = simulation
+        self._known: dict[Scene, _Known] = {}
+
+    def scene(self, row: int) -> Shown:
+        """The bodies of the scene of environment `row`."""
+        return self._of(row).shown
+
+    def poses(self, row: int) -> Array:
+        """As `View.poses`."""
+        ids, known = np.array([row]), self._of(row)
+        placed = self._simulation.placed(ids, range(known.model.nbody))[0]
+        return known.poses(self._simulation.qpos(ids)[0], placed)
+
+    def push(self, row: int, body: str, change_m_s: Array) -> None:
+        """As `View.push`."""
+        self.poses(row)  # where fixtures are in this episode
+        known, qpos = self._of(row), self._simulation.qpos(np.array([row]))[0]
+        self._simulation.kick(row, mujoco_scene.pushed(known.model, qpos, body, change_m_s))
+
+    def _of(self, row: int) -> _Known:
+        scene = self._simulation.scenes[row]
+        if scene not in self._known:
+            self._known[scene] = _Known(scene)
+        return self._known[scene]
+
+
+class _Known:
+    """A scene's bodies, and their kinematics anew: physics skips bodies at rest, and has poses of the step before."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.model = copy.copy(scene.model)
+        self._data = mujoco.MjData(self.model)
+        visual = build_scene(scene.task, scene.assets, visuals=True).model
+        geoms = mujoco_scene.visible(visual, [VISUAL_GROUP])
+        found = mujoco_scene.bodies(visual, [geom for geom in geoms if visual.geom_size[geom].max() < WALL_M])
+        self._numbers = list(found)
+        mujoco.mj_forward(self.model, self._data)
+        camera = self._data.camera(CAMERA)
+        ahead = -AHEAD_M * camera.xmat.reshape(3, 3)[:, 2]
+        cos, sin = np.cos(ASIDE_RAD), np.sin(ASIDE_RAD)
+        turn = np.array([[cos, -sin, 0.0], [sin, cos, 0.0], [0.0, 0.0, 1.0]])
+        target = camera.xpos + ahead + np.array([0.0, 0.0, UP_M])
+        eye = target - BACK * turn @ ahead
+        self.shown = Shown(
+            tuple(found.values()), tuple(eye.tolist()), tuple(target.tolist()), reach_m=3.0,
+            pushable=mujoco_scene.movable(visual, found),
+        )  # fmt: skip
+
+    def poses(self, qpos: Array, placed: Array) -> Array:
+        """Poses [B, 7] at `qpos` [nq] with bodies attached at `placed` [nbody, 7]."""
+        self.model.body_pos[:], self.model.body_quat[:] = placed[:, :3], placed[:, 3:]
+        self._data.qpos[:] = qpos
+        mujoco.mj_kinematics(self.model, self._data)
+        return mujoco_scene.poses(self._data, self._numbers)

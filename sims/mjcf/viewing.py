@@ -1,0 +1,66 @@
+"""What MJCF tasks show in the viewer: all visible geoms of the model; every body that moves can be pushed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mujoco
+import numpy as np
+import torch
+
+from embodied.viewer.viewable import Array, Scene
+from sims import mujoco_scene
+from sims.mjcf.physics import Worlds
+
+GROUPS = (0, 1, 2)
+"""Of geoms that MuJoCo's own viewer shows."""
+FLOOR_M = 0.003
+"""The viewer's floor lies so much lower than the ground, so that they do not flicker."""
+
+
+class MjcfView:
+    """Worlds of one `model`, seen as the task's `camera` does. Implements `embodied.viewer.viewable.View`."""
+
+    def __init__(self, model: mujoco.MjModel, worlds: Worlds, camera: str) -> None:
+        self._model, self._worlds, self._data = model, worlds, mujoco.MjData(model)
+        found = mujoco_scene.bodies(model, mujoco_scene.visible(model, GROUPS))
+        self._numbers = list(found)
+        mujoco.mj_forward(model, self._data)
+        target = model.stat.center.copy()
+        eye = target + 1.5 * model.stat.extent * np.array([0.6, -0.8, 0.5])
+        number = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
+        self._tracked = -1
+        if number >= 0:
+            if model.cam_mode[number] != mujoco.mjtCamLight.mjCAMLIGHT_FIXED:
+                self._tracked = int(model.cam_bodyid[number])
+                self._origin = self._data.xpos[self._tracked, :2].copy()
+            eye = self._data.cam_xpos[number]
+            ahead = -self._data.cam_xmat[number].reshape(3, 3)[:, 2]
+            target = eye + max(0.1, float((target - eye) @ ahead)) * ahead
+        reach_m = 1.5 * float(np.linalg.norm(eye - target))
+        self._scene = Scene(
+            tuple(found.values()), tuple(eye.tolist()), tuple(target.tolist()), -FLOOR_M, reach_m,
+            mujoco_scene.movable(model, found),
+        )  # fmt: skip
+
+    def scene(self, row: int) -> Scene:
+        """The same for all, but seen from where a camera that tracks a body is now."""
+        if self._tracked < 0:
+            return self._scene
+        self.poses(row)
+        x, y = self._data.xpos[self._tracked, :2] - self._origin
+        eye, target = ((at[0] + x, at[1] + y, at[2]) for at in (self._scene.eye, self._scene.target))
+        return replace(self._scene, eye=eye, target=target)
+
+    def poses(self, row: int) -> Array:
+        """As `View.poses`."""
+        for name, values in self._worlds.shown(row).items():
+            getattr(self._data, name)[:] = values
+        mujoco.mj_kinematics(self._model, self._data)
+        return mujoco_scene.poses(self._data, self._numbers)
+
+    def push(self, row: int, body: str, change_m_s: Array) -> None:
+        """As `View.push`."""
+        change = mujoco_scene.pushed(self._model, self._worlds.shown(row)["qpos"], body, change_m_s)
+        velocity = self._worlds.fields["qvel"][row]
+        velocity.add_(torch.as_tensor(change).to(velocity))

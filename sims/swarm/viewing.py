@@ -1,0 +1,79 @@
+"""What swarms show in the viewer: a world of drones, their goals and obstacles; every drone can be pushed."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from embodied.viewer import shapes
+from embodied.viewer.viewable import Array, Body, Scene
+from sims.quadrotor.airframes import Airframe
+from sims.quadrotor.viewing import HERE, cross, drone
+from sims.swarm.mdp import AWAY_M, HALF_ROOM_M, OBSTACLE_RADIUS_M
+from sims.swarm.worlds import Worlds
+
+COLOURS = (
+    *((90, 160, 250), (250, 170, 60), (90, 210, 120), (230, 110, 220), (240, 230, 90), (110, 220, 230)),
+    *((190, 150, 110), (180, 180, 250)),
+)
+"""Colours of drones, their paths and goals, repeated if there are more."""
+TALL_M = 2.0
+"""Half the height to which obstacles are drawn, which reach the ceiling."""
+PILLAR, RING = (0.62, 0.65, 0.7), (0.95, 0.75, 0.1, 0.35)
+ARM_M, MARK_M = 0.16, 0.12
+"""Drones are drawn larger than they are."""
+
+
+class Swarming(Protocol):
+    """What a view needs of `SwarmEnvironment`."""
+
+    group: int
+    airframe: Airframe
+
+    @property
+    def worlds(self) -> Worlds: ...  # noqa: D102 - see the environment
+    def kick(self, row: int, change_m_s: torch.Tensor) -> None: ...  # noqa: D102
+
+
+class SwarmView:
+    """N drones in worlds; an environment's own drone has a ball around it. Implements `View`."""
+
+    def __init__(self, env: Swarming) -> None:
+        self._env = env
+
+    def scene(self, row: int) -> Scene:
+        """The world of drone `row`, of which every episode has another."""
+        cylinders = self._env.worlds.cylinders[row // self._env.group].numpy()
+        pillars = [shapes.cylinder(OBSTACLE_RADIUS_M, TALL_M).moved((x, y, TALL_M)) for x, y in cylinders if x < AWAY_M]
+        room = shapes.path([[x, y, 0.0] for x, y in HALF_ROOM_M * CORNERS], 0.02)
+        colours = [np.array(COLOURS[number % len(COLOURS)]) / 255.0 for number in range(self._env.group)]
+        drones = [Body(_name(i), drone(self._env.airframe, ARM_M, colour)) for i, colour in enumerate(colours)]
+        mark = shapes.joined([shapes.path(line, 0.02) for line in cross(MARK_M)])
+        goals = [Body(f"goal {i}", mark.coloured(colour)) for i, colour in enumerate(colours)]
+        ball = Body("own", shapes.sphere(2.2 * ARM_M).coloured(RING))
+        around = Body("obstacles", shapes.joined([room, *pillars]).coloured(PILLAR))
+        pushable = tuple(_name(i) for i in range(self._env.group))
+        return Scene((*drones, *goals, ball, around), (5.5, -7.5, 7.5), (0.0, 0.0, 1.0), 0.0, 8.0, pushable)
+
+    def poses(self, row: int) -> Array:
+        """Drones, goals, the ball around the own drone, obstacles."""
+        world, own = divmod(row, self._env.group)
+        worlds = self._env.worlds
+        drones = worlds.state[world, :, :7].detach().numpy().astype(float)
+        goals = np.tile(HERE, (self._env.group, 1))
+        goals[:, :3] = worlds.goal()[world].numpy()
+        return np.concatenate((drones, goals, drones[own : own + 1], HERE[None]))
+
+    def push(self, row: int, body: str, change_m_s: Array) -> None:
+        """As `View.push`."""
+        number = next(i for i in range(self._env.group) if _name(i) == body)
+        self._env.kick(row // self._env.group * self._env.group + number, torch.as_tensor(change_m_s))
+
+
+CORNERS = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]])
+
+
+def _name(number: int) -> str:
+    return f"drone {number}"

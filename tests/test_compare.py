@@ -1,0 +1,91 @@
+"""compare.py as a user runs it: on real runs of train.py."""
+
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import compare
+import train
+from embodied.command_line import program
+
+SMALL = ("env_steps=3000", "evaluation_starts=4", "evaluation_envs=4", "threads=1", "task.step_limit=30", "video=false")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Path]:
+    """Two seeds of one experiment, then one of another; copy them before changing them."""
+    threads, memory = torch.get_num_threads(), resource.getrlimit(resource.RLIMIT_DATA)
+    folder = tmp_path_factory.mktemp("runs")
+    varied = (("seed=0",), ("seed=1",), ("seed=0", "policy.hidden=[32]"))
+    for number, options in enumerate(varied):
+        train.run(["task=quadrotor_hover", *SMALL, *options, f"output={folder / str(number)}"])
+    torch.set_num_threads(threads)
+    resource.setrlimit(resource.RLIMIT_DATA, memory)
+    return [folder / str(number) for number in range(len(varied))]
+
+
+def asked(capsys, *arguments: object) -> tuple[int, str, str]:
+    status = program.main(compare.run, compare.describe, [str(each) for each in arguments])
+    return status, *capsys.readouterr()
+
+
+def test_runs_are_compared_and_written(runs: list[Path], tmp_path: Path, capsys):
+    status, told, errors = asked(capsys, *runs, f"output={tmp_path / 'out'}")
+    assert (status, errors) == (0, "")
+    record = json.loads((tmp_path / "out" / "compare.json").read_text())
+    first, second = record["rows"]
+    assert first["name"].startswith("policy.hidden=[")
+    assert second["name"] == "policy.hidden=[32]"
+    assert [[run["seed"] for run in row["runs"]] for row in record["rows"]] == [[0, 1], [0]]
+    reports = [json.loads((run / "report.json").read_text()) for run in runs]
+    assert first["env_steps"] == (reports[0]["env_steps"] + reports[1]["env_steps"]) / 2
+    assert second["wall_s"] == pytest.approx(sum(reports[2]["wall_s"].values()))
+    mean = second["results"]["disturbed"]["mean"]
+    assert (mean["mean"], mean["low"]) == tuple(reports[2]["evaluations"][0][name] for name in ("success", "low"))
+    assert f"| {first['name']} over policy.hidden=[32] | disturbed | " in told
+    assert "1 of 2 rows are a single seed" in told
+    assert (tmp_path / "out" / "compare.md").exists()
+    assert (tmp_path / "out" / "compare.png").stat().st_size > 10_000
+
+
+def test_one_run_each_is_paired_and_written_under_the_time(runs: list[Path], tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, told, _ = asked(capsys, runs[2], runs[0] / "report.json")
+    assert status == 0
+    assert ", paired |  |" in told
+    (directory,) = (tmp_path / "outputs" / "comparisons").iterdir()
+    assert told.strip().endswith(f"wrote {directory.relative_to(tmp_path)}/compare.md, .json and .png")
+
+
+def test_mistakes_are_one_line_and_write_nothing(runs: list[Path], tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begun = Path(shutil.copytree(runs[0], tmp_path / "begun"))
+    (begun / "report.json").unlink()
+    damaged = Path(shutil.copytree(runs[0], tmp_path / "damaged"))
+    for path in damaged.glob("checkpoint/*/checkpoint.json"):
+        path.write_text(path.read_text().replace("quadrotor", "quadrotar"))
+    for arguments, said in (
+        ((), "expected runs to compare"),
+        (("nowhere",), "no run in nowhere"),
+        ((begun,), "is not finished"),
+        ((damaged, runs[1]), "checksum does not match"),
+        ((runs[0], runs[0]), "have the same options and seed 0"),
+        ((runs[0], "outptu=x"), "unknown option 'outptu'; expected one of output"),
+        ((runs[0], f"output={begun / 'config.yaml'}"), "is a file; choose another output"),
+    ):
+        status, told, errors = asked(capsys, *arguments)
+        assert (status, told) == (1, "")
+        assert len(errors.splitlines()) == 1
+        assert errors.startswith("error: ")
+        assert said in errors
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_help_lists_the_option(capsys):
+    status, told, _ = asked(capsys, "--help")
+    assert status == 0
+    assert "output=null" in told

@@ -1,0 +1,92 @@
+"""The wheel holds the programs and their configurations: `embodied train ...` works anywhere, without a clone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def embodied(tmp_path_factory):
+    """Runs the command `embodied` of a wheel that is built from this tree, in an empty folder."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    site, here = folder / "site", folder / "here"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(site),
+        str(wheel),
+    ]
+    subprocess.run(pip, check=True, capture_output=True)
+    here.mkdir()
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(site / "bin" / "embodied"), *arguments]
+        return subprocess.run(
+            command, cwd=here, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+
+    run.site, run.here = site, here
+    return run
+
+
+def test_a_run_trains_and_is_evaluated_without_a_clone(embodied):
+    small = ["env_steps=4000", "evaluation_starts=8", "video=false"]
+    trained = embodied("train", "task=quadrotor_hover", "output=run", *small)
+    assert trained.returncode == 0, trained.stderr
+    assert "embodied evaluate checkpoint=run" in trained.stdout + trained.stderr
+    report = json.loads((embodied.here / "run" / "report.json").read_text())
+    assert report["git_commit"] == "unknown"
+    evaluated = embodied("evaluate", "checkpoint=run", "episodes=8")
+    assert evaluated.returncode == 0, evaluated.stderr
+    again = embodied("train", "resume=run", "eval_only=true")
+    assert again.returncode == 0, again.stderr
+    exported = embodied("export", "checkpoint=run", "target=c")
+    assert exported.returncode == 0, exported.stderr
+
+
+def test_it_says_what_there_is(embodied):
+    listed = embodied("train", "list=tasks")
+    assert "quadrotor_hover" in listed.stdout + listed.stderr
+    assert "embodied train task=NAME" in listed.stdout + listed.stderr
+    nothing, wrong = embodied(), embodied("fly")
+    assert (nothing.returncode, wrong.returncode) == (0, 1)
+    assert all("embodied evaluate --help" in each.stdout for each in (nothing, wrong))
+
+
+def test_it_has_hydras_flags(embodied):
+    job = ["task=quadrotor_hover", "env_steps=1000", "evaluation_starts=2", "evaluation_envs=2", "video=false"]
+    swept = embodied("train", "-m", *job, "seed=0,1", "hydra.sweep.dir=swept")
+    assert swept.returncode == 0, swept.stderr
+    assert "embodied compare swept/0 swept/1" in swept.stdout
+    assert "name: quadrotor_hover" in embodied("train", "--cfg", "job", "task=quadrotor_hover").stdout
+
+
+def test_all_that_runs_comes_from_the_wheel(embodied):
+    shown = "import embodied.command_line.programs as p, embodied; print(embodied.__file__, p.PROGRAMS, p.CLONE)"
+    run = subprocess.run(
+        [sys.executable, "-c", shown], cwd=embodied.here, env=os.environ | {"PYTHONPATH": str(embodied.site)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    package, programs, clone = run.stdout.split()
+    assert Path(package).is_relative_to(embodied.site)
+    assert Path(programs) == embodied.site / "embodied" / "programs"
+    assert clone == "False"
+    here = {str(path.relative_to(ROOT)) for path in ROOT.glob("configs/**/*.yaml")}
+    there = {str(path.relative_to(programs)) for path in Path(programs).glob("configs/**/*.yaml")}
+    assert here == there
