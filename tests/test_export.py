@@ -149,7 +149,10 @@ def test_without_onnx_it_says_which_extra(trained: Path, ask, monkeypatch):
         (["target=onnx", "opset=5"], "expected opset from 17 to 20, got 5"),
         (["target=c", "opset=17"], "opset=17 is for target=onnx, got target=c"),
         (["target=torchscript", "weights=int8"], "weights=int8 is for target=c, got target=torchscript"),
-        (["target=rust"], "target: Invalid value 'rust', expected one of [c, onnx, torchscript, hub, transformers, peft]"),
+        (
+            ["target=rust"],
+            "target: Invalid value 'rust', expected one of [c, onnx, torchscript, hub, transformers, peft]",
+        ),
         (["policy=flow"], "unknown option 'policy'"),
         (["wieghts=int8"], "unknown option 'wieghts'"),
     ],
