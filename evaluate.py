@@ -20,10 +20,9 @@ from embodied.command_line.config import compose
 from embodied.deployment.delay import delayed
 from embodied.deployment.latency import with_latency
 from embodied.environment import Environment
+from embodied.evaluation import sim_to_real_report
 from embodied.evaluation.evaluation import compare
 from embodied.evaluation.report import POLICY, write_evaluation
-from embodied.evaluation.sim_to_real_report import SIM_TO_REAL, SIM_TO_SIM
-from embodied.evaluation.sim_to_real_report import write as write_comparison
 from embodied.saving import checkpoint
 from embodied.task import check_sims, measured, planners, usual_starts
 from embodied.viewer.options import viewing
@@ -38,7 +37,7 @@ ONE = re.compile(r"^sim=(\w+)$")
 
 
 def run(arguments: list[str]) -> None:
-    """Evaluate, print the table, and write it into the run."""
+    """Evaluate, print the table, and write it into the run, or beside another of its policies."""
     late, (config, given) = [each for each in arguments if each.startswith(LATE)], own(arguments)
     config.check()
     saved = checkpoint.load(config.checkpoint)
@@ -62,7 +61,7 @@ def run(arguments: list[str]) -> None:
     distributions = list(config.distributions or measured(*tasks))
     record = given["values"] | {name: used["values"][name] for name in ("task", "latency")}
     record |= {"checkpoint": str(path := Path(saved.path or "")), "assets": trained.task.asset_kind}
-    record["num_envs"] = config.num_envs
+    record["num_envs"], results = config.num_envs, checkpoint.results_folder(path)
 
     def environment(distribution: str, num_envs: int, changes: Sequence[str] = ()) -> Environment:
         changed = composed(changes)[0]
@@ -76,13 +75,14 @@ def run(arguments: list[str]) -> None:
         if config.sim_to_real or len(config.sim) > 1:
             record |= {"episodes": config.episodes, "distribution": (first := distributions[0])}
             runs = Comparison(config, trained.task, path, robot, first, partial(environment, first)).run()
-            name = SIM_TO_REAL if config.sim_to_real else SIM_TO_SIM
-            return log.info(write_comparison(path.parent.parent, runs, saved.contract.action, record, name))
+            name = sim_to_real_report.SIM_TO_REAL if config.sim_to_real else sim_to_real_report.SIM_TO_SIM
+            return log.info(sim_to_real_report.write(results, runs, saved.contract.action, record, name))
         found = compare(partial(environment, num_envs=config.num_envs), distributions, {POLICY: robot} | beside, **how)
-    log.info(write_evaluation(path.parent.parent / "evaluation.json", record, found))
+    log.info(write_evaluation(results / "evaluation.json", record, found))
     if config.video or config.render:
-        film = path.parent.parent / "evaluation.mp4"
+        film = results / "evaluation.mp4"
         in_processes(trained.task).video(film, {"policy": policy}, config.device, distributions[0], config.first)
+        log.info(f"wrote {film}")
 
 
 def own(arguments: list[str]) -> tuple[EvaluateConfig, dict[str, Any]]:

@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> None:
     saved = checkpoint.load(config.checkpoint)
     options = replace(options, weights_sha256=saved.weights_sha256)
     policy = trained_policy(saved)
-    output = Path(config.output or Path(saved.path or "").parent.parent / "export" / options.name)
+    output = Path(config.output or checkpoint.results_folder(Path(saved.path or "")) / "export" / options.name)
     record = export(policy, options, output)
     log.info(f"wrote {output}: {summary(record)}")
     if config.target is Format.c:
@@ -78,8 +78,9 @@ def _publish(config: ExportConfig) -> None:
     if config.weights is not Weights.float32 or config.opset is not None:
         raise UserError(f"target={config.target.value} takes neither weights= nor opset=")
     saved = checkpoint.load(config.checkpoint)
-    directory = Path(saved.path or "").parent.parent
-    output = Path(config.output or directory / "export" / config.target.value)
+    path = Path(saved.path or "")
+    directory = path.parent.parent
+    output = Path(config.output or checkpoint.results_folder(path) / "export" / config.target.value)
     if config.target is Format.hub:
         publish(saved, directory, output)
     else:

@@ -56,7 +56,7 @@ class Task(Protocol):
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """Write a video of each policy, by caption, from the same starts, and optionally trajectories.png beside it.
+        """Write a video of each policy, by caption, from the same starts, and optionally a picture of paths beside it.
 
         They are the initial states from `first` on of `distribution`, by default that of training.
         """

@@ -129,6 +129,11 @@ def write_video(path: str | Path, frames: Frames, fps: float) -> None:
         writer.close()
 
 
+def paths_beside(film: Path) -> Path:
+    """The picture of paths that belongs to `film`: trajectories.png to a run's video.mp4, another name to others."""
+    return film.with_name("trajectories.png" if film.stem == "video" else f"{film.stem}_trajectories.png")
+
+
 def averaged(picture: Frames, scale: int) -> Frames:
     """`picture` [height, width, 3] at 1 / `scale` of its size: soft edges, if it was drawn that much larger.
 

@@ -140,6 +140,16 @@ def newest(run: str | Path) -> Path | None:
     return next(reversed(_complete(Path(run) / FOLDER)), None)
 
 
+def results_folder(path: Path) -> Path:
+    """Where results of the complete checkpoint at `path` go: into its run if it is the newest there.
+
+    Others must not replace those of the run: the best policy's go into its folder `best`, an older one's into its own.
+    """
+    if path.parent.name == FOLDER and newest(path.parent.parent) == path:
+        return path.parent.parent
+    return path.parent if path.parent.name == BEST else path
+
+
 def load(path: str | Path) -> Checkpoint:
     """Read the checkpoint at `path`: a run's directory (its newest), or one numbered directory.
 

@@ -13,6 +13,7 @@ from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.sim_to_real import ActionLog, BackEndRun
 from embodied.policy import Policy
+from embodied.saving.checkpoint import results_folder
 from embodied.task import Task
 from embodied.viewer.options import ViewerOptions
 
@@ -148,7 +149,7 @@ class Comparison:
             str(self.checkpoint), self.config.robot, env.task_names[0], self.config.episodes, self.config.first,
             env.step_limit, env.contract.control_dt_s,
         )  # fmt: skip
-        return run_trials(trials, self.checkpoint.parent.parent, console)
+        return run_trials(trials, results_folder(self.checkpoint), console)
 
     def _simulated(self, name: str, changes: Sequence[str]) -> BackEndRun:
         actions = ActionLog()

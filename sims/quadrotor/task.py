@@ -90,7 +90,7 @@ class QuadrotorTask(ProcessOptions):
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """Film each policy, by caption, from the same starts; also plots their paths as trajectories.png."""
+        """Film each policy, by caption, from the same starts; also plots their paths beside it."""
         among = distribution or self.distributions[0]
         envs = {caption: self.environment(FILMED, among, "eval", device=device) for caption in policies}
         film_policies(path, envs, policies, self.flown(among)["airframe"] or AIRFRAMES["crazyflie"], device, first)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.evaluation.video import tile, write_video
+from embodied.evaluation.video import paths_beside, tile, write_video
 from embodied.policy import Policy
 from sims.quadrotor.episode import reweighted, weights
 from sims.quadrotor.observation import contract
@@ -86,7 +86,7 @@ class SwarmTask(ProcessOptions):
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """Film each policy, by caption, from the same starts; also plots their paths as trajectories.png."""
+        """Film each policy, by caption, from the same starts; also plots their paths beside it."""
         flights, films, dt_s = {}, {}, 0.0
         for caption, policy in policies.items():
             env = self.environment(FILMED_WORLDS * Swarm.drones, distribution or self.distributions[0], "eval")
@@ -94,7 +94,7 @@ class SwarmTask(ProcessOptions):
             films[caption] = pictures.film(flights[caption])
             dt_s = env.contract.control_dt_s * STRIDE
         write_video(path, tile(films), round(1.0 / dt_s))
-        pictures.plot(path.with_name("trajectories.png"), flights)
+        pictures.plot(paths_beside(path), flights)
 
     def _mdp(self, distribution: str) -> Swarm:
         if distribution not in self.MDPS:

@@ -15,7 +15,7 @@ from PIL import Image
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.evaluation.video import Frames, film, tile, write_video
+from embodied.evaluation.video import Frames, film, paths_beside, tile, write_video
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
 from sims.remote.options import ProcessOptions
@@ -114,7 +114,7 @@ class VehicleTask(ProcessOptions):
     def video(
         self, path: Path, policies: Mapping[str, Policy], device: str, distribution: str | None = None, first: int = 0
     ) -> None:
-        """Write a video of each policy, by caption, from the same starts, and trajectories.png with driven paths."""
+        """Write a video of each policy, by caption, from the same starts, and driven paths beside it."""
         films, last = {}, []
         for caption, policy in policies.items():
             env = self.environment(FILMED, distribution or self.distributions[0], "eval", device=device)
@@ -122,7 +122,7 @@ class VehicleTask(ProcessOptions):
             films[caption] = film(env, policy, starts, _Drive(env).render, device, stride=STRIDE)
             last.append(np.concatenate(list(films[caption].frames[-1]), 1))
         write_video(path, tile(films), round(1.0 / (self._mdp.DT_S * STRIDE)))
-        with complete_or_absent(path.with_name("trajectories.png")) as temporary:
+        with complete_or_absent(paths_beside(path)) as temporary:
             Image.fromarray(np.concatenate(last)).save(temporary, format="png")
 
     def _check(self, distribution: str) -> None:

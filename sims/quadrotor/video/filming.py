@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodied.evaluation.video import Frames, film, tile, write_video
+from embodied.evaluation.video import Frames, film, paths_beside, tile, write_video
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
 from sims.quadrotor.airframes import Airframe
@@ -31,7 +31,7 @@ def film_policies(
 ) -> None:
     """Film each policy, by caption, in its own of `envs`, of `FILMED` drones, from start `first` on; plot their paths.
 
-    The plot is trajectories.png. `airframe` is drawn.
+    The plot is `paths_beside` the video. `airframe` is drawn.
     """
     flights, films, goals = {}, {}, []
     for caption, policy in policies.items():
@@ -42,7 +42,7 @@ def film_policies(
         goals = [around.goal for around in flight.surroundings]
     dt_s = next(iter(envs.values())).contract.control_dt_s * STRIDE
     write_video(path, tile(films), round(1.0 / dt_s))
-    plot_trajectories(path.with_name("trajectories.png"), flights, dt_s, goals)
+    plot_trajectories(paths_beside(path), flights, dt_s, goals)
 
 
 class _Flight:
