@@ -34,7 +34,7 @@ hover: $(VENV)/installed
 
 # Without options about a third of the task's own run: options in ARGS go before.
 vla: $(VENV)/installed
-	$(BIN)/python train.py task=libero_pictures $(or $(ARGS),env_steps=80000 algorithm.rounds=1 evaluation_starts=20)
+	$(BIN)/python train.py task=libero_pictures $(or $(ARGS),env_steps=150000 sft.steps=3000 evaluation_starts=20)
 
 navigate: $(VENV)/installed
 	$(BIN)/python train.py task=vehicle_navigate $(ARGS)
