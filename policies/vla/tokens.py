@@ -47,6 +47,18 @@ class Head(Enum):
     L1 = "l1"
 
 
+class Reading(Enum):
+    """What deterministic chunks are: each token's MODE, the most likely bin, or its MEDIAN, among the ordered bins.
+
+    AUTO is MODE of published weights, as OpenVLA reads them. Little data leaves wide distributions, of which the most
+    likely of 256 bins says little: from scratch AUTO is MEDIAN.
+    """
+
+    AUTO = "auto"
+    MODE = "mode"
+    MEDIAN = "median"
+
+
 class Part(Enum):
     """Of what a part of the log-probability is, which PPO clips by itself: a TOKEN, an ACTION, or the CHUNK."""
 
@@ -64,7 +76,7 @@ class TokensConfig(Computing):
     takes those of the demonstrations in their place. With a `lora_rank` low-rank adapters are trained on frozen
     `weights` (`policies.vla.adapters`); checkpoints then refer to the weights, and hold no copy.
 
-    Sampled tokens are drawn and scored at `temperature`; deterministic ones are the most likely. A `part` of the
+    Sampled tokens are drawn and scored at `temperature`, deterministic ones read by `reading`. A `part` of the
     log-probability is the sum over its tokens. The critic has layers of width `hidden`.
 
     `precision`, `gradient_checkpointing` and `compile` tell how the model computes (`policies.vla.computing`).
@@ -76,6 +88,7 @@ class TokensConfig(Computing):
     lora_rank: int = 0
     head: Head = Head.AUTO
     temperature: float = 1.0
+    reading: Reading = Reading.AUTO
     part: Part = Part.TOKEN
     critic: Reads = Reads.AUTO
     hidden: int = 256
@@ -192,7 +205,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
             return Decision(self.to_robot(self.regression(hidden)), nothing, hidden.new_zeros(len(state), 1), value)
         log_probs = self._log_probs(hidden)
         if deterministic:
-            bins = log_probs.argmax(-1)
+            bins = self._likely(log_probs)
         else:
             drawn = torch.multinomial(log_probs.exp().flatten(0, -2), 1, generator=generator)
             bins = drawn.view(log_probs.shape[:-1])
@@ -284,6 +297,13 @@ class TokensPolicy(adapters.AdaptablePolicy):
     def _log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of the bins [N, H, A, BINS]."""
         return (self.model.logits(hidden) / self.config.temperature).log_softmax(-1)
+
+    def _likely(self, log_probs: Tensor) -> Tensor:
+        """Bins [N, H, A] of deterministic chunks."""
+        reading = self.config.reading
+        if reading is Reading.MODE or (reading is Reading.AUTO and self.config.weights):
+            return log_probs.argmax(-1)
+        return (log_probs.exp().cumsum(-1) < 0.5).sum(-1).clamp_max(BINS - 1)
 
     def _value(self, observation: TensorDict, state: Tensor, hidden: Tensor) -> Tensor:
         return self.critic(observation, lambda: self._summary(state, hidden))

@@ -12,7 +12,7 @@ from embodied.algorithms.ppo import PPOConfig
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
 from policies.vla.inputs import PAD
-from policies.vla.tokens import Head, Part, TokensConfig, TokensPolicy, bins_of, centres
+from policies.vla.tokens import Head, Part, Reading, TokensConfig, TokensPolicy, bins_of, centres
 from tests.policies.vla.test_pi0 import SEEING, seen
 
 
@@ -52,8 +52,19 @@ def test_the_likelihood_is_that_of_the_tempered_tokens_in_acting_and_in_scoring(
         torch.testing.assert_close(log_prob.double(), expected, atol=1e-5, rtol=0.0)
     entropy = -(shares * shares.log()).sum(-1)[:, :2].flatten(1)
     torch.testing.assert_close(scored.entropy.double(), entropy, atol=1e-5, rtol=0.0)
-    most = made.act(observation, deterministic=True).sample["bins"]
-    assert torch.equal(most.long(), shares.argmax(-1))
+
+
+def test_deterministic_tokens_are_the_most_likely_of_weights_and_medians_otherwise() -> None:
+    observation, shares = seen(6), torch.zeros(6, 4, 3, 256)
+    shares[..., 40], shares[..., 100:110], shares[..., 255] = 0.3, 0.03, 0.4  # mode 255; half is reached within 100:110
+    shares[1, 2, 0] = torch.eye(256)[255]
+    expected = {Reading.MODE: 255, Reading.MEDIAN: 106, Reading.AUTO: 106}
+    for reading, bin_number in expected.items():
+        made = policy(reading=reading)
+        made._log_probs = lambda hidden: shares.log()  # type: ignore[method-assign]
+        bins = made.act(observation, deterministic=True).sample["bins"].long()
+        assert bins[0].unique().tolist() == [bin_number]
+        assert int(bins[1, 2, 0]) == 255
 
 
 def test_tokens_are_drawn_from_the_tempered_distribution() -> None:
