@@ -97,9 +97,15 @@ def tile(films: Mapping[str, Film], titles: Sequence[str] = ()) -> Frames:
     if len(shapes) != 1 or len(titles) not in (0, next(iter(shapes))[0]):
         raise ValueError(f"expected films of one size and a title per column, got {shapes} and {len(titles)} titles")
     longest = max(len(film.frames) for film in films.values())
-    rows = [_row(caption, film, longest) for caption, film in films.items()]
-    head = [_titles(titles, rows[0].shape[2], longest)] if titles else []
-    return np.concatenate([*head, *rows], 1)
+    _, episodes, height, width, _ = next(iter(films.values())).frames.shape
+    high, wide = STRIP + height + 2 * MARGIN, width + 2 * MARGIN
+    head = _titles(titles, episodes * wide) if titles else np.zeros((0, episodes * wide, 3), dtype=np.uint8)
+    video = np.empty((longest, len(head) + high * len(films), episodes * wide, 3), dtype=np.uint8)
+    video[:, : len(head)] = head
+    for number, (caption, film) in enumerate(films.items()):
+        top = len(head) + high * number
+        _fill(video[:, top : top + high], caption, film)
+    return video
 
 
 def write_video(path: str | Path, frames: Frames, fps: float) -> None:
@@ -113,7 +119,7 @@ def write_video(path: str | Path, frames: Frames, fps: float) -> None:
     if fps <= 0:
         raise ValueError(f"expected a positive frame rate, got {fps}")
     height, width = frames.shape[1:3]
-    even = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")  # H.264 needs even sizes
+    odd = (0, height % 2), (0, width % 2), (0, 0)  # H.264 needs even sizes
     with complete_or_absent(Path(path)) as temporary:
         writer = imageio_ffmpeg.write_frames(
             str(temporary),
@@ -121,11 +127,11 @@ def write_video(path: str | Path, frames: Frames, fps: float) -> None:
             fps=fps,  # pyright: ignore[reportArgumentType] - any number
             macro_block_size=2,
             ffmpeg_log_level="error",
-            output_params=["-f", "mp4", "-movflags", "+faststart"],
+            output_params=["-f", "mp4", "-movflags", "+faststart", "-preset", "veryfast"],
         )
         writer.send(None)
-        for frame in even:
-            writer.send(np.ascontiguousarray(frame))
+        for frame in frames:
+            writer.send(np.pad(frame, odd, mode="edge"))
         writer.close()
 
 
@@ -146,34 +152,29 @@ def averaged(picture: Frames, scale: int) -> Frames:
     return ((squares.sum((1, 3), dtype=np.uint16) + scale * scale // 2) // (scale * scale)).astype(np.uint8)
 
 
-def _row(caption: str, film: Film, length: int) -> Frames:
-    """A film under its caption [T, height, width, 3], the last frame repeated up to `length`."""
-    pictures = []
-    for frames, success in zip(film.frames, film.success, strict=True):
-        tiles = np.concatenate([_framed(frame, won) for frame, won in zip(frames, success, strict=True)], 1)
-        text = f"{caption}   {success.sum()} of {len(success)}" if film.has_success else caption
-        pictures.append(np.concatenate((_strip([text], tiles.shape[1], STRIP, 16), tiles)))
-    return np.stack(pictures + pictures[-1:] * (length - len(pictures)))
+def _fill(row: Frames, caption: str, film: Film) -> None:
+    """Fill `row` [T, height, width, 3] with a film under its caption, the last frame repeated."""
+    length = len(film.frames)
+    row[:length] = PAPER
+    episodes, height, width, _ = film.frames.shape[1:]
+    rim = MARGIN - BORDER
+    for number in range(episodes):
+        column = row[:length, STRIP:, number * (width + 2 * MARGIN) : (number + 1) * (width + 2 * MARGIN)]
+        for moment in np.flatnonzero(film.success[:, number]):  # a green border once the episode has succeeded
+            column[moment, rim : height + 2 * MARGIN - rim, rim : width + 2 * MARGIN - rim] = SUCCESS
+        column[:, MARGIN : MARGIN + height, MARGIN : MARGIN + width] = film.frames[:, number]
+    for won in np.unique(succeeded := film.success.sum(1)):
+        text = f"{caption}   {won} of {episodes}" if film.has_success else caption
+        row[:length][succeeded == won, :STRIP] = _strip([text], row.shape[2], STRIP, 16)
+    row[length:] = row[length - 1]
 
 
-def _framed(frame: Frames, won: bool) -> Frames:
-    """A frame with a margin, and a green border once the episode has `won`."""
-    height, width, _ = frame.shape
-    framed = np.full((height + 2 * MARGIN, width + 2 * MARGIN, 3), PAPER, dtype=np.uint8)
-    if won:
-        rim = MARGIN - BORDER
-        framed[rim : height + 2 * MARGIN - rim, rim : width + 2 * MARGIN - rim] = SUCCESS
-    framed[MARGIN:-MARGIN, MARGIN:-MARGIN] = frame
-    return framed
-
-
-def _titles(titles: Sequence[str], width: int, length: int) -> Frames:
-    """Column headings [T, height, width, 3]."""
+def _titles(titles: Sequence[str], width: int) -> Frames:
+    """Column headings [height, width, 3]."""
     column = width // len(titles)
     lines = [textwrap.wrap(title, max(8, column // 7)) for title in titles]
     height = 16 * max(map(len, lines)) + 8
-    head = np.concatenate([_strip(text, column, height, 12) for text in lines], 1)
-    return np.broadcast_to(head, (length, *head.shape))
+    return np.concatenate([_strip(text, column, height, 12) for text in lines], 1)
 
 
 def _strip(lines: Sequence[str], width: int, height: int, size: int) -> Frames:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from embodied.engine import Outcome, RestorableEngine
 from embodied.rollout.rollout import Rollout
-from sims.quadrotor.airframes import CRAZYFLIE, DRAWS, PARAMETERS, Airframe, sample_platforms, scatter
-from sims.quadrotor.dynamics import Body, Options
+from sims.quadrotor.airframes import CRAZYFLIE, DRAWS, PARAMETERS, Airframe, hover_speed, sample_platforms, scatter
+from sims.quadrotor.dynamics import BODY_ROWS, Body, Options, parameters
 from sims.quadrotor.episode import COUNTERS, Episode, Mdp
 from sims.quadrotor.observation import History, contract, split_rows
 from sims.quadrotor.starts import draws, keys
@@ -98,13 +98,32 @@ class QuadrotorEnvironment(RestorableEngine):
     @property
     def pose(self) -> tuple[Tensor, Tensor]:
         """True position [N, 3], m, and rotation matrix [N, 3, 3] from body to world."""
-        body = Body.of(self._state[:, : self.num_envs].detach())
+        body = self.body
         return torch.stack(body.position, 1), torch.stack(body.rotation(), 1).view(-1, 3, 3)
 
     @property
     def plan(self) -> Tensor:
         """The running episodes' plans, [P, N]; see the task."""
         return self._disturbance[self.options.disturbance_rows :, : self.num_envs]
+
+    @property
+    def body(self) -> Body:
+        """True states of the drones, rows [N], without gradients."""
+        return Body.of(self._state[:, : self.num_envs].detach())
+
+    @property
+    def rotors(self) -> tuple[Tensor, Tensor]:
+        """Speeds of the rotors and the last commanded ones, [4, N], as shares of the highest."""
+        lanes = slice(self.num_envs)
+        hover = hover_speed(parameters(list(self._airframe[:, lanes])))
+        commands = self._state[BODY_ROWS : BODY_ROWS + 4, lanes].detach()
+        return torch.stack(self.body.rotor_speed) + hover, 0.5 * (commands + 1.0)
+
+    @property
+    def record(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether the episodes were terminated or truncated, [N], and what the task remembers, [MEMORY, N]."""
+        record = self._record[:, : self.num_envs]
+        return record[1] > 0.5, record[2] > 0.5, record[COUNTERS:]
 
     def view(self) -> QuadrotorView:
         """What the viewer shows."""

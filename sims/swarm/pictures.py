@@ -16,7 +16,8 @@ from embodied.evaluation.video import Film, Frames
 from embodied.policy import Policy
 from embodied.rollout.memory import Memory
 from embodied.saving.files import complete_or_absent
-from sims.quadrotor.video.pictures import GRID, PAPER, Array
+from sims.quadrotor.video.camera import Array
+from sims.quadrotor.video.pictures import GRID, PAPER
 from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import AWAY_M, FLYING, HALF_ROOM_M, OBSTACLE_RADIUS_M, RADIUS_M
 from sims.swarm.viewing import COLOURS

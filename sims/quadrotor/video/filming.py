@@ -8,17 +8,28 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 
 from embodied.evaluation.video import Frames, film, paths_beside, tile, write_video
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
 from sims.quadrotor.airframes import Airframe
+from sims.quadrotor.dynamics import DT_S
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.video.pictures import Array, draw
+from sims.quadrotor.tasks.race import Race
+from sims.quadrotor.video import gates, hud
+from sims.quadrotor.video.camera import Array, Follow
+from sims.quadrotor.video.instruments import Progress, Seen, instruments, states
+from sims.quadrotor.video.pictures import draw
 from sims.quadrotor.video.scenery import Scenery, scenery
 
-FILMED, STRIDE = 4, 4
+FILMED, STRIDE = 3, 4
 """Episodes in a video, and control steps between its frames."""
+WIDTH, HEIGHT, SCALE = 368, 276, 2
+"""Pixels of an episode's picture, which is drawn so much larger."""
+FOCAL = 0.72
+"""The camera's focal length, in widths of a picture."""
 
 
 def film_policies(
@@ -51,25 +62,38 @@ class _Flight:
     def __init__(self, env: QuadrotorEnvironment, arm_m: float) -> None:
         self.env, self.arm_m = env, arm_m
         self.surroundings: list[Scenery] = []
-        self.positions: list[list[Array]] = [[] for _ in range(env.num_envs)]
+        self.cameras: list[Follow] = []
+        self.races = [Progress() for _ in range(env.num_envs)]
+        self.positions: list[Array] = [np.zeros((0, 3)) for _ in range(env.num_envs)]
 
-    def render(self, ids: Array) -> Frames:
+    def render(self, ids: NDArray[np.int64]) -> Frames:
         """Current images of environments `ids`."""
         if not self.surroundings:  # those of the episodes that have begun by now
-            self.surroundings = [scenery(self.env, row) for row in range(self.env.num_envs)]
-        position, rotation = (part.cpu().numpy() for part in self.env.pose)
-        pictures = []
-        for row, step in zip(ids, self.env.steps[ids].tolist(), strict=True):
-            self.positions[row].append(position[row].copy())
-            trail, around = np.stack(self.positions[row]), self.surroundings[row]
-            markers = () if around.goal is None else (around.goal[step],)
-            pose = [(position[row], rotation[row])]
-            pictures.append(draw(around.camera, [trail], pose, arm_m=self.arm_m, paths=around.paths, markers=markers))
-        return np.stack(pictures)
+            self.surroundings = [scenery(self.env, row, self.arm_m) for row in range(self.env.num_envs)]
+            self.cameras = [around.follow() for around in self.surroundings]
+        seen = Seen.of(self.env)
+        return np.stack([np.asarray(self._picture(row, seen)) for row in ids.tolist()])
+
+    def _picture(self, row: int, seen: Seen) -> Image.Image:
+        around, mdp, position = self.surroundings[row], self.env.mdp, seen.position[row].astype(float)
+        self.positions[row] = way = np.concatenate([self.positions[row], position[None]])
+        found, first, ahead = [], 0, None
+        if isinstance(mdp, Race):
+            first = int(self.env.plan[0, row])
+            found = states(first, seen, row, self.races[row], mdp)
+            ahead = gates.towards_next(position, seen.velocity[row], found)
+        size = WIDTH * SCALE, HEIGHT * SCALE
+        camera = self.cameras[row].camera(position, ahead, DT_S * STRIDE, FOCAL * size[0], size)
+        goal = None if around.goal is None else around.goal[seen.steps[row]]
+        picture = draw(camera, around, way, seen.rotation[row], goal, found).reduce(SCALE)
+        hud.draw(picture, instruments(mdp, seen, row, around, found, self.races[row], first))
+        if found:
+            hud.draw_map(picture, gates.LINES, [state.colour for state in found], way)
+        return picture
 
 
 def plot_trajectories(
-    path: Path, flights: Mapping[str, list[list[Array]]], dt_s: float, goals: Sequence[Array | None]
+    path: Path, flights: Mapping[str, list[Array]], dt_s: float, goals: Sequence[Array | None]
 ) -> None:
     """Plot positions [3] m over time, a row per caption and a column per axis, into the PNG file `path`.
 
@@ -82,7 +106,7 @@ def plot_trajectories(
     for axes, (caption, episodes) in zip(rows, flights.items(), strict=True):
         for axis, (column, name) in zip(axes, enumerate("xyz"), strict=True):
             for episode, goal in zip(episodes, goals, strict=True):
-                way = np.stack(episode)[:, column]
+                way = episode[:, column]
                 (line,) = axis.plot(dt_s * np.arange(len(way)), way, linewidth=1.0)
                 if goal is not None:
                     wanted = goal[::STRIDE, column][: len(way)]

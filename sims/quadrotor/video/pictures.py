@@ -1,89 +1,97 @@
-"""Drones drawn in perspective: a floor grid, the path, the goal, and the airframe with its front in red."""
+"""One picture of a drone: floor, gates or reference, the path so far, and the airframe with its front in red."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from PIL import Image
 
-Array = NDArray[np.floating]
-PAPER, GRID, TRAIL, GOAL = (24, 26, 30), (62, 66, 74), (90, 160, 250), (70, 190, 90)
-ARM, FRONT = (225, 225, 230), (235, 80, 70)
-CIRCLE = np.stack([np.cos(np.linspace(0, 2 * np.pi, 13)), np.sin(np.linspace(0, 2 * np.pi, 13)), np.zeros(13)], -1)
+from sims.quadrotor.tasks import race
+from sims.quadrotor.video import gates
+from sims.quadrotor.video.camera import Array, Camera
+from sims.quadrotor.video.canvas import Canvas
+from sims.quadrotor.video.gates import State
+from sims.quadrotor.video.scenery import Scenery
 
-
-class Camera:
-    """Looks at `centre` (m, world) such that a ball of `radius` m fills the image of `size` pixels."""
-
-    def __init__(self, centre: Array, radius: float, size: int = 256) -> None:
-        self.size, self.radius, self.centre = size, radius, np.asarray(centre, dtype=float)
-        forward = np.array([-0.62, 0.70, -0.36])
-        forward /= np.linalg.norm(forward)
-        right = np.cross(forward, [0.0, 0.0, 1.0])
-        right /= np.linalg.norm(right)
-        self.axes = np.stack([right, np.cross(right, forward), forward])
-        self.eye = self.centre - 4.0 * radius * forward
-
-    def project(self, points: Array) -> list[tuple[float, float]]:
-        """Pixels of `points` [P, 3]."""
-        seen = (np.asarray(points, dtype=float) - self.eye) @ self.axes.T
-        depth = np.maximum(seen[:, 2], 0.05 * self.radius)
-        scale = 3.7 * self.size / 2 / depth
-        return [
-            (float(x), float(y))
-            for x, y in zip(
-                self.size / 2 + scale * seen[:, 0], self.size / 2 - scale * seen[:, 1], strict=True
-            )
-        ]  # fmt: skip
+PAPER, GRID = (24, 26, 30), (62, 66, 74)
+TRAIL, GOAL, ARM, FRONT, BACK = (112, 186, 255), (70, 205, 110), (205, 210, 220), (255, 92, 70), (190, 200, 218)
+LEG, ERROR, HULL_COLOURS = (88, 96, 112), (255, 176, 46), ((34, 37, 44), (58, 63, 74))
+HULL = np.array([[0.42, 0.0, 0.0], [0.1, 0.22, 0.0], [-0.36, 0.2, 0.0], [-0.36, -0.2, 0.0], [0.1, -0.22, 0.0]])
+TRAILED = 25
+"""Pieces of the path that are shown."""
+CIRCLE = np.stack([np.cos(np.linspace(0, 2 * np.pi, 17)), np.sin(np.linspace(0, 2 * np.pi, 17)), np.zeros(17)], -1)
+FRAMES, LIGHT = (np.stack(part) for part in zip(*map(gates.frame, race.TRACK), strict=True))
+LEGS = np.stack([gates.legs(gate) for gate in race.TRACK])
 
 
 def draw(
-    camera: Camera,
-    trails: list[Array],
-    poses: list[tuple[Array, Array]],
-    *,
-    arm_m: float,
-    paths: tuple[Array, ...] = (),
-    markers: tuple[Array, ...] = (),
-) -> NDArray[np.uint8]:
-    """One image [size, size, 3].
+    camera: Camera, around: Scenery, way: Array, rotation: Array, goal: Array | None, states: Sequence[State] = ()
+) -> Image.Image:
+    """The picture of a drone that is at the end of its `way` [P, 3] m.
 
     Args:
-        camera: viewpoint.
-        trails: path of each drone, [P, 3] m.
-        poses: position [3] m and rotation matrix [3, 3] (body FLU to world) of each drone.
-        arm_m: distance of the rotors from the middle; enlarged if it would be too small to see.
-        paths: lines to follow, gates and obstacles, [P, 3] m.
-        markers: goals, [3] m.
+        camera: the viewpoint.
+        around: the surroundings.
+        way: its path so far.
+        rotation: its rotation matrix [3, 3] (body FLU to world).
+        goal: the desired position [3] m at present, if any.
+        states: of the gates in a race.
     """
-    image = Image.new("RGB", (camera.size, camera.size), PAPER)
-    pen = ImageDraw.Draw(image)
-    _floor(pen, camera)
-    for path in paths:
-        pen.line(camera.project(path), fill=GOAL, width=2)
-    for marker in markers:
-        for axis in np.eye(3):
-            ends = marker + 0.06 * camera.radius * axis * np.array([[-1.0], [1.0]])
-            pen.line(camera.project(ends), fill=GOAL, width=2)
-    for trail in trails:
-        if len(trail) > 1:
-            pen.line(camera.project(trail), fill=TRAIL, width=1)
-    for position, rotation in poses:
-        _airframe(pen, camera, position, rotation, max(arm_m, 0.11 * camera.radius))
-    return np.asarray(image)
+    canvas = Canvas(camera, around.cell_m)
+    canvas.floor(around.grid)
+    position = way[-1]
+    _shadow(canvas, position, around)
+    if around.raced:
+        _gates(canvas, states)
+    if around.goal is not None and goal is not None:
+        _goal(canvas, around, goal, position)
+    if len(way) > 1:
+        recent = way[-TRAILED - 1 :]
+        pieces = np.stack([recent[:-1], recent[1:]], 1)
+        fading = np.linspace(0.05, 0.85, TRAILED)[-len(pieces) :]
+        canvas.lines(pieces, 0.014 * around.distance_m, TRAIL, fading)
+    _airframe(canvas, position, rotation, around.arm_m)
+    return canvas.finished()
 
 
-def _floor(pen: ImageDraw.ImageDraw, camera: Camera) -> None:
-    reach = camera.radius
-    base = camera.centre - [0.0, 0.0, reach]
-    for offset in np.linspace(-reach, reach, 9):
-        for line in ([[-reach, offset, 0], [reach, offset, 0]], [[offset, -reach, 0], [offset, reach, 0]]):
-            pen.line(camera.project(base + np.array(line)), fill=GRID)
+def _shadow(canvas: Canvas, position: Array, around: Scenery) -> None:
+    height = position[2] - around.floor_m
+    if height > 0.0:
+        spread = 1.5 * around.arm_m * (1.0 + 0.15 * height / around.distance_m)
+        middle = np.array([*position[:2], around.floor_m])
+        canvas.shadow(middle + spread * CIRCLE, 0.5 / (1.0 + 0.25 * height / around.distance_m))
 
 
-def _airframe(pen: ImageDraw.ImageDraw, camera: Camera, position: Array, rotation: Array, arm: float) -> None:
-    for x, y in ((1, -1), (-1, -1), (-1, 1), (1, 1)):
-        hub = np.array([x, y, 0.0]) * arm / np.sqrt(2)
-        colour = FRONT if x > 0 else ARM
-        pen.line(camera.project(position + np.stack([np.zeros(3), hub]) @ rotation.T), fill=ARM, width=2)
-        pen.line(camera.project(position + (hub + 0.45 * arm * CIRCLE) @ rotation.T), fill=colour, width=2)
+def _gates(canvas: Canvas, states: Sequence[State]) -> None:
+    for gate in race.TRACK:
+        canvas.shadow(gates.footprint(gate), 0.35)
+    colours = np.array([state.colour for state in states], dtype=float)
+    canvas.faces(FRAMES.reshape(-1, 4, 3), (LIGHT[..., None] * colours[:, None]).reshape(-1, 3), solid_m=1.2)
+    canvas.lines(LEGS.reshape(-1, 2, 3), 0.06, LEG)
+    for gate, state, colour in zip(race.TRACK, states, colours, strict=True):
+        if state in (State.next, State.missed):
+            canvas.faces(gates.corners(gate, gates.HALF_M)[None], colour[None], alpha=0.15)
+
+
+def _goal(canvas: Canvas, around: Scenery, goal: Array, position: Array) -> None:
+    if np.ptp(around.goal, axis=0).max() > 0.0:
+        canvas.path(around.goal[::4], 0.008 * around.distance_m, GOAL, 0.45)
+    size = 0.05 * around.distance_m
+    cross = goal + size * np.stack([-np.eye(3), np.eye(3)], 1)
+    canvas.lines(cross, 0.01 * around.distance_m, GOAL)
+    foot = np.array([*goal[:2], around.floor_m])
+    canvas.lines(np.stack([goal, foot])[None], 0.004 * around.distance_m, GOAL, np.array([0.35]))
+    canvas.lines(np.stack([position, goal])[None], 0.006 * around.distance_m, ERROR)
+
+
+def _airframe(canvas: Canvas, position: Array, rotation: Array, arm: float) -> None:
+    hubs = arm / np.sqrt(2) * np.array([[1.0, -1.0, 0.0], [-1.0, -1.0, 0.0], [-1.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+    canvas.lines(position + np.stack([np.zeros_like(hubs), hubs], 1) @ rotation.T, 0.16 * arm, ARM)
+    for hub in hubs:
+        rim = position + (hub + arm * (0.52 * CIRCLE + np.array([0.0, 0.0, 0.12]))) @ rotation.T
+        colour = FRONT if hub[0] > 0 else BACK
+        canvas.faces(rim[None], np.array(colour, dtype=float)[None], alpha=0.5)
+        canvas.path(rim, 0.05 * arm, colour)
+    bodies = arm * (HULL + np.array([[[0.0, 0.0, -0.08]], [[0.0, 0.0, 0.1]]]))
+    canvas.faces(position + bodies @ rotation.T, np.array(HULL_COLOURS, dtype=float))

@@ -1,7 +1,8 @@
-"""The surroundings drawn with a drone: viewpoint, reference or gates, and goal."""
+"""The surroundings drawn with a drone: floor, reference, goal, and how a camera follows."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,12 +10,11 @@ import torch
 
 from sims.quadrotor.dynamics import DT_S
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.tasks import race, track
-from sims.quadrotor.tasks.race import Race
+from sims.quadrotor.tasks import track
+from sims.quadrotor.tasks.race import RADIUS_M, Race
 from sims.quadrotor.tasks.recover import Recover
 from sims.quadrotor.tasks.track import Track
-from sims.quadrotor.video.pictures import Array, Camera
-from sims.quadrotor.viewing import opening
+from sims.quadrotor.video.camera import Array, Follow
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,27 +22,54 @@ class Scenery:
     """Surroundings of one episode.
 
     Attributes:
-        camera: shows all of it.
-        paths: lines, [P, 3] m.
+        floor_m: height of the floor.
+        cell_m: width of its cells.
+        distance_m: of the camera from the drone.
+        arm_m: of the drone as it is drawn: large enough to be seen.
+        speed_full_m_s: end of the speed's scale.
+        raced: whether there are gates; the camera then looks where the drone flies.
         goal: desired position after each control step, [T + 1, 3] m; None if it does not matter.
+        goal_name: what it is called.
     """
 
-    camera: Camera
-    paths: tuple[Array, ...] = ()
+    floor_m: float
+    cell_m: float
+    distance_m: float
+    arm_m: float
+    speed_full_m_s: float
+    raced: bool = False
     goal: Array | None = None
+    goal_name: str = ""
+
+    def follow(self) -> Follow:
+        """A camera that follows the drone."""
+        height, above = (0.32, 0.12) if self.raced else (0.36, -0.04)
+        return Follow(self.distance_m, height * self.distance_m, self.floor_m, above)
+
+    @functools.cached_property
+    def grid(self) -> Array:
+        """The floor's lines, in pieces that fade one by one, [S, 2, 3] m."""
+        cells, piece = 14, 4
+        along = np.arange(-cells, cells, piece, dtype=float)
+        across = np.arange(-cells, cells + 1, dtype=float)
+        first = np.stack(np.meshgrid(along, across, indexing="ij"), -1).reshape(-1, 2)
+        lines = np.stack([first, first + np.array([piece, 0.0])], 1)
+        flat = self.cell_m * np.concatenate([lines, lines[..., ::-1]])
+        return np.concatenate([flat, np.full((*flat.shape[:2], 1), self.floor_m)], -1)
 
 
-def scenery(env: QuadrotorEnvironment, row: int) -> Scenery:
-    """Surroundings of the running episode of environment `row`."""
+def scenery(env: QuadrotorEnvironment, row: int, arm_m: float) -> Scenery:
+    """Surroundings of the running episode of environment `row`, whose drone has arms of `arm_m`."""
     if isinstance(env.mdp, Track):
         goal = reference(env, row)
-        low, high = goal.min(0), goal.max(0)
-        return Scenery(Camera((low + high) / 2.0, 0.6 * float((high - low).max()) + 0.2), (goal,), goal)
+        floor_m = float(goal[:, 2].min()) - 0.6
+        return Scenery(floor_m, 0.5, 1.9, max(0.12, arm_m), 4.0, goal=goal, goal_name="from the reference")
     if isinstance(env.mdp, Race):
-        return Scenery(Camera(np.array([0.0, 0.5, race.CENTRE_Z_M]), 6.0), tuple(map(opening, race.TRACK)))
+        return Scenery(0.0, 1.0, 1.7, max(1.2 * RADIUS_M, arm_m), 12.0, raced=True)
     if isinstance(env.mdp, Recover):
-        return Scenery(Camera(np.array([0.0, 0.0, -1.0]), 2.5))
-    return Scenery(Camera(np.zeros(3), 0.6), goal=np.zeros((env.step_limit + 1, 3)))
+        return Scenery(-float(env.mdp.position_limit_m), 1.0, 2.0, max(0.16, arm_m), 6.0)
+    still = np.zeros((env.step_limit + 1, 3))
+    return Scenery(env.options.ground_z_m, 0.25, 1.0, max(0.07, arm_m), 2.0, goal=still, goal_name="from the goal")
 
 
 def reference(env: QuadrotorEnvironment, row: int) -> Array:

@@ -1,0 +1,138 @@
+"""A picture in perspective: sky, floor, and faces and lines that are drawn from far to near."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from sims.quadrotor.video.camera import NEAR_M, Array, Camera
+
+SKY, HORIZON, HAZE, GROUND = (16, 20, 31), (76, 95, 126), (56, 66, 82), (37, 42, 51)
+LINES = (112, 126, 148)
+FADED_M = 9.0
+"""Distance over which colours fade into those of the horizon by 63%, in floor cells."""
+WIDEST = 9
+"""Of lines, pixels."""
+RGBA = tuple[int, int, int, int]
+
+
+class Canvas:
+    """What `camera` sees; `cell_m` is the size of the floor's cells, in which distances fade."""
+
+    def __init__(self, camera: Camera, cell_m: float) -> None:
+        self.camera, self.fade_m = camera, FADED_M * cell_m
+        width, height = camera.size
+        top = round(min(max(1.5 * height - camera.horizon, 0.0), 2.0 * height))
+        self.image = _sky(width, height).crop((0, top, width, top + height))
+        self.pen, self.plain = ImageDraw.Draw(self.image, "RGBA"), ImageDraw.Draw(self.image)
+        self._parts: list[tuple[float, list[float], RGBA, int]] = []
+
+    def floor(self, ends: Array) -> None:
+        """Draw lines on the floor between `ends` [S, 2, 3], now."""
+        seen = self._before(self.camera.seen(ends))
+        pixels = self.camera.pixels(seen)
+        shown = self._within(pixels)
+        share = self._nearness(seen[shown, :, 2].mean(-1))[:, None]
+        colours = (np.array(HAZE) + share * (np.array(LINES) - np.array(HAZE))).astype(int).tolist()
+        for line, colour in zip(pixels[shown].reshape(-1, 4).tolist(), colours, strict=True):
+            self.plain.line(line, fill=tuple(colour))
+
+    def shadow(self, corners: Array, alpha: float) -> None:
+        """Darken the convex polygon `corners` [P, 3] on the floor, now."""
+        if len(outline := self._clipped(self.camera.seen(corners))) > 2:
+            self.pen.polygon(self.camera.pixels(outline).ravel().tolist(), fill=(0, 0, 0, round(255 * alpha)))
+
+    def faces(self, corners: Array, colours: Array, alpha: float = 1.0, solid_m: float = 0.0) -> None:
+        """Add flat convex faces with `corners` [Q, P, 3] and `colours` [Q, 3]; nearer than `solid_m` they fade."""
+        seen = self.camera.seen(corners)
+        depth = seen[..., 2].mean(-1)
+        share = self._nearness(depth)[:, None]
+        faded = (np.array(HORIZON) + share * (colours - np.array(HORIZON))).astype(int).tolist()
+        whole, some = (seen[..., 2] > NEAR_M).all(-1), (seen[..., 2] > NEAR_M).any(-1)
+        pixels = self.camera.pixels(seen)
+        alphas = np.rint(255 * alpha * np.clip(depth / max(solid_m, 1e-6), 0.15, 1.0)).astype(int).tolist()
+        for row in np.flatnonzero(some & (self._within(pixels) | ~whole)):
+            points = pixels[row] if whole[row] else self.camera.pixels(self._clipped(seen[row]))
+            red, green, blue = faded[row]
+            self._parts.append((float(depth[row]), points.ravel().tolist(), (red, green, blue, alphas[row]), 0))
+
+    def lines(self, ends: Array, width_m: float, colour: tuple[int, int, int], alphas: Array | None = None) -> None:
+        """Add lines between `ends` [S, 2, 3], `width_m` wide, with `alphas` [S] in [0, 1], by default 1."""
+        seen = self.camera.seen(ends)
+        kept = (seen[..., 2] > NEAR_M).any(-1)
+        seen = self._before(seen)
+        shown = np.full(len(seen), 255) if alphas is None else (255 * alphas[kept]).astype(int)
+        depth = seen[..., 2].mean(-1)
+        wide = np.clip(np.rint(self.camera.focal * width_m / depth), 1, WIDEST).astype(int).tolist()
+        pixels = self.camera.pixels(seen)
+        for row in np.flatnonzero(self._within(pixels)):
+            self._parts.append((float(depth[row]), pixels[row].ravel().tolist(), (*colour, int(shown[row])), wide[row]))
+
+    def path(self, points: Array, width_m: float, colour: tuple[int, int, int], alpha: float = 1.0) -> None:
+        """Add one line through `points` [P, 3] as a whole, if all of it is in front of the camera, else in pieces."""
+        seen = self.camera.seen(points)
+        if (seen[:, 2] < NEAR_M).any():
+            return self.lines(np.stack([points[:-1], points[1:]], 1), width_m, colour, np.full(len(points) - 1, alpha))
+        depth = float(seen[:, 2].mean())
+        width = int(np.clip(np.rint(self.camera.focal * width_m / depth), 1, WIDEST))
+        line = self.camera.pixels(seen).ravel().tolist()
+        return self._parts.append((depth, line, (*colour, round(255 * alpha)), width))
+
+    def finished(self) -> Image.Image:
+        """The picture with all that was added."""
+        for _, points, colour, width in sorted(self._parts, key=lambda part: -part[0]):
+            pen = self.plain if colour[3] == 255 else self.pen
+            if width:
+                pen.line(points, fill=colour, width=width)
+            else:
+                pen.polygon(points, fill=colour)
+        self._parts.clear()
+        return self.image
+
+    def place(self, point: Array) -> tuple[float, float, float] | None:
+        """Column, row and depth of `point` [3]; None behind the camera."""
+        seen = self.camera.seen(point)
+        return (*self.camera.pixels(seen).tolist(), float(seen[2])) if seen[2] > NEAR_M else None
+
+    def _within(self, pixels: Array) -> NDArray[np.bool_]:
+        """Whether lines or faces with corners `pixels` [S, P, 2] may reach into the picture, [S]."""
+        low, high = pixels.min(1), pixels.max(1)
+        return ((high > 0.0) & (low < np.array(self.camera.size))).all(-1)
+
+    def _nearness(self, depth: Array) -> Array:
+        return np.exp(-np.maximum(depth, 0.0) / self.fade_m)
+
+    def _before(self, seen: Array) -> Array:
+        """The parts of lines `seen` [S, 2, 3] that are in front of the camera."""
+        seen = seen[(seen[..., 2] > NEAR_M).any(-1)]
+        first, last = seen[:, 0], seen[:, 1]
+        run = last[:, 2] - first[:, 2]
+        share = ((NEAR_M - first[:, 2]) / np.where(np.abs(run) < 1e-9, 1.0, run))[:, None]
+        cut = first + share * (last - first)
+        behind = seen[..., 2:] < NEAR_M
+        return np.stack([np.where(behind[:, 0], cut, first), np.where(behind[:, 1], cut, last)], 1)
+
+    def _clipped(self, seen: Array) -> Array:
+        """The part of the convex polygon `seen` [P, 3] that is in front of the camera."""
+        inside, kept = seen[:, 2] > NEAR_M, []
+        for row, point in enumerate(seen):
+            before, was = seen[row - 1], inside[row - 1]
+            if was != inside[row]:
+                kept.append(before + (NEAR_M - before[2]) / (point[2] - before[2]) * (point - before))
+            if inside[row]:
+                kept.append(point)
+        return np.array(kept).reshape(-1, 3)
+
+
+@functools.cache
+def _sky(width: int, height: int) -> Image.Image:
+    """Sky above the horizon and floor below it, three pictures high, the horizon in the middle."""
+    rows = np.abs(np.arange(3 * height) - 1.5 * height)[:, None] / height
+    sky, ground = (np.exp(-rows * steep) for steep in (3.0, 5.0))
+    above = np.array(SKY) + sky * (np.array(HORIZON) - np.array(SKY))
+    below = np.array(GROUND) + ground * (np.array(HAZE) - np.array(GROUND))
+    column = np.where(np.arange(3 * height)[:, None] < 1.5 * height, above, below)
+    return Image.fromarray(np.broadcast_to(column[:, None], (3 * height, width, 3)).astype(np.uint8).copy())

@@ -1,0 +1,112 @@
+"""What the instruments of a task show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from sims.quadrotor.dynamics import DT_S
+from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.tasks import race
+from sims.quadrotor.tasks.race import Race
+from sims.quadrotor.tasks.recover import Recover
+from sims.quadrotor.tasks.track import Track
+from sims.quadrotor.video import gates
+from sims.quadrotor.video.camera import Array
+from sims.quadrotor.video.gates import State
+from sims.quadrotor.video.hud import Instruments
+from sims.quadrotor.video.scenery import Scenery
+
+SHOWN_S = 0.5
+"""How long a gate is shown as passed now."""
+
+
+@dataclass
+class Progress:
+    """What was seen of a race before: gates passed in all, when and which the last one was, and ends of laps, steps."""
+
+    passed: int = 0
+    last: int | None = None
+    at: int = -1000
+    laps: list[int] = field(default_factory=lambda: [0])
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Present state of all environments, without gradients, on the CPU; arrays have rows [N, ...]."""
+
+    position: Array
+    rotation: Array
+    velocity: Array
+    speeds: Array
+    commands: Array
+    terminated: Array
+    truncated: Array
+    memory: Array
+    won: Array
+    steps: Array
+
+    @classmethod
+    def of(cls, env: QuadrotorEnvironment) -> Seen:
+        """That of `env`."""
+        (position, rotation), (speeds, commands), (terminated, truncated, memory) = env.pose, env.rotors, env.record
+        won, velocity = env.mdp.success(truncated, memory), torch.stack(env.body.velocity, 1)
+        parts = (
+            *(position, rotation, velocity, speeds.t(), commands.t()),
+            *(terminated, truncated, memory.t(), won, env.steps),
+        )
+        return cls(*(part.cpu().numpy() for part in parts))
+
+
+def states(first: int, seen: Seen, row: int, before: Progress, mdp: Race) -> list[State]:
+    """States of the gates, whose first in a lap is `first`; adds what is new to `before`."""
+    passed, laps, lap_steps, missed = seen.memory[row].tolist()
+    step = int(seen.steps[row])
+    if (total := round(len(race.TRACK) * laps + passed)) > before.passed:
+        before.passed, before.at = total, step
+        before.last = (first + total - 1) % len(race.TRACK)
+    if laps > len(before.laps) - 1:
+        before.laps.append(round(lap_steps))
+    now = before.last if (step - before.at) * DT_S < SHOWN_S else None
+    return gates.states(first, round(passed), missed=missed > 0.5, done=laps >= mdp.laps, now=now)
+
+
+def instruments(
+    mdp: object, seen: Seen, row: int, around: Scenery, found: list[State], before: Progress, first: int
+) -> Instruments:
+    """What is shown of environment `row`; `found` are the states of the gates, `first` the first one of a lap."""
+    common = {
+        "time_s": DT_S * float(seen.steps[row]), "speed_m_s": float(np.linalg.norm(seen.velocity[row])),
+        "speed_full_m_s": around.speed_full_m_s, "rotors": seen.speeds[row], "commanded": seen.commands[row],
+        "won": bool(seen.won[row]),
+    }  # fmt: skip
+    ended, memory = bool(seen.terminated[row] or seen.truncated[row]), seen.memory[row]
+    if isinstance(mdp, Race):
+        laps, order = round(float(memory[1])), [(first + number) % len(found) for number in range(len(found))]
+        taken = DT_S * np.diff(before.laps)
+        return Instruments(
+            **common, title=f"lap {min(laps + 1, round(float(mdp.laps)))} of {mdp.laps:.0f}",
+            pips=tuple(found[number].colour for number in order),
+            below=f"last lap {taken[-1]:.2f} s" if len(taken) else "", ending=_race_ending(mdp, seen, row, found),
+        )  # fmt: skip
+    if isinstance(mdp, Recover):
+        tilt = math.degrees(math.acos(min(max(float(seen.rotation[row][2, 2]), -1.0), 1.0)))
+        calm = f"calm since {DT_S * float(memory[0]):.2f} s" if memory[0] > 0.5 else ""
+        late = "recovered" if seen.won[row] else "too late"
+        ending = "crashed" if seen.terminated[row] else late if ended else ""
+        return Instruments(**common, title=f"{tilt:.0f}° tilt", below=calm, ending=ending)
+    error = 0.0 if around.goal is None else float(np.linalg.norm(seen.position[row] - around.goal[seen.steps[row]]))
+    lost = "lost the reference" if isinstance(mdp, Track) else "left the space"
+    ending = lost if seen.terminated[row] else "flew to the end" if ended else ""
+    return Instruments(**common, title=f"{100 * error:.1f} cm", detail=around.goal_name, ending=ending)
+
+
+def _race_ending(mdp: Race, seen: Seen, row: int, found: list[State]) -> str:
+    if State.missed in found:
+        return f"missed gate {found.index(State.missed) + 1}"
+    if seen.won[row]:
+        return f"{mdp.laps:.0f} laps in {DT_S * float(seen.steps[row]):.2f} s"
+    return "left the course" if seen.terminated[row] else "out of time" if seen.truncated[row] else ""
