@@ -329,7 +329,10 @@ ROBOTS = {
     "ros2/nodes/sim.py": "it is the robot's side",
 }
 """Robots themselves: they may move what they are made of."""
-ELSEWHERE = {"examples", "file", "graph", "graphs", "recorder", "sealed", "stdout", "stream", "writer"}
+ELSEWHERE = {
+    *("examples", "file", "graph", "graphs", "recorder", "sealed", "sim_to_real_report", "stdout"),
+    *("stream", "writer"),
+}
 """What else is written to; everything else that has a `write` is taken for a robot."""
 
 
