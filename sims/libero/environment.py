@@ -6,6 +6,7 @@ Letters in shape comments: N environments, K executed actions of a chunk, M obje
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.engine import Outcome, RestorableEngine
+from embodied.environment import Transition
 from embodied.errors import UserError
 from sims.libero.assets import Assets, find_assets
+from sims.libero.failures import Handling
 from sims.libero.language import Wordings
 from sims.libero.observation import CAMERAS, Observer, contract
 from sims.libero.physics.backend import LiberoSim, simulate
@@ -29,7 +32,8 @@ from sims.libero.viewing import LiberoView
 class LiberoEnvironment(RestorableEngine):
     """N environments; environment i runs `tasks[i % len(tasks)]`.
 
-    The reward is 1 at the step that reaches the goal, else 0. Actions are clipped to [-1, 1].
+    The reward is 1 at the step that reaches the goal, else 0. Actions are clipped to [-1, 1]. Of failed episodes whose
+    objects are not where they belong, `Transition.failures` says why (`failures`).
 
     Args:
         tasks: one or more tasks, of any suites.
@@ -91,6 +95,7 @@ class LiberoEnvironment(RestorableEngine):
         of_each = [self.scenes[index] for index in self._scene_of]
         self.simulation = simulate(sim, of_each, threads, self.device, options.fields(split))
         self._observer = Observer(self.simulation, image_size, images)
+        self._handling = Handling(of_each, self._observer.most, self.device)
         self._wordings = [Wordings(task, wording) for task in tasks]
         self._placements = [Placement(scene, distribution, split) for scene in self.scenes]
         self._moved: Tensor | None = None  # [N] bool, since the last observation; None: all
@@ -114,15 +119,26 @@ class LiberoEnvironment(RestorableEngine):
     def observe(self) -> TensorDict:
         """Observations of all environments; images are rendered only where the state has changed."""
         moved, self._moved = self._moved, torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        return self._observer.observe(moved)
+        seen = self._observer.observe(moved)
+        self._handling.see(seen, self.steps)
+        return seen
+
+    def settle(self, outcome: Outcome) -> Transition:
+        """And say of the episodes that have now failed why."""
+        done = self.done
+        found = super().settle(outcome)
+        for env in (found.done & ~found.success & ~done).nonzero().flatten().tolist():
+            self._handling.judge(env, self.simulation.achieved(env))
+        return replace(found, failures=self._handling.failures())
 
     def save(self) -> dict[str, Any]:
-        """The state of MuJoCo and the controllers."""
-        return self.simulation.state_dict()
+        """The state of MuJoCo and the controllers, and what was lifted."""
+        return self.simulation.state_dict() | self._handling.state_dict()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the result of `save` and set the instructions."""
         self.simulation.load_state_dict(state)
+        self._handling.load_state_dict(state)
         self._instruct(torch.arange(self.num_envs, device=self.device), self.start)
         self._moved = None
 

@@ -108,7 +108,7 @@ class _Group:
 class Observer:
     """Reads observations of all environments of a simulation, vectorised over environments with the same scene.
 
-    They are made on the simulation's device and stay there.
+    They are made on the simulation's device and stay there. There are up to `most` objects in a task.
     Objects are the movable ones, then the fixtures that tasks name, then those fixtures' moving parts. With
     `image_size`, pixels, there are pictures of the cameras `images`.
     """
@@ -118,10 +118,10 @@ class Observer:
         self._groups = _groups(simulation)
         self._device = simulation.torch_device
         self._arm = ArmKinematics(simulation.scenes, self._device)
-        most = max(len(group.names) for group in self._groups)
-        self._texts = self._said(most)
+        self.most = max(len(group.names) for group in self._groups)
+        self._texts = self._said()
         nowhere = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64, device=self._device)
-        self._nowhere = nowhere.repeat(self.num, most, 1)
+        self._nowhere = nowhere.repeat(self.num, self.most, 1)
         self._shown = [name for name, camera in IMAGES.items() if camera in images]
         cameras = [IMAGES[name] for name in self._shown]
         self._cameras = cameras_of(simulation, cameras, image_size) if image_size and cameras else None
@@ -180,8 +180,8 @@ class Observer:
     def _named(self, pictures: Tensor) -> dict[str, Tensor]:
         return {name: pictures[:, camera] for camera, name in enumerate(self._shown)}
 
-    def _said(self, most: int) -> dict[str, Tensor]:
-        names = torch.zeros(self.num, most, NAME_BYTES, dtype=torch.uint8)
+    def _said(self) -> dict[str, Tensor]:
+        names = torch.zeros(self.num, self.most, NAME_BYTES, dtype=torch.uint8)
         for group in self._groups:
             for row, name in enumerate(group.names):
                 names[group.ids, row] = torch.from_numpy(encode(name, NAME_BYTES))

@@ -99,7 +99,10 @@ class MjcfEnvironment(RestorableEngine):
             rewards.append(torch.where(fine, self.mdp.reward(self.now), 0.0).float())
             ran.append(active)
         metrics = {name: values.float() for name, values in self.mdp.metrics(self.now).items()}
-        return Outcome(torch.stack(rewards, 1), torch.stack(ran, 1), ended, won, diverged=broken, metrics=metrics)
+        return Outcome(
+            torch.stack(rewards, 1), torch.stack(ran, 1), ended, won, diverged=broken, metrics=metrics,
+            failures=self.mdp.failures(self.now),
+        )  # fmt: skip
 
     def observe(self) -> TensorDict:
         """What the task observes, in single precision."""

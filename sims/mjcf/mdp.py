@@ -163,6 +163,10 @@ class Mdp:
         """What of the memory changes after a control step, before reward and endings are asked for."""
         return {}
 
+    def failures(self, now: Moment) -> dict[str, Tensor]:
+        """What went wrong, [N] bool each by reason; a failed episode has the first that is True at its end."""
+        return {}
+
     def metrics(self, now: Moment) -> dict[str, Tensor]:
         """Quantities of the episodes so far, [N] each, by names with their unit."""
         return {}

@@ -176,8 +176,11 @@ class QuadrotorEnvironment(RestorableEngine):
         lanes = slice(self.num_envs)
         terminated, truncated = self._record[1:3, lanes] > 0.5
         memory = self._record[COUNTERS:, lanes]
-        metrics = self.mdp.metrics(truncated, memory, self.step_limit)
-        return Outcome(reward, executed, terminated, self.mdp.success(truncated, memory), truncated, metrics=metrics)
+        return Outcome(
+            reward, executed, terminated, self.mdp.success(truncated, memory), truncated,
+            metrics=self.mdp.metrics(truncated, memory, self.step_limit),
+            failures=self.mdp.failures(terminated, memory),
+        )  # fmt: skip
 
     def observe(self) -> TensorDict:
         """Observations of the sensors and past actions after the last step."""

@@ -47,8 +47,8 @@ class Mdp(Protocol):
     """A task of the dynamics: functions of rows in a dataclass of numbers, such as `hover.Hover`.
 
     `OBSERVED` are the specs of `observe`, `PLAN` and `MEMORY` are numbers of rows; a memory is 0 when an episode
-    begins. `success` and `metrics` take torch tensors [...], with a memory [MEMORY, ...]; all other functions take
-    rows.
+    begins. `success`, `failures` and `metrics` take torch tensors [...], with a memory [MEMORY, ...]; all other
+    functions take rows.
     """
 
     INSTRUCTION: ClassVar[str]
@@ -67,6 +67,7 @@ class Mdp(Protocol):
     def terminated(self, now: Moment) -> Value: ...  # noqa: D102
     def finished(self, now: Moment) -> Value | None: ...  # noqa: D102
     def success(self, truncated: Tensor, memory: Tensor) -> Tensor: ...  # noqa: D102
+    def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]: ...  # noqa: D102
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]: ...  # noqa: D102
 
 

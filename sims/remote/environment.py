@@ -31,8 +31,8 @@ from sims.remote.memory import Layout, allocate, arrays, from_json, joined
 log = logging.getLogger(__name__)
 GIVE_UP = 3
 """A process that died so often in a row, without a step in between, will not work."""
-METRIC = "metric."
-"""What the names of metrics begin with in the memory of transitions."""
+METRIC, FAILURE = "metric.", "failure."
+"""What the names of metrics and failures begin with in the memory of transitions."""
 ENDLESS = 1 << 62
 """Step limit where the children have none that they tell."""
 Message = dict[str, Any]
@@ -117,8 +117,9 @@ class RemoteEnvironment(EpisodeEngine):
             found["success"] & ran,
             found["truncated"] & ran,
             found["diverged"] & ran | gone if "diverged" in found else gone,
-            {name.removeprefix(METRIC): found[name].clone() for name in found if name.startswith(METRIC)},
+            _named(found, METRIC),
             has_success=self._has_success,
+            failures=_named(found, FAILURE),
         )
 
     def observe(self) -> TensorDict:
@@ -330,6 +331,11 @@ def remote(
     kind = RestorableRemote if told[0]["restorable"] else RemoteEnvironment
     env = kind(orders, children, told, pool=pool, seed=seed, timeout_s=timeout_s)
     return env if told[0]["numbered"] else Unnumbered(env)
+
+
+def _named(found: Mapping[str, Tensor], beginning: str) -> dict[str, Tensor]:
+    """Copies of what is `found` under names with this `beginning`, without it."""
+    return {name.removeprefix(beginning): found[name].clone() for name in found if name.startswith(beginning)}
 
 
 def _seed(seed: int, number: int) -> int:

@@ -163,4 +163,5 @@ def _flat(transition: Transition) -> dict[str, Tensor]:
     found = {name: getattr(transition, name) for name in TRANSITION}
     found |= {} if transition.diverged is None else {"diverged": transition.diverged}
     found["has_success"] = torch.full_like(transition.terminated, transition.has_success)
+    found |= {f"failure.{name}": failed for name, failed in transition.failures.items()}
     return found | {f"metric.{name}": values for name, values in transition.metrics.items()}

@@ -26,6 +26,7 @@ from sims.swarm.viewing import SwarmView
 from sims.swarm.worlds import Worlds, build
 
 STEP_LIMIT = 1500
+HITS = {"hit_drone": HIT_DRONE, "hit_obstacle": HIT_OBSTACLE, "hit_room": HIT_ROOM}
 REPLAYED = 0.3
 """Share of the training worlds that begin shortly before an earlier collision."""
 
@@ -148,7 +149,10 @@ class SwarmEnvironment(RestorableEngine):
         terminated, truncated = self._ended()
         success = truncated & (self._error().flatten() <= self.mdp.success_error_m)
         reward, ran = torch.stack(rewards, 1), torch.stack(executed, 1)
-        return Outcome(reward, ran, terminated, success, truncated, metrics=self._metrics())
+        return Outcome(
+            reward, ran, terminated, success, truncated, metrics=self._metrics(),
+            failures={name.replace("_", " "): hit for name, hit in self._hits().items()},
+        )  # fmt: skip
 
     def observe(self) -> TensorDict:
         """What every drone measures, and what it sees of the others."""
@@ -235,11 +239,14 @@ class SwarmEnvironment(RestorableEngine):
     def _metrics(self) -> dict[str, Tensor]:
         worlds = self._worlds
         whole = (worlds.fate == FLYING) & (worlds.steps >= self.step_limit)
-        hits = {"hit_drone": HIT_DRONE, "hit_obstacle": HIT_OBSTACLE, "hit_room": HIT_ROOM}
         found = {
             "collision_free": whole.float(),
             "world_collision_free": whole.all(1, keepdim=True).expand_as(whole).float(),
-            **{name: (worlds.fate == fate).float() for name, fate in hits.items()},
+            **{name: hit.float() for name, hit in self._hits().items()},
             "position_error_m": self._error(),
         }
         return {name: values.flatten() for name, values in found.items()}
+
+    def _hits(self) -> dict[str, Tensor]:
+        """What each drone has hit, [N] bool each."""
+        return {name: (self._worlds.fate == fate).flatten() for name, fate in HITS.items()}

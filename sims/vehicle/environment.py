@@ -112,7 +112,7 @@ class VehicleEnvironment(RestorableEngine):
         endless = self.mdp.ENDLESS
         return Outcome(
             torch.stack(rewards, 1), torch.stack(ran, 1), hit if endless else hit | won, won, won if endless else None,
-            metrics=self.mdp.metrics(self.now, self.success | won, self._hit),
+            metrics=self.mdp.metrics(self.now, self.success | won, self._hit), failures={"collision": self._hit},
         )  # fmt: skip
 
     def observe(self) -> TensorDict:

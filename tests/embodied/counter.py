@@ -52,7 +52,9 @@ class Counter(RestorableEngine):
             self.x = torch.where(executed[:, k], self.x + action, self.x)
             ended = ended | self._won() | (self.x == ABYSS) | (self.x == BLOWN) | (self.x == HOME)
         won, lost = self._won(), self.x == ABYSS
-        return Outcome(executed.float(), executed, won | lost, won, self.x == HOME, self.x == BLOWN, {"x": self.x})
+        home, blown = self.x == HOME, self.x == BLOWN
+        told = {"metrics": {"x": self.x}, "failures": {"it fell": lost}}
+        return Outcome(executed.float(), executed, won | lost, won, home, blown, **told)
 
     def observe(self) -> TensorDict:
         seen = {"x": self.x.clone(), "start": (self.start % 1000).float()}

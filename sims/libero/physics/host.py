@@ -54,6 +54,10 @@ class HostSimulation(ABC):
     def gripper(self) -> NDArray[np.float64]:
         """Commands [N, 2] of the fingers."""
 
+    @abstractmethod
+    def achieved(self, i: int) -> list[bool]:
+        """Which parts of its goal simulation `i` satisfies, in their order."""
+
     def begin(self, ids: Tensor, starts: Tensor, initial: Callable[[int, int], InitialState]) -> None:
         """Restart simulations `ids` [M] from the numbered `starts` [M], whose states are `initial(i, start)`."""
         for i, start in zip(ids.tolist(), starts.tolist(), strict=True):

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from embodied.errors import UserError
 from sims.libero.physics import controller, native
 from sims.libero.physics.host import HostSimulation
+from sims.libero.scene.predicates import holds
 from sims.libero.scene.scene import Scene, satisfied
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
@@ -127,6 +128,11 @@ class Simulation(HostSimulation):
         if self._pool is None:
             return satisfied(self.scenes[i], self.data[i])
         return self._pool.satisfied(self._native, i)
+
+    def achieved(self, i: int) -> list[bool]:
+        """Which parts of its goal simulation `i` satisfies, in their order."""
+        scene, data = self.scenes[i], self.data[i]
+        return [holds(part, scene.geom_owner, data) for part in scene.goal]
 
     def state_dict(self) -> dict[str, NDArray]:
         """Everything needed to continue bit for bit: arrays of the simulations' concatenated rows."""

@@ -322,11 +322,12 @@ def judge(
     goal: Goal, stop_on_success: int, qpos: wp.array2d[float], qvel: wp.array2d[float], xpos: wp.array2d[wp.vec3],
     site_xpos: wp.array2d[wp.vec3], site_xmat: wp.array2d[wp.mat33], touches: wp.array2d[int], overflow: wp.array[int],
     left: wp.array[int], active: wp.array[int], executed: wp.array[int], success: wp.array[int],
-    diverged: wp.array[int],
+    diverged: wp.array[int], achieved: wp.array2d[int],
 ) -> None:  # fmt: skip
     """End of a control step: of the active worlds, which blew up, which are at their goal, which go on.
 
-    `executed` counts the control steps of the chunk, of which a world runs `left`.
+    `executed` counts the control steps of the chunk, of which a world runs `left`; `achieved` [W, P] are the
+    propositions that are true.
     """
     w = wp.tid()
     if active[w] == 0:
@@ -339,7 +340,9 @@ def judge(
         finite = finite and wp.abs(qvel[w, i]) < LARGEST
     reached = finite
     for p in range(goal.kind.shape[0]):
-        reached = reached and holds(goal, p, w, qpos, xpos, site_xpos, site_xmat, touches)
+        true = holds(goal, p, w, qpos, xpos, site_xpos, site_xmat, touches)
+        achieved[w, p] = int(true)
+        reached = reached and true
     success[w] = int(reached)
     diverged[w] = int(not finite)
     if not finite or (reached and stop_on_success == 1) or executed[w] >= left[w]:

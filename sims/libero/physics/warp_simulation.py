@@ -160,6 +160,11 @@ class WarpSimulation:
             commands[worlds.ids] = worlds.read("gripper")
         return commands
 
+    def achieved(self, i: int) -> list[bool]:
+        """Which parts of its goal simulation `i` satisfied after its last control step, in their order."""
+        group, row = self._place[i]
+        return self.groups[group].achieved[row].bool().tolist()
+
     def state_dict(self) -> dict[str, NDArray]:
         """Everything needed to continue with the same numbers: "GROUP.FIELD" -> array over the group's worlds."""
         return {
@@ -199,7 +204,8 @@ class Worlds:
         self._arm, self._goal = _arm(scene, model), _goal(scene)
         self._memory = _memory(self.count)
         self._kept = {name: wp.clone(getattr(self.data, name)) for name in STATE}
-        self._touches = wp.zeros((self.count, max(1, len(scene.goal))), dtype=int)
+        self._touches, self._achieved = (wp.zeros((self.count, len(scene.goal)), dtype=int) for _ in range(2))
+        self.achieved = wp.to_torch(self._achieved)  # [W, P], see `kernels.judge`
         self._action = wp.zeros((self.count, 7), dtype=wp.float64)
         flags = ("left", "active", "executed", "success", "diverged")
         self._flags = {name: wp.zeros(self.count, dtype=int) for name in flags}
@@ -325,19 +331,14 @@ class Worlds:
             state = getattr(data, name)
             wp.launch(kernels.carry, state.shape, [flags["active"], state, self._kept[name]])
         self._touches.zero_()
-        contact, seen = data.contact, data.nacon
-        wp.launch(
-            kernels.find_touches,
-            data.naconmax,
-            [self._goal, seen, contact.geom, contact.worldid],
-            [self._touches],
-        )
+        contacts = [self._goal, data.nacon, data.contact.geom, data.contact.worldid]
+        wp.launch(kernels.find_touches, data.naconmax, contacts, [self._touches])
         wp.launch(
             kernels.judge,
             self.count,
             [self._goal, int(stop_on_success), data.qpos, data.qvel, data.xpos, data.site_xpos, data.site_xmat,
              self._touches, data.overflow, flags["left"], flags["active"]],
-            [flags["executed"], flags["success"], flags["diverged"]],
+            [flags["executed"], flags["success"], flags["diverged"], self._achieved],
         )  # fmt: skip
 
     def _rest(self, blown: Tensor, before: Tensor) -> None:

@@ -102,6 +102,11 @@ class StockSimulation(HostSimulation):
         """Whether stock says that environment `i` satisfies its goal."""
         return bool(self._stock[i].check_success())
 
+    def achieved(self, i: int) -> list[bool]:
+        """Which parts of its goal stock says that environment `i` satisfies, in their order."""
+        problem = self._stock[i].env
+        return [bool(problem._eval_predicate(part)) for part in problem.parsed_problem["goal_state"]]
+
     def state_dict(self) -> NoReturn:
         """Stock cannot tell its whole state.
 

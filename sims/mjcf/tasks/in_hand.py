@@ -101,6 +101,10 @@ class InHand(Mdp):
         """Turned far enough, and still there."""
         return (now.memory["turned"] >= self.turned_rad) & ~self.terminated(now)
 
+    def failures(self, now: Moment) -> dict[str, Tensor]:
+        """The cube dropped."""
+        return {"dropped": self.terminated(now)}
+
     def metrics(self, now: Moment) -> dict[str, Tensor]:
         """By how much the cube has been turned in all."""
         return {"turned_rad": now.memory["turned"]}

@@ -171,6 +171,10 @@ class Quadruped(Mdp):
         close = (speed <= self.speed_error_m_s) & (turn <= self.turn_error_rad_s)
         return close & (now.steps >= now.limit) & ~self.terminated(now)
 
+    def failures(self, now: Moment) -> dict[str, Tensor]:
+        """It fell."""
+        return {"fell": self.terminated(now)}
+
     def metrics(self, now: Moment) -> dict[str, Tensor]:
         """Mean errors so far, NaN in the first second."""
         speed, turn = self._mean_errors(now)

@@ -143,6 +143,10 @@ class Hover:
         """Whether the episode survived to its step limit."""
         return truncated
 
+    def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
+        """It left the limits, as one whose numbers blow up does."""
+        return {"out of bounds": terminated}
+
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
         """Whether it survived, and its mean distance from the origin over the last second."""
         error = torch.where(truncated, memory[0] / min(ERROR_STEPS, step_limit), torch.nan)

@@ -179,6 +179,10 @@ class Race(Hover):
         """Whether all laps are complete."""
         return truncated & (memory[1] >= self.laps)
 
+    def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
+        """It missed a gate, or else left the flying space."""
+        return {"missed gate": terminated & (memory[3] > 0.5), "out of bounds": terminated}
+
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
         """Completed laps, and the mean lap time, NaN before the first lap is complete."""
         _, laps, steps, _ = memory

@@ -97,6 +97,10 @@ class Recover(Hover):
         since = memory[0]
         return truncated & (since > 0.5) & (since < self.within_s / DT_S + 0.5)
 
+    def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
+        """Beyond the limits is the ground, a wall or a ceiling."""
+        return {"crash": terminated}
+
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
         """Whether it survived, and the recovery time; NaN if it has not recovered at the step limit."""
         recovered = truncated & (memory[0] > 0.5)

@@ -150,6 +150,10 @@ class Track(Hover):
         x, y, z = (axis * axis > self.position_limit_m * self.position_limit_m for axis in _error(now))
         return x | y | z
 
+    def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
+        """It lost the reference."""
+        return {"too far from the reference": terminated}
+
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
         """Whether it survived, and the root mean square of its distance from the reference after the first second."""
         mean = memory[0] / (step_limit - SETTLING_STEPS) if step_limit > SETTLING_STEPS else torch.nan

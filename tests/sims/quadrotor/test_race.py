@@ -72,6 +72,7 @@ def test_crossing_the_plane_outside_of_the_opening_is_a_miss(miss):
     first = number(env)
     transition = cross(env, **{key: value * HALF_OPENING_M for key, value in miss.items()})
     assert transition.terminated.all()
+    assert transition.failures["missed gate"].all()
     assert not transition.success.any()
     assert number(env) == first
 
@@ -119,6 +120,8 @@ def test_leaving_the_flying_space_ends_the_race():
     for _ in range(300):
         transition = env.step(-torch.ones(32, 1, 4))
     assert transition.terminated.all()
+    assert transition.failures["out of bounds"].all()
+    assert not transition.failures["missed gate"].any()
     height = env.pose[0][:, 2]
     assert (height < 0.1).all()
 

@@ -91,6 +91,9 @@ def test_in_evaluation_who_collides_is_gone_and_the_others_fly_on():
     assert last.metrics["world_collision_free"].tolist() == [0] * 8
     assert last.metrics["hit_drone"].tolist() == [1, 1] + [0] * 6
     assert last.metrics["hit_obstacle"].tolist() == [0] * 7 + [1]
+    assert last.failures["hit drone"].tolist() == [True] * 2 + [False] * 6
+    assert last.failures["hit obstacle"].tolist() == [False] * 7 + [True]
+    assert not last.failures["hit room"].any()
     assert last.metrics["position_error_m"].isnan().tolist() == [bool(step == 1) for step in env.steps]
 
 

@@ -54,6 +54,7 @@ def test_who_touches_a_wall_has_failed():
     assert found.terminated.tolist() == [False, True, False, False]
     assert not found.success.any()
     assert found.metrics["collision"].tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert found.failures["collision"].tolist() == [False, True, False, False]
     assert found.reward[1, 0] < -7.0
     assert env.step(torch.zeros(4, 1, 2)).metrics["collision"].tolist() == [0.0, 1.0, 0.0, 0.0]  # still
 
