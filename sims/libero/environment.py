@@ -135,6 +135,10 @@ class LiberoEnvironment(RestorableEngine):
         """The state of MuJoCo and the controllers, and what was lifted."""
         return self.simulation.state_dict() | self._handling.state_dict()
 
+    def load_state_dict(self, state: dict[str, Any]) -> TensorDict:
+        """As `RestorableEngine.load_state_dict`; runs that were saved before failures had reasons go on, too."""
+        return super().load_state_dict(state | {"simulator": self._handling.state_dict() | state["simulator"]})
+
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the result of `save` and set the instructions."""
         self.simulation.load_state_dict(state)

@@ -14,6 +14,7 @@ from sims.libero.assets import STAND_IN, find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert
 from sims.libero.expert.planning import Planner
+from sims.libero.failures import STATE
 from sims.libero.physics.backend import LiberoSim
 from sims.libero.suite import load_tasks
 
@@ -92,6 +93,16 @@ def test_what_was_lifted_is_saved_kept_at_the_end_and_forgotten_at_the_next_rese
     assert found.done.all()
     assert found.failures["no grasp"][DROP]
     assert not found.failures["dropped"][DROP]
+
+
+def test_a_run_that_was_saved_before_there_were_reasons_goes_on():
+    env, other = make(), make(seed=9)
+    env.reset()
+    state = env.state_dict()
+    for name in STATE:
+        del state["simulator"][name]
+    here = other.load_state_dict(state)
+    assert torch.equal(here["object_position"], env.observe()["object_position"])
 
 
 def both_in_the_basket():
