@@ -131,6 +131,7 @@ def test_of_several_objects_that_count_which_are_not_where_they_belong(sim):
     seen, first = env.reset(), task.problem.goal[0][1]
     basket = seen["object_position"][0, env.scenes[0].objects.index("basket_1")]
     put(env, 0, first, basket + torch.tensor([0.0, 0.0, 0.12]))
+    env._handling.grasped[0, env.scenes[0].objects.index(first)] = True  # as if the hand had brought it
     for world, aside in ((1, 0.0), (2, 0.3), (3, 0.0)):
         put(env, world, first, seen["end_effector_position"][world] - torch.tensor([0.0, aside, 0.1]))
     for _ in range(steps // 2):
