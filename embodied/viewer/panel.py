@@ -36,7 +36,7 @@ class Panel:
             self._single = gui.add_button("One step", visible=False)
         with gui.add_folder("Push", expand_by_default=False):
             self._no_push = gui.add_html(telling.line(NO_PUSH))
-            self._body = gui.add_dropdown("body", ("",), visible=False)
+            self._body = gui.add_dropdown("body", tuple[str, ...]([""]), visible=False)
             self._change = gui.add_vector3("change of velocity, m/s", (0.5, 0.0, 0.0), step=0.05, visible=False)
             self._push = gui.add_button("Push", visible=False)
         with gui.add_folder("The policy is told"):
