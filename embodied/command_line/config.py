@@ -102,11 +102,21 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
     return found
 
 
+LARGEST_PICTURE = 4096
+"""Pixels a side: more is a mistyped number."""
+
+
 def at_least(config: object, least: int, *fields: str) -> None:
     """Raise UserError unless the numbers `fields` of `config` are `least` or more."""
     for field in fields:
         if not getattr(config, field) >= least:  # nor not a number
             raise UserError(f"expected {field} of at least {least}, got {getattr(config, field)}")
+
+
+def check_picture_size(option: str, pixels: int) -> None:
+    """Raise UserError unless pictures of `pixels` a side, set by `option`, can be taken."""
+    if not 1 <= pixels <= LARGEST_PICTURE:
+        raise UserError(f"expected {option} of 1 to {LARGEST_PICTURE} pixels, got {pixels}")
 
 
 def names(group: str, groups: Groups) -> list[str]:

@@ -83,6 +83,9 @@ class Checkpoint:
             policy.load_state_dict(self.policy)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
+            new = [repr(key) for key in policy.contract.observation if key not in self.contract.observation]
+            if new:
+                reason = f"it has never seen the observations {', '.join(new)}"
             raise UserError(
                 f"the weights of {self.path} are of another network ({reason}...); "
                 "use the policy and the observations of its config"

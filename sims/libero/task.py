@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from embodied.command_line.config import at_least
+from embodied.command_line.config import check_picture_size
 from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract
 from embodied.errors import UserError
@@ -70,7 +70,7 @@ class LiberoTask(ProcessOptions):
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
-        at_least(self, 1, "image_size")
+        check_picture_size("task.image_size", self.image_size)
         if self.starts not in ("wide", "areas"):
             raise UserError(f"unknown task.starts={self.starts}; expected one of wide, areas")
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from embodied import seeding
+from embodied.command_line.config import check_picture_size
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
@@ -49,8 +50,8 @@ class ManiSkillTask(ProcessOptions):
         """Raise UserError for what there is not."""
         if self.reward not in REWARDS:
             raise UserError(f"unknown task.reward {self.reward!r}; expected one of {', '.join(REWARDS)}")
-        if self.images is not None and self.images < 1:
-            raise UserError(f"expected task.images of at least one pixel, got {self.images}")
+        if self.images is not None:
+            check_picture_size("task.images", self.images)
         if min(self.executed, self.episodes + 1) < 1 or self.noise < 0.0:
             got = f"executed={self.executed}, episodes={self.episodes}, noise={self.noise}"
             raise UserError(

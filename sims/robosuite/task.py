@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from embodied.command_line.config import at_least
+from embodied.command_line.config import at_least, check_picture_size
 from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract
 from embodied.errors import UserError
@@ -55,7 +55,8 @@ class RobosuiteTask(ProcessOptions):
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes, and demonstrations of what the expert cannot do."""
-        at_least(self, 1, "image_size", "horizon", "executed")
+        check_picture_size("task.image_size", self.image_size)
+        at_least(self, 1, "horizon", "executed")
         at_least(self, 0, "episodes")
         if self.episodes and (self.env_name, self.controller, list(self.robots)) not in (
             ("Lift", "OSC_POSE", []),

@@ -247,8 +247,12 @@ def test_a_checkpoint_of_another_contract_is_refused_on_one_line(tmp_path):
 
 
 def test_weights_of_another_network_are_refused_on_one_line(tmp_path):
+    more = contract(observation={**contract().observation, "wrist": next(iter(contract().observation.values()))})
     save(tmp_path, Checkpoint(nn.Linear(4, 1).state_dict(), contract()))
     load(tmp_path).restore(nn.Linear(4, 1))
-    with pytest.raises(ValueError, match=r"are of another network .*size mismatch") as error:
-        load(tmp_path).restore(nn.Linear(5, 1))
-    assert "\n" not in str(error.value)
+    other = nn.Linear(5, 1)
+    for given, reason in ((contract(), "size mismatch"), (more, "it has never seen the observations 'wrist'")):
+        other.contract = given
+        with pytest.raises(ValueError, match=f"are of another network .*{reason}") as error:
+            load(tmp_path).restore(other)
+        assert "\n" not in str(error.value)

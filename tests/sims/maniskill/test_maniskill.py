@@ -234,7 +234,7 @@ def test_what_there_is_not_is_one_line(options, message):
     ("options", "message"),
     [
         ({"reward": "love"}, "normalized_dense, dense, sparse"),
-        ({"images": 0}, "one pixel"),
+        ({"images": 0}, "1 to 4096 pixels"),
         ({"executed": 0}, "executed=0"),
     ],
 )

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.errors import UserError
 from embodied.evaluation.video import averaged
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.physics.simulation import Simulation
 from sims.libero.rendering.cameras import AGENT_VIEW, WRIST, Cameras, choose_backend
+from sims.libero.rendering.poses import check_size
 from sims.libero.rendering.textures import shrink
 from sims.libero.scene.scene import build_scene
 from sims.libero.suite import initial_states, load_tasks
@@ -238,3 +240,11 @@ def test_environments_show_what_their_cameras_see_now():
 def test_without_an_image_size_there_are_no_pictures():
     env = LiberoEnvironment(load_tasks("libero_object", [0]), 1)
     assert not any("image" in key for key in (*env.contract.observation, *env.reset().keys()))
+
+
+def test_more_pixels_than_are_counted_in_32_bits_are_refused():
+    check_size(63, 2, 4096, 4096)
+    with pytest.raises(
+        UserError, match=r"64 worlds with 2 cameras of 4096x4096 pixels .* use a smaller task.image_size"
+    ):
+        check_size(64, 2, 4096, 4096)
