@@ -139,28 +139,38 @@ class EvaluationResult:
         found = {"tasks": self.tasks[only], "success": self.success[only], "steps": self.steps[only]}
         return replace(self, **found, returns=returns, metrics={}, failures={})
 
+    def first(self, starts: int) -> EvaluationResult:
+        """The episodes of each task's first `starts` initial states."""
+        cut = lambda found: {name: values[:, :starts] for name, values in found.items()}  # noqa: E731
+        returns = None if self.returns is None else self.returns[:, :starts]
+        found = {"success": self.success[:, :starts], "steps": self.steps[:, :starts]}
+        return replace(self, **found, returns=returns, metrics=cut(self.metrics), failures=cut(self.failures))
+
     def gain_over(self, before: EvaluationResult, z: float = Z95) -> Gain:
         """Gain from `before` to this, with its interval.
 
-        On the same episodes, paired: adjusted Wald interval (Bonett and Price 2012, J. Educ. Behav. Stat. 37(4),
-        section 3): one is added to each kind of discordant pair, so the interval keeps its width where few or no pairs
-        differ. On different episodes (not `repeatable`), Newcombe's from both Wilson intervals (1998, Stat. Med. 17,
-        method 10). Of returns, Student's interval of the paired differences; on different episodes Welch's.
+        On the episodes that both ran, paired: adjusted Wald interval (Bonett and Price 2012, J. Educ. Behav.
+        Stat. 37(4), section 3): one is added to each kind of discordant pair, so the interval keeps its width where few
+        or no pairs differ. On different episodes (not `repeatable`), Newcombe's from both Wilson intervals (1998, Stat.
+        Med. 17, method 10). Of returns, Student's interval of the paired differences; on different episodes Welch's.
 
         Raises:
-            UserError: if the two did not run the same tasks, starts and step limit.
+            UserError: if the two did not run the same tasks, first start and step limit.
         """
-        if (self.tasks, self.success.shape, self.step_limit) != (before.tasks, before.success.shape, before.step_limit):
-            raise UserError("expected two evaluations of the same tasks, starts and step limit to compare")
+        same = [(each.tasks, each.first_start, each.step_limit) for each in (self, before)]
+        if same[0] != same[1]:
+            raise UserError("expected two evaluations of the same tasks, first start and step limit to compare")
         paired = self.repeatable and before.repeatable
-        if self.returns is not None and before.returns is not None:
-            both = self.returns, before.returns
+        shared = min(self.success.shape[1], before.success.shape[1])
+        new, old = (self.first(shared), before.first(shared)) if paired else (self, before)
+        if new.returns is not None and old.returns is not None:
+            both = new.returns, old.returns
             return Gain(*(mean_interval(both[0] - both[1]) if paired else difference_interval(*both)), self.measure)
         if not paired:
-            return _independent_gain(self.success, before.success, z)
-        won = int((self.success & ~before.success).sum())
-        lost = int((before.success & ~self.success).sum())
-        pairs = self.success.numel()
+            return _independent_gain(new.success, old.success, z)
+        won = int((new.success & ~old.success).sum())
+        lost = int((old.success & ~new.success).sum())
+        pairs = new.success.numel()
         up, down = (won + 1) / (pairs + 2), (lost + 1) / (pairs + 2)
         spread = z * math.sqrt((up + down - (up - down) ** 2) / (pairs + 2))
         return Gain((won - lost) / pairs, max(-1.0, up - down - spread), min(1.0, up - down + spread))

@@ -116,19 +116,11 @@ def _gap(result: EvaluationResult | None, reference: EvaluationResult | None) ->
     if result is None or reference is None:
         return None
     common = min(result.success.shape[1], reference.success.shape[1])
-    ours, theirs = first_starts(result, common), first_starts(reference, common)
+    ours, theirs = result.first(common), reference.first(common)
     both = [name for name in theirs.metrics if name in ours.metrics]  # trials on a robot have none
     metrics = {name: float((ours.metrics[name] - theirs.metrics[name]).nanmean()) for name in both}
     means = {name: None if math.isnan(mean) else mean for name, mean in metrics.items()}
     return {"success": vars(ours.gain_over(theirs)), "metrics": means, "episodes": ours.success.numel()}
-
-
-def first_starts(result: EvaluationResult, count: int) -> EvaluationResult:
-    """The part of `result` for the first `count` initial states of each task."""
-    metrics = {name: values[:, :count] for name, values in result.metrics.items()}
-    return EvaluationResult(
-        result.tasks, result.success[:, :count], result.steps[:, :count], result.step_limit, metrics
-    )
 
 
 def _spread(values: Tensor) -> dict[str, float]:

@@ -203,9 +203,20 @@ def test_evaluations_that_are_not_of_the_same_episodes_are_not_paired():
     assert of(9, True).gain_over(of(3, True)).low != pytest.approx(0.1705, abs=1e-2)
 
 
+def test_a_gain_is_that_on_the_episodes_that_both_ran():
+    rows = torch.arange(20).view(2, 10)
+    after, before = (EvaluationResult(("a", "b"), rows % n > 0, rows, 280) for n in (5, 2))
+    few = EvaluationResult(("a", "b"), before.success[:, :4], rows[:, :4], 280)
+    assert after.gain_over(few) == after.first(4).gain_over(few) != after.gain_over(before)
+    assert after.gain_over(few).difference == pytest.approx((6 - 4) / 8)
+    assert few.gain_over(after).difference == -after.gain_over(few).difference
+
+
 def test_gain_needs_the_same_episodes():
-    with pytest.raises(ValueError, match="same tasks, starts and step limit"):
-        result([True] * 3).gain_over(result([True] * 4))
+    one = result([True] * 3)
+    for other in (replace(one, first_start=3), replace(one, step_limit=7), replace(one, tasks=("other",))):
+        with pytest.raises(ValueError, match="same tasks, first start and step limit"):
+            one.gain_over(other)
 
 
 def test_summary_holds_rates_and_intervals_per_task():

@@ -182,7 +182,7 @@ def test_a_task_that_fell_is_told_in_words(tmp_path):
 
 
 def test_failures_are_counted_by_reason_and_their_starts_filmed_by_a_command(tmp_path):
-    made = report()
+    made = Report("libero_pick", "official", seed=0)
     made.add("rl", "wide", outcome(20, 6, 17, first=100))
     text = read(written(tmp_path, made)).text
     assert "1 dropped, 13 time-out" in text

@@ -129,6 +129,26 @@ def test_a_run_reports_every_stage(tmp_path: Path, algorithm: str) -> None:
     assert trainer(tmp_path, algorithm).run().to_dict()["evaluations"] == report["evaluations"]
 
 
+def test_what_rl_is_compared_with_may_run_fewer_starts(tmp_path: Path) -> None:
+    run = trainer(tmp_path, "ppo")
+    run.config.comparison_starts = 2
+    record = run.run().to_dict()
+    assert [(row["stage"], row["episodes"]) for row in record["evaluations"]] == [
+        ("sft", 4), ("sft_control", 4), ("rl", 12)
+    ]  # fmt: skip
+    rows = {row["stage"]: [each["outcomes"].split() for each in row["per_task"]] for row in record["evaluations"]}
+    won = [rl[start] > sft[start] for sft, rl in zip(rows["sft"], rows["rl"], strict=True) for start in range(2)]
+    lost = [rl[start] < sft[start] for sft, rl in zip(rows["sft"], rows["rl"], strict=True) for start in range(2)]
+    over = next(gain for gain in record["gains"] if gain["over"] == "sft")
+    assert over["difference"] == pytest.approx((sum(won) - sum(lost)) / 4)
+
+
+@pytest.mark.parametrize("starts", [0, 7])
+def test_more_starts_to_compare_with_than_rl_runs_are_refused(starts: int) -> None:
+    with pytest.raises(UserError, match=rf"comparison_starts of 1 to evaluation_starts=6, or null: got {starts}"):
+        ExperimentConfig(evaluation_starts=6, comparison_starts=starts)
+
+
 def test_a_run_that_diverges_is_one_line_that_names_its_last_good_checkpoint(tmp_path: Path, monkeypatch) -> None:
     losses = ppo.PPO._losses
 
