@@ -17,7 +17,7 @@ from embodied.errors import UserError
 from embodied.saving import checkpoint
 from real_robot.firmware.record import CONTRACT, RECORD, exported_contract
 from real_robot.robots.robot import Array, Reading
-from real_robot.ros2.messages.codecs import fill, installed, stamp_s
+from real_robot.ros2.messages.codecs import BEFORE, ForeignError, fill, installed, read
 from real_robot.ros2.nodes.managed import WARN, ManagedNode, Report
 from real_robot.ros2.robots.tables import ACTION, Behaviour, Call, Fixed, Qos, Table, Topic
 from real_robot.safety.limits import Limits, load_limits
@@ -32,7 +32,7 @@ class RosRobot:
 
     A measurement is the newest message of every topic, stamped with the oldest of their stamps; `measured` is called
     when all topics have published since the last call. Lasting topics do not count for either. A message that cannot be
-    read invalidates the measurement until a good one arrives.
+    read invalidates the measurement until a good one arrives; one about something else is ignored.
 
     Args:
         node: whose namespace, remappings, clock and QoS parameters apply.
@@ -56,7 +56,8 @@ class RosRobot:
         self._reading: Reading | None = None
         self._sequence = 0
         self._newest_s = -np.inf
-        self._refused = ""
+        self._refused = self._ignored = ""
+        self._before: Array | None = None
         self._fault: str | None = f"no message on {table.status.name}" if table.status else None
         self._heard_status = not table.status
         self._behaviour: Behaviour | None = None
@@ -105,6 +106,7 @@ class RosRobot:
         """
         behaviour = self._table.emergency if self.stopped else self._table.hold
         obliged = self.stopped or not self._fault  # a robot that somebody else has taken over is left alone
+        self._before = None
         if behaviour is not self._behaviour:
             self._behaviour, self._holding = behaviour, None
             self._uncalled = list(behaviour.calls) if obliged else []
@@ -129,14 +131,17 @@ class RosRobot:
     def report(self) -> Report:
         """Report for /diagnostics: missing topics, unreadable messages, whether the robot obeys."""
         missing = [name for name, part in self._latest.items() if part is None]
-        values = {"measurements": self._sequence, "missing": ", ".join(missing), "unreadable": self._refused}
+        values = {
+            "measurements": self._sequence, "missing": ", ".join(missing), "unreadable": self._refused,
+            "ignored": self._ignored,
+        }  # fmt: skip
         if self._fault or missing:
             return Report(self._fault or f"nothing readable on {', '.join(missing)}", WARN, values)
         return Report(f"{self._table.name} measures", values=values)
 
     def _make(self, prefix: str) -> None:
         table = self._table
-        for topic in table.states:
+        for topic in sorted(table.states, key=lambda topic: not topic.lasting):  # handled before what is waited for
             subscribe(self._node, topic.name, topic.codec.message, topic.qos, partial(self._hear, topic))
         self._publish(prefix + table.command.name, table.command.codec.message, table.command.qos)
         self._command_name = prefix + table.command.name
@@ -159,16 +164,18 @@ class RosRobot:
             self._publishers[name] = publisher(self._node, name, message, qos)
 
     def _hear(self, topic: Topic, message: Any) -> None:  # noqa: ANN401 - a ROS message
-        self._sequence += 1
-        self._reading = None
         try:
-            arrays = topic.codec.decode(message)
-        except ValueError as error:
+            arrays, measured_s = read(topic.codec, message)
+        except ForeignError as error:
+            self._ignored = f"{topic.name}: {error}"
+            return
+        except UserError as error:
             self._refused = f"{topic.name}: {error}"
-            self._latest[topic.name] = None
+            self._latest[topic.name] = self._reading = None
             self._node.get_logger().error(self._refused, throttle_duration_sec=1.0)
             return
-        measured_s = stamp_s(message)
+        self._sequence += 1
+        self._reading = None
         if measured_s is None:
             measured_s = self._node.get_clock().now().nanoseconds / 1e9
         self._latest[topic.name] = Reading(arrays, measured_s, self._sequence)
@@ -184,8 +191,10 @@ class RosRobot:
         self._fault = self._table.status.fault(message)
 
     def _command(self, action: Array) -> None:
-        codec = self._table.command.codec
-        self._publishers[self._command_name].publish(codec.encode({ACTION: action}, types, self.clock()))
+        arrays = {ACTION: action} if self._before is None else {ACTION: action, BEFORE: self._before}
+        message = self._table.command.codec.encode(arrays, types, self.clock())
+        self._publishers[self._command_name].publish(message)
+        self._before = action
         for key, values in self._written.items():
             self._written[key] = np.concatenate((values[len(action) :], action)).astype(values.dtype)
 

@@ -198,70 +198,99 @@ IMU = {
 
 @dataclass
 class Imu:
-    """sensor_msgs/Imu: body rate and specific force in the body's axes, those of `IMU` that are in `specs`."""
+    """sensor_msgs/Imu: body rate and specific force, those of `IMU` that are in `specs`.
+
+    `frame_id` is the sensor's, which must have the body's axes. A covariance that begins with -1 marks a quantity that
+    the sensor does not measure (REP 145).
+    """
 
     specs: Mapping[str, TensorSpec]
+    frame_id: str
     message: str = "sensor_msgs/msg/Imu"
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
-        """Observations by key."""
+        """Observations by key.
+
+        Raises:
+            UserError: for another frame, or a quantity that is not measured.
+        """
+        check_frame(message, self.frame_id)
+        if unknown := [key for key in self.specs if getattr(message, f"{key}_covariance")[0] == -1.0]:
+            raise UserError(f"this Imu does not measure {', '.join(unknown)}")
         return {key: as_spec(key, spec, vector(getattr(message, key))) for key, spec in self.specs.items()}
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The message that a robot would send; the orientation is marked as unknown (REP 145)."""
+        """The message that a robot would send; what is not in `specs` is marked as not measured."""
         message = types(self.message)()
-        set_stamp(message, stamp_s, "base_link")
-        message.orientation_covariance[0] = -1.0
+        set_stamp(message, stamp_s, self.frame_id)
+        for key in ("orientation", *(key for key in IMU if key not in self.specs)):
+            getattr(message, f"{key}_covariance")[0] = -1.0
         for key in self.specs:
             set_vector(getattr(message, key), arrays[key])
         return message
+
+
+NEAREST_M = 1e-6
+"""A simulator's lidar has no blind zone."""
+FINEST_RAD = 1e-5
+"""Lidars turn by a hundred times as much from ray to ray."""
 
 
 @dataclass
 class LaserScan:
     """sensor_msgs/LaserScan: ranges at `angles_rad` (anticlockwise from the lidar's front), each from the nearest ray.
 
-    No return (infinite) and ranges beyond `range_m` read as `range_m`; too close (minus infinity) reads as 0 (REP 117).
+    Ranges are read as REP 117 and the message define them, on the safe side: no return (infinite, or beyond the
+    lidar's range_max) reads as `range_m`, too close (minus infinity) as 0, and a positive range within the blind zone,
+    below range_min, as it is. Only 0 below range_min is no obstacle: many drivers send it for no return. Readings
+    beyond `range_m`, the policy's, are cut. `frame_id` is the lidar's, whose x axis must point forward.
     """
 
     specs: Mapping[str, TensorSpec]
     angles_rad: np.ndarray
     range_m: float
+    frame_id: str
     message: str = "sensor_msgs/msg/LaserScan"
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
         """Ranges [beams], m.
 
         Raises:
-            UserError: if the scan does not cover an angle, or contains NaN.
+            UserError: if the scan is in another frame, does not cover an angle, or contains NaN.
         """
         ((key, spec),) = self.specs.items()
-        ranges = np.asarray(message.ranges, np.float64)
-        step = message.angle_increment
-        if not len(ranges) or not step:
-            raise UserError(f"LaserScan of {len(ranges)} rays, {step} rad apart; expected some")
+        check_frame(message, self.frame_id)
+        ranges = np.asarray(message.ranges, np.float64)[self._rays(message)]
+        if np.isnan(ranges).any():
+            raise UserError("LaserScan holds NaN; filter broken rays out in the driver")
+        nothing = (ranges == 0.0) & (message.range_min > 0.0)
+        if message.range_max > 0.0:  # zero: not filled in
+            nothing |= ranges > message.range_max
+        return {key: as_spec(key, spec, np.where(nothing, self.range_m, ranges.clip(0.0, self.range_m)))}
+
+    def _rays(self, message: Message) -> np.ndarray:
+        """Indices [beams] of the rays nearest to the wanted angles."""
+        count, step = len(message.ranges), message.angle_increment
+        if not count or not FINEST_RAD < abs(step) <= 2 * np.pi or not np.isfinite(message.angle_min):
+            raise UserError(f"LaserScan of {count} rays from {message.angle_min} rad, {step} rad apart; expected some")
         # whole turns apart is the same ray: drivers count from 0 to 2 pi or from -pi to pi
         turns = (self.angles_rad - message.angle_min) * np.sign(step) % (2 * np.pi)
         index = np.rint(turns / abs(step)).astype(int)
-        full = round(2 * np.pi / abs(step))
-        index = np.where(index >= len(ranges), index - full, index)
-        if ((index < 0) | (index >= len(ranges))).any():
-            raise UserError(
-                f"LaserScan from {message.angle_min} rad, {len(ranges)} rays, misses some of {key}'s angles"
-            )
-        if np.isnan(ranges[index]).any():
-            raise UserError("LaserScan holds NaN; filter broken rays out in the driver")
-        return {key: as_spec(key, spec, ranges[index].clip(0.0, self.range_m))}
+        index = np.where(index >= count, index - round(2 * np.pi / abs(step)), index)
+        if ((index < 0) | (index >= count)).any():
+            raise UserError(f"LaserScan from {message.angle_min} rad, {count} rays, misses some of the policy's angles")
+        return index
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
         """The message that a robot would send: evenly spaced angles only."""
         ((key, spec),) = self.specs.items()
         message = types(self.message)()
-        set_stamp(message, stamp_s, "laser")
+        set_stamp(message, stamp_s, self.frame_id)
         message.angle_min, message.angle_max = float(self.angles_rad[0]), float(self.angles_rad[-1])
         message.angle_increment = float(np.diff(self.angles_rad).mean())
-        message.range_min, message.range_max = 0.0, self.range_m
-        message.ranges = array.array("f", as_spec(key, spec, arrays[key]).astype(np.float32).tobytes())
+        message.range_min, message.range_max = NEAREST_M, self.range_m
+        ranges = as_spec(key, spec, arrays[key]).astype(np.float32)
+        message.ranges = array.array("f", np.where(ranges < NEAREST_M, np.float32(-np.inf), ranges).tobytes())
         return message
 
 

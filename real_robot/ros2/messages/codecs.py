@@ -3,7 +3,8 @@
 A codec lists the arrays of a message in `specs`. `decode` reads them from a message and `encode` builds the message, so
 every codec works in both directions, also for a simulator. This module does not import ROS: messages are read by
 attribute, and built from the classes that `Types` returns for names such as "sensor_msgs/msg/JointState". All codecs
-raise a one-line UserError for a message that does not match.
+raise a one-line UserError for a message that does not match, and `ForeignError` for one that is not about their robot.
+Messages from a network are read with `read`, which turns whatever a codec trips over into a UserError.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ MATRIX = tuple(a + b for a in XYZ for b in XYZ)
 """Element names of a rotation matrix, row by row."""
 
 
+class ForeignError(UserError):
+    """The message is about something else, as the joint states of a gripper are to an arm: it is to be ignored."""
+
+
 class Codec(Protocol):
     """Carries the arrays of `specs` on messages of type `message`."""
 
@@ -42,6 +47,20 @@ class Codec(Protocol):
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
         """The message with `arrays`, measured or due at `stamp_s`."""
         ...
+
+
+def read(codec: Codec, message: Message) -> tuple[dict[str, np.ndarray], float | None]:
+    """Arrays of a message, and its stamp.
+
+    Raises:
+        UserError: for every message that cannot be read, whatever it holds; `ForeignError` for one to be ignored.
+    """
+    try:
+        return codec.decode(message), stamp_s(message)
+    except UserError:
+        raise
+    except Exception as error:  # anyone may send anything, and a node must outlive it
+        raise UserError(f"{codec.message} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def installed(name: str) -> Callable[[], Message]:
@@ -233,11 +252,12 @@ class JointState:
         """Arrays by key, in the contract's order.
 
         Raises:
-            UserError: if a joint or one of its fields is missing.
+            ForeignError: if a joint is missing: grippers and bases publish their joints on the same topic.
+            UserError: if a field is missing.
         """
         index = {name: place for place, name in enumerate(message.name)}
         if missing := [name for name in self.ros_joints if name not in index]:
-            raise UserError(f"JointState without joints {missing}; it has {list(message.name)}")
+            raise ForeignError(f"JointState without joints {missing}; it has {list(message.name)}")
         order = [index[name] for name in self.ros_joints]
         arrays = {}
         for key, name in self.fields.items():
@@ -258,34 +278,58 @@ class JointState:
         return message
 
 
+BEFORE = "before"
+"""Key of the action [A] written one period earlier, for commands that also tell the velocity."""
+STOP_S = 0.2
+"""Time from full speed to rest after a trajectory's first point: at 1 rad/s, 5 rad/s^2."""
+
+
 @dataclass
 class JointTrajectory:
-    """trajectory_msgs/JointTrajectory of one point: joint positions to reach `time_from_start_s` after receipt.
+    """trajectory_msgs/JointTrajectory: the joint positions to reach within a period, with the velocity, then a stop.
 
-    The stamp stays zero, which joint_trajectory_controller reads as now: a stamp from another machine's clock could lie
-    in the past, and the point would be dropped.
+    The velocity is that from the action `BEFORE`, or zero without one. The second point brings it evenly to zero,
+    within the action's limits: whoever sends nothing more has told the robot how to stop. (A trajectory that ends in
+    motion is refused by joint_trajectory_controller, unless allow_nonzero_velocity_at_trajectory_end is set.) The stamp
+    stays zero, which the controller reads as now: one from another machine's clock could lie in the past, and the
+    points would be dropped.
     """
 
     specs: Mapping[str, TensorSpec]
     ros_joints: tuple[str, ...]
-    time_from_start_s: float
+    control_dt_s: float
     message: str = "trajectory_msgs/msg/JointTrajectory"
 
     def decode(self, message: Message) -> dict[str, np.ndarray]:
-        """The last point's positions, in the contract's order."""
+        """The first point's positions, in the contract's order."""
         ((key, spec),) = self.specs.items()
-        if sorted(message.joint_names) != sorted(self.ros_joints) or not message.points:
-            raise UserError(f"expected a point for {list(self.ros_joints)}, got {list(message.joint_names)}")
-        order = [list(message.joint_names).index(name) for name in self.ros_joints]
-        return {key: as_spec(key, spec, np.asarray(message.points[-1].positions, np.float64)[order])}
+        names = list(message.joint_names)
+        if sorted(names) != sorted(self.ros_joints) or not message.points:
+            raise UserError(f"expected a point for {list(self.ros_joints)}, got {len(message.points)} for {names}")
+        positions = np.asarray(message.points[0].positions, np.float64)
+        if len(positions) != len(names):
+            raise UserError(f"JointTrajectory: expected {len(names)} positions, got {len(positions)}")
+        return {key: as_spec(key, spec, positions[[names.index(name) for name in self.ros_joints]])}
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
         """The trajectory."""
         ((key, spec),) = self.specs.items()
-        point = types("trajectory_msgs/msg/JointTrajectoryPoint")()
-        point.positions = array.array("d", as_spec(key, spec, arrays[key]).astype(np.float64).tobytes())
-        fill_time(point.time_from_start, self.time_from_start_s)
+        position = as_spec(key, spec, arrays[key]).astype(np.float64)
+        before = arrays.get(BEFORE)
+        velocity = np.zeros_like(position) if before is None else (position - before) / self.control_dt_s
+        stop = position + 0.5 * STOP_S * velocity
+        if spec.low:
+            stop = stop.clip(np.minimum(position, spec.low), np.maximum(position, spec.high))
+            velocity = (stop - position) / (0.5 * STOP_S)
         message = types(self.message)()
         message.joint_names = list(self.ros_joints)
-        message.points = [point]
+        points = (position, velocity, self.control_dt_s), (stop, np.zeros_like(velocity), self.control_dt_s + STOP_S)
+        message.points = [_point(types, *point) for point in points]
         return message
+
+
+def _point(types: Types, position: np.ndarray, velocity: np.ndarray, after_s: float) -> Message:
+    point = types("trajectory_msgs/msg/JointTrajectoryPoint")()
+    point.positions, point.velocities = (array.array("d", values.tobytes()) for values in (position, velocity))
+    fill_time(point.time_from_start, after_s)
+    return point

@@ -15,7 +15,7 @@ from std_msgs.msg import Header, String
 from std_srvs.srv import Trigger
 
 from embodied.errors import UserError
-from real_robot.ros2.messages.codecs import stamp_s
+from real_robot.ros2.messages.codecs import read
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
@@ -102,11 +102,12 @@ class SafetyNode(ManagedNode[SafetySettings]):
         if not self._began:
             self._began, self._beat_s, self._commanded_s = True, time.monotonic(), self._robot.clock()
         try:
-            command = Command(self._table.command.codec.decode(message)[ACTION], stamp_s(message))
-        except ValueError as error:
+            arrays, stamp_s = read(self._table.command.codec, message)
+        except UserError as error:
             self.get_logger().error(f"a command cannot be read: {error}", throttle_duration_sec=1.0)
             self._hold()
             return
+        command = Command(arrays[ACTION], stamp_s)
         if self._lifeless():
             self._complain(LIFELESS)
         elif self._robot.simulated and command.stamp_s is not None and command.stamp_s > self._robot.clock():

@@ -25,7 +25,7 @@ from std_srvs.srv import Trigger
 from embodied.environment import NumberedStarts, Transition
 from embodied.errors import UserError
 from real_robot.robots.robot import SimulatedRobot
-from real_robot.ros2.messages.codecs import stamp_s
+from real_robot.ros2.messages.codecs import read
 from real_robot.ros2.nodes.managed import ManagedNode, Report
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
@@ -98,7 +98,9 @@ class SimNode(ManagedNode[SimSettings]):
         latched = QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
         self._outcome = self.own(self.create_publisher(DiagnosticStatus, "~/episode", latched))
         self._trace = self.own(self.create_publisher(Float64MultiArray, "~/trace", latched))
-        self._states = [(topic, publisher(self, topic.name, topic.codec.message, topic.qos)) for topic in table.states]
+        # what lasts first: it is not waited for
+        ordered = sorted(table.states, key=lambda topic: not topic.lasting)
+        self._states = [(topic, publisher(self, topic.name, topic.codec.message, topic.qos)) for topic in ordered]
         subscribe(self, table.command.name, table.command.codec.message, table.command.qos, self._hear)
         self._period_s = contract.control_dt_s
         wall_s = self._period_s / settings.real_time_factor
@@ -161,10 +163,11 @@ class SimNode(ManagedNode[SimSettings]):
         if not self._running:
             return
         try:
-            action, stamp = self._table.command.codec.decode(message)[ACTION], stamp_s(message)
-        except ValueError as error:
+            arrays, stamp = read(self._table.command.codec, message)
+        except UserError as error:
             self.get_logger().error(f"a command cannot be read: {error}", throttle_duration_sec=1.0)
             return
+        action = arrays[ACTION]
         if self.settings.lock_step and stamp is not None and stamp < self._stamp_s:
             return  # an answer to an earlier measurement, after which the robot has held
         self._holding = False
@@ -214,8 +217,9 @@ class SimNode(ManagedNode[SimSettings]):
         assert reading is not None
         self._nanoseconds = round(1e9 * (self._earlier_s + reading.stamp_s))
         self._stamp_s = self._nanoseconds / 1e9  # computed like a node's clock: the same time, bit for bit
+        arrays = self._table.measured(reading.observation)
         for topic, out in self._states:
-            out.publish(topic.codec.encode(reading.observation, types, self._stamp_s))
+            out.publish(topic.codec.encode(arrays, types, self._stamp_s))
         # last, so that no node has the time without its measurement
         self._tell_time()
         self._measured = time.perf_counter()

@@ -16,10 +16,6 @@ from real_robot.ros2.messages.body_codecs import Pose
 from real_robot.ros2.messages.codecs import Arrays, JointState, JointTrajectory, Values
 from real_robot.ros2.robots.tables import ACTION, COMMAND, STATE, Behaviour, Call, Table, Topic, action_spec, make_table
 
-LOOK_AHEAD = 2.0
-"""Periods until a trajectory's point is to be reached: one could pass before the next point arrives."""
-
-
 Hold = Callable[[Arrays], np.ndarray] | tuple[float, ...]
 
 
@@ -67,9 +63,9 @@ def joint_trajectory(
     pose: Sequence[str] = (),
     arrays: Sequence[str] = (),
 ) -> Table:
-    """ros2_control's joint_trajectory_controller, one point at a time; holds the current position."""
+    """ros2_control's joint_trajectory_controller: each command and a stop behind it; holds the current position."""
     action, names = action_spec(wanted, joints, "rad"), tuple(ros_joints or joints)
-    codec = JointTrajectory({ACTION: action}, names, LOOK_AHEAD / rate_hz)
+    codec = JointTrajectory({ACTION: action}, names, 1.0 / rate_hz)
     command = Topic(f"{controller}/joint_trajectory", codec, COMMAND)
     return _arm("joint_trajectory", wanted, rate_hz, command, joints, names, pose, arrays, _stay)
 

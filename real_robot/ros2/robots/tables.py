@@ -115,11 +115,15 @@ class Status:
 
 @dataclass(frozen=True)
 class Derived:
-    """Observations `specs` computed from several topics' arrays, of which `used` serve no other purpose."""
+    """Observations `specs` computed from several topics' arrays, of which `used` serve no other purpose.
+
+    `invert` computes topics' arrays from observations, for simulators: such that `compute` gives those observations.
+    """
 
     specs: Mapping[str, TensorSpec]
     used: tuple[str, ...]
     compute: Callable[[Arrays], dict[str, np.ndarray]]
+    invert: Callable[[Arrays], dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,10 @@ class Table:
             return dict(arrays)
         kept = {key: value for key, value in arrays.items() if key not in self.derived.used}
         return kept | self.derived.compute(arrays)
+
+    def measured(self, observation: Arrays) -> dict[str, np.ndarray]:
+        """Arrays of all `states`, from which `observe` computes `observation`: what a simulator publishes."""
+        return dict(observation) | (self.derived.invert(observation) if self.derived else {})
 
 
 def remembered(wanted: Contract, action: TensorSpec) -> dict[str, TensorSpec]:

@@ -24,23 +24,26 @@ from real_robot.ros2.robots.tables import (
 
 def diff_drive(
     wanted: Contract, rate_hz: float, stamped: bool = True, topic: str = "cmd_vel", lidar_field_deg: float = 360.0,
-    lidar_range_m: float = 6.0, frame_id: str = "odom", arrays: Sequence[str] = (),
+    lidar_range_m: float = 6.0, frame_id: str = "odom", lidar_frame_id: str = "laser", imu_frame_id: str = "imu_link",
+    arrays: Sequence[str] = (),
 ) -> Table:  # fmt: skip
     """Differential drives and Nav2 bases: `cmd_vel` as TwistStamped (Jazzy and newer), or Twist with stamped: false.
 
-    Observes `odom`, `scan` and, for policies with a goal, `goal_pose`; odometry and goal in `frame_id`.
+    Observes `odom`, `scan`, `imu` and, for policies with a goal, `goal_pose`; odometry and goal in `frame_id`. Lidar
+    and inertial unit must have the base's axes.
     """
     message = "geometry_msgs/msg/TwistStamped" if stamped else "geometry_msgs/msg/Twist"
     start = "twist." if stamped else ""
     paths = {"speed": f"{start}linear.x", "yaw_rate": f"{start}angular.z"}
     codec = Fields({ACTION: action_spec(wanted, ("speed", "yaw_rate"), "m/s, rad/s", "base")}, message, paths)
-    states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, frame_id)
+    states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, (frame_id, lidar_frame_id, imu_frame_id))
     return _vehicle("diff_drive", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays)
 
 
 def ackermann(
     wanted: Contract, rate_hz: float, topic: str = "drive", steering_joint: str = "", lidar_field_deg: float = 270.0,
-    lidar_range_m: float = 10.0, frame_id: str = "odom", arrays: Sequence[str] = (),
+    lidar_range_m: float = 10.0, frame_id: str = "odom", lidar_frame_id: str = "laser", imu_frame_id: str = "imu_link",
+    arrays: Sequence[str] = (),
 ) -> Table:  # fmt: skip
     """F1TENTH and other Ackermann vehicles: `drive` as AckermannDriveStamped.
 
@@ -49,24 +52,26 @@ def ackermann(
     paths = {name: f"drive.{name}" for name in ("steering_angle", "speed")}
     spec = action_spec(wanted, tuple(paths), "rad, m/s", "base")
     codec = Fields({ACTION: spec}, "ackermann_msgs/msg/AckermannDriveStamped", paths)
-    states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, frame_id)
+    states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, (frame_id, lidar_frame_id, imu_frame_id))
     if steering_joint:
         steering = JointState({"steering": TensorSpec((1,), unit="rad")}, (steering_joint,), {"steering": "position"})
         states.append(Topic("joint_states", steering, STATE))
     return _vehicle("ackermann", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays)
 
 
-def _seen_by_vehicle(wanted: Contract, field_deg: float, range_m: float, frame_id: str) -> list[Topic]:
+def _seen_by_vehicle(wanted: Contract, field_deg: float, range_m: float, frames: tuple[str, str, str]) -> list[Topic]:
+    """Topics of what is observed; `frames` are those of odometry, lidar and inertial unit."""
+    frame_id, lidar_frame_id, imu_frame_id = frames
     states = [Topic("odom", Odometry(_of_vehicle(wanted), frame_id), STATE)]
     if imu := {key: spec for key, spec in IMU.items() if key in wanted.observation}:
-        states.append(Topic("imu", Imu(imu), STATE))
+        states.append(Topic("imu", Imu(imu, imu_frame_id), STATE))
     if "lidar" in wanted.observation:
         beams = wanted.observation["lidar"].shape[0]
         # over a full turn the last beam is one spacing before the first, otherwise both ends of the field have a beam
         spacing = np.deg2rad(field_deg) / (beams if field_deg >= 360.0 else beams - 1)
         angles = spacing * np.arange(beams) - 0.5 * np.deg2rad(field_deg)
         spec = TensorSpec((beams,), unit="m", frame="lidar")
-        states.append(Topic("scan", LaserScan({"lidar": spec}, angles, range_m), STATE))
+        states.append(Topic("scan", LaserScan({"lidar": spec}, angles, range_m, lidar_frame_id), STATE))
     return states
 
 
@@ -90,7 +95,7 @@ def _vehicle(
     if goal := {key: spec for key, spec in GOAL.items() if key in wanted.observation and key not in arrays}:
         states.append(Topic("goal_pose", Pose({"goal": "position"}, frame_id), COMMAND, lasting=True))
         used = ("goal", *(key for key in ("position", "rotation") if key not in wanted.observation))
-        derived = Derived(goal, used, lambda seen: {key: _to_goal(seen)[key] for key in goal})
+        derived = Derived(goal, used, lambda seen: {key: _to_goal(seen)[key] for key in goal}, _from_goal)
     stop = Behaviour((0.0, 0.0))
     return make_table(name, wanted, rate_hz, states, command, arrays, stop, stop, derived=derived)
 
@@ -102,3 +107,14 @@ def _to_goal(seen: Arrays) -> dict[str, np.ndarray]:
     angle = np.arctan2(way[1], way[0]) - np.arctan2(rotation[1, 0], rotation[0, 0])
     direction = np.array([np.cos(angle), np.sin(angle)], np.float32)
     return {"goal_distance": np.array([np.hypot(*way)], np.float32), "goal_direction": direction}
+
+
+def _from_goal(observation: Arrays) -> dict[str, np.ndarray]:
+    """Position, rotation and goal of a simulated vehicle, whose odometry begins anew with every measurement."""
+    known = {"position": np.zeros(3), "rotation": np.eye(3).reshape(9)} | dict(observation)
+    rotation = np.asarray(known["rotation"], np.float64).reshape(3, 3)
+    yaw = np.arctan2(rotation[1, 0], rotation[0, 0])
+    (distance,), (x, y) = observation.get("goal_distance", np.ones(1)), observation.get("goal_direction", (1.0, 0.0))
+    bearing = yaw + np.arctan2(y, x)
+    way = float(distance) * np.array([np.cos(bearing), np.sin(bearing), 0.0])
+    return {"position": known["position"], "rotation": known["rotation"], "goal": known["position"] + way}

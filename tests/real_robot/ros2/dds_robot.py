@@ -178,11 +178,12 @@ class Arm:
     def follow(self, message: Any) -> dict[str, Any]:
         trajectory = isinstance(message, JointTrajectory)
         names = list(message.joint_names) if trajectory else ["shoulder", "elbow"]
-        values = list(message.points[-1].positions if trajectory else message.data)
+        values = list(message.points[0].positions if trajectory else message.data)
         self.position |= dict(zip(names, values, strict=True))
         fields = {"names": names, "action": values}
         if trajectory:
-            fields["time_from_start_s"] = message.points[-1].time_from_start.nanosec * 1e-9
+            fields["time_from_start_s"] = [point.time_from_start.nanosec * 1e-9 for point in message.points]
+            fields["speeds"] = [list(point.velocities) for point in message.points]
         return fields
 
 

@@ -64,7 +64,9 @@ def test_a_robot_of_another_dds_vendor_follows_the_policy(row, contract, options
     received = read(log, "received")
     assert all(command["names"] == list(contract.action.names) for command in received)
     if row == "joint_trajectory":
-        assert {command["time_from_start_s"] for command in received} == {0.04}
+        assert all(command["time_from_start_s"] == pytest.approx([0.02, 0.22]) for command in received)
+        assert all(command["speeds"][1] == [0.0, 0.0] for command in received)
+        assert any(command["speeds"][0] != [0.0, 0.0] for command in received)
     if row == "diff_drive":
         assert all(0.0 <= command["age_s"] < 5.0 for command in received)
     # Every command is what the policy answers to a state that the robot has sent, or a hold, as before the first

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import rclpy
 from rclpy.executors import SingleThreadedExecutor
+from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, Float64MultiArray, String
 from std_srvs.srv import Trigger
 
@@ -14,6 +15,7 @@ from embodied.contract import Contract, TensorSpec
 from real_robot.ros2.messages.codecs import LabelledArrays
 from real_robot.ros2.nodes.managed import ManagedNode
 from real_robot.ros2.processes import claim_domain
+from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION, COMMAND, Behaviour, Call, Fixed, Heartbeat, Status, Table, Topic
 from real_robot.ros2.ros_robot import RosRobot, types
 
@@ -43,12 +45,18 @@ TABLE = Table(
 )
 
 
+def commander() -> ManagedNode:
+    node = ManagedNode("commander", Nothing)
+    if not node.has_parameter("use_sim_time"):
+        node.declare_parameter("use_sim_time", False)
+    return node
+
+
 class World:
     """The node of the robot, and a node that is the drone."""
 
     def __init__(self) -> None:
-        self.node = ManagedNode("commander", Nothing)
-        self.node.declare_parameter("use_sim_time", False) if not self.node.has_parameter("use_sim_time") else None
+        self.node = commander()
         self.drone = rclpy.create_node("drone")
         self.robot = RosRobot(self.node, TABLE)
         self.said: list[str] = []
@@ -124,3 +132,24 @@ def test_a_hold_is_repeated_until_the_robot_says_that_it_holds(world: World):
     robot.stopped = True
     robot.hold()
     world.until(lambda: world.said[-1] == "off")
+
+
+def test_joint_states_of_a_gripper_do_not_hold_the_arm():
+    names = ("shoulder", "elbow")
+    arm = Contract(
+        {"joint_position": TensorSpec((2,), unit="rad", names=names)}, TensorSpec((2,), unit="rad", names=names), 0.05
+    )
+    rclpy.init(domain_id=claim_domain()[1])
+    try:
+        node = commander()
+        robot = RosRobot(node, robot_table("forward_position", arm, {"rate_hz": 20.0, "joints": names}))
+        robot._hear(robot._table.states[0], JointState(name=["elbow", "shoulder"], position=[0.2, 0.1]))
+        before = robot.read()
+        robot._hear(robot._table.states[0], JointState(name=["finger"], position=[0.04]))
+        assert robot.read() is before is not None  # neither refused nor taken for a new measurement
+        assert "without joints" in robot.report().values["ignored"]
+        robot._hear(robot._table.states[0], JointState(name=["elbow", "shoulder"], position=[0.2]))
+        assert robot.read() is None
+        assert "expected 2 elements of position, got 1" in robot.report().values["unreadable"]
+    finally:
+        rclpy.shutdown()

@@ -1,14 +1,18 @@
 """Codecs: messages by hand, round trips through serialised bytes, and refused messages."""
 
+import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as hypothesis_arrays
+from scipy.interpolate import CubicHermiteSpline
 
 from embodied.contract import TensorSpec
+from embodied.errors import UserError
 from embodied.text import encode, encode_as, text_spec
 from real_robot.ros2.messages import body_codecs, codecs, frames, quadrotor_codecs
 from real_robot.ros2.messages.body_codecs import QUANTITIES
@@ -59,11 +63,12 @@ CODECS = [
     body_codecs.Odometry({"velocity": "velocity.drive"}),
     body_codecs.Odometry({"velocity": "velocity.base", "yaw_rate": "yaw_rate"}),
     body_codecs.Pose({"end_effector_position": "position", "end_effector_rotation": "rotation.two_columns"}, "base"),
-    body_codecs.Imu(body_codecs.IMU),
+    body_codecs.Imu(body_codecs.IMU, "imu_link"),
     body_codecs.LaserScan(
         {"lidar": TensorSpec((8,), unit="m", low=(0.0,) * 8, high=(10.0,) * 8)},
         np.linspace(-np.pi, np.pi, 8, endpoint=False),
         10.0,
+        "laser",
     ),
     body_codecs.Image({"wrist_image": TensorSpec((4, 6, 3), dtype="uint8")}),
     body_codecs.Fields(
@@ -167,28 +172,119 @@ def test_joints_are_found_by_name():
 
 
 @pytest.mark.parametrize(
-    ("names", "velocity", "wanted"),
+    ("names", "velocity", "error", "wanted"),
     [
-        (["arm_shoulder", "other"], [1.0, 2.0], r"without joints \['arm_elbow'\]"),
-        (["arm_shoulder", "arm_elbow"], [], "expected 2 elements of velocity, got 0"),
+        (["arm_shoulder", "other"], [1.0, 2.0], codecs.ForeignError, r"without joints \['arm_elbow'\]"),
+        (["arm_shoulder", "arm_elbow"], [], UserError, "expected 2 elements of velocity, got 0"),
     ],
 )
-def test_missing_joints_and_fields_are_refused(names, velocity, wanted):
+def test_missing_joints_are_others_and_missing_fields_are_refused(names, velocity, error, wanted):
     message = filled(
         "sensor_msgs/msg/JointState", name=names, position=np.array([1.0, 2.0]), velocity=np.array(velocity)
     )
-    with pytest.raises(ValueError, match=wanted):
+    with pytest.raises(UserError, match=wanted) as raised:
         JOINTS.decode(message)
+    assert type(raised.value) is error
 
 
-def test_a_trajectory_is_one_point_from_now():
-    codec = codecs.JointTrajectory(action("shoulder", "elbow"), ("arm_shoulder", "arm_elbow"), 0.25)
-    message = on_the_wire(codec.encode({"action": np.array([0.5, -0.5])}, types, 100.0))
+TRAJECTORY = codecs.JointTrajectory(action("shoulder", "elbow"), ("arm_shoulder", "arm_elbow"), 0.25)
+
+
+def test_a_trajectory_is_a_point_in_motion_and_a_stop():
+    arrays = {"action": np.array([0.5, -0.5]), codecs.BEFORE: np.array([0.25, -0.5])}
+    message = on_the_wire(TRAJECTORY.encode(arrays, types, 100.0))
     assert message.joint_names == ["arm_shoulder", "arm_elbow"]
     assert codecs.stamp_s(message) is None  # zero: now, on the controller's clock
-    (point,) = message.points
+    point, stop = message.points
     np.testing.assert_array_equal(point.positions, [0.5, -0.5])
+    np.testing.assert_allclose(point.velocities, [1.0, 0.0])  # 0.25 rad in 0.25 s
     assert (point.time_from_start.sec, point.time_from_start.nanosec) == (0, 250_000_000)
+    np.testing.assert_allclose(stop.positions, [0.6, -0.5])  # 1 rad/s to rest within 0.2 s: half of 0.2 rad
+    np.testing.assert_array_equal(stop.velocities, [0.0, 0.0])
+    assert (stop.time_from_start.sec, stop.time_from_start.nanosec) == (0, 450_000_000)
+    first, _ = TRAJECTORY.encode({"action": np.array([0.5, -0.5])}, types, 100.0).points
+    np.testing.assert_array_equal(first.velocities, [0.0, 0.0])
+    np.testing.assert_array_equal(TRAJECTORY.decode(message)["action"], [0.5, -0.5])
+
+
+def test_a_trajectorys_stop_is_within_the_limits():
+    arrays = {"action": np.array([0.95, -1.0]), codecs.BEFORE: np.array([0.45, -0.5])}
+    point, stop = TRAJECTORY.encode(arrays, types, 0.0).points
+    np.testing.assert_allclose(stop.positions, [1.0, -1.0])
+    np.testing.assert_allclose(point.velocities, [0.5, 0.0], atol=1e-6)  # 0.05 rad to rest within 0.2 s
+
+
+@dataclass
+class TrajectoryController:
+    """joint_trajectory_controller: cubic splines from the state at which a message arrives, then rest."""
+
+    position: float = 0.0
+    velocity: float = 0.0
+    knots: tuple[tuple[float, float, float], ...] = ()
+    elapsed_s: float = 0.0
+
+    def receive(self, message) -> None:
+        points = [
+            (1e-9 * p.time_from_start.nanosec, p.positions[0], p.velocities[0] if len(p.velocities) else None)
+            for p in message.points
+        ]
+        assert points[-1][2] in (0.0, None), "refused by default: it ends in motion"
+        self.knots, self.elapsed_s = ((0.0, self.position, self.velocity), *points), 0.0
+
+    def step(self, seconds: float) -> None:
+        self.elapsed_s += seconds
+        for (t0, q0, v0), (t1, q1, v1) in itertools.pairwise(self.knots):
+            if self.elapsed_s <= t1 + 1e-9:
+                if v1 is None:  # without velocities: straight lines
+                    self.position += (q1 - q0) / (t1 - t0) * seconds
+                    self.velocity = (q1 - q0) / (t1 - t0)
+                else:
+                    spline = CubicHermiteSpline([t0, t1], [q0, q1], [v0, v1])
+                    self.position, self.velocity = float(spline(self.elapsed_s)), float(spline(self.elapsed_s, 1))
+                return
+        self.position, self.velocity = self.knots[-1][1], 0.0
+
+
+def test_an_arm_keeps_up_with_the_commands_outlives_a_late_one_and_stops_by_itself():
+    dt_s, speed = 0.05, 0.5
+    codec = codecs.JointTrajectory(action("joint"), ("joint",), dt_s)
+    arm, before = TrajectoryController(), None
+    speeds = []
+    for period in range(1, 21):
+        command = np.array([speed * dt_s * period])
+        arm.receive(codec.encode({"action": command} | ({} if before is None else {codecs.BEFORE: before}), types, 0.0))
+        before = command
+        for _ in range(5 if period != 10 else 8):  # one command comes three fifths of a period late
+            arm.step(dt_s / 5)
+            speeds.append(arm.velocity)
+        if period != 10:
+            assert arm.position == pytest.approx(command[0], abs=1e-6)  # the whole way, not half of it
+    late = speeds[9 * 5 : 10 * 5 + 3]
+    assert min(late) > 0.8 * speed - 0.5 * speed  # it slows down, and does not stop for it
+    arm.step(1.0)  # no further command
+    assert (arm.position, arm.velocity) == (pytest.approx(1.0 * speed + 0.5 * codecs.STOP_S * speed), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("codec", "message"),
+    [
+        (TRAJECTORY, "short"),
+        (JOINTS, "nothing"),
+        (LABELLED, "nothing"),
+        (body_codecs.Image({"image": TensorSpec((1, 2, 3), dtype="uint8")}), "picture"),
+    ],
+    ids=["trajectory", "joints", "arrays", "image"],
+)
+def test_no_message_can_raise_anything_but_a_users_error(codec, message):
+    if message == "short":  # seven names, one position
+        point = filled("trajectory_msgs/msg/JointTrajectoryPoint", positions=np.zeros(1))
+        message = filled(codec.message, joint_names=list(codec.ros_joints), points=[point])
+    elif message == "picture":
+        message = filled(codec.message, encoding="rgb8", height=3, step=7, width=2**31, data=np.zeros(5, np.uint8))
+    else:
+        message = types(codec.message)()
+    with pytest.raises(UserError):
+        codecs.read(codec, message)
 
 
 def test_odometry_by_hand():
@@ -300,16 +396,17 @@ def test_twists_of_both_generations(kind):
     assert codecs.stamp_s(message) == (7.25 if start else None)
 
 
-def scan(angle_min: float, step: float, ranges: list[float]):
-    return filled(
-        "sensor_msgs/msg/LaserScan", angle_min=angle_min, angle_increment=step, ranges=np.array(ranges, np.float32)
-    )
+def scan(angle_min: float, step: float, ranges: list[float], **fields):
+    given = {"header__frame_id": "laser", "range_min": 0.1, "range_max": 8.0} | fields
+    values = np.array(ranges, np.float32)
+    return filled("sensor_msgs/msg/LaserScan", angle_min=angle_min, angle_increment=step, ranges=values, **given)
 
 
 LIDAR = body_codecs.LaserScan(
     {"lidar": TensorSpec((4,), unit="m")},
     np.linspace(-np.pi, np.pi, 4, endpoint=False),
     5.0,
+    "laser",
 )
 
 
@@ -322,9 +419,18 @@ def test_a_scan_is_read_at_the_angles_asked_for():
     np.testing.assert_allclose(LIDAR.decode(message)["lidar"], [3.0, 4.0, 1.0, 2.0])
 
 
-def test_no_return_is_far_and_too_near_is_near():
-    message = scan(-np.pi, np.pi / 2, [math.inf, -math.inf, 7.0, 0.0])
-    np.testing.assert_allclose(LIDAR.decode(message)["lidar"], [5.0, 0.0, 5.0, 0.0])
+@pytest.mark.parametrize(
+    ("ranges", "fields", "read"),
+    [
+        ([math.inf, -math.inf, 7.0, 3.0], {}, [5.0, 0.0, 5.0, 3.0]),  # REP 117: nothing, too close
+        ([0.0, 0.05, 0.1, 9.0], {}, [5.0, 0.05, 0.1, 5.0]),  # a driver's 0 for nothing; in the blind zone; beyond
+        ([0.0, 3.6, 3.5, 1.0], {"range_max": 3.5}, [5.0, 5.0, 3.5, 1.0]),  # a shorter lidar's maximum and more
+        ([0.0, 1.0, 1.0, 1.0], {"range_min": 0.0}, [0.0, 1.0, 1.0, 1.0]),  # it measures 0, and says so
+        ([4.0, 1.0, 1.0, 1.0], {"range_max": 0.0}, [4.0, 1.0, 1.0, 1.0]),  # not filled in
+    ],
+)
+def test_ranges_that_are_no_measurements_are_read_on_the_safe_side(ranges, fields, read):
+    np.testing.assert_allclose(LIDAR.decode(scan(-np.pi, np.pi / 2, ranges, **fields))["lidar"], read)
 
 
 @pytest.mark.parametrize(
@@ -333,11 +439,28 @@ def test_no_return_is_far_and_too_near_is_near():
         (scan(-np.pi / 2, np.pi / 8, [1.0] * 8), "misses some of"),
         (scan(-np.pi, np.pi / 2, [1.0, math.nan, 1.0, 1.0]), "NaN"),
         (scan(0.0, 0.0, []), "expected some"),
+        (scan(0.0, 1e-30, [1.0] * 4), "expected some"),
+        (scan(0.0, math.nan, [1.0] * 4), "expected some"),
+        (scan(math.inf, np.pi / 2, [1.0] * 4), "expected some"),
+        (scan(-np.pi, np.pi / 2, [1.0] * 4, header__frame_id="base_scan"), "in frame 'laser', got 'base_scan'"),
     ],
 )
 def test_a_scan_that_cannot_be_read_is_refused(message, wanted):
     with pytest.raises(ValueError, match=wanted):
         LIDAR.decode(message)
+
+
+def test_an_inertial_unit_of_another_frame_or_without_the_quantity_is_refused():
+    codec = body_codecs.Imu(body_codecs.IMU, "imu_link")
+    arrays = {"angular_velocity": np.arange(3.0), "linear_acceleration": np.zeros(3)}
+    message = codec.encode(arrays, types, 0.0)
+    np.testing.assert_array_equal(codec.decode(on_the_wire(message))["angular_velocity"], [0.0, 1.0, 2.0])
+    message.linear_acceleration_covariance[0] = -1.0  # REP 145
+    with pytest.raises(UserError, match="does not measure linear_acceleration"):
+        codec.decode(message)
+    message.header.frame_id = "imu_link_upside_down"
+    with pytest.raises(UserError, match="in frame 'imu_link', got 'imu_link_upside_down'"):
+        codec.decode(message)
 
 
 def test_a_blue_green_red_picture_with_padded_rows():

@@ -150,6 +150,20 @@ def test_the_goal_is_computed_from_odometry_and_goal_pose():
     assert lasting == {"goal_pose"}
 
 
+@pytest.mark.parametrize("turn", [0.0, 2.5])
+def test_a_simulated_vehicle_publishes_what_its_goal_is_computed_from(turn):
+    table = robot_table("diff_drive", NAVIGATE, {"rate_hz": 10.0})
+    seen = {
+        "velocity": np.array([0.5, 0.1]), "goal_distance": np.array([3.0]),
+        "goal_direction": np.array([np.cos(turn), np.sin(turn)]), "lidar": np.ones(NAVIGATE.observation["lidar"].shape),
+    }  # fmt: skip
+    arrays: dict[str, np.ndarray] = {}
+    for topic in table.states:
+        arrays |= topic.codec.decode(on_the_wire(topic.codec.encode(table.measured(seen), types, 1.0)))
+    for key, values in table.observe(arrays).items():
+        np.testing.assert_allclose(values, seen[key], atol=1e-6)
+
+
 def test_lidars_are_read_where_the_simulators_beams_are():
     for row, wanted, options, env in (
         ("diff_drive", NAVIGATE, {"rate_hz": 10.0}, Navigate.LIDAR),
