@@ -17,14 +17,17 @@ from embodied.errors import UserError
 from embodied.saving import checkpoint
 from real_robot.firmware.record import CONTRACT, RECORD, exported_contract
 from real_robot.robots.robot import Array, Reading
+from real_robot.ros2.engagement import Engagement, Phase
 from real_robot.ros2.messages.codecs import BEFORE, ForeignError, fill, installed, read
-from real_robot.ros2.nodes.managed import WARN, ManagedNode, Report
-from real_robot.ros2.robots.tables import ACTION, Behaviour, Call, Fixed, Qos, Table, Topic
+from real_robot.ros2.nodes.managed import ERROR, WARN, ManagedNode, Report
+from real_robot.ros2.robots.tables import ACTION, Behaviour, Call, Condition, Fixed, Qos, Table, Topic
 from real_robot.safety.limits import Limits, load_limits
 
 HEARTBEAT = "heartbeat"
 """Topic under the command's prefix with the heartbeat of an active policy node."""
 types = cache(installed)
+TICKS_HZ = 20.0
+"""How often what is due is sent to a robot without a heartbeat."""
 
 
 class RosRobot:
@@ -34,10 +37,12 @@ class RosRobot:
     when all topics have published since the last call. Lasting topics do not count for either. A message that cannot be
     read invalidates the measurement until a good one arrives; one about something else is ignored.
 
+    A robot with a status gets commands while it follows, as `Engagement` decides.
+
     Args:
         node: whose namespace, remappings, clock and QoS parameters apply.
         table: the robot's interface.
-        prefix: of the command topic. A robot with a prefix is behind a safety node, which engages the robot.
+        prefix: of the command topic. A robot with a prefix is behind a safety node, which alone talks to the robot.
         measured: callback without arguments.
     """
 
@@ -56,16 +61,16 @@ class RosRobot:
         self._reading: Reading | None = None
         self._sequence = 0
         self._newest_s = -np.inf
-        self._refused = self._ignored = ""
+        self._refused = self._ignored = self._jumped = ""
         self._before: Array | None = None
-        self._fault: str | None = f"no message on {table.status.name}" if table.status else None
-        self._heard_status = not table.status
+        self._heard: dict[str, Any] = {}
+        self._condition: Condition | None = None
+        self._engagement = Engagement(table, self.clock) if table.status and not prefix else None
+        self._told = ""
         self._behaviour: Behaviour | None = None
         self._holding: Array | None = None
         self._uncalled: list[Call] = []
         self._written = {key: np.resize(table.initial, spec.shape[0]) for key, spec in table.remembered.items()}
-        self._engaged = bool(prefix)
-        self._started_s = np.inf
         self._publishers: dict[str, Any] = {}
         self._make(prefix)
         node.reports["robot"] = self.report
@@ -76,15 +81,18 @@ class RosRobot:
         return max(now_s, self._newest_s) if self.simulated else now_s
 
     def start(self) -> None:
-        """Start the heartbeat that some robots require; the first command engages the robot."""
-        self._started_s = self.clock()
+        """An operator wants a robot that others may steer too to follow, from the next command on; see `Engagement`."""
+        self._uncalled, self._before = [], None
+        if self._engagement and not self.stopped:
+            self._engagement.reset()
 
     def read(self) -> Reading | None:
         """The newest message of every topic; None before each has arrived, and while one of them cannot be read.
 
         A robot with a status gives no measurement before its first status, so that a takeover is never missed.
         """
-        if self._reading is None and self._heard_status and all(self._latest.values()):
+        heard = self._condition is not None or not self._table.status
+        if self._reading is None and heard and all(self._latest.values()):
             parts = {name: part for name, part in self._latest.items() if part is not None}
             arrays = {key: value for part in parts.values() for key, value in part.observation.items()}
             observation = self._table.observe(arrays) | self._written
@@ -93,31 +101,42 @@ class RosRobot:
         return self._reading
 
     def write(self, action: Array) -> None:
-        """Publish `action` [A]; the first one engages the robot."""
+        """Publish `action` [A]; a robot with a status gets it only while it follows."""
         if self._behaviour is not None:
             self._behaviour, self._uncalled = None, []
-        self._engage()
-        self._command(action)
+        if self._engagement:
+            self._engagement.command()
+        if not self._engagement or self._engagement.commands:
+            self._command(action)
+        if self._engagement:
+            self._pursue()  # afterwards, so that a robot that is armed next has its command
 
     def hold(self) -> None:
         """The table's `hold`, or its `emergency` once `stopped`; call it every period, like `write`.
 
-        Messages may be lost, so they are repeated while the robot follows us. Calls are made once.
+        A robot with a status bridges a short gap with the table's `pause`. It holds afterwards, and until `start`.
         """
+        if self._table.status:
+            self._interrupt()
+            return
         behaviour = self._table.emergency if self.stopped else self._table.hold
-        obliged = self.stopped or not self._fault  # a robot that somebody else has taken over is left alone
         self._before = None
         if behaviour is not self._behaviour:
             self._behaviour, self._holding = behaviour, None
-            self._uncalled = list(behaviour.calls) if obliged else []
-        if obliged:
-            self._send_all(behaviour)
+            self._uncalled = list(behaviour.calls)
+        self._send_all(behaviour)
         self._call()
         reading = self.read()
         if self._holding is None:
             self._holding = behaviour.chosen(reading.observation if reading else None)
         if self._holding is not None:
             self._command(self._holding)
+
+    def leave(self, reason: str) -> None:
+        """Make a robot with a status hold at once, for good, if it follows."""
+        if self._engagement:
+            self._engagement.lose(reason)
+            self._pursue()
 
     def reset(self) -> None:
         """Begin an episode: past actions are forgotten."""
@@ -129,14 +148,20 @@ class RosRobot:
         self.hold()
 
     def report(self) -> Report:
-        """Report for /diagnostics: missing topics, unreadable messages, whether the robot obeys."""
+        """Report for /diagnostics: missing topics, unreadable messages, whether the robot follows."""
         missing = [name for name, part in self._latest.items() if part is None]
         values = {
             "measurements": self._sequence, "missing": ", ".join(missing), "unreadable": self._refused,
             "ignored": self._ignored,
         }  # fmt: skip
-        if self._fault or missing:
-            return Report(self._fault or f"nothing readable on {', '.join(missing)}", WARN, values)
+        if self._table.status:
+            values["jumped"] = self._jumped
+        if self._engagement and self._engagement.phase is Phase.LOST:
+            return Report(self._lost(self._engagement), ERROR, values)
+        if self._table.status and (fault := self._unfollowed()):
+            return Report(fault, WARN, values)
+        if missing:
+            return Report(f"nothing readable on {', '.join(missing)}", WARN, values)
         return Report(f"{self._table.name} measures", values=values)
 
     def _make(self, prefix: str) -> None:
@@ -145,7 +170,7 @@ class RosRobot:
             subscribe(self._node, topic.name, topic.codec.message, topic.qos, partial(self._hear, topic))
         self._publish(prefix + table.command.name, table.command.codec.message, table.command.qos)
         self._command_name = prefix + table.command.name
-        behaviours = (table.engage, table.hold, table.emergency)
+        behaviours = (*(table.status.requests if table.status else ()), table.hold, table.emergency)
         fixed = [entry for behaviour in behaviours for entry in behaviour.messages]
         for entry in [*fixed, *([table.heartbeat.message] if table.heartbeat else [])]:
             self._publish(entry.name, entry.type, entry.qos)
@@ -154,10 +179,10 @@ class RosRobot:
             if call.name not in self._clients:
                 self._clients[call.name] = self._node.own(self._node.create_client(types(call.type), call.name))
         if table.status:
-            subscribe(self._node, table.status.name, table.status.type, table.status.qos, self._obeys)
-        if table.heartbeat and not prefix:
-            period_s = 1.0 / table.heartbeat.rate_hz
-            self._node.own(self._node.create_timer(period_s, self._beat, clock=self._node.steady))
+            subscribe(self._node, table.status.name, table.status.type, table.status.qos, self._hear_status)
+        if self._engagement:
+            period_s = 1.0 / (table.heartbeat.rate_hz if table.heartbeat else TICKS_HZ)
+            self._node.own(self._node.create_timer(period_s, self._tick, clock=self._node.steady))
 
     def _publish(self, name: str, message: str, qos: Qos) -> None:
         if name not in self._publishers:
@@ -176,6 +201,9 @@ class RosRobot:
             return
         self._sequence += 1
         self._reading = None
+        if topic.jump:
+            self._compare(topic.jump, self._heard.get(topic.name, message), message)
+            self._heard[topic.name] = message
         if measured_s is None:
             measured_s = self._node.get_clock().now().nanoseconds / 1e9
         self._latest[topic.name] = Reading(arrays, measured_s, self._sequence)
@@ -185,26 +213,77 @@ class RosRobot:
             self._due = set(self._current)
             self._measured()
 
-    def _obeys(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+    def _hear_status(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
         assert self._table.status is not None
-        self._heard_status = True
-        self._fault = self._table.status.fault(message)
+        self._condition = self._table.status.read(message)
+        if self._engagement:
+            self._engagement.hear(self._condition)
+
+    def _compare(self, jump: Callable[[Any, Any], str], before: Any, after: Any) -> None:  # noqa: ANN401 - ROS messages
+        """A policy that sees a jump as motion would answer it: the robot holds, by means of its own estimate."""
+        if what := jump(before, after):
+            self._jumped = what
+            self._node.get_logger().error(what)
+            self.leave(what)
+
+    def _interrupt(self) -> None:
+        """No command for now to a robot with a status; one behind a safety node gets nothing from here."""
+        if not self._engagement:
+            return
+        pause = self._table.pause.action
+        if self.stopped:
+            self._engagement.stop()
+        elif pause and self._before is not None and self._engagement.bridges:
+            self._command(pause(self._before))
+        self._pursue()
+
+    def _pursue(self) -> None:
+        """Send what is due, and log what the robot does."""
+        assert self._engagement is not None
+        behaviour, reason = self._engagement.due, self._engagement.reason
+        if reason != self._told:
+            self._told, self._uncalled = reason, []  # what was asked for earlier is out of date
+            if reason:
+                self._node.get_logger().error(self._lost(self._engagement))
+        if behaviour:
+            self._send_all(behaviour)
+            self._uncalled += [call for call in behaviour.calls if call not in self._uncalled]
+        self._call()
+
+    def _tick(self) -> None:
+        engagement, heartbeat = self._engagement, self._table.heartbeat
+        assert engagement is not None
+        self._pursue()
+        if heartbeat and engagement.beats:
+            self._send(heartbeat.message)
+        if self._unstopped(engagement):
+            self._node.get_logger().error(self._lost(engagement), throttle_duration_sec=1.0)
+
+    def _unstopped(self, engagement: Engagement) -> bool:
+        assert self._table.status is not None
+        late = self.clock() - engagement.stop_s > self._table.status.timeout_s
+        return late and not engagement.stop_confirmed
+
+    def _lost(self, engagement: Engagement) -> str:
+        if self._unstopped(engagement):
+            return "the robot does not confirm the emergency stop, which is repeated: use another one"
+        return f"{engagement.reason}; it gets nothing from here before ~/reset"
+
+    def _unfollowed(self) -> str:
+        if self._condition is None:
+            return f"no message on {self._table.status.name}" if self._table.status else ""
+        return self._condition.fault
 
     def _command(self, action: Array) -> None:
         arrays = {ACTION: action} if self._before is None else {ACTION: action, BEFORE: self._before}
         message = self._table.command.codec.encode(arrays, types, self.clock())
         self._publishers[self._command_name].publish(message)
         self._before = action
+        if self._table.status and self._unfollowed():
+            self.reset()  # what the robot did not do is no past action of it
+            return
         for key, values in self._written.items():
             self._written[key] = np.concatenate((values[len(action) :], action)).astype(values.dtype)
-
-    def _engage(self) -> None:
-        before_s = self._table.heartbeat.before_s if self._table.heartbeat else 0.0
-        if not self._engaged and self.clock() - self._started_s >= before_s:
-            self._engaged = True
-            self._send_all(self._table.engage)
-            self._uncalled = list(self._table.engage.calls)
-        self._call()
 
     def _send_all(self, behaviour: Behaviour) -> None:
         for entry in behaviour.messages:
@@ -220,12 +299,6 @@ class RosRobot:
             else:
                 self._uncalled.append(call)
                 self._node.get_logger().error(f"no service {call.name}: it waits", throttle_duration_sec=1.0)
-
-    def _beat(self) -> None:
-        """Send the heartbeat; a holding robot gets none, so that its own failsafe backs ours."""
-        holds = self._engaged and self._behaviour is not None
-        if np.isfinite(self._started_s) and self._table.heartbeat and not holds:
-            self._send(self._table.heartbeat.message)
 
     def _send(self, entry: Fixed) -> None:
         self._publishers[entry.name].publish(entry.message(types, self.clock()))

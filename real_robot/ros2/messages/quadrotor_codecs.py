@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
@@ -23,8 +24,12 @@ BODY_FRD = 3
 PX4_ROTORS = ("front_right", "back_left", "front_left", "back_right")
 """Motors 1 to 4 of PX4's quadrotor x."""
 MOTORS = 12
-OFFBOARD = 14
-"""nav_state of px4_msgs/VehicleStatus while PX4 follows set-points from outside."""
+JUMP_M, JUMP_M_S, JUMP_RAD = 0.05, 0.3, 0.05
+"""By how much an estimator's reset may change position, velocity and attitude without being told as a jump."""
+JUMP_M_S2 = 20.0
+"""Acceleration that explains a change of velocity."""
+LONGEST_GAP_S = 0.1
+"""Motion explains no more than what happens in this time."""
 CRAZYFLIE_FULL_THRUST = 60000.0
 """Full thrust of cmd_vel_legacy, which starts no motor before it has received a thrust of 0."""
 
@@ -45,8 +50,10 @@ class VehicleOdometry:
         """Observations by key.
 
         Raises:
-            UserError: for unknown frames, or if PX4 has no attitude.
+            UserError: for unknown frames, or if PX4 has no attitude or says that its estimate has failed.
         """
+        if message.quality < 0:
+            raise UserError(f"PX4 says that its estimate has failed (quality {message.quality} of VehicleOdometry)")
         if message.pose_frame not in POSE_FRAMES or message.velocity_frame not in (message.pose_frame, BODY_FRD):
             got = f"pose_frame={message.pose_frame}, velocity_frame={message.velocity_frame}"
             raise UserError(
@@ -128,13 +135,31 @@ class ActuatorMotors:
         return message
 
 
-def px4_fault(message: Message) -> str | None:
-    """Why PX4 does not follow our commands, from its px4_msgs/VehicleStatus; None if it does."""
-    if message.failsafe:
-        return "PX4 is in failsafe"
-    if message.nav_state != OFFBOARD:
-        return f"PX4 is not in offboard mode (nav_state {message.nav_state}): a pilot or a failsafe has taken over"
-    return None
+def px4_jump(before: Message, after: Message) -> str:
+    """How px4_msgs/VehicleOdometry jumped when PX4's estimator was reset, or its frame replaced; "" if it did not.
+
+    Resets that change no more than `JUMP_*` beyond what the motion explains are no jumps.
+    """
+    if before.pose_frame != after.pose_frame:
+        return f"PX4's odometry went from frame {POSE_FRAMES.get(before.pose_frame)} to another"
+    if before.reset_counter == after.reset_counter:
+        return ""
+    gap_s = min(max((after.timestamp_sample - before.timestamp_sample) / 1e6, 0.0), LONGEST_GAP_S)
+    speed, rate = (max(_length(getattr(each, name)) for each in (before, after)) for name in MOTION)
+    moved = _length(np.subtract(after.position, before.position))
+    faster = _length(np.subtract(after.velocity, before.velocity))
+    turned = 2.0 * np.arccos(np.clip(abs(np.dot(before.q, after.q)), 0.0, 1.0))
+    small = moved <= JUMP_M + speed * gap_s and faster <= JUMP_M_S + JUMP_M_S2 * gap_s
+    if small and turned <= JUMP_RAD + rate * gap_s:  # false for nan
+        return ""
+    return f"PX4's estimate jumped by {moved:.3g} m, {faster:.3g} m/s, {turned:.3g} rad (reset_counter)"
+
+
+MOTION = ("velocity", "angular_velocity")
+
+
+def _length(vector: ArrayLike) -> float:
+    return float(np.linalg.norm(np.asarray(vector, np.float64)))
 
 
 @dataclass

@@ -93,6 +93,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         """Stop passing commands on; the robot holds."""
         was, self._active = self._active, False
         if was and self._began:
+            self._robot.leave("safety_node was deactivated")
             self._safety.command(None, None)
         self._say()
 
@@ -134,6 +135,9 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self._check(self._early)
 
     def _watch(self) -> None:
+        if self._safety.state is State.STOPPED:
+            self._hold()  # also before the first command
+            return
         if not self._active or not self._began:
             return
         self._catch_up()
@@ -141,8 +145,6 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self._complain(LIFELESS)
         elif self._robot.clock() - self._commanded_s > self._limits.command_timeout_s:
             self._complain("commands stopped")
-        elif self._safety.state is State.STOPPED:
-            self._hold()
 
     def _lifeless(self) -> bool:
         return time.monotonic() - self._beat_s > self.settings.heartbeat_timeout_s
@@ -167,6 +169,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
 
     def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self._robot.stopped = False
+        self._robot.start()
         self._safety.reset()
         self._say()
         response.success, response.message = True, self._safety.state.value

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from real_robot.ros2.messages.body_codecs import Odometry, quantities_of
-from real_robot.ros2.messages.codecs import Codec
+from real_robot.ros2.messages.codecs import Codec, Message
 from real_robot.ros2.messages.quadrotor_codecs import (
     PX4_ROTORS,
     ActuatorMotors,
@@ -17,17 +18,20 @@ from real_robot.ros2.messages.quadrotor_codecs import (
     FullState,
     VehicleOdometry,
     VehicleRatesSetpoint,
-    px4_fault,
+    px4_jump,
 )
 from real_robot.ros2.robots.tables import (
     ACTION,
     COMMAND,
     PX4,
+    PX4_COMMAND,
     STATE,
     Behaviour,
     Call,
+    Condition,
     Fixed,
     Heartbeat,
+    Pause,
     Status,
     Table,
     Topic,
@@ -40,13 +44,29 @@ DO_SET_MODE, ARM_DISARM = 176, 400
 CUSTOM_MODE, AUTO, LOITER, OFFBOARD = 1.0, 4.0, 3.0, 6.0
 FORCE = 21196.0
 """Makes PX4 disarm in the air: motors off."""
+PX4_ARMED = 2
+"""arming_state of px4_msgs/VehicleStatus."""
+PX4_HOLD, PX4_TERMINATION, PX4_OFFBOARD = 4, 13, 14
+PX4_MODES = {
+    0: "Manual", 1: "Altitude", 2: "Position", 3: "Mission", PX4_HOLD: "Hold", 5: "Return", 6: "Position Slow",
+    10: "Acro", 12: "Descend", PX4_TERMINATION: "Termination", PX4_OFFBOARD: "Offboard", 15: "Stabilized",
+    17: "Takeoff", 18: "Land",
+}  # fmt: skip
+"""nav_state of px4_msgs/VehicleStatus."""
+PX4_STATUS_TIMEOUT_S = 1.5
+"""PX4 publishes its status twice a second, and when it changes."""
+CRAZYFLIE_ARMED, CRAZYFLIE_TUMBLED, CRAZYFLIE_LOCKED = 2, 32, 64
+"""Bits of supervisor_info of crazyflie_interfaces/Status."""
+CRAZYFLIE_STATUS_TIMEOUT_S = 3.5
+"""Crazyswarm2 publishes the status once a second unless configured otherwise."""
 
 
 def px4_actuators(wanted: Contract, rate_hz: float, version: str = "1.16", arrays: Sequence[str] = ()) -> Table:
     """PX4 with rotor set-points, -1 to 1, linear in speed, as our quadrotor policies command."""
     order = wanted.action.names if set(wanted.action.names) == set(PX4_ROTORS) else PX4_ROTORS
     codec = ActuatorMotors({ACTION: TensorSpec((4,), unit="1", names=order, low=(-1.0,) * 4, high=(1.0,) * 4)})
-    return _px4("px4_actuators", wanted, rate_hz, "actuator_motors", codec, "direct_actuator", version, arrays)
+    # without new set-points the rotors go on as they are: nothing better is known, and it is good for a moment only
+    return _px4("px4_actuators", wanted, rate_hz, codec, "direct_actuator", Pause(0.1), version, arrays)
 
 
 def px4_rates(
@@ -58,7 +78,8 @@ def px4_rates(
     names = ("roll_rate", "pitch_rate", "yaw_rate", "thrust")
     spec = TensorSpec((4,), unit=RATES, frame="body", names=names, low=(*low, 0.0), high=(*high, 1.0))
     codec = VehicleRatesSetpoint({ACTION: spec})
-    return _px4("px4_rates", wanted, rate_hz, "vehicle_rates_setpoint", codec, "body_rate", version, arrays)
+    # PX4's rate controller keeps the attitude meanwhile
+    return _px4("px4_rates", wanted, rate_hz, codec, "body_rate", Pause(0.25, _no_rates), version, arrays)
 
 
 RATES = "rad/s (rates), 1 (thrust)"
@@ -104,33 +125,68 @@ def crazyswarm2_full_state(
 
 
 def _px4(
-    name: str, wanted: Contract, rate_hz: float, topic: str, codec: Codec, mode: str, version: str,
+    name: str, wanted: Contract, rate_hz: float, codec: Codec, control: str, pause: Pause, version: str,
     arrays: Sequence[str],
 ) -> Table:  # fmt: skip
     if version not in PX4_STATUS:
         raise UserError(f"unknown version {version!r} of PX4; expected one of {', '.join(PX4_STATUS)}, in quotes")
-    alive = Fixed("fmu/in/offboard_control_mode", "px4_msgs/msg/OffboardControlMode", {mode: True}, PX4)
-    states = [Topic("fmu/out/vehicle_odometry", VehicleOdometry(quantities_of(wanted.observation)), PX4)]
+    alive = Fixed("fmu/in/offboard_control_mode", "px4_msgs/msg/OffboardControlMode", {control: True}, PX4_COMMAND)
+    odometry = VehicleOdometry(quantities_of(wanted.observation))
     return make_table(
         name,
         wanted,
         rate_hz,
-        states,
-        Topic(f"fmu/in/{topic}", codec, PX4),
+        [Topic("fmu/out/vehicle_odometry", odometry, PX4, jump=px4_jump)],
+        Topic(f"fmu/in/{PX4_SETPOINTS[control]}", codec, PX4_COMMAND),
         arrays,
-        hold=Behaviour(messages=(_px4_command(DO_SET_MODE, CUSTOM_MODE, AUTO, LOITER),)),
-        emergency=Behaviour(messages=(_px4_command(ARM_DISARM, 0.0, FORCE),)),
-        engage=Behaviour(messages=(_px4_command(DO_SET_MODE, CUSTOM_MODE, OFFBOARD), _px4_command(ARM_DISARM, 1.0))),
-        heartbeat=Heartbeat(alive, rate_hz=10.0, before_s=1.0),
-        status=Status(f"fmu/out/vehicle_status{PX4_STATUS[version]}", "px4_msgs/msg/VehicleStatus", PX4, px4_fault),
-    )
+        hold=_px4_command(DO_SET_MODE, CUSTOM_MODE, AUTO, LOITER),
+        emergency=_px4_command(ARM_DISARM, 0.0, FORCE),
+        heartbeat=Heartbeat(alive, rate_hz=20.0, before_s=1.2),  # PX4 wants more than 2 Hz for more than 1 s
+        status=Status(
+            f"fmu/out/vehicle_status{PX4_STATUS[version]}", "px4_msgs/msg/VehicleStatus", PX4, px4_condition,
+            (TO_OFFBOARD, ARM), PX4_STATUS_TIMEOUT_S,
+        ),
+        pause=pause,
+    )  # fmt: skip
 
 
-def _px4_command(command: int, *parameters: float) -> Fixed:
+PX4_SETPOINTS = {"direct_actuator": "actuator_motors", "body_rate": "vehicle_rates_setpoint"}
+
+
+def _px4_command(command: int, *parameters: float) -> Behaviour:
     fields = {f"param{number}": value for number, value in enumerate(parameters, 1)}
     address = {"target_system": 1, "target_component": 1, "source_system": 1, "source_component": 1}
     fields |= {"command": command, **address, "from_external": True}
-    return Fixed("fmu/in/vehicle_command", "px4_msgs/msg/VehicleCommand", fields, PX4)
+    return Behaviour(messages=(Fixed("fmu/in/vehicle_command", "px4_msgs/msg/VehicleCommand", fields, PX4_COMMAND),))
+
+
+TO_OFFBOARD = _px4_command(DO_SET_MODE, CUSTOM_MODE, OFFBOARD)
+ARM = _px4_command(ARM_DISARM, 1.0)
+
+
+def px4_condition(message: Message) -> Condition:
+    """Whether PX4 follows set-points from outside, from its px4_msgs/VehicleStatus.
+
+    PX4 forwards set-points to its controllers in every mode, so that they may be sent in offboard mode only
+    (https://docs.px4.io/main/en/flight_modes/offboard). After it lost the heartbeat in offboard mode, it returns there
+    by itself when it hears it again. Its flag `failsafe` is also set by warnings, which change nothing: the mode
+    decides.
+    """
+    armed, mode = message.arming_state == PX4_ARMED, message.nav_state
+    if mode == PX4_OFFBOARD:
+        return Condition(True, "" if armed else "PX4 is disarmed", not armed, None if armed else ARM)
+    would_return = message.nav_state_user_intention == PX4_OFFBOARD
+    state = "" if armed else ", disarmed"
+    fault = f"PX4 is in {PX4_MODES.get(mode, f'nav_state {mode}')} mode{state}"
+    if armed:
+        fault += ": its failsafe flies" if message.failsafe else ": somebody else flies"
+    idle = not armed or (mode == PX4_HOLD and not message.failsafe)
+    request = TO_OFFBOARD if idle and mode != PX4_TERMINATION else None
+    return Condition(False, fault, not armed or mode == PX4_TERMINATION, request, beat=not would_return)
+
+
+def _no_rates(last: np.ndarray) -> np.ndarray:
+    return np.concatenate((np.zeros_like(last[:3]), last[3:]))
 
 
 def _crazyswarm2(
@@ -141,6 +197,7 @@ def _crazyswarm2(
     states = [Topic("odom", Odometry(quantities_of(seen), frame_id, world_velocity=True), STATE)]
     released = Call("notify_setpoints_stop", "crazyflie_interfaces/srv/NotifySetpointsStop")
     land = Call("land", "crazyflie_interfaces/srv/Land", {"height": 0.04, "duration.sec": 3})
+    begin = Behaviour(calls=(Call("arm", "crazyflie_interfaces/srv/Arm", {"arm": True}),), messages=first)
     return make_table(
         name,
         wanted,
@@ -150,5 +207,20 @@ def _crazyswarm2(
         arrays,
         hold=Behaviour(calls=(released, land)),
         emergency=Behaviour(calls=(Call("emergency", "std_srvs/srv/Empty"),)),
-        engage=Behaviour(calls=(Call("arm", "crazyflie_interfaces/srv/Arm", {"arm": True}),), messages=first),
-    )
+        status=Status(
+            "status", "crazyflie_interfaces/msg/Status", STATE, partial(crazyflie_condition, begin), (begin,),
+            CRAZYFLIE_STATUS_TIMEOUT_S,
+        ),
+    )  # fmt: skip
+
+
+def crazyflie_condition(begin: Behaviour, message: Message) -> Condition:
+    """Whether a Crazyflie can fly, from its crazyflie_interfaces/Status; `begin` arms it and unlocks its motors.
+
+    Commands have priority over its high-level commander; that somebody uses this one is not told.
+    """
+    info = message.supervisor_info
+    stopped = bool(info & CRAZYFLIE_LOCKED)
+    if stopped or info & CRAZYFLIE_TUMBLED:
+        return Condition(False, f"the Crazyflie is {'locked' if stopped else 'tumbled'}: reboot it", stopped)
+    return Condition(True, "" if info & CRAZYFLIE_ARMED else "the Crazyflie is not armed", False, begin)

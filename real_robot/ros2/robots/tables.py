@@ -37,17 +37,23 @@ COMMAND = Qos(depth=1)
 IMAGES = Qos(depth=2)
 """Reliable: an image is many packets, and with best effort one lost packet loses the image."""
 PX4 = Qos(depth=1, reliability="best_effort", durability="transient_local")
-"""What the uXRCE-DDS agent offers and asks for."""
+"""What the uXRCE-DDS agent offers."""
+PX4_COMMAND = Qos(depth=1, reliability="best_effort")
+"""What it asks for. Volatile, so that an agent that starts later gets no old command."""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic and its codec; messages of a `lasting` topic never become stale."""
+    """A topic and its codec; messages of a `lasting` topic never become stale.
+
+    `jump` describes how a message contradicts the one before, as after a reset of the robot's estimator; "" if not.
+    """
 
     name: str
     codec: Codec
     qos: Qos
     lasting: bool = False
+    jump: Callable[[Message, Message], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the robot does when it starts, holds or stops, besides the policy's commands.
+    """What the robot is asked to do, besides the policy's commands: to follow them, to hold, to stop.
 
     At the beginning, `messages` are published and `calls` made once. `action` is the action [A] written every period
     from then on, or a function of the observations at that moment; None if no action makes this robot safe.
@@ -96,7 +102,10 @@ class Behaviour:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A message that the robot requires before it takes commands: sent at `rate_hz`, beginning `before_s` earlier."""
+    """A message that the robot requires in order to follow: sent at `rate_hz` while commands come.
+
+    The robot is asked to follow after `before_s`.
+    """
 
     message: Fixed
     rate_hz: float
@@ -104,13 +113,48 @@ class Heartbeat:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """What a robot's status says.
+
+    Attributes:
+        follows: whether it takes commands from us; at all other times they would disturb whoever steers it.
+        fault: why it does not do what we command; "" if it does.
+        stopped: whether an emergency stop has taken effect.
+        request: the next step towards following; None if somebody else steers, or none is needed.
+        beat: whether the heartbeat may begin; not if the robot would then return to following by itself.
+    """
+
+    follows: bool
+    fault: str = ""
+    stopped: bool = False
+    request: Behaviour | None = None
+    beat: bool = True
+
+
+@dataclass(frozen=True)
 class Status:
-    """A topic on which the robot reports whether it obeys: `fault` returns the reason why not, or None."""
+    """A topic on which a robot that others may steer too reports its condition, at least every `timeout_s`.
+
+    `requests` are all that a condition may ask for.
+    """
 
     name: str
     type: str
     qos: Qos
-    fault: Callable[[Message], str | None]
+    read: Callable[[Message], Condition]
+    requests: tuple[Behaviour, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Pause:
+    """How a robot with a status bridges missing commands for `longest_s` after the last one; then it holds, for good.
+
+    `action` makes the one written meanwhile from the last action [A]; None leaves the robot with the last one.
+    """
+
+    longest_s: float = 0.1
+    action: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +172,7 @@ class Derived:
 
 @dataclass(frozen=True)
 class Table:
-    """One robot: its topics, and what it does when it starts, holds and stops.
+    """One robot: its topics, and what it does when it holds and stops.
 
     Attributes:
         name: of the table's entry.
@@ -137,8 +181,7 @@ class Table:
         control_dt_s: time between actions.
         hold: the robot's own safe behaviour, from which it recovers.
         emergency: stops the robot permanently.
-        engage: makes the robot accept commands.
-        heartbeat, status, derived: see there.
+        heartbeat, status, pause, derived: see there; the first three belong to robots that others may steer too.
         remembered: observations of past actions; see `REMEMBERED`.
         initial: action [A] that those begin with.
     """
@@ -149,9 +192,9 @@ class Table:
     control_dt_s: float
     hold: Behaviour
     emergency: Behaviour
-    engage: Behaviour = Behaviour()
     heartbeat: Heartbeat | None = None
     status: Status | None = None
+    pause: Pause = Pause()
     derived: Derived | None = None
     remembered: Mapping[str, TensorSpec] = field(default_factory=dict)
     initial: tuple[float, ...] = ()

@@ -16,7 +16,19 @@ from real_robot.ros2.messages.codecs import LabelledArrays
 from real_robot.ros2.nodes.managed import ManagedNode
 from real_robot.ros2.processes import claim_domain
 from real_robot.ros2.robots.registry import robot_table
-from real_robot.ros2.robots.tables import ACTION, COMMAND, Behaviour, Call, Fixed, Heartbeat, Status, Table, Topic
+from real_robot.ros2.robots.tables import (
+    ACTION,
+    COMMAND,
+    Behaviour,
+    Call,
+    Condition,
+    Fixed,
+    Heartbeat,
+    Pause,
+    Status,
+    Table,
+    Topic,
+)
 from real_robot.ros2.ros_robot import RosRobot, types
 
 CONTRACT = Contract({"position": TensorSpec((1,), unit="m")}, TensorSpec((1,), unit="m", low=(-1.0,), high=(1.0,)), 0.1)
@@ -32,6 +44,12 @@ def word(text: str) -> Fixed:
     return Fixed("said", "std_msgs/msg/String", {"data": text})
 
 
+ARM = Behaviour(messages=(word("arm"),))
+CONDITIONS = {
+    "idle": Condition(follows=False, fault="idle", stopped=True, request=ARM),
+    "follows": Condition(follows=True),
+    "flown": Condition(follows=False, fault="somebody else flies"),
+}
 TABLE = Table(
     "drone",
     (Topic("observation", STATE, COMMAND),),
@@ -39,9 +57,9 @@ TABLE = Table(
     0.1,
     hold=Behaviour(messages=(word("hold"),), calls=(Call("land", "std_srvs/srv/Trigger"),)),
     emergency=Behaviour(messages=(word("off"),)),
-    engage=Behaviour(messages=(word("arm"),)),
     heartbeat=Heartbeat(Fixed("alive", "std_msgs/msg/Bool", {"data": True}), rate_hz=50.0, before_s=0.0),
-    status=Status("status", "std_msgs/msg/Bool", COMMAND, lambda m: None if m.data else "somebody else flies"),
+    status=Status("status", "std_msgs/msg/String", COMMAND, lambda m: CONDITIONS[m.data], (ARM,), 60.0),
+    pause=Pause(60.0),
 )
 
 
@@ -60,19 +78,26 @@ class World:
         self.drone = rclpy.create_node("drone")
         self.robot = RosRobot(self.node, TABLE)
         self.said: list[str] = []
-        self.beats = self.landed = 0
+        self.beats = self.landed = self.commanded = 0
+        self.drone.create_subscription(Float64MultiArray, "action", self._command, 100)
         self.drone.create_subscription(String, "said", lambda m: self.said.append(m.data), 100)
         self.drone.create_subscription(Bool, "alive", self._count, 100)
-        self.status = self.drone.create_publisher(Bool, "status", 1)
+        self.status = self.drone.create_publisher(String, "status", 1)
         self.observation = self.drone.create_publisher(Float64MultiArray, "observation", 1)
         self.executor = SingleThreadedExecutor()
         for node in (self.node, self.drone):
             self.executor.add_node(node)
         self.until(lambda: self.status.get_subscription_count() and self.observation.get_subscription_count())
-        self.until(lambda: self.node.count_subscribers("said") and self.node.count_subscribers("alive"))
+        self.until(lambda: all(self.node.count_subscribers(name) for name in ("said", "alive", "action")))
 
     def _count(self, message: Bool) -> None:
         self.beats += 1
+
+    def _command(self, message: Float64MultiArray) -> None:
+        self.commanded += 1
+
+    def write(self) -> None:
+        self.robot.write(np.zeros(1))
 
     def land(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self.landed += 1
@@ -101,37 +126,56 @@ def world() -> Iterator[World]:
     rclpy.shutdown()
 
 
-def test_a_hold_is_repeated_until_the_robot_says_that_it_holds(world: World):
+def test_a_robot_that_others_fly_too_is_asked_followed_and_left(world: World):
     robot = world.robot
     robot.start()
     world.measure()
-    world.until(lambda: world.beats > 2)
+    world.spin()
     assert robot.read() is None  # who flies it is not known yet
     assert "no message on status" in robot.report().message
-    world.status.publish(Bool(data=True))
+    world.status.publish(String(data="idle"))
     world.until(lambda: robot.read() is not None)
-    robot.write(np.zeros(1))
-    world.until(lambda: world.said == ["arm"])
-    for count in (1, 2):
-        robot.hold()
-        world.until(lambda count=count: world.said == ["arm", *["hold"] * count])
+    world.write()
+    world.until(lambda: world.said == ["arm"] and world.beats > 2)
+    world.write()
+    world.spin()
+    assert (world.said, world.commanded) == (["arm"], 0)
+    world.status.publish(String(data="idle"))  # the request has had no effect
+    world.until(lambda: world.said == ["arm", "arm"])
+    world.status.publish(String(data="follows"))
+    world.until(lambda: not robot.report().message.startswith("idle"))
+    world.write()
+    world.until(lambda: world.commanded == 1)
+    robot.hold()  # a command may be late
+    world.spin()
+    assert world.said == ["arm", "arm"]
+    robot.leave("it was enough")
+    world.until(lambda: world.said[2:] == ["hold"])
     assert world.landed == 0
     world.drone.create_service(Trigger, "land", world.land)
-    world.until(lambda: robot._clients["land"].service_is_ready())
-    beats = world.beats
-    robot.hold()
     world.until(lambda: world.landed == 1)  # its service was not there before
-    world.status.publish(Bool(data=False))
-    world.until(lambda: robot.report().message == "somebody else flies")
-    count = len(world.said)
+    beats = world.beats
+    world.write()
+    world.spin()
+    assert (world.commanded, world.landed) == (1, 1)
+    assert world.beats <= beats + 1  # its own failsafe stands behind our hold
+    assert robot.report().message == "it was enough; it gets nothing from here before ~/reset"
+    world.status.publish(String(data="flown"))
+    world.until(lambda: robot._condition == CONDITIONS["flown"])
+    said = list(world.said)
+    world.write()
     robot.hold()
     world.spin()
-    assert world.said[count:] == []
-    assert world.beats <= beats + 1  # its own failsafe stands behind our hold
-    assert world.landed == 1
+    assert world.said == said
     robot.stopped = True
     robot.hold()
-    world.until(lambda: world.said[-1] == "off")
+    world.until(lambda: world.said[-3:] == ["off", "off", "off"])
+    world.status.publish(String(data="idle"))
+    world.until(lambda: robot._engagement.stop_confirmed)
+    world.spin()
+    said = list(world.said)
+    world.spin()
+    assert world.said == said
 
 
 def test_joint_states_of_a_gripper_do_not_hold_the_arm():

@@ -8,7 +8,8 @@ import numpy as np
 from rosbags.interfaces import Nodetype
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
-# Messages that no package on PyPI has: fields of px4_msgs 1.16, ackermann_msgs and crazyflie_interfaces.
+# Messages that no package on PyPI has: fields of px4_msgs 1.16, ackermann_msgs and crazyflie_interfaces; of their
+# statuses only those that are read, in the published order.
 DEFINITIONS = {
     "px4_msgs/msg/VehicleOdometry": """
         uint64 timestamp
@@ -64,8 +65,18 @@ DEFINITIONS = {
     "px4_msgs/msg/VehicleStatus": """
         uint64 timestamp
         uint8 arming_state
+        uint8 nav_state_user_intention
         uint8 nav_state
         bool failsafe""",
+    "px4_msgs/msg/VehicleCommandAck": """
+        uint64 timestamp
+        uint32 command
+        uint8 result
+        uint8 result_param1
+        int32 result_param2
+        uint8 target_system
+        uint16 target_component
+        bool from_external""",
     "ackermann_msgs/msg/AckermannDrive": """
         float32 steering_angle
         float32 steering_angle_velocity
@@ -75,6 +86,9 @@ DEFINITIONS = {
     "ackermann_msgs/msg/AckermannDriveStamped": """
         std_msgs/Header header
         ackermann_msgs/AckermannDrive drive""",
+    "crazyflie_interfaces/msg/Status": """
+        std_msgs/Header header
+        uint16 supervisor_info""",
     "crazyflie_interfaces/msg/FullState": """
         std_msgs/Header header
         geometry_msgs/Pose pose

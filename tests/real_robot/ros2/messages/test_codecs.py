@@ -368,13 +368,38 @@ def test_px4_motors_are_in_px4s_order_and_others_off():
     assert np.isnan(control[4:]).all()
 
 
+def test_px4_odometry_of_an_estimator_that_has_failed_is_refused():
+    message = filled("px4_msgs/msg/VehicleOdometry", pose_frame=1, velocity_frame=1, quality=-1)
+    with pytest.raises(ValueError, match="estimate has failed"):
+        quadrotor_codecs.VehicleOdometry(MOTION).decode(message)
+
+
 @pytest.mark.parametrize(
-    ("nav_state", "failsafe", "fault"), [(14, False, None), (14, True, "failsafe"), (2, False, "not in offboard")]
+    ("change", "jump"),
+    [
+        ({}, ""),
+        ({"position": [0.06, 0.0, 0.0]}, ""),  # 1 m/s for 0.02 s explains a part
+        ({"position": [0.1, 0.0, 0.0]}, "0.1 m"),
+        ({"velocity": [1.6, 0.0, 0.0]}, ""),
+        ({"velocity": [2.0, 0.0, 0.0]}, "1 m/s"),
+        ({"q": [np.cos(0.02), 0.0, 0.0, np.sin(0.02)]}, ""),
+        ({"q": [-np.cos(0.02), 0.0, 0.0, -np.sin(0.02)]}, ""),  # the same attitude
+        ({"q": [np.cos(0.1), 0.0, 0.0, np.sin(0.1)]}, "0.2 rad"),
+        ({"position": [np.nan, 0.0, 0.0]}, "nan m"),
+        ({"position": [0.1, 0.0, 0.0], "timestamp_sample": 100_000}, ""),
+        ({"position": [0.5, 0.0, 0.0], "timestamp_sample": 9_000_000}, "0.5 m"),  # a gap explains no jump
+        ({"position": [9.0, 0.0, 0.0], "reset_counter": 3}, ""),  # fast, but PX4 knows of no reset
+        ({"pose_frame": 2, "reset_counter": 3}, "frame NED"),
+    ],
 )
-def test_px4_says_when_it_does_not_obey(nav_state, failsafe, fault):
-    message = filled("px4_msgs/msg/VehicleStatus", nav_state=nav_state, failsafe=failsafe)
-    wanted = quadrotor_codecs.px4_fault(message)
-    assert wanted is None if fault is None else fault in str(wanted)
+def test_px4_tells_jumps_of_its_estimate(change, jump):
+    common = {"pose_frame": 1, "velocity": np.array([1.0, 0.0, 0.0]), "q": np.array([1.0, 0.0, 0.0, 0.0])}
+    before = filled("px4_msgs/msg/VehicleOdometry", reset_counter=3, **common)
+    changed = {"timestamp_sample": 20_000, "reset_counter": 4} | common
+    changed |= {name: np.array(value) if isinstance(value, list) else value for name, value in change.items()}
+    told = quadrotor_codecs.px4_jump(before, filled("px4_msgs/msg/VehicleOdometry", **changed))
+    assert jump in told
+    assert bool(told) == bool(jump)
 
 
 def test_crazyflie_takes_degrees_clockwise_and_sixteen_bits():

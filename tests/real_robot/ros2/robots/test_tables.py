@@ -8,7 +8,7 @@ import pytest
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.ros2.messages import body_codecs
-from real_robot.ros2.robots import registry
+from real_robot.ros2.robots import quadrotors, registry
 from real_robot.ros2.robots.registry import ROBOTS, robot_table
 from real_robot.ros2.robots.tables import ACTION
 from sims.quadrotor.environment import QuadrotorEnvironment
@@ -116,7 +116,8 @@ def test_commands_and_fixed_messages_survive_the_wire(robot, wanted, options):
     action = np.linspace(0.1, 0.4, spec.shape[0]).astype(np.float32)
     sent = on_the_wire(table.command.codec.encode({ACTION: action}, types, 1.0))
     np.testing.assert_allclose(table.command.codec.decode(sent)[ACTION], action, atol=1e-5)
-    fixed = [*table.engage.messages, *table.hold.messages, *table.emergency.messages]
+    requests = [entry for request in (table.status.requests if table.status else ()) for entry in request.messages]
+    fixed = [*requests, *table.hold.messages, *table.emergency.messages]
     for entry in [*fixed, *([table.heartbeat.message] if table.heartbeat else [])]:
         received = on_the_wire(entry.message(types, 2.0))
         for path, value in entry.fields.items():
@@ -182,10 +183,44 @@ def test_px4_holds_by_its_own_mode_and_stops_by_its_own_disarm():
     assert table.heartbeat.message.fields == {"direct_actuator": True}
     assert table.heartbeat.rate_hz > 2.0
     assert table.status.name == "fmu/out/vehicle_status_v1"
-    assert (table.command.qos.reliability, table.command.qos.durability) == ("best_effort", "transient_local")
+    # nobody who comes later gets an old command
+    assert (table.command.qos.reliability, table.command.qos.durability) == ("best_effort", "volatile")
+    assert {entry.qos for entry in (table.heartbeat.message, hold, stop)} == {table.command.qos}
+    assert table.pause.longest_s < 0.5
     assert table.initial == (-1.0,) * 4  # rotors stood still before the first command
     newest = robot_table("px4_actuators", HOVER, {"rate_hz": 100.0, "version": "1.18"})
     assert newest.status.name == "fmu/out/vehicle_status_v4"
+
+
+@pytest.mark.parametrize(
+    ("armed", "mode", "wanted", "failsafe", "condition"),
+    [
+        # follows, fault, stopped, asked for, may get the heartbeat
+        (2, 14, 14, False, (True, "", False, None, True)),
+        (2, 14, 14, True, (True, "", False, None, True)),  # a warning
+        (1, 14, 14, False, (True, "disarmed", True, "arm", True)),
+        (1, 4, 4, False, (False, "Hold mode, disarmed", True, "offboard", True)),
+        (1, 2, 2, False, (False, "Position mode, disarmed", True, "offboard", True)),
+        (2, 4, 4, False, (False, "Hold mode: somebody else", False, "offboard", True)),
+        (2, 4, 14, True, (False, "Hold mode: its failsafe", False, None, False)),  # offboard mode lost its heartbeat
+        (2, 2, 14, True, (False, "Position mode: its failsafe", False, None, False)),
+        (2, 4, 3, True, (False, "Hold mode: its failsafe", False, None, True)),
+        (2, 2, 2, False, (False, "Position mode: somebody else", False, None, True)),
+        (2, 18, 18, False, (False, "Land mode: somebody else", False, None, True)),
+        (1, 13, 13, True, (False, "Termination mode", True, None, True)),
+        (2, 99, 99, False, (False, "nav_state 99 mode", False, None, True)),
+    ],
+)
+def test_px4_is_asked_only_where_nobody_else_flies(armed, mode, wanted, failsafe, condition):
+    message = types("px4_msgs/msg/VehicleStatus")()
+    message.arming_state, message.nav_state, message.nav_state_user_intention = armed, mode, wanted
+    message.failsafe = failsafe
+    read = quadrotors.px4_condition(on_the_wire(message))
+    follows, fault, stopped, request, beat = condition
+    assert fault in read.fault
+    assert bool(read.fault) == bool(fault)
+    asked = {None: None, "arm": quadrotors.ARM, "offboard": quadrotors.TO_OFFBOARD}[request]
+    assert (read.follows, read.stopped, read.request, read.beat) == (follows, stopped, asked, beat)
 
 
 def test_a_crazyflies_odometry_is_in_its_own_frame_with_the_worlds_velocity_and_no_rates():

@@ -1,0 +1,107 @@
+"""A ROS 2 graph within one process and a time that only tests advance: real nodes of ours, and robots that are classes.
+
+Messages of packages that are not installed are made from their .msg text and go through their bytes. Nothing is lost
+or late unless a test says so.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from real_robot.ros2.nodes.managed import ManagedNode
+from tests.real_robot.ros2.messages.definitions import on_the_wire, types
+
+
+class Graph:
+    """Topics, services, timers and the clock. `lost` decides by topic which messages do not arrive."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.lost: Callable[[str], bool] = lambda topic: False
+        self.heard: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
+        self.services: dict[str, Callable[[Any, Any], Any]] = {}
+        self.timers: list[list[Any]] = []
+        self.logged: list[str] = []
+
+    def send(self, topic: str, message: Any) -> bool:
+        """Deliver a message; returns whether it arrived."""
+        if self.lost(topic):
+            return False
+        received = on_the_wire(message) if hasattr(message, "__msgtype__") else message
+        for callback in list(self.heard[topic]):
+            callback(received)
+        return True
+
+    def call(self, service: str, request: Any = None) -> Any:
+        return self.services[service](request, SimpleNamespace())
+
+    def tick(self, period_s: float) -> None:
+        """Advance the clock and run the timers that are due."""
+        self.now_s += period_s
+        for timer in list(self.timers):
+            while timer in self.timers and timer[0] <= self.now_s + 1e-9:
+                timer[0] += timer[1]
+                timer[2]()
+
+
+class InProcess(ManagedNode[Any]):
+    """Comes after a node's class among the bases of a test's class, and takes the place of rclpy's node.
+
+    The test's class has a `graph`.
+    """
+
+    graph: Graph
+
+    def __init__(self, name: str, settings: type) -> None:
+        self.name, self.reports, self.steady = name, {}, None
+
+    def get_parameter(self, name: str) -> Any:
+        return SimpleNamespace(value=False)
+
+    def get_clock(self) -> Any:
+        return SimpleNamespace(now=lambda: SimpleNamespace(nanoseconds=round(self.graph.now_s * 1e9)))
+
+    def get_logger(self) -> Any:
+        def log(text: str, **_: Any) -> None:
+            self.graph.logged.append(text)
+
+        return SimpleNamespace(error=log, warning=log, info=log)
+
+    def own(self, entity: Any) -> Any:
+        return entity
+
+    def qos_events(self, topic: str) -> dict[str, Any]:
+        return {"subscription": None, "publisher": None}
+
+    def create_subscription(self, kind: Any, name: str, callback: Callable[[Any], None], *_: Any, **__: Any) -> Any:
+        self.graph.heard[name].append(callback)
+
+    def create_publisher(self, kind: Any, name: str, *_: Any, **__: Any) -> Any:
+        return SimpleNamespace(publish=lambda message: self.graph.send(name, message))
+
+    def create_service(self, kind: Any, name: str, callback: Callable[[Any, Any], Any]) -> Any:
+        self.graph.services[name.replace("~", self.name)] = callback
+
+    def create_client(self, kind: Any, name: str) -> Any:
+        return SimpleNamespace(
+            service_is_ready=lambda: name in self.graph.services, call_async=lambda r: self.graph.call(name, r)
+        )
+
+    def create_timer(self, period_s: float, callback: Callable[[], None], clock: Any = None) -> Any:
+        self.graph.timers.append([self.graph.now_s + period_s, period_s, callback])
+
+
+class _Request:
+    """A request of any service; fields are made when they are set."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, _Request())
+        return getattr(self, name)
+
+
+def interfaces(name: str) -> Any:
+    """Replaces ROS's `installed`: message classes from .msg text, and services with a request that takes any field."""
+    return SimpleNamespace(Request=_Request) if "/srv/" in name else types(name)
