@@ -1,18 +1,18 @@
-"""The few standard ROS 2 messages used in recordings, encoded and decoded without ROS.
+"""The few standard ROS 2 messages used in recordings, encoded and decoded by rosbags, without ROS.
 
 Arrays are std_msgs/*MultiArray, camera images sensor_msgs/Image, everything else JSON in std_msgs/String: any ROS 2
-tool reads them without our packages. Encoding: little-endian CDR (OMG DDS-XTypes 1.3, XCDR1); numbers are aligned to
-their own size, counted from the end of the four-byte header.
+tool reads them without our packages.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 
+from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
 
 STRING = "std_msgs/msg/String"
@@ -26,25 +26,14 @@ _ARRAYS = {
     "bool": ("std_msgs/msg/UInt8MultiArray", "uint8"),
 }
 """Message type and element type by dtype."""
-_ELEMENTS = {np.dtype(dtype): np.dtype(element) for dtype, (_, element) in _ARRAYS.items()}
-_HEADER = b"\x00\x01\x00\x00"
 _ENCODINGS = {1: "mono8", 3: "rgb8"}
-_BREAK = "\n" + "=" * 80 + "\nMSG: "
-_LAYOUT = (
-    "std_msgs/MultiArrayLayout layout\n{element}[] data"
-    + _BREAK
-    + "std_msgs/MultiArrayLayout\nstd_msgs/MultiArrayDimension[] dim\nuint32 data_offset"
-    + _BREAK
-    + "std_msgs/MultiArrayDimension\nstring label\nuint32 size\nuint32 stride"
-)
-_IMAGE_DEFINITION = (
-    "std_msgs/Header header\nuint32 height\nuint32 width\nstring encoding\nuint8 is_bigendian\nuint32 step\n"
-    + "uint8[] data"
-    + _BREAK
-    + "std_msgs/Header\nbuiltin_interfaces/Time stamp\nstring frame_id"
-    + _BREAK
-    + "builtin_interfaces/Time\nint32 sec\nuint32 nanosec"
-)
+
+
+@cache
+def _store() -> Any:  # noqa: ANN401 - rosbags' type store
+    with needs_extra("robot"):
+        from rosbags.typesys import Stores, get_typestore
+    return get_typestore(Stores.ROS2_JAZZY)
 
 
 def array_type(dtype: str, shape: tuple[int, ...]) -> str:
@@ -55,23 +44,18 @@ def array_type(dtype: str, shape: tuple[int, ...]) -> str:
     """
     if dtype not in _ARRAYS:
         raise UserError(f"cannot record arrays of {dtype}; expected one of {', '.join(_ARRAYS)}")
-    return IMAGE if dtype == "uint8" and _is_picture(shape) else _ARRAYS[dtype][0]
+    return IMAGE if dtype == "uint8" and len(shape) == 3 and shape[2] in _ENCODINGS else _ARRAYS[dtype][0]
 
 
+@cache
 def definition(message_type: str) -> str:
     """The ros2msg schema text of one of the types above."""
-    if message_type == STRING:
-        return "string data"
-    if message_type == IMAGE:
-        return _IMAGE_DEFINITION
-    return _LAYOUT.format(element=next(element for name, element in _ARRAYS.values() if name == message_type))
+    return _store().generate_msgdef(message_type, ros_version=2)[0]
 
 
 def encode_string(text: str) -> bytes:
     """`text` as std_msgs/String."""
-    writer = _Writer()
-    writer.string(text)
-    return bytes(writer.data)
+    return _encode(STRING, text)
 
 
 def decode_string(data: bytes) -> str:
@@ -80,7 +64,7 @@ def decode_string(data: bytes) -> str:
     Raises:
         UserError: for bytes of another message.
     """
-    return _Reader(data).string()
+    return _decode(data, STRING).data
 
 
 def encode_array(array: np.ndarray, stamp_ns: int = 0, frame: str = "") -> bytes:
@@ -89,38 +73,15 @@ def encode_array(array: np.ndarray, stamp_ns: int = 0, frame: str = "") -> bytes
     Raises:
         UserError: for a dtype that no message can carry.
     """
-    if array.dtype not in _ELEMENTS:
-        array_type(str(array.dtype), array.shape)  # says what is wrong
-    writer = _Writer()
-    if array.dtype == np.uint8 and _is_picture(array.shape):
-        height, width, channels = array.shape
-        writer.numbers("iI", *divmod(stamp_ns, 10**9))
-        writer.string(frame)
-        writer.numbers("II", height, width)
-        writer.string(_ENCODINGS[channels])
-        writer.numbers("B", 0)  # not big-endian
-        writer.numbers("I", width * channels)
-    else:
-        writer.data = bytearray(_layout(array.shape))
-    writer.elements(array.astype(_ELEMENTS[array.dtype], copy=False))
-    return bytes(writer.data)
-
-
-def _is_picture(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 3 and shape[2] in _ENCODINGS
-
-
-@lru_cache
-def _layout(shape: tuple[int, ...]) -> bytes:
-    """The MultiArray's header, before its elements."""
-    writer, stride = _Writer(), math.prod(shape)
-    writer.numbers("I", len(shape))
-    for size in shape:
-        writer.string("")
-        writer.numbers("II", size, stride)
-        stride //= max(1, size)
-    writer.numbers("I", 0)
-    return bytes(writer.data)
+    dtype = str(array.dtype)
+    message_type = array_type(dtype, array.shape)
+    flat = np.ascontiguousarray(array).reshape(-1).view(_ARRAYS[dtype][1])
+    if message_type != IMAGE:
+        return _encode(message_type, _layout(array.shape), flat)
+    height, width, channels = array.shape
+    types = _store().types
+    header = types["std_msgs/msg/Header"](types["builtin_interfaces/msg/Time"](*divmod(stamp_ns, 10**9)), frame)
+    return _encode(IMAGE, header, height, width, _ENCODINGS[channels], 0, width * channels, flat)
 
 
 def decode_array(data: bytes, message_type: str, dtype: str) -> np.ndarray:
@@ -129,84 +90,38 @@ def decode_array(data: bytes, message_type: str, dtype: str) -> np.ndarray:
     Raises:
         UserError: for bytes of another message.
     """
-    reader = _Reader(data)
+    message = _decode(data, message_type)
     if message_type == IMAGE:
-        reader.numbers("iI")
-        reader.string()
-        height, width = reader.numbers("II")
-        encoding = reader.string()
-        reader.numbers("B")
-        (step,) = reader.numbers("I")
-        if encoding not in _ENCODINGS.values() or step % max(1, width):
-            raise UserError(f"expected an image of {' or '.join(_ENCODINGS.values())} without padding, got {encoding}")
-        shape = height, width, step // max(1, width)
+        channels = message.step // max(1, message.width)
+        if message.encoding != _ENCODINGS.get(channels) or message.step != channels * message.width:
+            encodings = " or ".join(_ENCODINGS.values())
+            raise UserError(f"expected an image of {encodings} without padding, got {message.encoding}")
+        shape = message.height, message.width, channels
     else:
-        (dimensions,) = reader.numbers("I")
-        sizes = []
-        for _ in range(dimensions):
-            reader.string()
-            sizes.append(reader.numbers("II")[0])
-        reader.numbers("I")
-        shape = tuple(sizes)
-    values = reader.elements(_ARRAYS[dtype][1])
-    if values.size != math.prod(shape):
-        raise UserError(f"expected {math.prod(shape)} elements in a {message_type}, got {values.size}")
-    return values.reshape(shape).astype(dtype)
+        shape = tuple(dimension.size for dimension in message.layout.dim)
+    if message.data.size != math.prod(shape):
+        raise UserError(f"expected {math.prod(shape)} elements in a {message_type}, got {message.data.size}")
+    return message.data.reshape(shape).astype(dtype)
 
 
-class _Writer:
-    """Appends values, each aligned to its own size after the header."""
-
-    def __init__(self) -> None:
-        self.data = bytearray(_HEADER)
-
-    def numbers(self, kinds: str, *values: int) -> None:
-        for kind, value in zip(kinds, values, strict=True):
-            self.align(struct.calcsize(kind))
-            self.data += struct.pack("<" + kind, value)
-
-    def string(self, text: str) -> None:
-        encoded = text.encode() + b"\x00"
-        self.numbers("I", len(encoded))
-        self.data += encoded
-
-    def elements(self, array: np.ndarray) -> None:
-        self.numbers("I", array.size)
-        if array.size:
-            self.align(array.itemsize)
-            self.data += array.tobytes()
-
-    def align(self, size: int) -> None:
-        self.data += bytes(-(len(self.data) - len(_HEADER)) % size)
+@lru_cache
+def _layout(shape: tuple[int, ...]) -> Any:  # noqa: ANN401 - rosbags' message
+    types = _store().types
+    dimension = types["std_msgs/msg/MultiArrayDimension"]
+    dimensions = [dimension("", size, math.prod(shape[place:])) for place, size in enumerate(shape)]
+    return types["std_msgs/msg/MultiArrayLayout"](dimensions, 0)
 
 
-class _Reader:
-    """Reads what `_Writer` wrote; raises UserError for truncated or other bytes."""
+def _encode(message_type: str, *fields: Any) -> bytes:  # noqa: ANN401 - the message's
+    store = _store()
+    return bytes(store.serialize_cdr(store.types[message_type](*fields), message_type))
 
-    def __init__(self, data: bytes) -> None:
-        self.data, self.place = data, len(_HEADER)
-        if data[: self.place] != _HEADER:
-            raise UserError(f"expected a little-endian CDR message, got bytes that begin with {data[: self.place]!r}")
 
-    def numbers(self, kinds: str) -> tuple[int, ...]:
-        found = []
-        for kind in kinds:
-            size = struct.calcsize(kind)
-            found.append(struct.unpack("<" + kind, self._take(size, size))[0])
-        return tuple(found)
+def _decode(data: bytes, message_type: str) -> Any:  # noqa: ANN401 - rosbags' message
+    store = _store()
+    from rosbags.serde import SerdeError
 
-    def string(self) -> str:
-        (length,) = self.numbers("I")
-        return self._take(length, 1)[:-1].decode()
-
-    def elements(self, kind: str) -> np.ndarray:
-        (count,) = self.numbers("I")
-        size = np.dtype(kind).itemsize
-        return np.frombuffer(self._take(count * size, size if count else 1), kind)
-
-    def _take(self, count: int, alignment: int) -> bytes:
-        start = self.place + -(self.place - len(_HEADER)) % alignment
-        self.place = start + count
-        if self.place > len(self.data):
-            raise UserError(f"expected a message of at least {self.place} bytes, got {len(self.data)}")
-        return self.data[start : self.place]
+    try:
+        return store.deserialize_cdr(data, message_type)
+    except SerdeError as error:
+        raise UserError(f"expected a {message_type}, got other bytes: {error}") from error

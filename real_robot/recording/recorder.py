@@ -36,20 +36,22 @@ log = logging.getLogger(__name__)
 P = TypeVar("P", bound="Policy")
 CHUNK_BYTES = 4096, 8 << 20
 """Smallest and largest chunk; in between a chunk holds about a second, which is lost if the process is killed."""
+ITEM_BYTES = 1024
+"""Assumed for an item besides its arrays."""
 
 
 class Recorder:
     """Writes a recording in a background thread, so that the control loop never waits for a disk.
 
     The file exists at `path` from the start: if the process is killed, everything up to the last second is readable. At
-    most `capacity` items wait to be written; further items are dropped, counted and reported.
+    most `capacity_bytes` of items wait to be written; further items are dropped, counted and reported.
 
     Args:
         path: a new file.
         contract: of the recorded robot.
         origin: further JSON-ready metadata: the checkpoint, the robot, who recorded.
         clock: the control loop's.
-        capacity: items.
+        capacity_bytes: of memory for what waits, or for one item if that is larger.
 
     Raises:
         UserError: if `path` exists, or the contract has something that cannot be recorded.
@@ -62,18 +64,25 @@ class Recorder:
         *,
         origin: Mapping[str, Any] | None = None,
         clock: Clock = time.monotonic,
-        capacity: int = 2048,
+        capacity_bytes: int = 256 << 20,
     ) -> None:
         self.path, self.contract, self.clock = Path(path), contract, clock
         self.dropped = 0
-        self._unwritten_gap = 0
+        self._gap: Gap | None = None  # not yet written
         self._generator_due = True
         self._failure: Exception | None = None
-        self._waiting: queue.Queue[Item | None] = queue.Queue(capacity)
+        self._capacity, self._waiting_bytes = capacity_bytes, 0
+        self._waiting: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._file = _File(self.path, contract, dict(origin or {}))
         self._thread = threading.Thread(target=self._write_all, name="recorder", daemon=True)
         self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """What is missing from the recording, and why; "" if nothing is."""
+        reason = self._failure or "the disk is too slow; record less, or to a faster one"
+        return f"{self.dropped} items were dropped: {reason}" if self.dropped else ""
 
     def begin_episode(self, task: str = "") -> None:
         """Begin an episode of `task`: policy memories restart here."""
@@ -112,10 +121,12 @@ class Recorder:
             Exception: the error that stopped writing, such as OSError of a full disk.
         """
         if self._thread.is_alive():
-            self._waiting.put(None)
+            with self._lock:
+                self._put_gap()
+                self._waiting.put(None)
             self._thread.join()
         if self.dropped:
-            log.warning(f"{self.path}: {self.dropped} items were dropped because the disk was too slow")
+            log.warning(f"{self.path}: {self.trouble}")
         if self._failure:
             raise self._failure
 
@@ -145,24 +156,31 @@ class Recorder:
         return decision
 
     def _put(self, item: Item) -> None:
+        size = _bytes(item)
         with self._lock:  # a gap stands in front of what comes after it
-            try:
-                if self._failure:
-                    raise queue.Full
-                if self._unwritten_gap:
-                    self._waiting.put_nowait(Gap(self._unwritten_gap))
-                    self._unwritten_gap = 0
-                self._waiting.put_nowait(item)
-            except queue.Full:
+            full = self._waiting_bytes > 0 and self._waiting_bytes + size > self._capacity
+            if full or self._failure:
                 if not self.dropped:
                     log.warning(f"{self.path}: recording drops items: {self._failure or 'the disk is too slow'}")
                 self.dropped += 1
-                self._unwritten_gap += 1
+                self._gap = Gap(1 + (self._gap.dropped if self._gap else 0), _stamp_s(item))
                 self._generator_due = True
+                return
+            self._put_gap()
+            self._waiting_bytes += size
+            self._waiting.put(item)
+
+    def _put_gap(self) -> None:
+        if self._gap:
+            self._waiting_bytes += _bytes(self._gap)
+            self._waiting.put(self._gap)
+            self._gap = None
 
     def _write_all(self) -> None:
         while (item := self._waiting.get()) is not None:
             self._try(item)
+            with self._lock:
+                self._waiting_bytes -= _bytes(item)
         self._try(None)
         with contextlib.suppress(OSError):
             self._file.stream.close()
@@ -212,7 +230,7 @@ class _File:
         elif isinstance(item, Episode):
             self._json("episode", item.stamp_s, {"stamp_s": item.stamp_s, "task": item.task})
         elif isinstance(item, Gap):
-            self._json("gap", 0.0, {"dropped": item.dropped})
+            self._json("gap", item.stamp_s, {"dropped": item.dropped, "stamp_s": item.stamp_s})
         else:
             self._message(item)
 
@@ -275,6 +293,22 @@ class _File:
     def _add(self, channel: int, stamp_s: float, data: bytes) -> None:
         stamp = _nanoseconds(stamp_s)
         self._writer.add_message(channel, log_time=stamp, publish_time=stamp, data=data)
+
+
+def _bytes(item: Item) -> int:
+    """Memory that `item` takes, about."""
+    if isinstance(item, Message):
+        return ITEM_BYTES + len(item.data)
+    arrays: list[Array | None] = []
+    if isinstance(item, Tick):
+        arrays = [item.asked, item.verdict.action, *(item.reading.observation.values() if item.reading else ())]
+    elif isinstance(item, Decided):
+        arrays = [item.actions, item.generator, *item.observation.values(), *item.running.values()]
+    return ITEM_BYTES + sum(array.nbytes for array in arrays if array is not None)
+
+
+def _stamp_s(item: Item) -> float:
+    return item.now_s if isinstance(item, Tick) else item.stamp_s
 
 
 def _row(batch: Any) -> Array:  # noqa: ANN401 - a Tensor, which TensorDict does not promise

@@ -76,9 +76,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Gap:
-    """`dropped` items are missing here: the disk was too slow."""
+    """`dropped` items are missing here, the last of them at `stamp_s`: the disk was too slow."""
 
     dropped: int
+    stamp_s: float = 0.0  # in recordings of earlier versions
 
 
 Item = Episode | Decided | Tick | Message | Gap

@@ -62,8 +62,10 @@ class PolicyClient:
         metadata = self._connect(time.monotonic() + deadline_s)
         served = Contract.from_dict(metadata["contract"]) if "contract" in metadata else contract
         if served is None:
+            self.close()
             raise UserError(f"{uri} does not send the contract of its policy; pass it as contract=...")
         if contract is not None and (rows := served.differences(contract)):
+            self.close()
             raise UserError(f"the policy at {uri} has another contract ({'; '.join(rows)})")
         self.contract, self._ours = served, "contract" in metadata
         self._initial = metadata.get("initial_memory")

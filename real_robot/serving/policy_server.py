@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from websockets.http11 import Request, Response
 
 log = logging.getLogger(__name__)
+LIBRARY = logging.getLogger(f"{__name__}.websockets")
+"""What websockets logs: refused and broken handshakes."""
 LOOPBACK = "127.0.0.1", "::1", "localhost"
 ROWS = 1024
 """Largest assumed number of rows along an axis of variable length."""
@@ -44,12 +46,18 @@ OVERHEAD_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits per server: simultaneous connections, and seconds to shake hands, to read, and between requests."""
+    """Limits per server: simultaneous connections, and seconds to shake hands, to read, and between requests.
+
+    Where all places are taken, a new client gets that of the one that has been idle longest, and for `spare_s` at
+    least. Of each kind of trouble one line is logged in `log_s`.
+    """
 
     clients: int = 8
     handshake_s: float = 5.0
     send_s: float = 5.0
     idle_s: float = 300.0
+    spare_s: float = 10.0
+    log_s: float = 10.0
 
 
 class PolicyServer:
@@ -87,7 +95,9 @@ class PolicyServer:
         self.host, self.port = host, port
         self._answerer = _Answerer(policy, device)
         self._token, self._limits = token.encode(), limits or ServerLimits()
-        self._connected = 0
+        self._idle_since: dict[ServerConnection, float] = {}  # of every client, in monotonic time; inf: being answered
+        self._closing: set[asyncio.Task[None]] = set()
+        self._rarely = _Rarely(self._limits.log_s)
         self._worker = ThreadPoolExecutor(1, "policy")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="policy server", daemon=True)
@@ -100,8 +110,11 @@ class PolicyServer:
             return await serve(
                 self._session, self.host, self.port, process_request=self._admit, compression=None,
                 max_size=self._answerer.frame_bytes, open_timeout=self._limits.handshake_s, server_header=None,
+                logger=LIBRARY,
             )  # fmt: skip
 
+        for each in (log, LIBRARY):
+            each.addFilter(self._rarely)
         self._thread.start()
         try:
             self._server = asyncio.run_coroutine_threadsafe(start(), self._loop).result()
@@ -122,6 +135,8 @@ class PolicyServer:
         self._stop()
 
     def _stop(self) -> None:
+        for each in (log, LIBRARY):
+            each.removeFilter(self._rarely)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -135,7 +150,7 @@ class PolicyServer:
         given = token.strip().encode(errors="surrogateescape")  # how websockets 15 and 16 read what is not ASCII
         if scheme not in ("Bearer", "Api-Key") or not hmac.compare_digest(given, self._token):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
-        if self._connected >= self._limits.clients:
+        if len(self._idle_since) >= self._limits.clients and self._spare() is None:
             return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "too many clients\n")
         return None
 
@@ -143,27 +158,47 @@ class PolicyServer:
         """Serve one client until it leaves, stalls, or sends an invalid request."""
         from websockets.exceptions import ConnectionClosed
 
-        self._connected += 1
+        if len(self._idle_since) >= self._limits.clients and not self._displace():
+            await connection.close(CLOSE_LATER, "too many clients")  # admitted at the same moment as others
+            return
+        self._idle_since[connection] = time.monotonic()
         try:
-            if self._connected > self._limits.clients:  # admitted at the same moment as others
-                await connection.close(CLOSE_LATER, "too many clients")
-                return
             await self._send(connection, self._answerer.greeting)
             while True:
                 request = await asyncio.wait_for(connection.recv(), self._limits.idle_s)
+                self._idle_since[connection] = math.inf
                 answer = await self._loop.run_in_executor(self._worker, self._answerer.answer, request)
                 await self._send(connection, answer)
                 if isinstance(answer, str):
                     log.warning(f"refused {connection.remote_address}: {answer}")
                     await connection.close(CLOSE_REFUSED, "refused; see the message before")
                     return
+                self._idle_since[connection] = time.monotonic()
         except TimeoutError:
             log.warning(f"{connection.remote_address} stalled; connection closed")
             connection.transport.abort()
         except ConnectionClosed:
             pass
         finally:
-            self._connected -= 1
+            self._idle_since.pop(connection, None)
+
+    def _spare(self) -> ServerConnection | None:
+        """The client that has been idle longest, if for long enough."""
+        found = min(self._idle_since, key=self._idle_since.__getitem__, default=None)
+        if found is None or time.monotonic() - self._idle_since[found] < self._limits.spare_s:
+            return None
+        return found
+
+    def _displace(self) -> bool:
+        """Take an idle client's place; it may come again, for no state is lost."""
+        if (idle := self._spare()) is None:
+            return False
+        del self._idle_since[idle]
+        log.warning(f"{idle.remote_address} was idle and gives its place to another client")
+        closing = self._loop.create_task(idle.close(CLOSE_LATER, "idle; another client took the place"))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return True
 
     async def _send(self, connection: ServerConnection, data: bytes | str) -> None:
         await asyncio.wait_for(connection.send(data), self._limits.send_s)
@@ -241,7 +276,29 @@ class _Answerer:
             raise UserError(f"{key}: expected {spec.dtype} {spec.shape}, got {value.dtype} {value.shape}")
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise UserError(f"{key}: expected finite numbers, got infinity or not a number")
+        if value.dtype.kind in "iu" and spec.low and ((value < spec.low) | (value > spec.high)).any():
+            raise UserError(f"{key}: expected integers from {spec.low} to {spec.high}, got {value.tolist()}")
         return value
+
+
+class _Rarely(logging.Filter):
+    """Lets one record of a kind pass in `every_s`, with the number of those before it that did not."""
+
+    def __init__(self, every_s: float) -> None:
+        super().__init__()
+        self._every_s = every_s
+        self._last: dict[tuple[str, int], tuple[float, int]] = {}  # line of code -> when one passed, others since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind, now = (record.pathname, record.lineno), time.monotonic()
+        before, kept = self._last.get(kind, (-math.inf, 0))
+        if now - before < self._every_s:
+            self._last[kind] = before, kept + 1
+            return False
+        self._last[kind] = now, 0
+        if kept:
+            record.msg, record.args = f"{record.getMessage()} ({kept} more like this before)", None
+        return True
 
 
 @dataclass(frozen=True)

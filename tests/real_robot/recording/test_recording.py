@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tensordict import TensorDict
 from embodied.contract import Contract, TensorSpec
 from embodied.rollout.memory import RecurrentPolicy
 from policies.recurrent import RecurrentConfig
+from real_robot.recording import recorder as recorder_module
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Decided, Episode, Gap, Message, Recording, Tick
 from real_robot.robots.robot import Reading
@@ -185,24 +187,70 @@ def test_a_damaged_chunk_is_reported(tmp_path: Path):
 def test_what_the_disk_cannot_follow_is_dropped_counted_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     contract = Contract({"camera": TensorSpec((512, 512, 3), "uint8")}, TensorSpec((1,)), 0.1)
     noise = np.random.default_rng(0).integers(0, 256, (512, 512, 3), dtype=np.uint8)
-    with Recorder(tmp_path / "a.mcap", contract, capacity=3) as recorder:
+    with Recorder(tmp_path / "a.mcap", contract, capacity_bytes=3 << 20) as recorder:
         started = time.monotonic()
         for index in range(100):
             verdict = Verdict(State.ACTIVE, np.zeros(1))
             recorder.write(index / 10, Reading({"camera": noise}, index / 10, index), np.zeros(1), verdict)
         took = time.monotonic() - started
-        while recorder._waiting.qsize():
+        while recorder._waiting_bytes:
             time.sleep(0.01)
         recorder.begin_episode("after")
     items = list(Recording(tmp_path / "a.mcap"))
     ticks = [item for item in items if isinstance(item, Tick)]
     assert recorder.dropped > 0
-    assert sum(item.dropped for item in items if isinstance(item, Gap)) == recorder.dropped
+    gaps = [item for item in items if isinstance(item, Gap)]
+    assert sum(item.dropped for item in gaps) == recorder.dropped
+    assert all(0.0 < gap.stamp_s <= 9.9 for gap in gaps)
     assert len(ticks) + recorder.dropped == 100
     assert isinstance(items[-1], Episode)
     assert "drops items" in caplog.text
     assert f"{recorder.dropped} items were dropped" in caplog.text
     assert took < 5.0  # a loop that waited for the disk would take as long as 79 MB of noise take to compress
+
+
+def logged(path: Path) -> dict[str, list[float]]:
+    """Log times in s by topic, as other tools see them."""
+    from mcap.reader import make_reader
+
+    found: dict[str, list[float]] = {}
+    with path.open("rb") as file:
+        for _, channel, message in make_reader(file).iter_messages():
+            found.setdefault(channel.topic, []).append(message.log_time / 1e9)
+    return found
+
+
+def test_what_waits_is_bounded_by_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    go = threading.Event()  # the disk stands still until then
+    write = recorder_module._File.write
+    monkeypatch.setattr(recorder_module._File, "write", lambda file, item: (go.wait(60), write(file, item)))
+    with Recorder(tmp_path / "a.mcap", CONTRACT, capacity_bytes=1 << 20) as recorder:
+        for index in range(50):
+            recorder.message("/camera", "our_msgs/msg/Small", IMU, bytes(200_000), 7.0 + index)
+        assert recorder.dropped == 45
+        assert recorder._waiting_bytes < 1 << 20
+        go.set()
+    *messages, gap = Recording(tmp_path / "a.mcap")
+    assert len(messages) == 5
+    assert gap == Gap(45, 56.0)  # although nothing came after it
+    assert logged(tmp_path / "a.mcap")["/embodied/gap"] == [56.0]
+
+
+def test_small_items_are_not_dropped_as_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    go = threading.Event()
+    write = recorder_module._File.write
+    monkeypatch.setattr(recorder_module._File, "write", lambda file, item: (go.wait(60), write(file, item)))
+    with Recorder(tmp_path / "a.mcap", CONTRACT) as recorder:
+        for index in range(20_000):  # 20 s at 1 kHz
+            recorder.message("/imu", "our_msgs/msg/Small", IMU, bytes(20), index / 1000)
+        go.set()
+    assert recorder.dropped == 0
+
+
+def test_an_item_that_is_larger_than_all_memory_for_what_waits_is_written(tmp_path: Path):
+    with Recorder(tmp_path / "a.mcap", CONTRACT, capacity_bytes=10) as recorder:
+        recorder.message("/camera", "our_msgs/msg/Small", IMU, bytes(200_000), 1.0)
+    assert recorder.dropped == 0
 
 
 FULL = """
@@ -233,7 +281,7 @@ def test_a_full_disk_never_stops_the_loop_and_is_reported(tmp_path: Path):
 
 
 def test_what_cannot_be_written_is_reported_and_never_stops_the_loop(tmp_path: Path):
-    recorder = Recorder(tmp_path / "bag.mcap", CONTRACT, capacity=4)
+    recorder = Recorder(tmp_path / "bag.mcap", CONTRACT)
     for index in range(50):
         strange = Reading({"position": np.zeros(3, np.complex64)}, 0.0, index)
         recorder.write(0.0, strange, None, Verdict(State.ACTIVE, None))

@@ -1,6 +1,7 @@
 """The policy server over real sockets: the same actions as in process, and whoever misbehaves is refused alone."""
 
 import contextlib
+import math
 import os
 import pickle
 import socket
@@ -23,6 +24,7 @@ from websockets.sync.server import serve
 
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.chunking import InpaintingPolicy, Running
+from embodied.policy import Decision
 from embodied.rollout.memory import Memory, RecurrentPolicy
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
@@ -266,6 +268,87 @@ def test_too_many_clients_are_refused_until_one_leaves(server: PolicyServer):
     _eventually(lambda: assert_serves(server))
 
 
+def test_idle_clients_do_not_lock_others_out_and_lose_nothing():
+    limits = ServerLimits(clients=2, spare_s=0.2)
+    with PolicyServer(mlp(), TOKEN, port=0, limits=limits) as server:
+        first, second = (PolicyClient(uri(server), TOKEN, deadline_s=5.0) for _ in range(2))
+        with pytest.raises(InvalidStatus):  # nobody has been idle for long
+            raw(server)
+        _eventually(lambda: assert_serves(server))
+        expected = mlp().act(observation(), deterministic=True).actions
+        for client in (second, first, second):
+            assert torch.equal(client.act(observation(), deterministic=True).actions, expected)
+
+
+class Slow(MLPPolicy):
+    go = threading.Event()
+
+    def act(self, observation, **options):
+        assert Slow.go.wait(60)
+        return super().act(observation, **options)
+
+
+def test_a_client_that_waits_for_its_answer_is_not_idle():
+    Slow.go.clear()
+    policy = mlp()
+    policy.__class__ = Slow
+    with PolicyServer(policy, TOKEN, port=0, limits=ServerLimits(clients=1, spare_s=0.01)) as server:
+        patient = raw(server)
+        patient.recv()
+        patient.send(pack({"position": np.zeros(3, np.float32)}))
+        _eventually(lambda: math.inf in server._idle_since.values() or _fail(OSError))
+        time.sleep(0.05)
+        with pytest.raises(InvalidStatus):
+            raw(server)
+        Slow.go.set()
+        assert unpack(patient.recv(timeout=30))["actions"].shape == (4, 2)
+
+
+def test_integers_out_of_the_contracts_range_are_refused():
+    words = TensorSpec((2,), "int64", low=(0, 0), high=(9, 4))
+
+    class Reader:
+        contract = Contract({"words": words}, TensorSpec((1,)), 0.1)
+
+        def act(self, observation, **_) -> Decision:
+            return Decision(observation["words"].float().sum(-1).view(1, 1, 1), observation, torch.zeros(1, 1))
+
+    with PolicyServer(Reader(), TOKEN, port=0) as server:
+        client = PolicyClient(uri(server), TOKEN, deadline_s=5.0)
+        for given, wanted in (([9, 4], 13.0), ([0, 0], 0.0)):
+            assert client.act(TensorDict({"words": torch.tensor([given])}, [1])).actions == wanted
+        for given in ([10, 0], [0, 5], [-1, 0], [1 << 40, 0]):
+            with pytest.raises(ValueError, match=r"words: expected integers from \(0, 0\) to \(9, 4\), got"):
+                client.act(TensorDict({"words": torch.tensor([given])}, [1]))
+
+
+def test_a_flood_of_bad_clients_is_one_line_of_each_kind(caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO")
+    with PolicyServer(mlp(), TOKEN, port=0, limits=ServerLimits(log_s=1.0)) as server:
+
+        def bad() -> None:
+            with raw(server) as connection:
+                connection.recv()
+                connection.send("no request")
+                connection.recv()
+            with contextlib.suppress(InvalidStatus):
+                raw(server, None)
+            with socket.create_connection(("127.0.0.1", server.port)) as broken:
+                broken.sendall(b"nonsense\r\n\r\n")
+                broken.recv(100)
+
+        started = time.monotonic()
+        while time.monotonic() < started + 0.5:
+            bad()
+        told = [record for record in caplog.records if "policy_server" in record.name]
+        assert sum("refused ('127.0.0.1'" in record.getMessage() for record in told) == 1
+        assert len(told) < 10
+        time.sleep(1.0)
+        caplog.clear()
+        bad()
+        assert any("more like this before)" in record.getMessage() for record in caplog.records)
+
+
 def test_clients_that_stall_lose_their_place():
     with PolicyServer(mlp(), TOKEN, port=0, limits=ServerLimits(1, 0.3, 0.3, 0.5)) as server:
         half = socket.create_connection(("127.0.0.1", server.port))
@@ -369,6 +452,7 @@ def test_a_late_answer_is_never_taken_for_the_next_one():
         time.sleep(0.5)
         actions = client.act(observation(2), deterministic=True).actions
         assert torch.equal(actions, observation(2)["position"][0, 0].expand(1, 4, 2))
+        client.close()
 
 
 def test_a_server_that_never_reads_cannot_hold_the_loop():
@@ -406,6 +490,7 @@ def test_servers_that_do_not_tell_their_contract_are_given_one():
         assert seen[0].keys() == {"prompt", "position"}
         assert seen[0]["prompt"] == "fold the towel"
         assert np.array_equal(seen[0]["position"], observation()["position"][0])
+        client.close()
 
 
 def test_what_travels_comes_back():
@@ -432,6 +517,10 @@ def _openpi_like(session, **options) -> Iterator[int]:
         yield server.socket.getsockname()[1]
         server.shutdown()
         thread.join()
+
+
+def _fail(error: type[Exception]) -> None:
+    raise error
 
 
 def _eventually(check, timeout_s: float = 10.0) -> None:
