@@ -33,8 +33,9 @@ class Phase(Enum):
 class Engagement:
     """Decides when the robot of `table`, which has a status, is commanded, asked to follow, and left alone.
 
-    It is asked only if nobody else steered it when commands began; otherwise its pilot hands it over. Whatever ends the
-    robot's following is final: nothing is sent before `reset`, which an operator calls. Until then its pilot has it.
+    It is asked only if nobody else has steered it since commands began; otherwise its pilot hands it over. Whatever
+    ends the robot's following is final: nothing is sent before `reset`, which an operator calls. `clock` is a steady
+    one: a jump must not keep a heartbeat alive.
     """
 
     def __init__(self, table: Table, clock: Clock) -> None:
@@ -47,10 +48,10 @@ class Engagement:
     def reset(self) -> None:
         """An operator wants the robot to follow, from the next command on."""
         self.phase, self.reason = Phase.READY, ""
-        self.stop_s = math.inf
-        """When an emergency stop began; infinite without one."""
-        self.stop_confirmed = False
-        self._ours: bool | None = None  # whether nobody else steered when commands began
+        self.stopped = False
+        """Whether an emergency stop was confirmed by the robot."""
+        self._stop_s = math.inf
+        self._ours: bool | None = None  # whether nobody else has steered since commands began
         self._began_s = self._asked_s = self._leaving_s = -math.inf
         self._sent: Behaviour | None = None
         self._sent_s = -math.inf
@@ -58,7 +59,7 @@ class Engagement:
     def hear(self, condition: Condition) -> None:
         """The robot has published its status."""
         self.condition, self._heard_s = condition, self._clock()
-        self.stop_confirmed |= condition.stopped and self._heard_s > self.stop_s
+        self.stopped |= condition.stopped and self._heard_s > self._stop_s
         if not condition.follows:
             self._leaving_s = -math.inf
         self._advance()
@@ -79,8 +80,8 @@ class Engagement:
 
     def stop(self) -> None:
         """Begin an emergency stop, whoever steers."""
-        if self.stop_s == math.inf:
-            self.phase, self.reason, self.stop_s = Phase.LOST, "emergency stop", self._clock()
+        if self._stop_s == math.inf:
+            self.phase, self.reason, self._stop_s = Phase.LOST, "emergency stop", self._clock()
             self._sent_s = -math.inf
 
     @property
@@ -104,12 +105,17 @@ class Engagement:
         return self.phase is not Phase.READY or self.condition.beat
 
     @property
+    def unconfirmed(self) -> bool:
+        """Whether the robot should have confirmed an emergency stop by now, and has not."""
+        return not self.stopped and self._clock() - self._stop_s > self._status.timeout_s
+
+    @property
     def due(self) -> Behaviour | None:
         """What has to be sent now; None if nothing. Repetitions, but those of an emergency stop, contain no calls."""
         self._advance()
         now_s = self._clock()
-        if self.stop_s < math.inf:
-            if self.stop_confirmed or now_s - self._sent_s < STOP_AGAIN_S:
+        if self._stop_s < math.inf:
+            if self.stopped or now_s - self._sent_s < STOP_AGAIN_S:
                 return None
             self._sent_s = now_s
             return self._table.emergency
@@ -130,7 +136,7 @@ class Engagement:
         return replace(behaviour, calls=()) if repeated else behaviour
 
     def _advance(self) -> None:
-        if self.condition is None or self.phase is Phase.LOST:
+        if self.condition is None:
             return
         if not self._fresh:
             self.lose(f"nothing was heard on {self._status.name} for {self._status.timeout_s:g} s")
@@ -149,7 +155,8 @@ class Engagement:
             if heartbeat and not condition.fault:
                 self.phase, self.reason = Phase.LOST, "it follows somebody else's commands already"
                 return
-            self._ours = condition.request is not None
+            self._ours = True
+        self._ours &= condition.request is not None
         now_s = self._clock()
         if now_s - self._began_s < (heartbeat.before_s if heartbeat else 0.0):
             return

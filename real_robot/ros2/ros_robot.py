@@ -65,7 +65,7 @@ class RosRobot:
         self._before: Array | None = None
         self._heard: dict[str, Any] = {}
         self._condition: Condition | None = None
-        self._engagement = Engagement(table, self.clock) if table.status and not prefix else None
+        self._engagement = Engagement(table, self._steady_s) if table.status and not prefix else None
         self._told = ""
         self._behaviour: Behaviour | None = None
         self._holding: Array | None = None
@@ -256,16 +256,14 @@ class RosRobot:
         self._pursue()
         if heartbeat and engagement.beats:
             self._send(heartbeat.message)
-        if self._unstopped(engagement):
+        if engagement.unconfirmed:
             self._node.get_logger().error(self._lost(engagement), throttle_duration_sec=1.0)
 
-    def _unstopped(self, engagement: Engagement) -> bool:
-        assert self._table.status is not None
-        late = self.clock() - engagement.stop_s > self._table.status.timeout_s
-        return late and not engagement.stop_confirmed
+    def _steady_s(self) -> float:
+        return self._node.steady.now().nanoseconds / 1e9
 
     def _lost(self, engagement: Engagement) -> str:
-        if self._unstopped(engagement):
+        if engagement.unconfirmed:
             return "the robot does not confirm the emergency stop, which is repeated: use another one"
         return f"{engagement.reason}; it gets nothing from here before ~/reset"
 

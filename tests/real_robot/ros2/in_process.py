@@ -18,11 +18,18 @@ class Graph:
 
     def __init__(self) -> None:
         self.now_s = 1000.0
+        """Steady time; ROS time is `jumped_s` later."""
+        self.jumped_s = 0.0
         self.lost: Callable[[str], bool] = lambda topic: False
         self.heard: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
         self.services: dict[str, Callable[[Any, Any], Any]] = {}
         self.timers: list[list[Any]] = []
         self.logged: list[str] = []
+
+    @property
+    def ros_s(self) -> float:
+        """ROS time."""
+        return self.now_s + self.jumped_s
 
     def send(self, topic: str, message: Any) -> bool:
         """Deliver a message; returns whether it arrived."""
@@ -54,13 +61,14 @@ class InProcess(ManagedNode[Any]):
     graph: Graph
 
     def __init__(self, name: str, settings: type) -> None:
-        self.name, self.reports, self.steady = name, {}, None
+        self.name, self.reports = name, {}
+        self.steady = _clock(lambda: self.graph.now_s)
 
     def get_parameter(self, name: str) -> Any:
         return SimpleNamespace(value=False)
 
     def get_clock(self) -> Any:
-        return SimpleNamespace(now=lambda: SimpleNamespace(nanoseconds=round(self.graph.now_s * 1e9)))
+        return _clock(lambda: self.graph.ros_s)
 
     def get_logger(self) -> Any:
         def log(text: str, **_: Any) -> None:
@@ -90,6 +98,10 @@ class InProcess(ManagedNode[Any]):
 
     def create_timer(self, period_s: float, callback: Callable[[], None], clock: Any = None) -> Any:
         self.graph.timers.append([self.graph.now_s + period_s, period_s, callback])
+
+
+def _clock(now_s: Callable[[], float]) -> Any:
+    return SimpleNamespace(now=lambda: SimpleNamespace(nanoseconds=round(now_s() * 1e9)))
 
 
 class _Request:

@@ -18,6 +18,8 @@ FORCED = 21196
 STATUS_EVERY_S, STATUS_AGAIN_S = 0.5, 0.2
 """The status is published at least this often, and at most."""
 SETPOINTS = ("actuator_motors", "vehicle_rates_setpoint")
+State = tuple[int, int, int, bool]
+"""arming_state, nav_state_user_intention, nav_state, failsafe."""
 DISARM_PREFLIGHT_S, KILL_DISARM_S = 10.0, 5.0
 
 
@@ -32,12 +34,13 @@ class Px4:
         """Time, mode and whether armed at each set-point."""
         self.strays = 0
         """Set-points that came although the last status that arrived named another mode than offboard."""
-        self.commands: list[tuple[float, int, tuple[float, ...], int]] = []
+        self.commands: list[tuple[float, int, tuple[int, ...], State]] = []
+        """Time, number and parameters of each command, and the last status that had arrived at its sender."""
         self.acknowledged: list[tuple[int, int]] = []
         self.position, self.reset_counter = np.array([0.0, 0.0, -1.0]), 0
         self.left_s = graph.now_s
         """When offboard mode was left for the last time."""
-        self.told = HOLD
+        self.told: State = (1, HOLD, HOLD, False)
         self.boot()
         hear = graph.heard
         hear["fmu/in/offboard_control_mode"].append(self._beat)
@@ -50,7 +53,7 @@ class Px4:
         self.wanted = self.mode = HOLD
         self.armed = self.failsafe = self.flying = False
         self.armed_s, self.killed_s, self._beat_s = np.inf, np.inf, -np.inf
-        self._said: tuple[Any, ...] = ()
+        self._said: State | None = None
         self._said_s = -np.inf
 
     def step(self) -> None:
@@ -115,7 +118,7 @@ class Px4:
 
     def _beat(self, message: Any) -> None:
         assert sum((message.direct_actuator, message.body_rate)) == 1
-        assert abs(message.timestamp / 1e6 - self.graph.now_s) < 0.1
+        assert abs(message.timestamp / 1e6 - self.graph.ros_s) < 0.1
         self.beats.append(self.graph.now_s)
         if self.alive:
             self._beat_s = self.graph.now_s
@@ -124,13 +127,13 @@ class Px4:
     def _setpoint(self) -> None:
         """Set-points reach the controllers in every mode."""
         self.setpoints.append((self.graph.now_s, self.mode, self.armed))
-        self.strays += self.told != OFFBOARD
+        self.strays += self.told[2] != OFFBOARD
         self.flying |= self.alive and self.armed and self.mode == OFFBOARD
 
     def _command(self, message: Any) -> None:
         assert message.from_external
-        parameters = (message.param1, message.param2, message.param3)
-        self.commands.append((self.graph.now_s, message.command, parameters, self.mode))
+        parameters = tuple(round(value) for value in (message.param1, message.param2, message.param3))
+        self.commands.append((self.graph.now_s, message.command, parameters, self.told))
         if not self.alive:
             return
         forced = round(message.param2) == FORCED
@@ -151,18 +154,18 @@ class Px4:
     def _publish(self) -> None:
         now_s = self.graph.now_s
         odometry = types("px4_msgs/msg/VehicleOdometry")()
-        odometry.timestamp = odometry.timestamp_sample = round(now_s * 1e6)
+        odometry.timestamp = odometry.timestamp_sample = round(self.graph.ros_s * 1e6)  # it follows our clock
         odometry.pose_frame = odometry.velocity_frame = 1
         odometry.position, odometry.q = self.position.astype(np.float32), np.array([1, 0, 0, 0], np.float32)
         odometry.reset_counter = self.reset_counter
         self.graph.send("fmu/out/vehicle_odometry", odometry)
-        state = (2 if self.armed else 1, self.wanted, self.mode, self.failsafe)
+        state: State = (2 if self.armed else 1, self.wanted, self.mode, self.failsafe)
         due_s = STATUS_EVERY_S if state == self._said else STATUS_AGAIN_S
         if now_s - self._said_s < due_s - 1e-9:
             return
         self._said, self._said_s = state, now_s
         status = types("px4_msgs/msg/VehicleStatus")()
-        status.timestamp = round(now_s * 1e6)
+        status.timestamp = odometry.timestamp
         status.arming_state, status.nav_state_user_intention, status.nav_state, status.failsafe = state
         if self.graph.send(f"fmu/out/vehicle_status{self.version}", status):
-            self.told = self.mode
+            self.told = state

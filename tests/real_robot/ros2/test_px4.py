@@ -1,6 +1,7 @@
 """Who sends PX4 what, in each of its modes and through every fault: the real safety_node with PX4's commander."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +14,11 @@ from real_robot.ros2 import ros_robot
 from real_robot.ros2.engagement import LEAVE_S
 from real_robot.ros2.nodes import safety
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN
+from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
 from tests.real_robot.ros2.in_process import Graph, InProcess, interfaces
 from tests.real_robot.ros2.px4 import HOLD, LAND, OFFBOARD, POSITION, RETURN, STATUS_AGAIN_S, TERMINATION, Px4
-from tests.real_robot.ros2.robots.test_tables import HOVER, RATES, flying
+from tests.real_robot.ros2.robots.test_tables import HISTORY, HOVER, RATES, flying
 
 PERIOD_S = 0.01
 ARM, DISARM, TO_OFFBOARD, TO_HOLD = (400, (1, 0, 0)), (400, (0, 21196, 0)), (176, (1, 6, 0)), (176, (1, 4, 3))
@@ -25,6 +27,11 @@ LIMITS = Path(safety.__file__).parents[3] / "launch/config/quadrotor_limits.yaml
 
 class Node(safety.SafetyNode, InProcess):
     """safety_node, in process."""
+
+
+@dataclass
+class Nothing:
+    """No settings."""
 
 
 class World:
@@ -54,16 +61,19 @@ class World:
 
     def run(self, seconds: float) -> None:
         """Let time pass."""
-        codec = self.node._table.command.codec
         for step in range(round(seconds / PERIOD_S)):
             self.px4.step()
             if self.policy:
                 if step % 5 == 0:
                     self.graph.send("policy/heartbeat", Header())
-                action = np.array([0.1, 0.2, 0.3, 0.4])
-                command = codec.encode({ACTION: action}, interfaces, self.graph.now_s)
-                self.graph.send(f"policy/{self.node._table.command.name}", command)
+                self.command(np.array([0.1, 0.2, 0.3, 0.4]))
             self.graph.tick(PERIOD_S)
+
+    def command(self, action: np.ndarray) -> None:
+        """A command of the policy."""
+        command = self.node._table.command
+        message = command.codec.encode({ACTION: action}, interfaces, self.graph.ros_s)
+        self.graph.send(f"policy/{command.name}", message)
 
     def fly(self) -> None:
         """Reach the state in which PX4 follows the policy."""
@@ -90,7 +100,7 @@ class World:
 
     def asked(self, since: int = 0) -> list[tuple[int, tuple[int, ...]]]:
         """Commands to PX4 in order, without repetitions."""
-        commands = [(command, tuple(round(p) for p in each)) for _, command, each, _ in self.px4.commands[since:]]
+        commands = [(command, each) for _, command, each, _ in self.px4.commands[since:]]
         return [each for place, each in enumerate(commands) if place == 0 or each != commands[place - 1]]
 
     def reset(self) -> None:
@@ -463,27 +473,107 @@ def test_landed_and_disarmed_by_px4_nothing_arms_again(world: World):
     assert ARM not in world.asked(count)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_whatever_is_lost_a_pilots_mode_is_kept_and_only_offboard_gets_set_points(world: World, seed: int):
-    random = np.random.default_rng(seed)
-    world.graph.lost = lambda topic: topic.startswith("fmu") and random.random() < 0.3
-    pilot: int | None = None
-    for _ in range(40):
-        event = random.integers(8)
-        if event < 2:
-            world.policy = not world.policy
-        elif event == 2:
-            pilot = int(random.choice([0, 1, POSITION, LAND]))
-            world.px4.switch(pilot)
-            world.run(0.6)
-        elif event == 3:
-            world.px4.switch(HOLD)
-            pilot = None
-        elif event == 4:
-            world.reset()
-        elif event == 5:
-            world.px4.reset_counter += 1
-            world.px4.position += random.normal(size=3)
-        world.run(float(random.uniform(0.05, 1.5)))
-        if pilot is not None and world.px4.armed:
-            assert world.px4.mode == pilot
+@both
+def test_a_clock_that_jumps_back_keeps_no_heartbeat_alive(world: World):
+    world.fly()
+    world.graph.jumped_s = -60.0
+    world.policy = False
+    world.run(0.5)
+    assert world.px4.mode == HOLD
+    world.silent(3.0)
+
+
+def fair(command: tuple[int, tuple[int, ...]], told: tuple[int, int, int, bool]) -> bool:
+    """Whether a command takes PX4 from nobody, as far as its sender could know."""
+    arming, wanted, mode, failsafe = told
+    if command == TO_OFFBOARD:
+        return arming == 1 or (mode == HOLD and wanted == HOLD and not failsafe)
+    if command == ARM:
+        return arming == 1 and mode == OFFBOARD
+    return command == TO_HOLD and mode == OFFBOARD
+
+
+def event(world: World, random: np.random.Generator) -> str:
+    """Something that goes wrong, or an operator who wants to go on."""
+    px4, graph = world.px4, world.graph
+    rate = random.choice([0.0, 0.1, 0.5])
+
+    def again() -> None:
+        world.policy = True
+        px4.switch(HOLD)
+        world.run(0.6)
+        world.reset()
+        world.run(1.5)
+
+    events: dict[str, Callable[[], object]] = {
+        "the policy stops or goes on": lambda: setattr(world, "policy", not world.policy),
+        "reset": world.reset,
+        "a pilot takes over": lambda: px4.switch(int(random.choice([0, 1, POSITION, LAND, HOLD, OFFBOARD]))),
+        "disarmed": lambda: px4.disarm(forced=True),
+        "jump": lambda: (
+            setattr(px4, "reset_counter", px4.reset_counter + 1),
+            px4.position.fill(random.uniform(-1, 0)),
+        ),
+        "PX4 restarts": px4.boot,
+        "our node restarts": world.started,
+        "not finite": lambda: world.command(np.full(4, np.nan)),
+        "clock": lambda: setattr(graph, "jumped_s", float(random.choice([0.0, -5.0, 5.0]))),
+        "messages are lost": lambda: setattr(graph, "lost", lambda t: t.startswith("fmu") and random.random() < rate),
+        "again": again,
+    }
+    name = str(random.choice([*events, *["again"] * 5]))
+    events[name]()
+    return name
+
+
+@both
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_happens_px4_is_taken_from_nobody(world: World, seed: int):
+    walk(world, np.random.default_rng(seed), 20)
+    assert len(world.px4.setpoints) > 100
+
+
+def walk(world: World, random: np.random.Generator, events: int) -> None:
+    """Let `events` happen, and check all that was sent."""
+    pause_s = world.node._table.pause.longest_s
+    for _ in range(events):
+        begun, asked = len(world.px4.beats), len(world.px4.commands)
+        happened = event(world, random)
+        silent_s = world.graph.now_s
+        world.run(float(random.uniform(0.05, 3.0)))
+        for _, command, parameters, told in world.px4.commands[asked:]:
+            assert fair((command, parameters), told), (happened, command, parameters, told)
+        if not world.policy:
+            assert all(at <= silent_s + pause_s for at in world.px4.beats[begun:]), happened
+
+
+def test_policy_node_sends_px4_nothing_and_remembers_only_what_px4_did(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ros_robot, "types", interfaces)
+    graph = Graph()
+    px4 = Px4(graph)
+    node = type("Node", (InProcess,), {"graph": graph})("policy_node", Nothing)
+    robot = ros_robot.RosRobot(node, robot_table("px4_actuators", HISTORY, {"rate_hz": 100.0}), "policy/")
+    passed: list[object] = []
+    graph.heard["policy/fmu/in/actuator_motors"].append(passed.append)
+
+    def history() -> list[float]:
+        robot.write(np.full(4, 0.5))
+        robot.hold()
+        px4.step()
+        graph.tick(0.5)
+        reading = robot.read()
+        assert reading is not None
+        return reading.observation["action_history"].tolist()
+
+    px4.step()
+    assert history() == [-1.0] * 12  # rotors stood still
+    px4.switch(OFFBOARD)
+    px4.arm(forced=True)
+    px4._beat_s = np.inf
+    px4.step()
+    assert history() == [-1.0] * 8 + [0.5] * 4
+    px4.switch(POSITION)
+    px4.step()
+    assert history() == [-1.0] * 12
+    assert len(passed) == 3
+    assert (px4.setpoints, px4.commands, px4.beats) == ([], [], [])

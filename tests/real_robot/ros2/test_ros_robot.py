@@ -171,7 +171,7 @@ def test_a_robot_that_others_fly_too_is_asked_followed_and_left(world: World):
     robot.hold()
     world.until(lambda: world.said[-3:] == ["off", "off", "off"])
     world.status.publish(String(data="idle"))
-    world.until(lambda: robot._engagement.stop_confirmed)
+    world.until(lambda: robot._engagement.stopped)
     world.spin()
     said = list(world.said)
     world.spin()
