@@ -128,7 +128,7 @@ def _start(nodes: Processes, run: Path, period_s: float) -> dict[str, Partner]:
     settings = {"checkpoint": str(run), "use_sim_time": True, "limits": str(limits)}
     measured = {"pace": "measurement"}
     _node(nodes, POLICY, "policy_node", settings | measured | {"prefix": ""})
-    _node(nodes, BOTH, "safety_node", settings | {"heartbeat_timeout_s": 1000.0})
+    _node(nodes, BOTH, "safety_node", settings | {"heartbeat_timeout_s": 1000.0, "liveliness_s": 1000.0})
     _node(nodes, BOTH, "policy_node", settings | measured)
     partners = {}
     for name, namespace in NAMESPACES.items():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rclpy.qos import QoSDurabilityPolicy, QoSProfile, QoSReliabilityPolicy
+from rclpy.duration import Duration, Infinite
+from rclpy.qos import QoSDurabilityPolicy, QoSLivelinessPolicy, QoSProfile, QoSReliabilityPolicy
 from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from embodied.contract import Contract
@@ -25,6 +29,9 @@ from real_robot.safety.limits import Limits, load_limits
 
 HEARTBEAT = "heartbeat"
 """Topic under the command's prefix with the heartbeat of an active policy node."""
+_LEASES = count(1)
+STANDSTILL_S = 1.0
+"""Steady time after which a clock that stands still is reported."""
 types = cache(installed)
 TICKS_HZ = 20.0
 """How often what is due is sent to a robot without a heartbeat."""
@@ -42,7 +49,8 @@ class RosRobot:
     Args:
         node: whose namespace, remappings, clock and QoS parameters apply.
         table: the robot's interface.
-        prefix: of the command topic. A robot with a prefix is behind a safety node, which alone talks to the robot.
+        prefix: of the command topic. A robot with a prefix is behind a safety node, which alone talks to the robot, and
+            takes commands of one process at a time, which gives signs of life (`Table.sign_s`).
         measured: callback without arguments.
     """
 
@@ -73,12 +81,22 @@ class RosRobot:
         self._written = {key: np.resize(table.initial, spec.shape[0]) for key, spec in table.remembered.items()}
         self._publishers: dict[str, Any] = {}
         self._make(prefix)
+        self._advanced_s, self._since_s = -np.inf, time.monotonic()
         node.reports["robot"] = self.report
+        node.on_jump.append(self._forget)
 
     def clock(self) -> float:
         """ROS time, s; never earlier than a measurement that arrived before its /clock message."""
         now_s = self._node.get_clock().now().nanoseconds / 1e9
         return max(now_s, self._newest_s) if self.simulated else now_s
+
+    @property
+    def stands_s(self) -> float:
+        """Steady time in s for which a simulator's clock has stood still, as far as this was called; otherwise 0."""
+        now_s = self.clock()
+        if not self.simulated or now_s != self._advanced_s:
+            self._advanced_s, self._since_s = now_s, time.monotonic()
+        return time.monotonic() - self._since_s
 
     def start(self) -> None:
         """An operator wants a robot that others may steer too to follow, from the next command on; see `Engagement`."""
@@ -160,6 +178,8 @@ class RosRobot:
             return Report(self._lost(self._engagement), ERROR, values)
         if self._table.status and (fault := self._unfollowed()):
             return Report(fault, WARN, values)
+        if (stands_s := self.stands_s) > STANDSTILL_S:
+            return Report(f"the clock has stood still for {stands_s:.1f} s", WARN, values)
         if missing:
             return Report(f"nothing readable on {', '.join(missing)}", WARN, values)
         return Report(f"{self._table.name} measures", values=values)
@@ -168,7 +188,8 @@ class RosRobot:
         table = self._table
         for topic in sorted(table.states, key=lambda topic: not topic.lasting):  # handled before what is waited for
             subscribe(self._node, topic.name, topic.codec.message, topic.qos, partial(self._hear, topic))
-        self._publish(prefix + table.command.name, table.command.codec.message, table.command.qos)
+        qos = replace(table.command.qos, lease_s=table.sign_s) if prefix else table.command.qos
+        self._publish(prefix + table.command.name, table.command.codec.message, qos)
         self._command_name = prefix + table.command.name
         behaviours = (*(table.status.requests if table.status else ()), table.hold, table.emergency)
         fixed = [entry for behaviour in behaviours for entry in behaviour.messages]
@@ -183,6 +204,13 @@ class RosRobot:
         if self._engagement:
             period_s = 1.0 / (table.heartbeat.rate_hz if table.heartbeat else TICKS_HZ)
             self._node.own(self._node.create_timer(period_s, self._tick, clock=self._node.steady))
+
+    def _forget(self) -> None:
+        """Start anew after the clock has jumped back: what is known seems to come from the future."""
+        self._latest = dict.fromkeys(self._latest)
+        self._due, self._reading, self._before = set(self._current), None, None
+        self._newest_s = -np.inf
+        self._heard.clear()
 
     def _publish(self, name: str, message: str, qos: Qos) -> None:
         if name not in self._publishers:
@@ -326,15 +354,22 @@ def read_limits(path: str) -> Limits:
 
 
 def subscribe(
-    node: ManagedNode[Any], name: str, message: str, qos: Qos, callback: Callable[[Any], None], raw: bool = False
-) -> None:
+    node: ManagedNode[Any], name: str, message: str, qos: Qos, callback: Callable[[Any], None], raw: bool = False,
+    alive: Callable[[int], None] | None = None,
+) -> None:  # fmt: skip
     """Subscribe to `name`; parameters `qos_overrides.*` may change the QoS, incompatible partners are reported.
 
-    `raw` messages are bytes, as they were sent.
+    `raw` messages are bytes, as they were sent. `alive` is called with the number of publishers that live whenever it
+    changes; it needs a lease in `qos`.
     """
+    events = node.qos_events(name)["subscription"]
+    if alive:
+        events.liveliness = lambda event: alive(event.alive_count)
+        # Fast DDS counts readers of one lease together, so a node that is configured again would hear of no changes
+        qos = replace(qos, lease_s=qos.lease_s + 1e-6 * next(_LEASES))
     entity = node.create_subscription(
-        types(message), name, callback, _profile(qos), event_callbacks=node.qos_events(name)["subscription"],
-        raw=raw, qos_overriding_options=QoSOverridingOptions.with_default_policies(),
+        types(message), name, callback, _profile(qos), event_callbacks=events, raw=raw,
+        qos_overriding_options=QoSOverridingOptions.with_default_policies(),
     )  # fmt: skip
     node.own(entity)
 
@@ -353,4 +388,6 @@ def _profile(qos: Qos) -> QoSProfile:
         depth=qos.depth,
         reliability=QoSReliabilityPolicy[qos.reliability.upper()],
         durability=QoSDurabilityPolicy[qos.durability.upper()],
+        liveliness=QoSLivelinessPolicy.MANUAL_BY_TOPIC if qos.manual else QoSLivelinessPolicy.AUTOMATIC,
+        liveliness_lease_duration=Duration(seconds=qos.lease_s) if qos.lease_s else Infinite,
     )

@@ -8,20 +8,21 @@ from glob import glob
 from setuptools import setup
 
 PACKAGE = "embodied_ros2"
-NODES = ("policy_node", "safety_node", "recorder_node", "sim_node")
+NODES = ("policy_node", "safety_node", "deadman_node", "recorder_node", "sim_node")
 
-setup(
-    name=PACKAGE,
-    version="0.1.0",
-    description="Runs policies trained with embodied-rl on robots that speak ROS 2",
-    license="Apache-2.0",
-    packages=[PACKAGE],
-    data_files=[
-        ("share/ament_index/resource_index/packages", [f"resource/{PACKAGE}"]),
-        (f"share/{PACKAGE}", ["package.xml"]),
-        (f"share/{PACKAGE}/launch", glob("../../launch/*.launch.py")),
-        (f"share/{PACKAGE}/launch/config", glob("../../launch/config/*.yaml")),
-    ],
-    install_requires=["setuptools"],
-    entry_points={"console_scripts": [f"{node} = {PACKAGE}.{node}:main" for node in NODES]},
-)
+if __name__ == "__main__":  # to import it builds nothing
+    setup(
+        name=PACKAGE,
+        version="0.1.0",
+        description="Runs policies trained with embodied-rl on robots that speak ROS 2",
+        license="Apache-2.0",
+        packages=[PACKAGE],
+        data_files=[
+            ("share/ament_index/resource_index/packages", [f"resource/{PACKAGE}"]),
+            (f"share/{PACKAGE}", ["package.xml"]),
+            (f"share/{PACKAGE}/launch", glob("launch/*.launch.py")),
+            (f"share/{PACKAGE}/launch/config", glob("launch/config/*.yaml")),
+        ],
+        install_requires=["setuptools"],
+        entry_points={"console_scripts": [f"{node} = {PACKAGE}.{node}:main" for node in NODES]},
+    )

@@ -91,7 +91,8 @@ def _start_controller(nodes: Any, wanted: Episodes) -> None:  # noqa: ANN401 - P
     limits = nodes.directory / "limits.yaml"
     limits.write_text(json.dumps({"observation_timeout_s": timeout_s, "command_timeout_s": timeout_s}))
     common = {"checkpoint": wanted.checkpoint, "use_sim_time": True, "limits": str(limits)}
-    nodes.start("safety_node", common | {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S})
+    patient = {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S, "liveliness_s": HEARTBEAT_TIMEOUT_S}
+    nodes.start("safety_node", common | patient)
     nodes.start("policy_node", common | {"pace": "measurement"})
     for name in ("safety_node", "policy_node"):
         nodes.change(name, "configure", "activate")

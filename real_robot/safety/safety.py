@@ -103,6 +103,7 @@ class Safety:
         """Leave the emergency stop; the next command is checked like the first one."""
         with self._lock:
             self.state, self.reason = State.READY, ""
+            self._written_s, self._credit = -math.inf, 1.0  # the clock may have jumped back
             self._inputs.reset()
             self._filters.reset()
 

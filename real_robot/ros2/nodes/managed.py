@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import sys
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rclpy.clock import Clock, ClockType
+from rcl_interfaces.msg import SetParametersResult
+from rclpy._rclpy_pybind11 import RCLError
+from rclpy.clock import Clock, ClockType, JumpThreshold, TimeJump
+from rclpy.duration import Duration
 from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
 from rclpy.qos import qos_policy_name_from_kind
 from rclpy.signals import SignalHandlerOptions
 
@@ -25,8 +31,11 @@ from embodied.errors import UserError
 S, E = TypeVar("S"), TypeVar("E")
 OK, WARN, ERROR = (cast(bytes, getattr(DiagnosticStatus, level)) for level in ("OK", "WARN", "ERROR"))
 DIAGNOSTICS_PERIOD_S = 0.5
-ROS_OWN = ("use_sim_time", "qos_overrides", "start_type_description_service")
-"""First parts of the names of ROS's own parameters."""
+PR_SET_PDEATHSIG = 1
+AUTOSTART = "autostart"
+"""Parameter that launch files set: the state, "inactive" or "active", to which a process takes its node."""
+NO_SETTINGS = (AUTOSTART, "use_sim_time", "qos_overrides", "start_type_description_service")
+"""First parts of the names of parameters that are not the settings of one node: ours, and ROS's own."""
 
 
 @dataclass
@@ -43,13 +52,25 @@ class ManagedNode(LifecycleNode, Generic[S]):
 
     Subclasses implement `configure`, `activate`, `deactivate` and `cleanup`. A UserError in them is logged on one line,
     any other error with its traceback. After a failed configure the node is unconfigured. After any other failure it
-    has deactivated and freed everything declared as its `own`. `reports` are published on /diagnostics twice a second,
-    even while a simulator's clock stands still.
+    has deactivated and freed everything declared as its `own`. An error in a callback deactivates the node (`fail`); no
+    error ends it. `reports` are published on /diagnostics twice a second, even while a simulator's clock stands still.
+    Parameters are read when the node is configured; afterwards only those that are `live` can be set.
     """
+
+    live: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, name: str, settings: type[S]) -> None:
         super().__init__(name, automatically_declare_parameters_from_overrides=True)
         self._settings_type = settings
+        self._configured = False
+        self._failure = ""
+        self.add_on_set_parameters_callback(self._settable)
+        change = self._service_change_state.callback
+        self._service_change_state.callback = lambda request, response: self._change(change, request, response)
+        backwards = JumpThreshold(min_forward=None, min_backward=Duration(nanoseconds=-1), on_clock_change=False)
+        self._jumps = self.get_clock().create_jump_callback(backwards, post_callback=self._jumped)
+        self.on_jump: list[Callable[[], None]] = []
+        """Called when the clock has jumped back, as a simulator's does when it is reset."""
         self.settings: S
         self.reports: dict[str, Callable[[], Report]] = {}
         self.steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -86,10 +107,12 @@ class ManagedNode(LifecycleNode, Generic[S]):
         if done is not TransitionCallbackReturn.SUCCESS:
             self._free()
             return TransitionCallbackReturn.FAILURE
+        self._configured, self._failure = True, ""
         return done
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """ROS's activate transition."""
+        self._failure = ""
         return self._try("activate", self.activate)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -109,6 +132,36 @@ class ManagedNode(LifecycleNode, Generic[S]):
         """ROS's transition after an error: stops and frees everything, so that the node can be configured again."""
         self._try("deactivate", self.deactivate)
         return self._free()
+
+    def fail(self, error: Exception) -> None:
+        """Deactivate after an unexpected error in a callback, so that the robot holds; /diagnostics names it."""
+        self._failure = f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        self.get_logger().error(f"an error deactivates the node: {trace}", throttle_duration_sec=1.0)
+        if self.active:
+            self.trigger_deactivate()
+
+    @property
+    def active(self) -> bool:
+        """Whether the node's lifecycle state is active."""
+        return self._state_machine.current_state[1] == "active"
+
+    def autostart(self) -> None:
+        """Configure and activate the node if a launch file wants so, which it then ends with."""
+        wanted = self.get_parameter(AUTOSTART).value if self.has_parameter(AUTOSTART) else ""
+        if not wanted:
+            self.get_logger().info("waits to be configured")
+            return
+        _end_with_parent()
+        if wanted not in ("inactive", "active"):
+            self.get_logger().error(f"expected {AUTOSTART} inactive or active, got {wanted!r}")
+        elif self.trigger_configure() is TransitionCallbackReturn.SUCCESS and wanted == "active":
+            self.trigger_activate()
+
+    def end(self) -> None:
+        """Stop safely, from any state that is not final."""
+        if self._state_machine.current_state[1] in ("unconfigured", "inactive", "active"):
+            self.trigger_shutdown()
 
     def qos_events(self, topic: str) -> dict[str, Any]:
         """Callbacks that report partners with incompatible QoS, for "subscription" and "publisher" of `topic`."""
@@ -135,7 +188,9 @@ class ManagedNode(LifecycleNode, Generic[S]):
         return TransitionCallbackReturn.SUCCESS
 
     def _free(self) -> TransitionCallbackReturn:
+        self._configured = False
         self.reports.clear()
+        self.on_jump.clear()
         self._mismatches.clear()
         freed = self._try("cleanup", self.cleanup)
         kinds = ("timer", "service", "client", "subscription", "publisher")
@@ -145,8 +200,34 @@ class ManagedNode(LifecycleNode, Generic[S]):
         self._owned.clear()
         return freed
 
+    def _change(self, change: Callable[[Any, Any], Any], request: Any, response: Any) -> Any:  # noqa: ANN401 - rclpy's
+        """Answer a request that the node's state does not allow with failure; rclpy would end the process."""
+        try:
+            return change(request, response)
+        except RCLError:
+            wanted = request.transition.label or request.transition.id
+            state = self._state_machine.current_state[1]
+            self.get_logger().warning(f"transition {wanted!r} is not possible while {state}", throttle_duration_sec=1.0)
+            response.success = False
+            return response
+
+    def _settable(self, parameters: Sequence[Parameter]) -> SetParametersResult:
+        """Refuse what would have no effect."""
+        fixed = [parameter.name for parameter in parameters if parameter.name not in self.live]
+        if not self._configured or not fixed:
+            return SetParametersResult(successful=True)
+        reason = f"{', '.join(fixed)}: read when {self.get_name()} is configured; clean it up first"
+        return SetParametersResult(successful=False, reason=reason)
+
+    def _jumped(self, jump: TimeJump) -> None:
+        self.get_logger().error(f"the clock has jumped back by {-jump.delta.nanoseconds / 1e9:.3f} s")
+        for forget in self.on_jump:
+            forget()
+
     def _publish_diagnostics(self) -> None:
         reports = {name: report() for name, report in self.reports.items()}
+        if self._failure:
+            reports["node"] = Report(f"deactivated by {self._failure}; activate it to try again", ERROR)
         if self._mismatches:
             reports["qos"] = Report("partners with incompatible QoS are not heard", ERROR, self._mismatches)
         message = DiagnosticArray()
@@ -171,7 +252,7 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
     nested: dict[str, Any] = {}
     for name, parameter in node.get_parameters_by_prefix("").items():
         *parents, last = name.split(".")
-        if name.split(".")[0] in ROS_OWN:
+        if name.split(".")[0] in NO_SETTINGS:
             continue
         place = nested
         for parent in parents:
@@ -189,7 +270,10 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
 
 
 def spin(make: Callable[[], ManagedNode]) -> None:
-    """Run a node until Ctrl-C, SIGTERM or an error, then stop it safely."""
+    """Run a node until Ctrl-C or SIGTERM, then stop it safely; started by a launch file, until that ends, too.
+
+    This is the one place where errors of callbacks end up: the node deactivates, and goes on.
+    """
     rclpy.init(
         signal_handler_options=SignalHandlerOptions.NO
     )  # rclpy's handler would close the node before it can hold
@@ -197,16 +281,28 @@ def spin(make: Callable[[], ManagedNode]) -> None:
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:
-        with suppress(KeyboardInterrupt):
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-            node.get_logger().info("waits to be configured")
-            executor.spin()
-    finally:  # an error in a callback ends the process, but only after the robot holds
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        node.autostart()
+        while True:
+            try:
+                executor.spin_once()
+            except Exception as error:  # whatever happened: the robot holds, and the emergency stop still works
+                node.fail(error)
+    except KeyboardInterrupt:
+        pass
+    finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        node.trigger_shutdown()
+        node.end()
         node.destroy_node()
         rclpy.shutdown()
+
+
+def _end_with_parent() -> None:
+    """Have Linux send SIGTERM when the launching process ends, however it ends: nodes would outlive it."""
+    parent, terminate = os.getppid(), int(signal.SIGTERM)
+    if sys.platform == "linux" and ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, terminate) == 0 and os.getppid() != parent:
+        raise KeyboardInterrupt  # it ended in between
 
 
 def _leaves(tree: Any, prefix: str) -> list[tuple[str, Any]]:  # noqa: ANN401 - nested containers

@@ -24,6 +24,7 @@ from embodied.policy import Policy
 from real_robot.recording.recorder import Recorder
 from real_robot.robots.control_loop import Controller
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
+from real_robot.ros2.nodes.supervision import SAFETY_STATE, watch
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_limits
 from real_robot.safety.safety import Safety, State, Verdict
@@ -31,6 +32,8 @@ from real_robot.serving.chunk_executor import ChunkExecutor
 from real_robot.serving.policy_client import PolicyClient
 
 HEARTBEAT_HZ = 20.0
+SAFETY_TIMEOUT_S = 1.0
+"""Time without a sign of life of safety_node after which that is reported."""
 KEPT = 1000
 """Number of periods covered by /diagnostics."""
 
@@ -107,6 +110,10 @@ class PolicyNode(ManagedNode[PolicySettings]):
         record = self._recorder.write if self._recorder else None
         self._controller = Controller(self._robot, self._executor, self._safety, self._robot.clock, record)
         self._timing = _Timing(table.control_dt_s)
+        self._passed_on = not settings.prefix
+        if settings.prefix:
+            watch(self, SAFETY_STATE, SAFETY_TIMEOUT_S, self._hears_safety)
+        self.on_jump.append(self._jumped_back)
         self.reports["loop"] = self._report
         self._heartbeat = self.own(self.create_publisher(Header, settings.prefix + HEARTBEAT, QoSProfile(depth=1)))
         self.own(self.create_timer(1.0 / HEARTBEAT_HZ, self._beat, clock=self.steady))
@@ -174,10 +181,23 @@ class PolicyNode(ManagedNode[PolicySettings]):
         response.success = True
         return response
 
+    def _hears_safety(self, alive: int) -> None:
+        self._passed_on = alive > 0
+
+    def _jumped_back(self) -> None:
+        """Begin a new episode: the simulator has been reset."""
+        if self._active:
+            self._restart()
+            if self._safety.state is not State.STOPPED:
+                self._safety.reset()
+
     def _report(self) -> Report:
         if not self._active:
             return Report("inactive")
-        return self._timing.report()
+        report = self._timing.report()
+        if not self._passed_on:
+            return Report("no active safety_node passes the commands on", ERROR, report.values)
+        return report
 
 
 class _Timing:

@@ -7,16 +7,17 @@ It runs in steady time, so a simulator's clock cannot stop it.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rclpy.qos import QoSDurabilityPolicy, QoSProfile
-from std_msgs.msg import Header, String
+from rclpy.qos import QoSProfile
+from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
 from embodied.errors import UserError
 from real_robot.ros2.messages.codecs import read
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
+from real_robot.ros2.nodes.supervision import DEADMAN_STATE, SAFETY_STATE, STATE_LEASE_S, signed, watch
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
 from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_contract, read_limits, subscribe
@@ -35,7 +36,9 @@ class SafetySettings:
         checkpoint: the commanding policy's, for its contract: a run, a checkpoint, an export, a contract.json.
         robot, options: as in policy_node.
         prefix: of the topics on which policy_node commands.
-        heartbeat_timeout_s: steady time without a heartbeat after which the robot holds.
+        heartbeat_timeout_s: steady time after which the robot holds without a heartbeat of the policy's loop, or, in
+            simulated time, without progress of the clock.
+        liveliness_s: time after which a policy's process that has ended or been suspended is noticed.
         limits: as in policy_node; their `command_timeout_s`, in ROS time, is also the longest gap between commands.
     """
 
@@ -44,6 +47,7 @@ class SafetySettings:
     options: dict[str, Any] = field(default_factory=dict)
     prefix: str = "policy/"
     heartbeat_timeout_s: float = 0.2
+    liveliness_s: float = 0.2
     limits: str = ""
 
 
@@ -68,12 +72,14 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._limits = read_limits(settings.limits)
         self._safety = Safety(self._robot, self._limits, self._robot.clock)
         self._passed = self._held = 0
+        self._complaint = ""
         command = self._table.command
         # before the commands, so that the heartbeat is handled first
         self.own(self.create_subscription(Header, settings.prefix + HEARTBEAT, self._beat, QoSProfile(depth=1)))
-        subscribe(self, settings.prefix + command.name, command.codec.message, command.qos, self._pass_on)
-        latched = QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
-        self._state = self.own(self.create_publisher(String, "~/state", latched))
+        self._supervise()
+        qos = replace(command.qos, lease_s=settings.liveliness_s)
+        subscribe(self, settings.prefix + command.name, command.codec.message, qos, self._pass_on, alive=self._policies)
+        self._state = signed(self, SAFETY_STATE)
         self.own(self.create_service(Trigger, "~/emergency_stop", self._stop))
         self.own(self.create_service(Trigger, "~/reset", self._reset))
         shortest_s = min(settings.heartbeat_timeout_s, self._limits.command_timeout_s)
@@ -81,6 +87,23 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self.reports["safety"] = self._report
         self._said = ""
         self._say()
+
+    def _supervise(self) -> None:
+        """Watch over the processes that have to live for anything to be commanded."""
+        promised_s = self._table.sign_s
+        if self.settings.liveliness_s < promised_s:
+            raise UserError(f"expected liveliness_s of at least {promised_s}, got {self.settings.liveliness_s}")
+        self._commanders, self._deadmen = 1, 0 if self._table.keeps_moving else 1
+        if self._table.keeps_moving:
+            watch(self, DEADMAN_STATE, max(self.settings.liveliness_s, STATE_LEASE_S), self._deadmans)
+
+    def _policies(self, alive: int) -> None:
+        self._commanders = alive
+        self._watch()
+
+    def _deadmans(self, alive: int) -> None:
+        self._deadmen = alive
+        self._watch()
 
     def activate(self) -> None:
         """Start passing commands on."""
@@ -109,15 +132,15 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self._hold()
             return
         command = Command(arrays[ACTION], stamp_s)
-        if self._lifeless():
-            self._complain(LIFELESS)
+        if missing := self._missing():
+            self._complain(missing)
         elif self._robot.simulated and command.stamp_s is not None and command.stamp_s > self._robot.clock():
             self._early = command
         else:
             self._check(command)
 
     def _check(self, command: Command) -> None:
-        self._early = None
+        self._early, self._complaint = None, ""
         self._commanded_s = self._robot.clock()
         verdict = self._safety.command(command, self._robot.read())
         self._passed += verdict.action is not None
@@ -141,17 +164,26 @@ class SafetyNode(ManagedNode[SafetySettings]):
         if not self._active or not self._began:
             return
         self._catch_up()
-        if self._lifeless():
-            self._complain(LIFELESS)
+        if missing := self._missing():
+            self._complain(missing)
         elif self._robot.clock() - self._commanded_s > self._limits.command_timeout_s:
             self._complain("commands stopped")
 
-    def _lifeless(self) -> bool:
-        return time.monotonic() - self._beat_s > self.settings.heartbeat_timeout_s
+    def _missing(self) -> str:
+        """Why nothing may be commanded, whatever is asked for; "" if all live that have to."""
+        if self._commanders == 0 or time.monotonic() - self._beat_s > self.settings.heartbeat_timeout_s:
+            return LIFELESS
+        if self._commanders > 1:
+            return f"{self._commanders} processes publish on {self.settings.prefix}{self._table.command.name}"
+        if not self._deadmen:
+            return "no deadman_node runs: nothing would stop the robot if this process ended"
+        stands = self._robot.stands_s > self.settings.heartbeat_timeout_s
+        return "the clock stands still" if stands else ""
 
     def _complain(self, reason: str) -> None:
         if self._safety.state is State.ACTIVE:
             self.get_logger().error(f"{reason}: the robot holds")
+        self._complaint = reason
         self._hold()
 
     def _hold(self) -> None:
@@ -180,9 +212,10 @@ class SafetyNode(ManagedNode[SafetySettings]):
         state = self._safety.state.value if self._active or self._safety.state is State.STOPPED else "inactive"
         if state != self._said:
             self._said = state
-            self._state.publish(String(data=state))
+            self._state(state)
 
     def _report(self) -> Report:
         level = {State.STOPPED: ERROR, State.HOLDING: WARN}.get(self._safety.state, OK)
         values = {"state": self._said, "passed": self._passed, "held": self._held}
-        return Report(self._safety.reason or self._said, level, values)
+        stopped = self._safety.reason if self._safety.state is State.STOPPED else ""
+        return Report(stopped or self._complaint or self._safety.reason or self._said, level, values)

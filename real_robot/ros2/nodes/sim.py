@@ -76,6 +76,8 @@ class SimNode(ManagedNode[SimSettings]):
         load: makes the environment of the settings: N = 1, single actions.
     """
 
+    live = ("start",)
+
     def __init__(self, load: Callable[[SimSettings], NumberedStarts]) -> None:
         super().__init__("sim_node", SimSettings)
         self._load = load

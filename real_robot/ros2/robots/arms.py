@@ -46,12 +46,16 @@ def forward_velocity(
     pose: Sequence[str] = (),
     arrays: Sequence[str] = (),
 ) -> Table:
-    """ros2_control's forward_command_controller of joint velocities, rad/s; holds with zeros."""
+    """ros2_control's forward_command_controller of joint velocities, rad/s; holds with zeros.
+
+    It has no time-out: the arm would follow the last command for ever, so deadman_node has to run.
+    """
     action = action_spec(wanted, joints, "rad/s")
     command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
-    return _arm(
+    table = _arm(
         "forward_velocity", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays, (0.0,) * len(joints)
     )
+    return replace(table, keeps_moving=True)
 
 
 def joint_trajectory(

@@ -24,11 +24,17 @@ REMEMBERED = ("previous_action", "action_history")
 
 @dataclass(frozen=True)
 class Qos:
-    """Quality of service of a topic; the names are those of rclpy's policies."""
+    """Quality of service of a topic; the names are those of rclpy's policies.
+
+    `lease_s` is the longest time without a sign of life of a publisher, 0 for no limit. The middleware gives it while
+    the process runs; with `manual` the publisher does, so that a process that hangs counts as dead, too.
+    """
 
     depth: int = 1
     reliability: str = "reliable"
     durability: str = "volatile"
+    lease_s: float = 0.0
+    manual: bool = False
 
 
 STATE = Qos(depth=1, reliability="best_effort")
@@ -182,6 +188,8 @@ class Table:
         hold: the robot's own safe behaviour, from which it recovers.
         emergency: stops the robot permanently.
         heartbeat, status, pause, derived: see there; the first three belong to robots that others may steer too.
+        keeps_moving: whether the robot follows its last command for ever, so that a second process has to stop it when
+            safety_node ends.
         remembered: observations of past actions; see `REMEMBERED`.
         initial: action [A] that those begin with.
     """
@@ -196,8 +204,14 @@ class Table:
     status: Status | None = None
     pause: Pause = Pause()
     derived: Derived | None = None
+    keeps_moving: bool = False
     remembered: Mapping[str, TensorSpec] = field(default_factory=dict)
     initial: tuple[float, ...] = ()
+
+    @property
+    def sign_s(self) -> float:
+        """Time in s within which a policy's publisher of commands promises to give a sign of life."""
+        return min(max(self.control_dt_s, 0.02), 0.1)
 
     @property
     def contract(self) -> Contract:

@@ -59,10 +59,12 @@ class InProcess(ManagedNode[Any]):
     """
 
     graph: Graph
+    active = True
 
     def __init__(self, name: str, settings: type) -> None:
         self.name, self.reports = name, {}
         self.steady = _clock(lambda: self.graph.now_s)
+        self.on_jump: list[Any] = []
 
     def get_parameter(self, name: str) -> Any:
         return SimpleNamespace(value=False)
@@ -80,13 +82,13 @@ class InProcess(ManagedNode[Any]):
         return entity
 
     def qos_events(self, topic: str) -> dict[str, Any]:
-        return {"subscription": None, "publisher": None}
+        return {"subscription": SimpleNamespace(), "publisher": None}
 
     def create_subscription(self, kind: Any, name: str, callback: Callable[[Any], None], *_: Any, **__: Any) -> Any:
         self.graph.heard[name].append(callback)
 
     def create_publisher(self, kind: Any, name: str, *_: Any, **__: Any) -> Any:
-        return SimpleNamespace(publish=lambda message: self.graph.send(name, message))
+        return SimpleNamespace(publish=lambda message: self.graph.send(name, message), assert_liveliness=lambda: None)
 
     def create_service(self, kind: Any, name: str, callback: Callable[[Any, Any], Any]) -> Any:
         self.graph.services[name.replace("~", self.name)] = callback

@@ -50,7 +50,7 @@ def test_a_robot_of_another_dds_vendor_follows_the_policy(row, contract, options
     settings["options"] = {"rate_hz": 50.0} | options
     with Processes(tmp_path) as nodes:
         nodes.spawn("robot", [sys.executable, dds_robot.__file__, str(nodes.domain), row, str(log)])
-        nodes.start("safety_node", settings | {"heartbeat_timeout_s": 2.0})
+        nodes.start("safety_node", settings | {"heartbeat_timeout_s": 2.0, "liveliness_s": 2.0})
         nodes.start("policy_node", settings)
         for name in ("safety_node", "policy_node"):
             nodes.change(name, "configure", "activate")

@@ -1,20 +1,20 @@
 """Settings of a node from its parameters."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
 import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.lifecycle import LifecycleNode
 from rclpy.parameter import Parameter
 
 from real_robot.ros2.nodes.managed import read_settings
-from real_robot.ros2.processes import claim_domain
+from real_robot.ros2.processes import Processes, claim_domain
 
 
 class Colour(Enum):
@@ -84,9 +84,11 @@ class Nothing:
 class Failing(ManagedNode):
     def __init__(self):
         super().__init__("failing", Nothing)
-        self.create_timer(0.01, self.fail)
 
-    def fail(self):
+    def activate(self):
+        self.own(self.create_timer(0.01, self.fail_now))
+
+    def fail_now(self):
         raise RuntimeError("a bug")
 
     def deactivate(self):
@@ -96,11 +98,17 @@ spin(Failing)
 """
 
 
-def test_a_node_that_fails_holds_before_it_ends():
-    environment = os.environ | {"ROS_AUTOMATIC_DISCOVERY_RANGE": "OFF"}
-    ended = subprocess.run(
-        [sys.executable, "-c", FAILING], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ended.returncode != 0
-    assert "RuntimeError: a bug" in ended.stderr
-    assert ended.stdout == "holds\n"
+def test_a_node_that_fails_holds_says_so_and_lives(tmp_path: Path):
+    reports: dict[str, str] = {}
+    with Processes(tmp_path) as nodes:
+        nodes.node.create_subscription(
+            DiagnosticArray, "/diagnostics", lambda m: reports.update({s.name: s.message for s in m.status}), 10
+        )
+        nodes.spawn("failing", [sys.executable, "-c", FAILING])
+        nodes.change("failing", "configure", "activate")
+        nodes.wait(lambda: nodes.state("failing") == "inactive", "the node to deactivate")
+        nodes.wait(lambda: "/failing: node" in reports, "a report")
+        assert reports["/failing: node"] == "deactivated by RuntimeError: a bug; activate it to try again"
+        log = (tmp_path / "failing.log").read_text()
+        assert "holds" in log
+        assert "RuntimeError: a bug" in log

@@ -38,7 +38,7 @@ class Robot(Processes):
         self.node.create_subscription(DiagnosticArray, "/diagnostics", self._hear, 50)
         self.settings = {"checkpoint": str(run), "use_sim_time": True}
         self.start("sim_node", {"checkpoint": str(run), "lock_step": False, "real_time_factor": 0.2})
-        self.start("safety_node", self.settings | {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S})
+        self.start("safety_node", self.settings | {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S, "liveliness_s": 0.5})
         self.start("policy_node", self.policy("first"))
         self.start("recorder_node", self.settings | {"directory": str(directory)})
 

@@ -54,7 +54,7 @@ def test_a_navigating_vehicle_is_driven_over_the_topics_of_a_differential_drive(
         nodes.node.create_subscription(DiagnosticStatus, "/sim_node/episode", outcomes.append, 10)
         nodes.node.create_subscription(Float64MultiArray, "/sim_node/trace", traces.append, 10)
         nodes.start("sim_node", row | {"listeners": 2, "start": 5})
-        nodes.start("safety_node", common | {"heartbeat_timeout_s": 30.0})
+        nodes.start("safety_node", common | {"heartbeat_timeout_s": 30.0, "liveliness_s": 30.0})
         nodes.start("policy_node", common | {"pace": "measurement"})
         for name in ("sim_node", "safety_node", "policy_node"):
             nodes.change(name, "configure", "activate")

@@ -22,7 +22,7 @@ from tests.real_robot.ros2.robots.test_tables import HISTORY, HOVER, RATES, flyi
 
 PERIOD_S = 0.01
 ARM, DISARM, TO_OFFBOARD, TO_HOLD = (400, (1, 0, 0)), (400, (0, 21196, 0)), (176, (1, 6, 0)), (176, (1, 4, 3))
-LIMITS = Path(safety.__file__).parents[3] / "launch/config/quadrotor_limits.yaml"
+LIMITS = Path(safety.__file__).parents[2] / "ros2/launch/config/quadrotor_limits.yaml"
 
 
 class Node(safety.SafetyNode, InProcess):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rclpy.duration import Duration
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile
 from std_msgs.msg import Float64MultiArray, Header, String
 from std_srvs.srv import Trigger
@@ -31,6 +32,7 @@ class Both(Processes):
         super().__init__(directory)
         (directory / "contract.json").write_text(CONTRACT.to_json())
         settings = {"checkpoint": str(directory), "use_sim_time": True, "heartbeat_timeout_s": TIMEOUT_S}
+        settings["liveliness_s"] = 10.0  # a busy machine
         self.start("safety_node", settings)
         self.table = simulation(CONTRACT)
         self.written: list[tuple[float, float]] = []
@@ -38,7 +40,8 @@ class Both(Processes):
         self.holds = 0
         node = self.node
         self.observation = node.create_publisher(Float64MultiArray, "/observation", 1)
-        self.command = node.create_publisher(Float64MultiArray, "/policy/action", 1)
+        signs = QoSProfile(depth=1, liveliness_lease_duration=Duration(seconds=0.1))
+        self.command = node.create_publisher(Float64MultiArray, "/policy/action", signs)
         self.heartbeat = node.create_publisher(Header, "/policy/heartbeat", 1)
         node.create_subscription(Float64MultiArray, "/action", self._hear, 1)
         latched = QoSProfile(depth=10, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)

@@ -1,6 +1,7 @@
 """Runs launch files without ROS's `launch`, which is not on PyPI: a small recorder replaces it.
 
-It records a launch file's actions and makes the command lines that launch_ros would make.
+It records a launch file's actions and makes the command lines that launch_ros would make. `test_real_launch.py` runs
+the files with the real ones, where they are.
 """
 
 import sys
@@ -14,16 +15,14 @@ from typing import Any
 
 import yaml
 
-LAUNCH = Path(__file__).parents[4] / "launch"
+PACKAGE = Path(__file__).parents[4] / "real_robot" / "ros2"
+"""With the package embodied_ros2, as colcon sees it."""
+LAUNCH = PACKAGE / "launch"
 RECORDED = {
     "launch": ("LaunchContext", "LaunchDescription"),
-    "launch.actions": ("DeclareLaunchArgument", "EmitEvent", "OpaqueFunction", "RegisterEventHandler"),
-    "launch.events": ("matches_action",),
+    "launch.actions": ("DeclareLaunchArgument", "OpaqueFunction", "Shutdown"),
     "launch_ros": (),
-    "launch_ros.actions": ("LifecycleNode",),
-    "launch_ros.event_handlers": ("OnStateTransition",),
-    "launch_ros.events": (),
-    "launch_ros.events.lifecycle": ("ChangeState",),
+    "launch_ros.actions": ("Node",),
 }
 """Names that launch files may import, by module."""
 
@@ -38,19 +37,23 @@ class Recorded:
 
 @contextmanager
 def recorder() -> Iterator[None]:
-    """In place of launch and launch_ros while the body runs."""
-    hidden = [name for name in sys.modules if name.split(".")[0] in ("launch", "launch_ros")]
-    hidden.append("real_robot.ros2.launching")  # it imported them
-    before = {name: sys.modules.pop(name) for name in hidden if name in sys.modules}
+    """In place of launch and launch_ros while the body runs; embodied_ros2 is installed, as by colcon."""
+
+    def ours(name: str) -> bool:
+        return name.split(".")[0] in ("launch", "launch_ros", "embodied_ros2")
+
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if ours(name)}
     for name, classes in RECORDED.items():
         module = ModuleType(name)
         module.__dict__.update({each: type(each, (Recorded,), {}) for each in classes})
         sys.modules[name] = module
+    sys.path.insert(0, str(PACKAGE))
     try:
         yield
     finally:
-        for name in (*RECORDED, "real_robot.ros2.launching"):
-            sys.modules.pop(name, None)
+        sys.path.remove(str(PACKAGE))
+        for name in [name for name in sys.modules if ours(name)]:
+            sys.modules.pop(name)
         sys.modules.update(before)
 
 
@@ -60,7 +63,6 @@ class Started:
 
     arguments: dict[str, str]
     nodes: list[Any]
-    others: list[Any]
 
 
 def launched(name: str, given: Mapping[str, str]) -> Started:
@@ -82,12 +84,11 @@ def launched(name: str, given: Mapping[str, str]) -> Started:
     if unknown := set(given) - set(arguments):
         raise ValueError(f"{name} declares {list(arguments)}, got {sorted(unknown)}")
     context = SimpleNamespace(launch_configurations=arguments | dict(given))
-    actions = []
+    nodes = []
     for entity in entities:
         if kind(entity) == "OpaqueFunction":
-            actions += entity.function(context, *entity.args)
-    nodes = [action for action in actions if kind(action) == "LifecycleNode"]
-    return Started(arguments, nodes, [action for action in actions if action not in nodes])
+            nodes += entity.function(context, *entity.args)
+    return Started(arguments, nodes)
 
 
 def kind(entity: Any) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from real_robot.ros2.nodes.table import ACTIVATE, CONFIGURE, LAUNCHES, NODES
+from real_robot.ros2.embodied_ros2.table import LAUNCHES, NODES
 from real_robot.ros2.robots.registry import ROBOTS
 from real_robot.safety.limits import load_limits
 from tests.real_robot.ros2.launching.recorder import LAUNCH, kind, launched
@@ -24,7 +24,7 @@ def test_every_file_is_in_the_table_and_compiles():
 def test_launch_files_import_launch_and_the_table_alone(name):
     tree = ast.parse((LAUNCH / f"{name}.launch.py").read_text())
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert modules == {"pathlib", "launch", "real_robot.ros2.launching"}
+    assert modules == {"pathlib", "launch", "embodied_ros2.launching"}
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
 
 
@@ -38,7 +38,7 @@ def test_a_description_is_the_tables(name):
         assert Path(file).is_file()
         assert overrides["checkpoint"] == "/run"
         assert Path(overrides.get("limits", file)).is_file()
-        assert set(overrides) <= set(NODES[node.executable].parameters.values())
+        assert set(overrides) <= {"autostart", *NODES[node.executable].parameters.values()}
 
 
 @each_launch
@@ -64,35 +64,37 @@ def test_arguments_reach_the_nodes_they_are_for():
     safety, recorder, policy = launched("quadrotor", given).nodes
     assert {node.namespace for node in (safety, recorder, policy)} == {"cf1"}
     overrides = {"checkpoint": "/run", "robot": "crazyswarm2", "options.rate_hz": 50.0, "use_sim_time": True}
-    assert recorder.parameters == ["/mine.yaml", overrides]
-    assert safety.parameters == policy.parameters == ["/mine.yaml", overrides | {"limits": "/limits.yaml"}]
+    assert recorder.parameters == ["/mine.yaml", overrides | {"autostart": "active"}]
+    assert safety.parameters == ["/mine.yaml", overrides | {"limits": "/limits.yaml", "autostart": "active"}]
+    assert policy.parameters == ["/mine.yaml", overrides | {"limits": "/limits.yaml", "autostart": "inactive"}]
 
 
 def test_what_is_not_given_is_left_to_the_file():
-    safety, *_ = launched("arm", {}).nodes
-    assert set(safety.parameters[1]) == {"use_sim_time", "limits"}
+    safety, *_ = launched("vehicle", {}).nodes
+    assert set(safety.parameters[1]) == {"autostart", "use_sim_time", "limits"}
 
 
-def transitions(name: str, given: dict[str, str]) -> list[tuple[str, list[int]]]:
-    """Of each node, in order: the transitions that launching it brings about."""
-    started = launched(name, given)
-    found = []
-    for node in started.nodes:
-        events = [action.event for action in started.others if kind(action) == "EmitEvent"]
-        for action in (action for action in started.others if kind(action) == "RegisterEventHandler"):
-            (handler,) = action.given
-            assert (handler.start_state, handler.goal_state) == ("configuring", "inactive")
-            if handler.target_lifecycle_node is node:
-                events += [entity.event for entity in handler.entities]
-        matching = [event.transition_id for event in events if event.lifecycle_node_matcher.given == (node,)]
-        found.append((node.executable, matching))
-    return found
+def starts(name: str, given: dict[str, str]) -> dict[str, str]:
+    """The state that each node takes itself to, in order."""
+    return {node.executable: node.parameters[1]["autostart"] for node in launched(name, given).nodes}
 
 
 def test_on_a_robot_the_policy_waits_for_the_operator():
-    awake = [CONFIGURE, ACTIVATE]
-    waiting = [("safety_node", awake), ("recorder_node", awake), ("policy_node", [CONFIGURE])]
     for name in ("arm", "quadrotor", "vehicle"):
-        assert transitions(name, {}) == waiting
-    assert transitions("vehicle", {"activate": "true"})[-1] == ("policy_node", awake)
-    assert all(happened == awake for _, happened in transitions("sim_to_real_eval", {}))
+        states = starts(name, {})
+        assert states.pop("policy_node") == "inactive"
+        assert set(states.values()) == {"active"}
+    assert starts("vehicle", {"activate": "true"})["policy_node"] == "active"
+    assert set(starts("sim_to_real_eval", {}).values()) == {"active"}
+
+
+@each_launch
+def test_processes_that_end_are_started_again_but_for_safety_and_the_simulator(name):
+    for node in launched(name, {}).nodes:
+        if node.executable in ("safety_node", "sim_node"):
+            assert kind(node.on_exit) == "Shutdown"
+            assert not hasattr(node, "respawn")
+        else:
+            assert node.respawn
+            assert node.respawn_max_retries > 0
+            assert not hasattr(node, "on_exit")

@@ -1,4 +1,7 @@
-"""The table of nodes and of what is launched together, used by the launch files and their tests."""
+"""The table of nodes and of what is launched together, used by the launch files and their tests.
+
+It imports nothing: `ros2 launch` runs under ROS's own Python, where embodied-rl does not have to be installed.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 PACKAGE = "embodied_ros2"
-CONFIGURE, ACTIVATE = 1, 3
-"""Transitions of lifecycle_msgs."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,14 @@ class Node:
     """A lifecycle node, named like its program.
 
     `parameters` are set by launch arguments, by argument. A node that `waits` is activated by the operator, unless
-    activate:=true. Topics are remapped by the namespace only: the robot tables have the robots' topic names.
+    activate:=true. When its process ends, it is started again if it `respawns`; otherwise everything ends. Topics are
+    remapped by the namespace only: the robot tables have the robots' topic names.
     """
 
     executable: str
     parameters: Mapping[str, str]
     waits: bool = False
+    respawns: bool = True
 
 
 ALL = {name: name for name in ("use_sim_time", "checkpoint", "robot")} | {"rate_hz": "options.rate_hz"}
@@ -47,9 +50,11 @@ NODES = {
     node.executable: node
     for node in (
         Node("policy_node", ALL | {"limits": "limits"}, waits=True),
-        Node("safety_node", ALL | {"limits": "limits"}),
+        # nobody knows what made it end, and whether an emergency stop was latched: people look first
+        Node("safety_node", ALL | {"limits": "limits"}, respawns=False),
+        Node("deadman_node", ALL),
         Node("recorder_node", ALL),
-        Node("sim_node", {"checkpoint": "checkpoint"}),
+        Node("sim_node", {"checkpoint": "checkpoint"}, respawns=False),
     )
 }
 
@@ -70,7 +75,7 @@ ON_A_ROBOT = (LIMITS, ACTIVATED, USE_SIM_TIME, ROBOT, RATE)
 SIMULATED = (LIMITS, replace(ACTIVATED, default="true"), replace(USE_SIM_TIME, default="true"))
 CONTROLLER = ("safety_node", "recorder_node", "policy_node")
 LAUNCHES = {
-    "arm": _launch(CONTROLLER, *ON_A_ROBOT),
+    "arm": _launch(("deadman_node", *CONTROLLER), *ON_A_ROBOT),
     "quadrotor": _launch(CONTROLLER, *ON_A_ROBOT),
     "vehicle": _launch(CONTROLLER, *ON_A_ROBOT),
     "sim": _launch(("sim_node", *CONTROLLER), *SIMULATED),

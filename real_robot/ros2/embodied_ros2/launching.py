@@ -8,20 +8,19 @@ from typing import Any
 from launch import LaunchContext, LaunchDescription  # type: ignore[import-not-found]
 from launch.actions import (  # type: ignore[import-not-found]
     DeclareLaunchArgument,
-    EmitEvent,
     OpaqueFunction,
-    RegisterEventHandler,
+    Shutdown,
 )
-from launch.events import matches_action  # type: ignore[import-not-found]
-from launch_ros.actions import LifecycleNode  # type: ignore[import-not-found]
-from launch_ros.event_handlers import OnStateTransition  # type: ignore[import-not-found]
-from launch_ros.events.lifecycle import ChangeState  # type: ignore[import-not-found]
+from launch_ros.actions import Node as Process  # type: ignore[import-not-found]
 
-from real_robot.ros2.nodes.table import ACTIVATE, CONFIGURE, LAUNCHES, PACKAGE, Launch, Node
+from .table import LAUNCHES, PACKAGE, Launch, Node
+
+RESPAWN_DELAY_S, RESPAWNS = 2.0, 5
+"""A process that ends is started again after this time, this often."""
 
 
 def description(name: str, directory: Path) -> LaunchDescription:
-    """The launch description of launch file `name` in `directory`: its arguments, and its nodes up to active."""
+    """The launch description of launch file `name` in `directory`: its arguments, and its nodes."""
     launch = LAUNCHES[name]
     arguments = [
         DeclareLaunchArgument(argument.name, default_value=argument.default, description=argument.description)
@@ -36,32 +35,23 @@ def _start(context: LaunchContext, launch: Launch, files: dict[str, str]) -> lis
     """All nodes; arguments of the same names may replace `files`."""
     names = [argument.name for argument in launch.arguments]
     given = {name: context.launch_configurations[name] or files.get(name, "") for name in names}
-    return [action for node in launch.nodes for action in _managed(node, given)]
+    return [_process(node, given) for node in launch.nodes]
 
 
-def _managed(node: Node, given: dict[str, str]) -> list[Any]:
-    """The node, configured once it runs, and activated once it is configured."""
+def _process(node: Node, given: dict[str, str]) -> Process:
+    """The node's process. It configures and activates itself, also when it is started again."""
     overrides = {parameter: _value(given[name]) for name, parameter in node.parameters.items() if given.get(name)}
-    process = LifecycleNode(
+    overrides["autostart"] = "inactive" if node.waits and given.get("activate") != "true" else "active"
+    ending = {"respawn": True, "respawn_delay": RESPAWN_DELAY_S, "respawn_max_retries": RESPAWNS}
+    return Process(
         package=PACKAGE,
         executable=node.executable,
         name=node.executable,
         namespace=given["namespace"],
-        parameters=[given["parameters"], *([overrides] if overrides else [])],
+        parameters=[given["parameters"], overrides],
         output="screen",
+        **(ending if node.respawns else {"on_exit": Shutdown(reason=f"{node.executable} has ended")}),
     )
-    actions = [process, EmitEvent(event=_change(process, CONFIGURE))]
-    if not node.waits or given.get("activate") == "true":
-        activate = EmitEvent(event=_change(process, ACTIVATE))
-        configured = OnStateTransition(
-            target_lifecycle_node=process, start_state="configuring", goal_state="inactive", entities=[activate]
-        )
-        actions.insert(1, RegisterEventHandler(configured))
-    return actions
-
-
-def _change(process: LifecycleNode, transition: int) -> ChangeState:
-    return ChangeState(lifecycle_node_matcher=matches_action(process), transition_id=transition)
 
 
 def _value(text: str) -> bool | float | str:

@@ -5,9 +5,8 @@ ros2 launch embodied_ros2 sim.launch.py checkpoint:=/path/to/run (more with --sh
 
 from pathlib import Path
 
+from embodied_ros2.launching import description
 from launch import LaunchDescription
-
-from real_robot.ros2.launching import description
 
 
 def generate_launch_description() -> LaunchDescription:

@@ -1,0 +1,43 @@
+"""How nodes know of each other's death: signs of life on a topic with the node's state, by DDS's own liveliness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from embodied.errors import UserError
+from real_robot.ros2.messages.codecs import fill
+from real_robot.ros2.nodes.managed import ManagedNode
+from real_robot.ros2.robots.tables import Qos
+from real_robot.ros2.ros_robot import publisher, subscribe, types
+
+SAFETY_STATE, DEADMAN_STATE = "safety_node/state", "deadman_node/state"
+"""Topics on which these nodes publish what they do, with signs of life."""
+STATE_LEASE_S = 0.1
+SIGNED = Qos(durability="transient_local", lease_s=STATE_LEASE_S, manual=True)
+"""QoS of these topics; their publishers sign `SIGNS` times per lease."""
+SIGNS = 4
+
+
+def signed(node: ManagedNode[Any], topic: str) -> Callable[[str], None]:
+    """Publish the node's state on `topic`, signed while the node is active; returns the function that changes it."""
+    out = publisher(node, topic, "std_msgs/msg/String", SIGNED)
+
+    def sign() -> None:
+        if node.active:
+            out.assert_liveliness()
+
+    node.own(node.create_timer(STATE_LEASE_S / SIGNS, sign, clock=node.steady))
+    return lambda state: out.publish(fill(types("std_msgs/msg/String")(), {"data": state}))
+
+
+def watch(node: ManagedNode[Any], topic: str, timeout_s: float, alive: Callable[[int], None]) -> None:
+    """Call `alive` with the number of living publishers of the `signed` topic; dead are those silent for `timeout_s`.
+
+    Raises:
+        UserError: if that is sooner than they promise.
+    """
+    if timeout_s < STATE_LEASE_S:
+        raise UserError(f"expected a time-out of at least {STATE_LEASE_S} s, got {timeout_s}")
+    subscribe(node, topic, "std_msgs/msg/String", replace(SIGNED, lease_s=timeout_s), lambda _: None, alive=alive)
