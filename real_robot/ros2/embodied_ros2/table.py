@@ -55,6 +55,8 @@ NODES = {
         Node("deadman_node", ALL),
         Node("recorder_node", ALL),
         Node("sim_node", {"checkpoint": "checkpoint"}, respawns=False),
+        Node("cartesian_node", ALL),
+        Node("scene_node", ALL),
     )
 }
 
@@ -76,6 +78,7 @@ SIMULATED = (LIMITS, replace(ACTIVATED, default="true"), replace(USE_SIM_TIME, d
 CONTROLLER = ("safety_node", "recorder_node", "policy_node")
 LAUNCHES = {
     "arm": _launch(("deadman_node", *CONTROLLER), *ON_A_ROBOT),
+    "arm_cartesian": _launch(("cartesian_node", "scene_node", *CONTROLLER), *ON_A_ROBOT),
     "quadrotor": _launch(CONTROLLER, *ON_A_ROBOT),
     "vehicle": _launch(CONTROLLER, *ON_A_ROBOT),
     "sim": _launch(("sim_node", *CONTROLLER), *SIMULATED),

@@ -103,12 +103,13 @@ class PolicyNode(ManagedNode[PolicySettings]):
             self._recorder = Recorder(path, contract, origin=origin, clock=self._robot.clock)
             policy = self._recorder.watch(policy)
         self._executor = ChunkExecutor(
-            policy, self._robot.contract, execution=settings.execution, clock=self._robot.clock,
+            policy, table.served, execution=settings.execution, clock=self._robot.clock,
             asynchronous=settings.asynchronous, device=settings.device,
         )  # fmt: skip
+        self._commander = table.translate(self._executor)
         self._safety = Safety(self._robot, read_limits(settings.limits), self._robot.clock)
         record = self._recorder.write if self._recorder else None
-        self._controller = Controller(self._robot, self._executor, self._safety, self._robot.clock, record)
+        self._controller = Controller(self._robot, self._commander, self._safety, self._robot.clock, record)
         self._timing = _Timing(table.control_dt_s)
         self._passed_on = not settings.prefix
         if settings.prefix:
@@ -148,8 +149,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
             recorder.close()
 
     def _restart(self) -> None:
-        assert self._executor is not None
-        self._executor.reset()
+        self._commander.reset()
         self._robot.reset()
         if self._recorder:
             self._recorder.begin_episode()

@@ -17,6 +17,7 @@ from embodied.errors import UserError
 from real_robot.ros2.messages.body_codecs import Image
 from real_robot.ros2.messages.codecs import LabelledArrays
 from real_robot.ros2.robots.arms import forward_position, forward_velocity, fr3, joint_trajectory, ur
+from real_robot.ros2.robots.cartesian import cartesian
 from real_robot.ros2.robots.quadrotors import crazyswarm2, crazyswarm2_full_state, px4_actuators, px4_rates
 from real_robot.ros2.robots.tables import ACTION, COMMAND, IMAGES, Behaviour, Call, Table, Topic
 from real_robot.ros2.robots.vehicles import ackermann, diff_drive
@@ -46,7 +47,7 @@ def simulation(wanted: Contract) -> Table:
 ROBOTS: dict[str, Callable[..., Table]] = {
     build.__name__: build
     for build in (
-        simulation, joint_trajectory, forward_position, forward_velocity, ur, fr3, px4_actuators, px4_rates,
+        simulation, joint_trajectory, forward_position, forward_velocity, ur, fr3, cartesian, px4_actuators, px4_rates,
         crazyswarm2, crazyswarm2_full_state, diff_drive, ackermann,
     )
 }  # fmt: skip
@@ -65,6 +66,6 @@ def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Tab
     if unknown := set(options) - set(known):
         raise UserError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(known) or 'none'}")
     table = ROBOTS[robot](wanted, **options)
-    if rows := wanted.differences(table.contract):
+    if rows := wanted.differences(table.served):
         raise UserError(f"the policy does not fit {robot}:\n  " + "\n  ".join(rows))
     return table

@@ -14,6 +14,7 @@ import numpy as np
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
+from real_robot.robots.control_loop import Executor
 from real_robot.ros2.messages.codecs import Arrays, Codec, LabelledArrays, Message, Types, fill, set_stamp
 
 ACTION = "action"
@@ -192,6 +193,8 @@ class Table:
             safety_node ends.
         remembered: observations of past actions; see `REMEMBERED`.
         initial: action [A] that those begin with.
+        asked: the policy's action, if it is not the robot's, and
+        translate: makes an executor of the robot's actions of one of the policy's.
     """
 
     name: str
@@ -207,6 +210,13 @@ class Table:
     keeps_moving: bool = False
     remembered: Mapping[str, TensorSpec] = field(default_factory=dict)
     initial: tuple[float, ...] = ()
+    asked: TensorSpec | None = None
+    translate: Callable[[Executor], Executor] = lambda executor: executor
+
+    @property
+    def served(self) -> Contract:
+        """The contract of the policies that this robot serves: `contract`, except for an action that is translated."""
+        return replace(self.contract, action=self.asked) if self.asked else self.contract
 
     @property
     def sign_s(self) -> float:

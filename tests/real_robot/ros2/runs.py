@@ -7,6 +7,7 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract
 from embodied.saving import checkpoint
+from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 
 
@@ -21,3 +22,11 @@ def untrained(run: Path, contract: Contract) -> MLPPolicy:
     saved = {"choices": {"policy": "mlp"}, "values": {"policy": described}}
     checkpoint.save(run, checkpoint.Checkpoint(policy.state_dict(), contract, saved))
     return policy
+
+
+def untrained_flow(run: Path, contract: Contract) -> None:
+    """A flow policy without statistics, which can be loaded and not asked, saved as train.py would save it in `run`."""
+    described = {"width": 16, "hidden": 16}
+    policy = FlowConfig(**described).build(contract)
+    saved = {"choices": {"policy": "flow"}, "values": {"policy": described}}
+    checkpoint.save(run, checkpoint.Checkpoint(policy.state_dict(), contract, saved))

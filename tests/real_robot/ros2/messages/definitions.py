@@ -94,6 +94,38 @@ DEFINITIONS = {
         geometry_msgs/Pose pose
         geometry_msgs/Twist twist
         geometry_msgs/Vector3 acc""",
+    "vision_msgs/msg/ObjectHypothesis": """
+        string class_id
+        float64 score""",
+    "vision_msgs/msg/ObjectHypothesisWithPose": """
+        vision_msgs/ObjectHypothesis hypothesis
+        geometry_msgs/PoseWithCovariance pose""",
+    "vision_msgs/msg/BoundingBox3D": """
+        geometry_msgs/Pose center
+        geometry_msgs/Vector3 size""",
+    "vision_msgs/msg/Detection3D": """
+        std_msgs/Header header
+        vision_msgs/ObjectHypothesisWithPose[] results
+        vision_msgs/BoundingBox3D bbox
+        string id""",
+    "vision_msgs/msg/Detection3DArray": """
+        std_msgs/Header header
+        vision_msgs/Detection3D[] detections""",
+    "control_msgs/msg/GripperCommand": """
+        float64 position
+        float64 max_effort""",
+    "control_msgs/msg/GripperCommand_Goal": "control_msgs/GripperCommand command",
+    "franka_msgs/msg/GraspEpsilon": """
+        float64 inner
+        float64 outer""",
+    "franka_msgs/msg/Grasp_Goal": """
+        float64 width
+        franka_msgs/GraspEpsilon epsilon
+        float64 speed
+        float64 force""",
+    "franka_msgs/msg/Move_Goal": """
+        float64 width
+        float64 speed""",
 }
 
 

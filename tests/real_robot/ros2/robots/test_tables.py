@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from real_robot.ros2.messages import body_codecs
 from real_robot.ros2.robots import quadrotors, registry
 from real_robot.ros2.robots.registry import ROBOTS, robot_table
 from real_robot.ros2.robots.tables import ACTION
+from sims.libero.observation import contract
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.navigate import Navigate
@@ -46,6 +48,10 @@ UR_JOINTS = tuple(
 )
 NAVIGATE = VehicleEnvironment(1, mdp=Navigate(), vehicle=JACKAL).contract
 RACE = VehicleEnvironment(1, mdp=Race(), vehicle=F1TENTH).contract
+LIBERO = contract(8, 4)
+PICTURES = contract(8, 4, 16, joints=False)
+SCENE = [key for key in LIBERO.observation if key.startswith(("object_", "instruction"))]
+CAMERAS = {"agentview_image": "front/image_raw", "wrist_image": "wrist/image_raw/compressed"}
 MOTION = {key: body_codecs.QUANTITIES[key][0] for key in ("position", "rotation", "velocity", "angular_velocity")}
 
 
@@ -79,6 +85,8 @@ ROWS = [
     ("forward_velocity", arm(unit="rad/s"), {"rate_hz": 50.0, "joints": JOINTS}),
     ("ur", arm(UR_JOINTS), {"rate_hz": 50.0, "tf_prefix": "left_"}),
     ("fr3", arm(**END_EFFECTOR), {"rate_hz": 50.0}),
+    ("cartesian", LIBERO, {"rate_hz": 20.0, "arrays": SCENE}),
+    ("cartesian", PICTURES, {"rate_hz": 20.0, "arrays": ["instruction"], "cameras": CAMERAS}),
     ("px4_actuators", HOVER, {"rate_hz": 100.0}),
     ("px4_actuators", HISTORY, {"rate_hz": 100.0, "version": "1.15"}),
     ("px4_rates", flying(RATES), {"rate_hz": 100.0}),
@@ -103,7 +111,7 @@ def test_every_robot_is_tested_and_documented():
 @each_row
 def test_a_row_serves_the_policy_it_is_for(robot, wanted, options):
     table = robot_table(robot, wanted, options)
-    wanted.bind(table.contract)
+    wanted.bind(table.served)
     keys = [key for topic in table.states for key in topic.codec.specs] + list(table.remembered)
     assert len(keys) == len(set(keys))  # no duplicates
     assert not any(topic.name.startswith("/") for topic in (*table.states, table.command))  # namespaces apply
@@ -130,6 +138,7 @@ def test_commands_and_fixed_messages_survive_the_wire(robot, wanted, options):
         ("joint_trajectory", arm(), {"rate_hz": 50.0, "joints": JOINTS}, np.arange(7.0)),
         ("forward_velocity", arm(unit="rad/s"), {"rate_hz": 50.0, "joints": JOINTS}, np.zeros(7)),
         ("diff_drive", NAVIGATE, {"rate_hz": 10.0}, np.zeros(2)),
+        ("cartesian", LIBERO, {"rate_hz": 20.0, "arrays": SCENE}, np.zeros(7)),
     ],
 )
 def test_an_arm_holds_where_it_is_and_a_vehicle_brakes(robot, wanted, options, held):
@@ -163,6 +172,27 @@ def test_a_simulated_vehicle_publishes_what_its_goal_is_computed_from(turn):
         arrays |= topic.codec.decode(on_the_wire(topic.codec.encode(table.measured(seen), types, 1.0)))
     for key, values in table.observe(arrays).items():
         np.testing.assert_allclose(values, seen[key], atol=1e-6)
+
+
+def test_liberos_displacements_are_checked_as_velocities_in_si_units():
+    table = robot_table("cartesian", LIBERO, {"rate_hz": 20.0, "arrays": SCENE, "stops": ["gripper/stop"]})
+    assert table.contract.action.unit == "m/s (x, y, z); rad/s (rotation); direction of travel (gripper)"
+    assert table.served.action == LIBERO.action
+    asked = SimpleNamespace(reset=lambda: None, observe=lambda reading: None, action=lambda now_s: np.ones(7))
+    executor = table.translate(asked)
+    for _ in range(50):
+        action = executor.action(0.0)
+    np.testing.assert_allclose(action, [0.2655] * 3 + [2.655] * 3 + [1.0], rtol=1e-3)
+    assert (action <= np.array(table.contract.action.high)).all()
+    assert [call.name for call in table.emergency.calls] == ["gripper/stop"]
+
+
+def test_velocities_of_a_hand_are_not_translated():
+    unit = "m/s (x, y, z); rad/s (rotation); direction of travel (gripper)"
+    wanted = replace(LIBERO, action=replace(LIBERO.action, unit=unit))
+    table = robot_table("cartesian", wanted, {"rate_hz": 20.0, "arrays": SCENE})
+    assert table.served.action == table.contract.action == wanted.action
+    assert table.translate(wanted) is wanted
 
 
 def test_lidars_are_read_where_the_simulators_beams_are():
@@ -257,6 +287,8 @@ def test_the_controllers_order_of_joints_is_kept_and_limits_follow_their_names()
         ("px4_rates", {"rate_hz": 100.0}, "action elements: policy commands"),
         ("px4_rates", {"rate_hz": 100.0, "version": 1.16}, "unknown version 1.16 of PX4; expected one of 1.15, 1.16"),
         ("joint_trajectory", {"rate_hz": 100.0, "joints": JOINTS}, "observation 'position': missing"),
+        ("cartesian", {"rate_hz": 100.0}, "action unit: expected '1', got 'm/s"),
+        ("cartesian", {"rate_hz": 100.0, "cameras": {"front": "image"}}, "camera 'front' is no observation"),
         ("px4_actuators", {"rate_hz": 100.0, "arrays": ["objects"]}, r"arrays \['objects'\] are no observations"),
     ],
 )

@@ -1,0 +1,13 @@
+"""The program scene_node."""
+
+from real_robot.ros2.nodes.managed import spin
+from real_robot.ros2.nodes.scene import SceneNode
+
+
+def main() -> None:
+    """Run it."""
+    spin(SceneNode)
+
+
+if __name__ == "__main__":
+    main()

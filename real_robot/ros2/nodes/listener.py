@@ -1,0 +1,32 @@
+"""Listens to /tf and /tf_static for a node."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from embodied.errors import UserError
+from real_robot.ros2.messages.transforms import Frames
+from real_robot.ros2.nodes.managed import ManagedNode
+from real_robot.ros2.robots.tables import Qos
+from real_robot.ros2.ros_robot import subscribe
+
+TF = "tf2_msgs/msg/TFMessage"
+MOVING, STATIC = Qos(depth=100, reliability="best_effort"), Qos(depth=100, durability="transient_local")
+"""Deep: every message has some of the frames only."""
+
+
+class Listener(Frames):
+    """The frames that `node` hears of; messages that cannot be read are logged and left out."""
+
+    def __init__(self, node: ManagedNode[Any]) -> None:
+        super().__init__()
+        self._log = node.get_logger()
+        for topic, qos in (("/tf", MOVING), ("/tf_static", STATIC)):
+            subscribe(node, topic, TF, qos, partial(self._hear, topic))
+
+    def _hear(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        try:
+            self.take(message, static=topic == "/tf_static")
+        except UserError as error:
+            self._log.error(f"{topic}: {error}", throttle_duration_sec=1.0)

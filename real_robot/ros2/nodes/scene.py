@@ -1,0 +1,130 @@
+"""scene_node: what a policy reads of objects, from /tf or detections, and what it is told to do.
+
+It publishes the labelled arrays that the row names in its option `arrays`, once a period, stamped like the oldest pose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from embodied.errors import UserError
+from real_robot.ros2.messages.body_codecs import check_frame
+from real_robot.ros2.messages.cartesian_codecs import SCENE, detected, scene_arrays
+from real_robot.ros2.messages.codecs import LabelledArrays
+from real_robot.ros2.messages.transforms import Transform
+from real_robot.ros2.nodes.listener import Listener
+from real_robot.ros2.nodes.managed import OK, WARN, ManagedNode, Report
+from real_robot.ros2.robots.tables import COMMAND, STATE
+from real_robot.ros2.ros_robot import publisher, read_contract, subscribe, types
+
+DETECTIONS = "vision_msgs/msg/Detection3DArray"
+
+
+@dataclass
+class SceneSettings:
+    """Parameters of scene_node.
+
+    Attributes:
+        checkpoint, robot, options: as in policy_node.
+        world_frame: the policy's world: a frame on /tf, or that of the detections.
+        objects: the policy's names of all objects that it may see, in its order.
+        frames: each one's frame on /tf; or
+        detections: a topic of Detection3DArray, whose best classes (or ids) are
+        classes: each object's name there; those of `objects` if empty.
+        instruction: what to do; a std_msgs/String on `~/instruction` replaces it.
+    """
+
+    checkpoint: str = ""
+    robot: str = "cartesian"
+    options: dict[str, Any] = field(default_factory=dict)
+    world_frame: str = "world"
+    objects: list[str] = field(default_factory=list)
+    frames: list[str] = field(default_factory=list)
+    detections: str = ""
+    classes: list[str] = field(default_factory=list)
+    instruction: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for lists that do not go together."""
+        if self.frames and self.detections:
+            raise UserError("expected frames or detections, not both, to know where the objects are")
+        if len(self.heard) != len(self.objects):
+            raise UserError(f"expected one of frames, or of classes, for each of {self.objects}, got {self.heard}")
+
+    @property
+    def heard(self) -> list[str]:
+        """The objects' names on /tf or in detections."""
+        return (self.classes or self.objects) if self.detections else self.frames
+
+
+class SceneNode(ManagedNode[SceneSettings]):
+    """Publishes objects' poses and the instruction as the policy's observations."""
+
+    def __init__(self) -> None:
+        super().__init__("scene_node", SceneSettings)
+        self._active = False
+
+    def configure(self) -> None:
+        """Subscribe and advertise."""
+        settings = self.settings
+        contract = read_contract(settings.checkpoint)
+        wanted = settings.options.get("arrays", [])
+        if unknown := [key for key in wanted if key not in SCENE or key not in contract.observation]:
+            raise UserError(f"scene_node has no {unknown}; expected arrays among {list(SCENE)} that the policy reads")
+        self._codec = LabelledArrays({key: contract.observation[key] for key in wanted})
+        self._detected: dict[str, Transform] = {}
+        self._instruction, self._missing = settings.instruction, ""
+        self._out = publisher(self, "observation", self._codec.message, COMMAND)
+        if settings.detections:
+            subscribe(self, settings.detections, DETECTIONS, STATE, self._detect)
+        elif settings.frames:
+            self._frames = Listener(self)
+        subscribe(self, "~/instruction", "std_msgs/msg/String", COMMAND, self._instruct)
+        self.own(self.create_timer(contract.control_dt_s, self._publish))
+        self.reports["scene"] = self._report
+
+    def activate(self) -> None:
+        """Start publishing."""
+        self._active = True
+
+    def deactivate(self) -> None:
+        """Stop publishing, so that whoever reads it holds."""
+        self._active = False
+
+    def _instruct(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        self._instruction = message.data
+
+    def _detect(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        try:
+            check_frame(message, self.settings.world_frame)
+            self._detected |= detected(message)
+        except UserError as error:
+            self.get_logger().error(f"{self.settings.detections}: {error}", throttle_duration_sec=1.0)
+
+    def _poses(self) -> list[Transform]:
+        heard = self.settings.heard
+        if self.settings.frames:
+            return [self._frames.pose(self.settings.world_frame, frame) for frame in heard]
+        if missing := [name for name in heard if name not in self._detected]:
+            raise UserError(f"not detected yet: {', '.join(missing)}")
+        return [self._detected[name] for name in heard]
+
+    def _publish(self) -> None:
+        if not self._active:
+            return
+        now_s = self.get_clock().now().nanoseconds / 1e9
+        try:
+            poses = self._poses()
+            arrays = scene_arrays(self._codec.specs, self.settings.objects, poses, self._instruction)
+        except UserError as error:
+            self._missing = str(error)
+            self.get_logger().error(self._missing, throttle_duration_sec=1.0)
+            return
+        self._missing = ""
+        stamp = min([now_s, *(pose.stamp_s for pose in poses)])
+        self._out.publish(self._codec.encode(arrays, types, stamp))
+
+    def _report(self) -> Report:
+        values = {"objects": len(self.settings.objects), "instruction": self._instruction}
+        return Report(self._missing or "sees", WARN if self._missing else OK, values)

@@ -1,0 +1,75 @@
+"""Arms that follow velocities of their hand, with a gripper: for policies such as LIBERO's, behind `cartesian_node`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
+from real_robot.robots.displacement import AXES, DISPLACEMENTS, GRIPPER, VELOCITIES, Displaced, Response
+from real_robot.ros2.messages.body_codecs import QUANTITIES
+from real_robot.ros2.messages.cartesian_codecs import Picture
+from real_robot.ros2.messages.codecs import LabelledArrays
+from real_robot.ros2.robots.tables import (
+    ACTION,
+    COMMAND,
+    IMAGES,
+    Behaviour,
+    Call,
+    Table,
+    Topic,
+    action_spec,
+    make_table,
+)
+
+
+def cartesian(
+    wanted: Contract,
+    rate_hz: float,
+    cameras: Mapping[str, str] | None = None,
+    stops: Sequence[str] = (),
+    arrays: Sequence[str] = (),
+) -> Table:
+    """An arm that follows velocities of its hand, and a gripper, behind `cartesian_node`.
+
+    For policies that command such velocities, or displacements as LIBERO's do: those become the velocities with which
+    robosuite's controller would follow them (`displacement`), before anything is checked, so that limits are in m/s.
+    `cameras` are the topics of images by observation, `stops` services of std_srvs/Trigger that an emergency calls.
+    """
+    action = action_spec(wanted, (*AXES, GRIPPER), VELOCITIES, "world")
+    seen = {key: spec for key, spec in _hand_specs(wanted).items() if key in wanted.observation}
+    states = [Topic("cartesian_state", LabelledArrays(seen), COMMAND)]
+    states += [_camera(wanted, key, topic) for key, topic in (cameras or {}).items()]
+    still = Behaviour((0.0,) * 7)
+    emergency = replace(still, calls=tuple(Call(stop, "std_srvs/srv/Trigger") for stop in stops))
+    translated: dict[str, Any] = {}
+    if wanted.action.unit == DISPLACEMENTS:
+        response = Response(1.0 / rate_hz)
+        fastest = (*(1.001 * response.fastest).tolist(), 1.0)  # so that rounding limits nothing
+        action = replace(action, low=tuple(-value for value in fastest), high=fastest)
+        asked = replace(wanted.action, unit=DISPLACEMENTS, frame="world", names=action.names)
+        translated = {"asked": asked, "translate": lambda executor: Displaced(executor, response)}
+    command = Topic("cartesian_command", LabelledArrays({ACTION: action}), COMMAND)
+    return make_table("cartesian", wanted, rate_hz, states, command, arrays, still, emergency, **translated)
+
+
+def _hand_specs(wanted: Contract) -> dict[str, TensorSpec]:
+    """Whatever cartesian_node measures; joints are named, and limited, as the policy's."""
+    joints = wanted.observation.get("joint_position", wanted.observation.get("joint_velocity", TensorSpec((0,))))
+    moving = TensorSpec(joints.shape, unit="rad/s", names=joints.names)
+    return {
+        "joint_position": replace(joints, unit="rad"),
+        "joint_velocity": moving,
+        "end_effector_position": QUANTITIES["position"][0],
+        "end_effector_rotation": QUANTITIES["rotation.two_columns"][0],
+        "gripper_position": TensorSpec((2,), unit="m", names=("left", "right")),
+        "gripper_command": TensorSpec((1,), unit="-1 open, 1 closed", names=("command",)),
+    }
+
+
+def _camera(wanted: Contract, key: str, topic: str) -> Topic:
+    if key not in wanted.observation:
+        raise UserError(f"camera {key!r} is no observation of the policy; it reads {list(wanted.observation)}")
+    return Topic(topic, Picture({key: wanted.observation[key]}, compressed=topic.endswith("compressed")), IMAGES)
