@@ -20,7 +20,7 @@ from embodied.command_line.config import compose
 from embodied.deployment.delay import delayed
 from embodied.deployment.latency import with_latency
 from embodied.environment import Environment
-from embodied.evaluation import sim_to_real_report
+from embodied.evaluation import margins, sim_to_real_report
 from embodied.evaluation.evaluation import compare
 from embodied.evaluation.report import POLICY, write_evaluation
 from embodied.saving import checkpoint
@@ -33,7 +33,6 @@ from train import GROUPS, TrainConfig
 log = logging.getLogger("embodied")
 LATE = ("latency.", "task.tasks=", "task.processes=", "task.python=", "task.step_limit=", "task.randomisation.")
 """Options of train.py that may differ from training."""
-ONE = re.compile(r"^sim=(\w+)$")
 
 
 def run(arguments: list[str]) -> None:
@@ -41,8 +40,8 @@ def run(arguments: list[str]) -> None:
     late, (config, given) = [each for each in arguments if each.startswith(LATE)], own(arguments)
     config.check()
     saved = checkpoint.load(config.checkpoint)
-    options = ("suite", "assets", "executed")
-    common = [f"task.{name}={value}" for name in options if (value := getattr(config, name)) is not None] + late
+    fixed = {name: getattr(config, name) for name in ("suite", "assets", "executed")}
+    common = [f"task.{name}={value}" for name, value in fixed.items() if value is not None] + late
 
     def composed(changes: Sequence[str] = ()) -> tuple[TrainConfig, dict[str, Any]]:
         return compose(TrainConfig, "train", [*common, *changes], GROUPS, saved.config)
@@ -54,10 +53,9 @@ def run(arguments: list[str]) -> None:
     config.episodes = usual_starts(tasks) if config.episodes is None else config.episodes
     config.num_envs = trained.evaluation_envs if config.num_envs is None else config.num_envs
     prepare(config.device, trained.threads if config.threads is None else config.threads)
-    policy = trained.policy.build(saved.contract).to(config.device)
-    saved.restore(policy)
+    saved.restore(policy := trained.policy.build(saved.contract).to(config.device))
     robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)
-    beside = planners(trained.task) if config.baselines else {}
+    policies = {POLICY: robot} | (planners(trained.task) if config.baselines else {})
     distributions = list(config.distributions or measured(*tasks))
     record = given["values"] | {name: used["values"][name] for name in ("task", "latency")}
     record |= {"checkpoint": str(path := Path(saved.path or "")), "assets": trained.task.asset_kind}
@@ -72,22 +70,24 @@ def run(arguments: list[str]) -> None:
 
     how = {"starts_per_task": config.episodes, "first_start": config.first, "device": config.device}
     with viewing(config, SHOWN) as viewed:
+        if config.margins:
+            swept = margins.measure(trained.task, partial(environment, num_envs=config.num_envs), robot, **how)
+            return log.info(margins.write(results, swept, record | {"weights_sha256": saved.weights_sha256}))
         if config.sim_to_real or len(config.sim) > 1:
             record |= {"episodes": config.episodes, "distribution": (first := distributions[0])}
             runs = Comparison(config, trained.task, path, robot, first, partial(environment, first)).run()
-            name = sim_to_real_report.SIM_TO_REAL if config.sim_to_real else sim_to_real_report.SIM_TO_SIM
-            return log.info(sim_to_real_report.write(results, runs, saved.contract.action, record, name))
-        found = compare(partial(environment, num_envs=config.num_envs), distributions, {POLICY: robot} | beside, **how)
+            return log.info(sim_to_real_report.write(results, runs, saved.contract.action, record, config.compared))
+        found = compare(partial(environment, num_envs=config.num_envs), distributions, policies, **how)
     log.info(write_evaluation(results / "evaluation.json", record, found))
     if config.video or config.render:
-        film = results / "evaluation.mp4"
-        in_processes(trained.task).video(film, {"policy": policy}, config.device, distributions[0], config.first)
+        film, shown = results / "evaluation.mp4", in_processes(trained.task)
+        shown.video(film, {"policy": policy}, config.device, distributions[0], config.first)
         log.info(f"wrote {film}")
 
 
 def own(arguments: list[str]) -> tuple[EvaluateConfig, dict[str, Any]]:
     """The configuration, from all but options of train.py."""
-    rest = [ONE.sub(r"sim=[\1]", each) for each in arguments if not each.startswith(LATE)]
+    rest = [re.sub(r"^sim=(\w+)$", r"sim=[\1]", each) for each in arguments if not each.startswith(LATE)]
     return compose(EvaluateConfig, "evaluate", rest, {})
 
 

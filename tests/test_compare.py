@@ -44,9 +44,9 @@ def test_runs_are_compared_and_written(runs: list[Path], tmp_path: Path, capsys)
     reports = [json.loads((run / "report.json").read_text()) for run in runs]
     assert first["env_steps"] == (reports[0]["env_steps"] + reports[1]["env_steps"]) / 2
     assert second["wall_s"] == pytest.approx(sum(reports[2]["wall_s"].values()))
-    mean = second["results"]["disturbed"]["mean"]
+    mean = second["results"]["robust"]["mean"]
     assert (mean["mean"], mean["low"]) == tuple(reports[2]["evaluations"][0][name] for name in ("success", "low"))
-    assert f"| {first['name']} over policy.hidden=[32] | disturbed | " in told
+    assert f"| {first['name']} over policy.hidden=[32] | robust | " in told
     assert "1 of 2 rows are a single seed" in told
     assert (tmp_path / "out" / "compare.md").exists()
     assert (tmp_path / "out" / "compare.png").stat().st_size > 10_000

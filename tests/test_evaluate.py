@@ -89,3 +89,16 @@ def test_an_export_of_the_best_policy_does_not_replace_that_of_the_run(run: Path
         assert len(os.listdir(place / "export" / "c")) > 2
         export.run([f"checkpoint={place}", "target=hub"])
         assert checkpoint.load(place / "export" / "hub").path is not None
+
+
+def test_margins_are_swept_plotted_and_of_these_weights(run: Path, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO", "embodied"):
+        evaluate.run([f"checkpoint={run}", *SHORT, "margins=true", "task.step_limit=12"])
+    assert {"margins.json", "margins.md", "margins.png"} <= content(run).keys()
+    record = json.loads((run / "margins.json").read_text())
+    assert record["weights_sha256"] == checkpoint.load(run).weights_sha256
+    assert record["margins"]["mass"]["successes"] == [3] * 8  # nobody falls out of the box in 0.12 s
+    assert record["margins"]["mass"]["words"] == "0.7 or less to 1.4 or more"
+    assert "| latency | 0.05 | s | 100.0% [" in caplog.text
+    with pytest.raises(ValueError, match="margins=true sweeps by itself"):
+        evaluate.run([f"checkpoint={run}", "margins=true", "distributions=[robust]"])

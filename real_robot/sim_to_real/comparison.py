@@ -10,6 +10,7 @@ from omegaconf import MISSING
 
 from embodied.environment import NumberedStarts
 from embodied.errors import UserError
+from embodied.evaluation import sim_to_real_report
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.sim_to_real import ActionLog, BackEndRun
 from embodied.policy import Policy
@@ -47,6 +48,11 @@ class ComparisonConfig:
         """The first initial state."""
         return self.seed * (self.episodes or 0) if self.first_start is None else self.first_start
 
+    @property
+    def compared(self) -> str:
+        """Name of the report of several back ends."""
+        return sim_to_real_report.SIM_TO_REAL if self.sim_to_real else sim_to_real_report.SIM_TO_SIM
+
     def check(self) -> None:
         """Raise UserError for unknown back ends, back ends without their options, or a first start below 0."""
         if self.first < 0:
@@ -74,6 +80,7 @@ class EvaluateConfig(ViewerOptions, ComparisonConfig):
 
     `sim` names the simulator, by default that of training; the policy is compared in several on the same episodes,
     `sim=[mujoco,stock]`. `distributions` are all of the task by default; LIBERO's accept a wording, `[official:bddl]`.
+    `margins` sweeps single conditions instead, for tasks that have such, and writes how far each may depart.
     `video` or `render` records some episodes, of the first distribution and from its first start on. With an
     `execution` (inpaint, blend, naive, synchronous) inference takes `delay_s`, except for planners, while the robot
     continues, with `executed` actions between observations.
@@ -88,8 +95,17 @@ class EvaluateConfig(ViewerOptions, ComparisonConfig):
     execution: str | None = None
     executed: int | None = None
     threads: int | None = None
+    margins: bool = False
     video: bool = False
     render: bool = False
+
+    def check(self) -> None:
+        """Raise UserError for margins together with another comparison too."""
+        super().check()
+        if self.margins and (self.sim_to_real or len(self.sim) > 1 or self.baselines or self.distributions):
+            raise UserError(
+                "margins=true sweeps by itself; leave out sim_to_real, several sim, baselines, distributions"
+            )
 
 
 @dataclass

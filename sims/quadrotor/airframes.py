@@ -34,6 +34,8 @@ class Airframe:
         rotor_radius_m: for ground effect.
         drag_x, drag_y, drag_z: linear drag along body axes, N s/m (used where drag is on).
         delay_s: from command to rotor (used where delay is on).
+        observation_delay_s: from motion to measurement (used where senses are on).
+        sag: share of the thrust that the battery lacks when all rotors run at full speed (used where sag is on).
     """
 
     mass_kg: float
@@ -54,6 +56,8 @@ class Airframe:
     drag_y: float = 0.0
     drag_z: float = 0.0
     delay_s: float = 0.0
+    observation_delay_s: float = 0.0
+    sag: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise UserError for parameters that could not fly."""
@@ -227,6 +231,7 @@ def sample_platforms(draws: Tensor, lightest_kg: float = 0.032, heaviest_kg: flo
         "speed_max_rpm": 22000.0 / size, "rotor_radius_m": 0.8 * arm,
         "drag_x": mass * _between(u[10], 0.0, 0.4), "drag_y": mass * _between(u[10], 0.0, 0.4),
         "drag_z": mass * _between(u[10], 0.0, 0.2), "delay_s": _between(u[11], 0.0, 0.02),
+        "observation_delay_s": zero, "sag": zero,
     }  # fmt: skip
     return torch.stack([rows[name] for name in PARAMETERS])
 
@@ -234,8 +239,8 @@ def sample_platforms(draws: Tensor, lightest_kg: float = 0.032, heaviest_kg: flo
 SCATTER_MAX = 0.3
 
 
-def scatter(airframe: Airframe, draws: Tensor, width: float) -> Tensor:
-    """Parameters [P, M] of `airframe`, each scaled by its own factor in [1 - width, 1 + width].
+def scatter(found: Tensor, draws: Tensor, width: float) -> Tensor:
+    """Parameters `found` [P, M], each scaled by its own factor in [1 - width, 1 + width].
 
     `draws` [P, M] are in (0, 1). Impossible platforms are excluded: the thrust curve is scaled as a whole and with the
     mass, so that thrust-to-weight lies in [1 - width / 2, 1 + width] of the airframe's, and inertia_z is never above
@@ -252,7 +257,7 @@ def scatter(airframe: Airframe, draws: Tensor, width: float) -> Tensor:
     factors = _between(draws, 1.0 - width, 1.0 + width)
     thrust = [PARAMETERS.index(f"thrust_{power}_n") for power in range(3)]
     factors[thrust] = factors[PARAMETERS.index("mass_kg")] * _between(draws[thrust[0]], 1.0 - width / 2.0, 1.0 + width)
-    found = torch.tensor(airframe.values(), dtype=draws.dtype, device=draws.device).unsqueeze(1) * factors
+    found = found * factors
     x, y, z = (PARAMETERS.index(f"inertia_{axis}") for axis in "xyz")
     found[z] = torch.minimum(found[z], found[x] + found[y])
     return found

@@ -25,6 +25,12 @@ DT_S = 0.01
 ROTOR_NAMES = ("front_right", "back_right", "back_left", "front_left")
 """The reaction torques of these rotors about z have the signs -, +, -, +."""
 BODY_ROWS = 17
+SENSED_ROWS = 13
+"""Rows of the body without its rotors: what was true one step ago."""
+AIR_ROWS = 5
+"""States of the turbulence, see `air`."""
+SAG_S = 0.3
+"""Time constant with which a battery's voltage follows its load."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,12 @@ class Options:
         wind: the air moves with a constant velocity per episode; needs drag.
         ground_effect: more thrust near the plane z = `ground_z_m` (Cheeseman and Bennett 1955, ARC R&M 3021).
         delay_steps: the longest delay of commands in control steps; limits the airframe's `delay_s`.
-        ground_z_m: height of the ground in the world.
+        ground_z_m: height of the ground in the world, unless episodes have their own.
+        floor: each episode has a ground of its own height, on which the drone comes to rest; needs wind, whose rows its
+            height follows.
+        sag: the battery's voltage, and with it the thrust, falls under load; see the airframe's `sag`.
+        senses: measurements lag (the airframe's `observation_delay_s`, at most `DT_S`) and the air is turbulent: the
+            episode keeps what that takes in the state, see `episode.Episode`.
     """
 
     drag: bool = False
@@ -44,18 +55,28 @@ class Options:
     ground_effect: bool = False
     delay_steps: int = 0
     ground_z_m: float = -0.65
+    floor: bool = False
+    sag: bool = False
+    senses: bool = False
 
     def __post_init__(self) -> None:
-        """Raise UserError for wind without drag or an impossible delay."""
+        """Raise UserError for effects that lack another, or an impossible delay."""
         if self.wind and not self.drag:
             raise UserError("wind acts through drag; set drag=true too")
+        if (self.floor or self.senses) and not self.wind:
+            raise UserError("a floor and turbulence follow the wind's rows; set wind=true too")
         if not 0 <= self.delay_steps <= 8:
             raise UserError(f"expected delay_steps from 0 to 8, got {self.delay_steps}")
 
     @property
     def state_rows(self) -> int:
-        """Rows of the state: the body's, and the last commands, at least one."""
-        return BODY_ROWS + 4 * self.past_actions
+        """Rows of the state: the body's, the last commands, at least one, the battery's, and those of the senses."""
+        return self.dynamic_rows + (SENSED_ROWS + AIR_ROWS if self.senses else 0)
+
+    @property
+    def dynamic_rows(self) -> int:
+        """Rows of the state that `step` reads and writes."""
+        return BODY_ROWS + 4 * self.past_actions + self.sag
 
     @property
     def past_actions(self) -> int:
@@ -64,8 +85,8 @@ class Options:
 
     @property
     def disturbance_rows(self) -> int:
-        """Rows of force and torque, and of wind if it is on."""
-        return 9 if self.wind else 6
+        """Rows of force and torque, of wind if it is on, and of the ground's height."""
+        return (9 if self.wind else 6) + self.floor
 
 
 @dataclass
@@ -117,14 +138,17 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
     """The state after `DT_S`.
 
     Args:
-        state: the body's rows, then the last `options.past_actions` commands, newest first.
+        state: `options.dynamic_rows`: the body's rows, then the last `options.past_actions` commands, newest first,
+            then the share of thrust that the battery lacks if `options.sag`.
         action: rotor set-points in [-1, 1] (clipped), from standstill to the highest speed.
-        disturbance: force (N, world), torque (N m, body), and wind (m/s, world) if it is on.
+        disturbance: force (N, world), torque (N m, body), wind (m/s, world) if it is on, the ground's height (m) with
+            a floor.
         airframe: parameters, from `parameters`.
         options: active effects.
     """
     action = [clip(a, -1.0, 1.0) for a in action]
-    past = state[BODY_ROWS:]
+    past = state[BODY_ROWS : BODY_ROWS + 4 * options.past_actions]
+    battery = state[len(past) + BODY_ROWS :]
     hover = 2.0 * hover_speed(airframe) - 1.0
     command = [(a - hover) * 0.5 for a in _delayed(action, past, airframe, options)]
     body = Body.of(state)
@@ -134,13 +158,33 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
         for u, c in zip(body.rotor_speed, command, strict=True)
     ]
 
+    lacking = battery[0] if options.sag else 0.0
+
     def slope(rows: Rows) -> Rows:
-        return _derivative(Body.of(rows), command, rate, disturbance, airframe, options)
+        return _derivative(Body.of(rows), command, rate, disturbance, airframe, options, lacking)
 
     after = Body.of(_runge_kutta(state[:BODY_ROWS], slope))
     scale = 1.0 / sqrt(_dot(after.quaternion, after.quaternion))
     after.quaternion = [q * scale for q in after.quaternion]
-    return [*after.rows(), *action, *past[: 4 * (options.past_actions - 1)]]
+    if options.floor:
+        after = _standing(after, disturbance[9])
+    battery = [_sagged(lacking, body, airframe)] if options.sag else []
+    return [*after.rows(), *action, *past[: 4 * (options.past_actions - 1)], *battery]
+
+
+def _standing(body: Body, ground_z_m: Value) -> Body:
+    """`body`, at rest on the ground if it would be below it."""
+    below = body.position[2] < ground_z_m
+    x, y, z = body.position
+    still = [[where(below, 0.0, rate) for rate in rates] for rates in (body.velocity, body.angular_velocity)]
+    return Body([x, y, where(below, ground_z_m, z)], body.quaternion, *still, body.rotor_speed)
+
+
+def _sagged(lacking: Value, body: Body, airframe: Airframe) -> Value:
+    """The share of thrust that the battery lacks after a step; power goes with the cube of a rotor's speed."""
+    speeds = [excess + hover_speed(airframe) for excess in body.rotor_speed]
+    load = sum((u * u * u for u in speeds[1:]), start=speeds[0] * speeds[0] * speeds[0]) * 0.25
+    return lacking + (airframe.sag * load - lacking) * (DT_S / SAG_S)
 
 
 def _runge_kutta(x: Rows, slope: Callable[[Rows], Rows]) -> Rows:
@@ -170,11 +214,16 @@ def _delayed(action: Rows, past: Rows, airframe: Airframe, options: Options) -> 
     return sums
 
 
-def _derivative(body: Body, command: Rows, rate: Rows, disturbance: Rows, airframe: Airframe, options: Options) -> Rows:
-    """Time derivative of the body's rows."""
+def _derivative(
+    body: Body, command: Rows, rate: Rows, disturbance: Rows, airframe: Airframe, options: Options, lacking: Value
+) -> Rows:
+    """Time derivative of the body's rows, where the battery lacks a share of the thrust."""
     w, x, y, z = body.quaternion
     p, q, r = body.angular_velocity
-    thrust = _excess_thrust(body, airframe, options)
+    thrust = _excess_thrust(body, airframe, options, disturbance[9] if options.floor else options.ground_z_m)
+    if options.sag:
+        quarter = airframe.mass_kg * (GRAVITY / 4.0)
+        thrust = [t - lacking * (t + quarter) for t in thrust]
     quaternion = [
         *(-0.5 * (x * p + y * q + z * r), 0.5 * (w * p + y * r - z * q)),
         *(0.5 * (w * q + z * p - x * r), 0.5 * (w * r + x * q - y * p)),
@@ -196,12 +245,12 @@ def _derivative(body: Body, command: Rows, rate: Rows, disturbance: Rows, airfra
     return [*body.velocity, *quaternion, *acceleration, *_spin(body, thrust, disturbance, airframe), *rotors]
 
 
-def _excess_thrust(body: Body, airframe: Airframe, options: Options) -> Rows:
+def _excess_thrust(body: Body, airframe: Airframe, options: Options, ground_z_m: Value) -> Rows:
     """Thrust of each rotor minus a quarter of the weight, N."""
     slope = airframe.thrust_1_n + 2.0 * hover_speed(airframe) * airframe.thrust_2_n
     thrust = [excess * (slope + excess * airframe.thrust_2_n) for excess in body.rotor_speed]
     if options.ground_effect:
-        height = body.position[2] - options.ground_z_m
+        height = body.position[2] - ground_z_m
         height = where(height < 0.5 * airframe.rotor_radius_m, 0.5 * airframe.rotor_radius_m, height)
         ratio = airframe.rotor_radius_m / (4.0 * height)
         gain = 1.0 / (1.0 - ratio * ratio)

@@ -22,6 +22,8 @@ from sims.quadrotor.observation import History, contract, split_rows
 from sims.quadrotor.starts import draws, keys
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.unroll import unroll, unroll_source
+from sims.quadrotor.variation import DRAWS as VARIED
+from sims.quadrotor.variation import Variation
 from sims.quadrotor.viewing import QuadrotorView
 from sims.tracer.kernels import Kernels, pad
 
@@ -44,6 +46,7 @@ class QuadrotorEnvironment(RestorableEngine):
         mdp: the task.
         airframe: the drone's; None: every episode has a random platform, see `airframes.sample_platforms`.
         scatter_width: every episode's parameters differ from `airframe`'s by up to this share.
+        variation: what else differs between episodes of `airframe`.
         options: effects of the dynamics.
         split: "train" or "eval", with disjoint initial states, disturbances and noise.
         history: number of observed actions; 1 is `previous_action`, more are `action_history`, oldest first.
@@ -62,6 +65,7 @@ class QuadrotorEnvironment(RestorableEngine):
         mdp: Mdp | None = None,
         airframe: Airframe | None = CRAZYFLIE,
         scatter_width: float = 0.0,
+        variation: Variation | None = None,
         options: Options | None = None,
         split: str = "train",
         history: int = 1,
@@ -84,7 +88,9 @@ class QuadrotorEnvironment(RestorableEngine):
         )
         self.split, self.airframe, self.scatter_width = split, airframe, scatter_width
         self.options = options or Options()
-        self.episode = Episode(self.mdp, self.options, randomised=airframe is None or scatter_width > 0.0, noise=noise)
+        self.variation = variation
+        randomised = airframe is None or scatter_width > 0.0 or variation is not None
+        self.episode = Episode(self.mdp, self.options, randomised=randomised, noise=noise)
         programs = self.episode.programs()
         self._kernels = Kernels(programs, self.device, backend=backend, appendix=unroll_source(self.episode))
         self._history = History(history, pad(num_envs), self.device)
@@ -234,7 +240,10 @@ class QuadrotorEnvironment(RestorableEngine):
     def _platforms(self, key: Tensor) -> Tensor:
         if self.airframe is None:
             return sample_platforms(draws(key, DRAWS))
-        return scatter(self.airframe, draws(key, len(PARAMETERS)), self.scatter_width)
+        first = len(PARAMETERS)
+        given = draws(key, first + VARIED)
+        varied = (self.variation or Variation()).airframes(self.airframe, given[first:])
+        return scatter(varied, given[:first], self.scatter_width)
 
     def _padded(self, actions: Tensor) -> list[Tensor]:
         """Actions [N, K, 4] as K tensors [4, L]."""

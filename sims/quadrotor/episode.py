@@ -1,7 +1,8 @@
 """Episodes of a task as programs: begin, observe, and one complete control step.
 
-Rows of the state: see `dynamics.step`. Rows of the record: control steps, terminated, truncated (0 or 1), and the
-task's memory. Rows of the disturbance: force, torque, wind if it is on, and the task's plan of the episode.
+Rows of the state: see `dynamics.step`, and with `Options.senses` what was true of the body one step ago, and the air.
+Rows of the record: control steps, terminated, truncated (0 or 1), and the task's memory. Rows of the disturbance: see
+`dynamics.step`, and the task's plan of the episode.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from torch import Tensor
 
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
-from sims.quadrotor import dynamics
+from sims.quadrotor import air, dynamics
 from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
-from sims.quadrotor.dynamics import Body, Options
-from sims.tracer.arithmetic import Rows, Value, where
+from sims.quadrotor.dynamics import AIR_ROWS, BODY_ROWS, DT_S, SENSED_ROWS, Body, Options
+from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, where
 from sims.tracer.program import LANE, UNIFORM, WORD, Group, Program
 
 COUNTERS = 3
 """Rows of the record before the task's: control steps, terminated, truncated."""
 PRIVILEGED_ROWS = 10
 """Force 3, torque 3, rotor speeds 4."""
+BEGUN, GUSTS = -4, 64
+"""Counter of the draws for the air at the beginning, and the first index of those of each step, after the noise's."""
 
 
 @dataclass
@@ -58,6 +61,7 @@ class Mdp(Protocol):
 
     def plan(self, key: Sequence[Value]) -> Rows: ...  # noqa: D102 - see Hover
     def initial(self, key: Sequence[Value], airframe: Airframe, plan: Rows) -> Rows: ...  # noqa: D102
+    def commands(self, key: Sequence[Value], airframe: Airframe, rotors: Rows) -> Rows: ...  # noqa: D102
     def disturbance(self, key: Sequence[Value], airframe: Airframe) -> Rows: ...  # noqa: D102
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows: ...  # noqa: D102
     def remember(self, before: Moment, after: Moment, limit: Value) -> Rows: ...  # noqa: D102
@@ -175,9 +179,11 @@ class Episode:
         mdp, frame = self._task(settings), dynamics.parameters(airframe)
         plan = mdp.plan(key)
         body = mdp.initial(key, frame, plan)
-        hover = hover_speed(frame)
-        commands = [2.0 * (excess + hover) - 1.0 for excess in body[-4:]]  # the action of these rotor speeds
-        return {"state": body + commands * self.options.past_actions, "disturbance": mdp.disturbance(key, frame) + plan}
+        commands = mdp.commands(key, frame, body[-4:])
+        state = body + commands * self.options.past_actions + [0.0] * self.options.sag
+        if self.options.senses:
+            state += body[:SENSED_ROWS] + air.begin(gaussians(key, BEGUN, 0, AIR_ROWS))
+        return {"state": state, "disturbance": mdp.disturbance(key, frame) + plan}
 
     def _observe(
         self, state: Rows, record: Rows, disturbance: Rows, key: Rows, airframe: Rows, settings: Rows
@@ -187,10 +193,22 @@ class Episode:
 
     def _seen(self, mdp: Mdp, frame: Airframe, state: Rows, record: Rows, disturbance: Rows, key: Rows) -> Rows:
         now = self._moment(state, record[0], record, disturbance)
-        physical = mdp.observe(now, key if self.noise else None)
-        previous = state[dynamics.BODY_ROWS : dynamics.BODY_ROWS + 4]
+        physical = mdp.observe(self._measured(now, state, frame), key if self.noise else None)
+        previous = state[BODY_ROWS : BODY_ROWS + 4]
         speed = [excess + hover_speed(frame) for excess in now.body.rotor_speed]
         return [*physical, *previous, *disturbance[:6], *speed]
+
+    def _measured(self, now: Moment, state: Rows, frame: Airframe) -> Moment:
+        """`now` as sensors show it: between this step and the one before."""
+        if not self.options.senses:
+            return now
+        earlier, age = state[self.options.dynamic_rows :], frame.observation_delay_s * (1.0 / DT_S)
+        rows = now.body.rows()
+        seen = [new + age * (old - new) for new, old in zip(rows, earlier[:SENSED_ROWS], strict=False)]
+        body = Body.of([*seen, *rows[SENSED_ROWS:]])
+        scale = 1.0 / sqrt(squares(body.quaternion))
+        body.quaternion = [q * scale for q in body.quaternion]
+        return replace(now, body=body)
 
     def _moment(self, state: Rows, steps: Value, record: Rows, disturbance: Rows) -> Moment:
         return Moment(Body.of(state), steps, disturbance[self.options.disturbance_rows :], record[COUNTERS:])
@@ -198,7 +216,14 @@ class Episode:
     def _step(
         self, state: Rows, record: Rows, action: Rows, disturbance: Rows, key: Rows, airframe: Rows, settings: Rows
     ) -> Mapping[str, Rows]:
-        moved = dynamics.step(state, action, disturbance, dynamics.parameters(airframe), self.options)
+        frame, rows = dynamics.parameters(airframe), self.options.dynamic_rows
+        if self.options.senses:
+            wind, states = disturbance[6:9], state[rows + SENSED_ROWS :]
+            blown = [*disturbance[:6], *air.velocity(states, wind), *disturbance[9:]]
+            moved = dynamics.step(state[:rows], action, blown, frame, self.options) + state[:SENSED_ROWS]
+            moved += air.after(states, wind, gaussians(key, record[0], GUSTS, 3))
+        else:
+            moved = dynamics.step(state, action, disturbance, frame, self.options)
         return self._judged(state, moved, record, action, disturbance, key, airframe, settings)
 
     def _judged(
@@ -215,7 +240,7 @@ class Episode:
         after.memory = mdp.remember(before, after, limit)
         left, over, finished = mdp.terminated(after) | ~sound, after.steps >= limit, mdp.finished(after)
         over = over if finished is None else over | finished
-        reward = mdp.reward(before, after, action, state[dynamics.BODY_ROWS : dynamics.BODY_ROWS + 4], frame)
+        reward = mdp.reward(before, after, action, state[BODY_ROWS : BODY_ROWS + 4], frame)
         ended = where(left, 1.0, 0.0), where(left, 0.0, where(over, 1.0, 0.0))
         state = [where(frozen, old, new) for old, new in zip(state, moved, strict=True)]
         record = [where(frozen, *pair) for pair in zip(record, (after.steps, *ended, *after.memory), strict=True)]

@@ -10,17 +10,22 @@ from typing import Any, ClassVar
 
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
+from embodied.deployment.conditions import Conditions
 from embodied.errors import UserError
+from embodied.evaluation.margins import Sweep
 from embodied.policy import Policy
+from embodied.task import measured
 from sims.quadrotor.airframes import AIRFRAMES, SCATTER_MAX, Airframe
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
 from sims.quadrotor.episode import Mdp, reweighted, weights
+from sims.quadrotor.flights import HISTORY, NOMINAL, SWEEPS, Flight, named_flights, prepared, swept
 from sims.quadrotor.observation import contract
 from sims.quadrotor.tasks.any_platform import MEASURED, POSITION_LIMIT_M, AnyHover
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.tasks.race import Race
 from sims.quadrotor.tasks.recover import Recover
+from sims.quadrotor.tasks.robust import RobustHover
 from sims.quadrotor.tasks.track import Track
 from sims.quadrotor.video.filming import FILMED, film_policies
 from sims.remote.options import ProcessOptions
@@ -136,17 +141,53 @@ class HoverSim(Enum):
 
 @dataclass
 class HoverTask(AirframeTask):
-    """Hover at the origin of the world (the MDP of arXiv 2311.13081).
+    """Hover at the origin of the world, as real drones do: late, with wind, and never quite as their data sheets say.
+
+    Training draws `variation.TRAINED` and the disturbances of `RobustHover` for every episode, which takes
+    `training_steps`, because beginnings are what is hard. Crazyflies lie between those of arXiv 2311.13081 and arXiv
+    2509.11481. `nominal` trains without any of it, in the MDP of arXiv 2311.13081 ("disturbed"). `history` is 1 there,
+    12 elsewhere, unless given.
 
     Evaluations also run in `sim` crazyflow, a simulator of others, by the interpreter `python`, or one that is made for
     it.
     """
 
     name: str = "quadrotor_hover"
+    nominal: bool = False
+    history: int | None = None  # type: ignore[assignment]
+    training_steps: int = 150
     sim: HoverSim = HoverSim.own
     reward: dict[str, float] = field(default_factory=lambda: weights(Hover()))
 
-    MDPS: ClassVar[Mapping[str, Mdp]] = {"disturbed": Hover()}
+    MDPS: ClassVar[Mapping[str, Mdp]] = {"robust": RobustHover(), "disturbed": Hover()}
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes too."""
+        self.history = self.history or (1 if self.nominal else min(HISTORY, self.step_limit))
+        super().__post_init__()
+        at_least(self, 1, "training_steps")
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """The one for training."""
+        return ("disturbed",) if self.nominal or self.sim is not HoverSim.own else ("robust",)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Single departures from the nominal MDP, and that itself."""
+        if self.sim is not HoverSim.own:
+            return ()
+        return tuple(name for name in ("disturbed", *self._flights()) if name not in self.distributions)
+
+    @property
+    def margins(self) -> Mapping[str, Sweep]:
+        """What `evaluate.py margins=true` sweeps; its points are distributions, see `flights.SWEEPS`."""
+        return SWEEPS
+
+    @property
+    def conditions(self) -> Conditions:
+        """What training prepares for."""
+        return NOMINAL if self.nominal else prepared(self._flights()["robust"])
 
     @property
     def sims(self) -> tuple[str, ...]:
@@ -170,6 +211,10 @@ class HoverTask(AirframeTask):
 
         return replace(self, python=self.python or str(crazyflow_python()))
 
+    def contract(self, distribution: str) -> Contract:
+        """As every quadrotor's; all distributions have one."""
+        return contract(Hover.OBSERVED, self.history or HISTORY)
+
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
     ) -> QuadrotorEnvironment:
@@ -180,7 +225,30 @@ class HoverTask(AirframeTask):
         """
         if self.sim is HoverSim.crazyflow and split == "train":
             raise UserError("crazyflow only evaluates: evaluate.py checkpoint=RUN sim=crazyflow")
-        return super().environment(num_envs, distribution, split, seed, device)
+        if distribution == "disturbed":
+            return super().environment(num_envs, distribution, split, seed, device)
+        flight = self._flight(distribution)
+        steps = min(self.training_steps, self.step_limit) if split == "train" else self.step_limit
+        return self._simulator(
+            num_envs, mdp=reweighted(flight.mdp, self.reward), airframe=flight.airframe, variation=flight.variation,
+            scatter_width=self.randomisation, options=flight.options, split=split, history=self.history,
+            step_limit=steps, seed=seed, device=device,
+        )  # fmt: skip
+
+    def flown(self, distribution: str) -> dict[str, Any]:
+        """The airframe before it varies."""
+        airframe = named_airframe(self.airframe) if distribution == "disturbed" else self._flight(distribution).airframe
+        return {"airframe": airframe, "scatter_width": self.randomisation}
+
+    def _flights(self) -> dict[str, Flight]:
+        return named_flights(self.airframe, named_airframe(self.airframe))
+
+    def _flight(self, distribution: str) -> Flight:
+        if "=" in distribution:
+            return swept(named_airframe(self.airframe), distribution)
+        if (found := self._flights().get(distribution)) is None:
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(measured(self))}")
+        return found
 
     @property
     def _simulator(self) -> type[QuadrotorEnvironment]:

@@ -88,6 +88,11 @@ class Hover:
             *[self.initial_rotor_speed - hover_speed(airframe)] * 4,
         ]
 
+    def commands(self, key: Sequence[Value], airframe: Airframe, rotors: Rows) -> Rows:
+        """The last commands before the episode: those that gave the `rotors` their (excess) speeds."""
+        hover = hover_speed(airframe)
+        return [2.0 * (excess + hover) - 1.0 for excess in rotors]
+
     def disturbance(self, key: Sequence[Value], airframe: Airframe) -> Rows:
         """Force (N, world) and torque (N m, body) of the episode."""
         weight = airframe.mass_kg * GRAVITY

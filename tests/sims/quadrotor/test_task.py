@@ -13,7 +13,7 @@ from train import GROUPS, TrainConfig
 PROCESSES = {"processes", "python", "timeout_s"}
 COMMON, CHOSEN = {"name", "history", "step_limit", "reward"} | PROCESSES, {"airframe", "randomisation"}
 GOALS = {
-    "hover": (HoverTask, COMMON | CHOSEN | {"sim"}),
+    "hover": (HoverTask, COMMON | CHOSEN | {"sim", "nominal", "training_steps"}),
     "track": (TrackTask, COMMON | CHOSEN),
     "recover": (RecoverTask, COMMON | CHOSEN),
     "race": (RaceTask, COMMON | CHOSEN),

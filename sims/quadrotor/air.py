@@ -1,0 +1,67 @@
+"""Turbulence around a hovering drone: Dryden's spectra at low altitude (MIL-F-8785C, 3.7.2), driven by the mean wind.
+
+The drone is treated as standing still in the wind, so that turbulence is carried past it at the wind's speed W. Its
+states have no unit: deviations and time constants follow from W, so that air without wind has no gusts. Along the wind
+the filter is of first order, across it and vertically of second, with the zero that the standard gives it.
+"""
+
+from __future__ import annotations
+
+from sims.quadrotor.dynamics import AIR_ROWS, DT_S
+from sims.tracer.arithmetic import Rows, Value, sqrt, squares
+
+HEIGHT_M = 1.0
+ALONG_M, VERTICAL_M = 7.9 * HEIGHT_M, HEIGHT_M
+"""Length scales near the ground; across the wind it is that along it."""
+ALONG, VERTICAL = 0.2, 0.1
+"""Standard deviations as shares of the wind's speed; across the wind it is that along it."""
+ROOT_3, ROOT_HALF = 3.0**0.5, 0.5**0.5
+
+
+def begin(noise: Rows) -> Rows:
+    """Stationary states from `AIR_ROWS` standard normal numbers."""
+    along, across, second_across, vertical, second_vertical = noise[:AIR_ROWS]
+    return [
+        along,
+        *(across, 0.5 * (across + second_across)),
+        *(vertical, 0.5 * (vertical + second_vertical)),
+    ]
+
+
+def after(states: Rows, wind: Rows, noise: Rows) -> Rows:
+    """The states one step later, from three standard normal numbers."""
+    speed = _speed(wind)
+    along, slow = speed * (DT_S / ALONG_M), speed * (DT_S / VERTICAL_M)
+    u, v, v_slow, w, w_slow = states
+    return [
+        _first(u, along, noise[0]),
+        *(_first(v, along, noise[1]), v_slow + along * (v - v_slow)),
+        *(_first(w, slow, noise[2]), w_slow + slow * (w - w_slow)),
+    ]
+
+
+def velocity(states: Rows, wind: Rows) -> Rows:
+    """Velocity of the air, m/s, world: the horizontal mean `wind` and the gusts."""
+    speed, (u, v, v_slow, w, w_slow) = _speed(wind), states
+    x, y = wind[0] / speed, wind[1] / speed
+    along, across = ALONG * speed * u, ALONG * speed * _second(v, v_slow)
+    return [
+        wind[0] + x * along - y * across,
+        wind[1] + y * along + x * across,
+        wind[2] + VERTICAL * speed * _second(w, w_slow),
+    ]
+
+
+def _speed(wind: Rows) -> Value:
+    return sqrt(squares(wind[:2]) + 1e-6)
+
+
+def _first(state: Value, share: Value, noise: Value) -> Value:
+    """A first-order filter of unit variance whose time constant is 1 / `share` steps."""
+    kept = 1.0 - share
+    return kept * state + sqrt(1.0 - kept * kept) * noise
+
+
+def _second(first: Value, second: Value) -> Value:
+    """(1 + sqrt(3) T s) / (1 + T s)^2 of unit variance, from the states behind one and two lags."""
+    return ROOT_HALF * (ROOT_3 * first + (1.0 - ROOT_3) * second)

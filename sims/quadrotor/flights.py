@@ -1,0 +1,121 @@
+"""Under which conditions hover is trained, evaluated and measured: environments' settings by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from embodied.deployment.conditions import Conditions
+from embodied.errors import UserError
+from embodied.evaluation.margins import Sweep
+from sims.quadrotor.airframes import AIRFRAMES, CRAZYFLIE_21, Airframe
+from sims.quadrotor.dynamics import Options
+from sims.quadrotor.tasks.robust import DISTURBED, OPTIONS, RobustHover
+from sims.quadrotor.variation import TRAINED, Variation
+
+HISTORY = 12
+"""Past actions that a policy observes, 0.12 s: longer than the delays and most of the rotors' lag."""
+DRAG_PER_S = 0.25
+"""Drag per mass where the wind is measured: a Crazyflie's, by which 1 m/s of wind pushes with 2.5% of its weight."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """Settings of an environment."""
+
+    mdp: RobustHover
+    airframe: Airframe
+    variation: Variation
+    options: Options = OPTIONS
+
+
+def named_flights(name: str, airframe: Airframe) -> dict[str, Flight]:
+    """What `airframe` is trained for, and departures from L2F's MDP in which its policy is evaluated."""
+    crazyflie = name == "crazyflie"
+    trained = replace(TRAINED, other=CRAZYFLIE_21) if crazyflie else TRAINED
+    alone = {
+        "late_10_ms": Variation(action_delay_s=(0.01, 0.01)),
+        "late_20_ms": Variation(action_delay_s=(0.02, 0.02)),
+        "measured_late_10_ms": Variation(observation_delay_s=(0.01, 0.01)),
+        "late_30_ms_in_all": Variation(action_delay_s=(0.02, 0.02), observation_delay_s=(0.01, 0.01)),
+        "mass_120_percent": Variation(mass=(1.2, 1.2)),
+        "thrust_85_percent": Variation(thrust=(0.85, 0.85)),
+        "mass_120_thrust_85_percent": Variation(mass=(1.2, 1.2), thrust=(0.85, 0.85)),
+    }
+    found = {"robust": Flight(RobustHover(), airframe, trained)}
+    found |= {key: Flight(DISTURBED, airframe, variation) for key, variation in alone.items()}
+    if crazyflie:
+        found["crazyflie_21"] = Flight(DISTURBED, CRAZYFLIE_21, Variation())
+        taken_off = Flight(replace(RobustHover(), take_off_share=1.0), CRAZYFLIE_21, Variation())
+        found["crazyflie_21_take_off"] = taken_off
+    found["take_off"] = Flight(replace(RobustHover(), take_off_share=1.0), airframe, trained)
+    return found
+
+
+SWEEPS = {
+    "latency": Sweep("s", "commands later", (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)),
+    "mass": Sweep("1", "times the mass", (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4)),
+    "thrust": Sweep("1", "times the thrust", (0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.1, 1.2)),
+    "wind": Sweep("m/s", "deviation of the wind along each axis, gusts besides", (0.0, 1.0, 2.0, 3.0, 4.0, 6.0)),
+    "velocity_bias": Sweep("m/s", "deviation of the measured velocity's error", (0.0, 0.05, 0.1, 0.2, 0.3)),
+    "attitude_bias": Sweep("rad", "deviation of the measured attitude's error", (0.0, 0.02, 0.05, 0.1, 0.15)),
+}
+"""Margins: one departure from L2F's MDP at a time; a point is the distribution "mass=1.2"."""
+LONG_DELAYS = replace(OPTIONS, delay_steps=5)
+
+
+def swept(airframe: Airframe, distribution: str) -> Flight:
+    """The point of a sweep.
+
+    Raises:
+        UserError: for an unknown quantity or no number.
+    """
+    name, _, text = distribution.partition("=")
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"expected a number in distribution {distribution!r}, such as mass=1.2") from None
+    pair, plain = (value, value), Variation()
+    flights = {
+        "latency": lambda: Flight(DISTURBED, airframe, Variation(action_delay_s=pair), LONG_DELAYS),
+        "mass": lambda: Flight(DISTURBED, airframe, Variation(mass=pair)),
+        "thrust": lambda: Flight(DISTURBED, airframe, Variation(thrust=pair)),
+        "wind": lambda: Flight(
+            replace(DISTURBED, wind_m_s=value), airframe, Variation(drag_per_s=(DRAG_PER_S, DRAG_PER_S))
+        ),
+        "velocity_bias": lambda: Flight(replace(DISTURBED, bias_velocity_m_s=value), airframe, plain),
+        "attitude_bias": lambda: Flight(replace(DISTURBED, bias_attitude_rad=value), airframe, plain),
+    }
+    if name not in flights:
+        raise UserError(f"unknown quantity {name!r} in distribution {distribution!r}; expected {', '.join(flights)}")
+    return flights[name]()
+
+
+NOMINAL = Conditions(
+    trained_for=("the MDP of arXiv 2311.13081: one airframe, constant random forces and torques",),
+    missing=("latency", "randomisation"), first_action=0.0,
+)  # fmt: skip
+
+
+def prepared(flight: Flight) -> Conditions:
+    """What a policy trained in `flight` is prepared for, in words."""
+    varied, mdp = flight.variation, flight.mdp
+    (late, later), (old, older) = varied.action_delay_s, varied.observation_delay_s
+    names = [name for name, each in AIRFRAMES.items() if each in (flight.airframe, varied.other)]
+    return Conditions(
+        trained_for=(
+            f"airframes: {' and whatever lies between it and '.join(names)}",
+            f"commands {1e3 * late:g} to {1e3 * later:g} ms late, measurements {1e3 * old:g} to {1e3 * older:g} ms",
+            f"mass {_percent(varied.mass)}, thrust {_percent(varied.thrust)}, inertia {_percent(varied.inertia)}, "
+            f"rotor lag {_percent(varied.lag)} of the airframe's",
+            f"up to {100 * varied.sag[1]:g}% less thrust at full load (battery)",
+            f"wind of {mdp.wind_m_s:g} m/s along each axis (standard deviation) with gusts",
+            f"errors of {mdp.bias_velocity_m_s:g} m/s in velocity and {mdp.bias_attitude_rad:g} rad in attitude "
+            "(standard deviations)",
+            f"take-off from {mdp.ground_m:g} m below the goal, and taking over in flight",
+        ),
+        missing=(), first_action=-1.0,
+    )  # fmt: skip
+
+
+def _percent(ends: tuple[float, float]) -> str:
+    return f"{100 * ends[0]:g} to {100 * ends[1]:g}%"
