@@ -18,6 +18,8 @@ WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
 """A number with a positive exponent, as a whole value or an element of a list."""
 NUMBERS = "task.numbers"
 """Numbers of a task by name; it knows itself which it has, and refuses others."""
+NAMED = (NUMBERS, "options", "axes")
+"""Options by names that only what they are for knows, which refuses others."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
 """Config classes by name, for each config group."""
@@ -155,7 +157,7 @@ def _member(override: str, config: Any) -> str:  # noqa: ANN401 - OmegaConf's
 
 def _addable(override: str) -> str:
     """`override` as Hydra takes it."""
-    return f"++{override}" if override.startswith(f"{NUMBERS}.") else override
+    return f"++{override}" if override.startswith(tuple(f"{each}." for each in NAMED)) else override
 
 
 def _written_out(number: str) -> str:

@@ -13,7 +13,7 @@ _ROOT = Path(__file__).parents[2]
 CLONE = (_ROOT / "pyproject.toml").is_file()
 PROGRAMS = _ROOT if CLONE else Path(__file__).parents[1] / "programs"
 CONFIGS = PROGRAMS / "configs"
-NAMES = ("train", "evaluate", "compare", "export", "serve", "identify")
+NAMES = ("train", "evaluate", "compare", "export", "serve", "identify", "record", "replay")
 
 
 def python() -> str:

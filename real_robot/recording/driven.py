@@ -15,7 +15,7 @@ from torch import Tensor
 from embodied.contract import Binding, Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
-from real_robot.recording.recording import Episode, Gap, Item, Recording, Tick
+from real_robot.recording.recording import Ended, Episode, Gap, Item, Recording, Tick
 
 NOTHING = "these recordings have no tick with both a measurement and a written action"
 LATE = 1.5
@@ -26,23 +26,26 @@ def episodes(recording: Recording) -> Iterator[tuple[str, Episodes]]:
     """Each episode with its task's name: an observation before every action written to the robot.
 
     An episode ends where the robot held, where the recording has a gap, and where the loop skipped a period, so that
-    its steps are one control period apart. Recordings do not contain success.
+    its steps are one control period apart. Those that were told to be failures are left out; success is what was told,
+    else unknown and False.
 
     Raises:
         UserError: if an observation changes its shape within an episode.
     """
-    task = ""
+    outcomes = recording.outcomes()
+    number, task = -1, ""
     ticks: list[Tick] = []
     for item in recording:
         if _breaks(item, ticks, recording.contract.control_dt_s) and ticks:
-            yield task, _episode(ticks, recording.contract)
+            if outcomes.get(number, True):
+                yield task, _episode(ticks, recording.contract, success=isinstance(item, Ended))
             ticks = []
         if _is_driven(item):
             ticks.append(item)
         if isinstance(item, Episode):
-            task = item.task
-    if ticks:
-        yield task, _episode(ticks, recording.contract)
+            number, task = number + 1, item.task
+    if ticks and outcomes.get(number, True):
+        yield task, _episode(ticks, recording.contract, success=False)
 
 
 def read(paths: Sequence[str | Path], contract: Contract) -> Iterator[Episodes]:
@@ -90,10 +93,10 @@ def _breaks(item: Item, ticks: Sequence[Tick], control_dt_s: float) -> bool:
     """Whether the episode before `item` has ended."""
     if _is_driven(item):
         return bool(ticks) and item.now_s - ticks[-1].now_s > LATE * control_dt_s
-    return isinstance(item, Episode | Gap | Tick)
+    return isinstance(item, Episode | Ended | Gap | Tick)
 
 
-def _episode(ticks: Sequence[Tick], contract: Contract) -> Episodes:
+def _episode(ticks: Sequence[Tick], contract: Contract, *, success: bool) -> Episodes:
     readings = [tick.reading.observation for tick in ticks if tick.reading is not None]
     observation = {}
     for key, spec in contract.observation.items():
@@ -108,5 +111,5 @@ def _episode(ticks: Sequence[Tick], contract: Contract) -> Episodes:
         TensorDict(observation, [len(ticks)]),
         torch.from_numpy(actions),
         human=torch.tensor([tick.intervention for tick in ticks]),
-        success=False,
+        success=success,
     )

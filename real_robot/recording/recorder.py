@@ -21,7 +21,19 @@ from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from real_robot.recording import cdr
-from real_robot.recording.recording import END, FORMAT, METADATA, ROOT, Decided, Episode, Gap, Item, Message, Tick
+from real_robot.recording.recording import (
+    END,
+    FORMAT,
+    METADATA,
+    ROOT,
+    Decided,
+    Ended,
+    Episode,
+    Gap,
+    Item,
+    Message,
+    Tick,
+)
 from real_robot.robots.robot import Array, Clock, Reading
 from real_robot.safety.safety import Verdict
 
@@ -88,6 +100,10 @@ class Recorder:
         """Begin an episode of `task`: policy memories restart here."""
         self._generator_due = True
         self._put(Episode(self.clock(), task))
+
+    def end_episode(self, *, success: bool) -> None:
+        """The episode has ended; learners are not shown failures."""
+        self._put(Ended(self.clock(), success))
 
     def write(
         self, now_s: float, reading: Reading | None, asked: Array | None, verdict: Verdict, intervention: bool = False
@@ -229,6 +245,8 @@ class _File:
             self._decided(item)
         elif isinstance(item, Episode):
             self._json("episode", item.stamp_s, {"stamp_s": item.stamp_s, "task": item.task})
+        elif isinstance(item, Ended):
+            self._json("end", item.stamp_s, {"stamp_s": item.stamp_s, "success": item.success})
         elif isinstance(item, Gap):
             self._json("gap", item.stamp_s, {"dropped": item.dropped, "stamp_s": item.stamp_s})
         else:

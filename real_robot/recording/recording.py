@@ -37,6 +37,14 @@ class Episode:
 
 
 @dataclass(frozen=True)
+class Ended:
+    """The episode ends at `stamp_s`, with the outcome that a person or a simulator told."""
+
+    stamp_s: float
+    success: bool
+
+
+@dataclass(frozen=True)
 class Decided:
     """One call of the policy, without the batch axis: its observation and the chunk [H, A] it returned.
 
@@ -82,7 +90,7 @@ class Gap:
     stamp_s: float = 0.0  # in recordings of earlier versions
 
 
-Item = Episode | Decided | Tick | Message | Gap
+Item = Episode | Ended | Decided | Tick | Message | Gap
 
 
 class Recording:
@@ -105,9 +113,30 @@ class Recording:
 
     def __iter__(self) -> Iterator[Item]:
         """The items in the order in which they were recorded."""
+        collected: dict[str, Array] = {}
+        for channel, schema, record in self._messages():
+            name = channel.topic.removeprefix(ROOT + "/")
+            if name == channel.topic:
+                yield Message(record.log_time / 1e9, channel.topic, schema.name, schema.data.decode(), record.data)
+            elif schema.name == cdr.STRING:
+                yield _item(name, json.loads(cdr.decode_string(record.data)), collected)
+                collected = {}
+            else:
+                collected[name] = cdr.decode_array(record.data, schema.name, channel.metadata["dtype"])
+
+    def outcomes(self) -> dict[int, bool]:
+        """Whether episodes were told to be successes, by their number from 0; nothing for others."""
+        number, found = -1, {}
+        for channel, _, record in self._messages():
+            number += channel.topic == f"{ROOT}/episode"
+            if channel.topic == f"{ROOT}/end":
+                found[number] = json.loads(cdr.decode_string(record.data))["success"]
+        return found
+
+    def _messages(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Channel, schema and record of every message."""
         schemas: dict[int, Any] = {}
         channels: dict[int, Any] = {}
-        collected: dict[str, Array] = {}
         for record in _records(self.path):
             kind = _kind(record)
             if kind == "Schema":
@@ -118,22 +147,14 @@ class Recording:
                 self.complete = True
             elif kind == "Message":
                 channel = channels[record.channel_id]
-                schema = schemas[channel.schema_id]
-                if not channel.topic.startswith(ROOT + "/"):
-                    stamp_s = record.log_time / 1e9
-                    yield Message(stamp_s, channel.topic, schema.name, schema.data.decode(), record.data)
-                elif schema.name == cdr.STRING:
-                    fields = json.loads(cdr.decode_string(record.data))
-                    yield _item(channel.topic.removeprefix(ROOT + "/"), fields, collected)
-                    collected = {}
-                else:
-                    name = channel.topic.removeprefix(ROOT + "/")
-                    collected[name] = cdr.decode_array(record.data, schema.name, channel.metadata["dtype"])
+                yield channel, schemas[channel.schema_id], record
 
 
 def _item(name: str, fields: dict[str, Any], arrays: dict[str, Array]) -> Item:
     if name == "episode":
         return Episode(**fields)
+    if name == "end":
+        return Ended(**fields)
     if name == "gap":
         return Gap(**fields)
     if name == "decision":

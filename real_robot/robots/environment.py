@@ -89,7 +89,7 @@ class RobotEnvironment(EpisodeEngine):
         if self._safety.state is State.STOPPED:
             self._safety.reset()
         self._human_steps = self._periods = 0
-        self._reading = self._first_reading()
+        self._reading = first_reading(self._robot, self._clock, self._sleep)
 
     def step(self, actions: Tensor) -> Transition:
         """Step as every engine does, at the control rate; the robot holds if `actions` are refused."""
@@ -166,14 +166,20 @@ class RobotEnvironment(EpisodeEngine):
         if remaining > 1e-9:  # simulated time has passed already
             self._sleep(remaining)
 
-    def _first_reading(self) -> Reading:
-        deadline = self._clock() + FIRST_READING_S
-        while (reading := self._robot.read()) is None or reading.fault:
-            if self._clock() > deadline:
-                fault = reading.fault if reading else "is its driver running?"
-                raise UserError(f"the robot gave no valid measurement in {FIRST_READING_S:g} s: {fault}")
-            self._sleep(self._period_s)
-        return reading
+
+def first_reading(robot: Robot, clock: Clock, sleep: Callable[[float], None]) -> Reading:
+    """The first valid measurement of `robot`.
+
+    Raises:
+        UserError: if there is none in `FIRST_READING_S`.
+    """
+    deadline = clock() + FIRST_READING_S
+    while (reading := robot.read()) is None or reading.fault:
+        if clock() > deadline:
+            fault = reading.fault if reading else "is its driver running?"
+            raise UserError(f"the robot gave no valid measurement in {FIRST_READING_S:g} s: {fault}")
+        sleep(robot.contract.control_dt_s)
+    return reading
 
 
 def buttons(reading: Reading, pressed: frozenset[str]) -> bool | None:

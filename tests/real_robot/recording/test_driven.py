@@ -97,3 +97,21 @@ def test_what_cannot_be_read_is_one_line(recording: Recording, tmp_path: Path):
             demonstrations(source, contract, tmp_path / "run")
         assert "\n" not in str(refused.value)
         assert not list((tmp_path / "run").iterdir())
+
+
+def test_what_was_told_to_be_a_failure_is_left_out(tmp_path: Path):
+    with Recorder(tmp_path / "a.mcap", CONTRACT) as recorder:
+        for task, success in (("first", True), ("second", False), ("third", None), ("fourth", True)):
+            recorder.begin_episode(task)
+            drive(recorder, range(3))
+            recorder.write(9.0, None, None, Verdict(State.HOLDING, None, "held"))
+            drive(recorder, range(6, 8))
+            if success is not None:
+                recorder.end_episode(success=success)
+    recording = Recording(tmp_path / "a.mcap")
+    assert recording.outcomes() == {0: True, 1: False, 3: True}
+    found = [(task, len(episode), episode.success.item()) for task, episode in driven.episodes(recording)]
+    kept = [("first", 3, False), ("first", 2, True), ("third", 3, False), ("third", 2, False), ("fourth", 3, False)]
+    assert found == [*kept, ("fourth", 2, True)]
+    lerobot_dataset.write([recording], tmp_path / "data")
+    assert len(demonstrations(tmp_path / "data", CONTRACT, tmp_path / "run").ends) == 6

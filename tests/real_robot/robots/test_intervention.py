@@ -3,14 +3,17 @@
 import os
 import pty
 import struct
+import sys
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from embodied.contract import Contract, TensorSpec
-from real_robot.robots.intervention import GAMEPAD, SPACEMOUSE, Controls, InputDevice, Keyboard, Operator
+from real_robot.robots.devices import GAMEPAD, SPACEMICE, Device, EventDevice, Keyboard, open_device
+from real_robot.robots.intervention import Controls, Leader, Operator, usual_axes
 
 SYN, KEY, REL, ABS = 0, 1, 2, 3
 
@@ -23,7 +26,7 @@ class Now:
         return self.now
 
 
-class Device:
+class Kernel:
     """An event device that the test writes: a pipe with the kernel's records."""
 
     def __init__(self, path: Path) -> None:
@@ -34,13 +37,28 @@ class Device:
     def write(self, *events: tuple[int, int, int]) -> None:
         os.write(self._keep, b"".join(struct.pack("llHHi", 1700000000, 5, *event) for event in events))
 
-    def write_bytes(self, data: bytes) -> None:
-        os.write(self._keep, data)
-
 
 @pytest.fixture
-def device(tmp_path) -> Device:
-    return Device(tmp_path / "event0")
+def device(tmp_path, monkeypatch) -> Kernel:
+    """Read by python-evdev itself, but for what it asks the kernel about a device, which a pipe can't answer."""
+    evdev = pytest.importorskip("evdev", reason="needs the extra devices")
+
+    class Piped(evdev.InputDevice):
+        has: ClassVar[list[str]] = ["BTN_SOUTH", "ABS_X", "ABS_Y"]
+
+        def __init__(self, path) -> None:
+            self.path, self.fd, self.name = path, os.open(path, os.O_RDONLY | os.O_NONBLOCK), "Xbox Pad"
+
+        def capabilities(self, **_):
+            kinds = {"BTN": evdev.ecodes.EV_KEY, "ABS": evdev.ecodes.EV_ABS, "REL": evdev.ecodes.EV_REL}
+            return {
+                kind: [evdev.ecodes.ecodes[name] for name in self.has if name.startswith(prefix)]
+                for prefix, kind in kinds.items()
+            }
+
+    monkeypatch.setattr(evdev, "InputDevice", Piped)
+    monkeypatch.setattr(evdev, "list_devices", lambda writable: [str(tmp_path / "event0")])
+    return Kernel(tmp_path / "event0")
 
 
 @pytest.fixture
@@ -84,7 +102,7 @@ def test_keys_need_a_terminal(tmp_path):
 
 def test_a_spacemouse_that_reports_relative_motion(device):
     clock = Now()
-    mouse = InputDevice(device.path, SPACEMOUSE, clock=clock)
+    mouse = EventDevice(device.path, SPACEMICE[0], clock=clock)
     device.write((REL, 0, 175), (REL, 1, -350), (REL, 5, 20), (SYN, 0, 0), (KEY, 0x100, 1), (SYN, 0, 0))
     controls = mouse.read()
     assert controls.axes == {"y": -0.5, "x": 1.0, "yaw": 0.0}  # 20 of 350 is in the dead zone
@@ -98,7 +116,7 @@ def test_a_spacemouse_that_reports_relative_motion(device):
 
 
 def test_a_gamepad(device):
-    pad = InputDevice(device.path, GAMEPAD)
+    pad = EventDevice(device.path, GAMEPAD)
     device.write((ABS, 1, -350), (ABS, 0, 70), (KEY, 0x137, 1), (KEY, 0x137, 2), (SYN, 0, 0))
     assert pad.read() == Controls({"x": 1.0, "y": pytest.approx(-0.2)}, frozenset({"engage"}), frozenset({"engage"}))
     device.write((ABS, 1, 0), (ABS, 0, 0), (KEY, 0x13A, 1), (SYN, 0, 0))
@@ -106,27 +124,69 @@ def test_a_gamepad(device):
 
 
 def test_after_lost_events_all_is_at_rest_until_the_next_report(device):
-    pad = InputDevice(device.path, GAMEPAD)
+    pad = EventDevice(device.path, GAMEPAD)
     device.write((ABS, 1, -350), (KEY, 0x137, 1), (SYN, 0, 0), (SYN, 3, 0), (ABS, 1, -200), (SYN, 0, 0), (ABS, 4, 350))
     assert pad.read() == Controls({"z": -1.0}, frozenset(), frozenset({"engage"}))
 
 
-def test_events_may_come_in_pieces_and_in_masses(device):
-    pad = InputDevice(device.path, GAMEPAD)
-    event = struct.pack("llHHi", 0, 0, ABS, 1, 350)
-    device.write_bytes(event[:7])
-    assert pad.read() == Controls()
-    device.write_bytes(event[7:])
-    assert pad.read().axes == {"x": -1.0}
+def test_events_may_come_in_masses(device):
+    pad = EventDevice(device.path, GAMEPAD)
     device.write(*[(ABS, 1, value) for value in range(-350, 351)])
     assert pad.read().axes == {"x": -1.0}
     device.write((ABS, 1, -10_000))
     assert pad.read().axes == {"x": 1.0}
 
 
-def test_a_device_that_is_not_there_is_reported(tmp_path):
+def test_a_device_that_is_not_there_is_reported(device, tmp_path):
     with pytest.raises(ValueError, match="No such file or directory; is it plugged in"):
-        InputDevice(tmp_path / "event7", GAMEPAD)
+        EventDevice(tmp_path / "event7", GAMEPAD)
+    with pytest.raises(ValueError, match="No such file or directory; is it plugged in"):
+        open_device(Device.GAMEPAD, str(tmp_path / "event7"))
+
+
+def test_devices_are_found_by_what_they_have(device, monkeypatch):
+    import evdev
+
+    pad = open_device(Device.GAMEPAD)
+    device.write((ABS, 1, -350), (SYN, 0, 0))
+    assert pad.read().axes == {"x": 1.0}
+    with pytest.raises(ValueError, match=r"no spacemouse among the readable input devices: Xbox Pad \(.*event0\)"):
+        open_device(Device.SPACEMOUSE)
+    for kind, number in (("REL", REL), ("ABS", ABS)):
+        monkeypatch.setattr(evdev.InputDevice, "has", [f"{kind}_RX", f"{kind}_RZ", "BTN_0"])
+        mouse = open_device(Device.SPACEMOUSE)
+        device.write((number, 5, 350), (SYN, 0, 0))
+        assert mouse.read().axes == {"yaw": -1.0}
+        mouse.close()
+    monkeypatch.setattr(evdev, "list_devices", lambda writable: [])
+    with pytest.raises(ValueError, match="no gamepad among the readable input devices: none; plug it in"):
+        open_device(Device.GAMEPAD)
+
+
+def test_what_the_user_may_not_read_is_told(device, monkeypatch):
+    import evdev
+
+    monkeypatch.setattr(evdev, "list_devices", lambda writable: [])
+    monkeypatch.setattr("real_robot.robots.devices.EVENTS", str(device.path.parent / "event*"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ValueError, match="1 cannot be read: sudo usermod -aG input"):
+        open_device(Device.GAMEPAD)
+
+
+def test_without_its_extra_it_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "evdev", None)
+    with pytest.raises(ValueError, match=r"pip install 'embodied-rl\[devices\]'"):
+        open_device(Device.GAMEPAD)
+
+
+def test_a_terminal_that_was_closed_is_gone():
+    main, other = pty.openpty()
+    keyboard = Keyboard(other)
+    os.close(main)
+    with pytest.raises(OSError, match=r"closed|Input/output"):
+        keyboard.read()
+    keyboard.close()
+    os.close(other)
 
 
 class Scripted:
@@ -168,6 +228,33 @@ def test_holding_engage_keeps_the_robot_still():
     assert person.action(PROPOSED).tolist() == [0.0, 0.2, 0.0, -1.0]
 
 
+def test_a_person_alone_moves_everything_and_the_gripper_stays():
+    press, move = Controls(pressed=frozenset({"gripper"})), Controls({"x": 1.0})
+    axes = {"x": ("x", 0.5), "y": ("y", 0.5), "z": ("pitch", -1.0)}
+    alone = Operator(Scripted(Controls(), press, Controls(), move), ARM, axes, "gripper", alone=True)
+    taken = [alone.action(None).tolist() for _ in range(4)]
+    assert taken == [[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 1.0], [0.5, 0.0, 0.0, 1.0]]
+    with pytest.raises(ValueError, match=r"no axis moves y of the action; give axes=\{y: x\}"):
+        Operator(Scripted(), ARM, {"x": ("x", 0.5), "z": ("z", 0.5)}, "gripper", alone=True)
+
+
+def test_usual_axes_reach_a_share_of_the_limits():
+    assert usual_axes(ARM, {}, 0.5) == {"x": ("x", 0.5), "y": ("y", 0.5), "z": ("z", 0.5)}
+    assert usual_axes(ARM, {"gripper": "roll"}, 1.0)["gripper"] == ("roll", 1.0)
+    with pytest.raises(ValueError, match=r"no action elements \['w'\]"):
+        usual_axes(ARM, {"w": "x"}, 1.0)
+    with pytest.raises(ValueError, match="no limits of the action"):
+        usual_axes(Contract({}, TensorSpec((1,), names=("x",)), 0.1), {}, 1.0)
+
+
+def test_a_leader_is_followed_while_it_measures():
+    at = [np.array([0.1, 0.2]), None]
+    leader = Leader(lambda: at.pop(0), Scripted(Controls({"x": 1.0}), Controls(pressed=frozenset({"success"}))))
+    assert leader.action(None).tolist() == [0.1, 0.2]
+    assert leader.action(None) is None
+    assert leader.pressed == {"success"}
+
+
 def test_waiting_for_a_button():
     person = operator(Controls(), Controls(pressed=frozenset({"failure"})), Controls(pressed=frozenset({"success"})))
     slept = []
@@ -183,7 +270,7 @@ def test_axes_and_elements_that_do_not_exist_are_refused():
 
 
 def test_reading_never_blocks(device):
-    pad = InputDevice(device.path, GAMEPAD)
+    pad = EventDevice(device.path, GAMEPAD)
     thread = threading.Thread(target=pad.read, daemon=True)
     thread.start()
     thread.join(10)

@@ -1,0 +1,208 @@
+"""Recordings for other programs' eyes: rerun, and a layout for Foxglove."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied.command_line.extras import needs_extra
+from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
+from embodied.text import decode
+from real_robot.recording.recording import ROOT, Decided, Ended, Episode, Gap, Item, Message, Recording, Tick
+from real_robot.robots.robot import Array
+
+APPLICATION, TIME = "embodied", "time"
+PLOTTED = 16
+"""Most elements of an observation that are drawn as curves; larger ones, such as scans, as bars."""
+
+
+def to_rerun(recording: Recording, file: Path | None) -> int:
+    """Show `recording` in rerun, or write it to the .rrd `file`; returns the number of control periods.
+
+    Cameras are pictures, small arrays curves with the contract's names, positions points in space, text and what safety
+    said are logs. ROS topics of recorder_node are read by rerun itself.
+
+    Raises:
+        UserError: without the extra "rerun", and if `file` exists.
+    """
+    with needs_extra("rerun"):
+        import rerun as rr
+    if file is not None and file.exists():
+        raise UserError(f"{file} exists; choose another output")
+    rr.init(APPLICATION, recording_id=recording.path.stem, spawn=file is None)
+    if file is not None:
+        rr.save(file)
+    rr.send_blueprint(_blueprint(recording.contract))
+    _name_curves(rr, recording.contract)
+    periods, begun, told, native = 0, 0, "", False
+    for item in recording:
+        native |= isinstance(item, Message)
+        if isinstance(item, Tick):
+            rr.set_time(TIME, duration=item.now_s)
+            _log_tick(rr, item, recording.contract)
+            periods += 1
+            said = f"{item.verdict.state.value}: {item.verdict.reason}"
+            if said != told and (item.verdict.reason or told):
+                rr.log("events", rr.TextLog(said, level="WARN" if item.verdict.reason else "INFO"))
+            told = said
+        elif event := _event(item, begun):
+            begun += isinstance(item, Episode)
+            rr.set_time(TIME, duration=item.stamp_s)
+            rr.log("events", rr.TextLog(event, level="INFO"))
+    if native and not periods:
+        rr.log_file_from_path(recording.path)
+    rr.disconnect()
+    return periods
+
+
+def _event(item: Item, begun: int) -> str:
+    if isinstance(item, Episode):
+        return f"episode {begun} of {item.task or 'a task without a name'}"
+    if isinstance(item, Ended):
+        return "success" if item.success else "failure"
+    return f"{item.dropped} items are missing here" if isinstance(item, Gap) else ""
+
+
+def _log_tick(rr: Any, tick: Tick, contract: Contract) -> None:  # noqa: ANN401 - the package
+    for key, values in tick.reading.observation.items() if tick.reading else ():
+        spec = contract.observation[key]
+        if spec.is_picture:
+            rr.log(f"cameras/{key}", rr.Image(values).compress())
+        elif spec.is_text:
+            rows = values.reshape(-1, values.shape[-1])
+            rr.log(f"text/{key}", rr.TextDocument("\n".join(decode(row) for row in rows)))
+        elif _is_position(spec):
+            rr.log(f"space/{key}", rr.Points3D(values.reshape(-1, 3)))
+            _log_numbers(rr, f"observation/{key}", values)
+        else:
+            _log_numbers(rr, f"observation/{key}", values)
+    for name, action in (("asked", tick.asked), ("written", tick.verdict.action)):
+        if action is not None:
+            _log_numbers(rr, f"action/{name}", np.asarray(action))
+
+
+def _log_numbers(rr: Any, path: str, values: Array) -> None:  # noqa: ANN401 - the package
+    flat = values.reshape(-1).astype(np.float64)
+    rr.log(path, rr.Scalars(flat) if len(flat) <= PLOTTED else rr.BarChart(flat))
+
+
+def _is_position(spec: TensorSpec) -> bool:
+    return spec.unit == "m" and spec.shape[-1:] == (3,) and spec.names in ((), ("x", "y", "z"))
+
+
+def _name_curves(rr: Any, contract: Contract) -> None:  # noqa: ANN401 - the package
+    named = {f"observation/{key}": spec for key, spec in contract.observation.items()}
+    for path, spec in (named | dict.fromkeys(("action/asked", "action/written"), contract.action)).items():
+        if spec.names and spec.shape == (len(spec.names),) and len(spec.names) <= PLOTTED:
+            rr.log(path, rr.SeriesLines(names=[_label(name, spec) for name in spec.names]), static=True)
+
+
+def _label(name: str, spec: TensorSpec) -> str:
+    return f"{name} [{spec.unit}]" if spec.unit and "," not in spec.unit else name
+
+
+def _blueprint(contract: Contract) -> Any:  # noqa: ANN401 - rerun's
+    import rerun.blueprint as rrb
+
+    seen = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+    looks: list[Any] = [rrb.Spatial2DView(origin=f"cameras/{key}") for key, spec in seen.items() if spec.is_picture]
+    if any(_is_position(spec) for spec in seen.values()):
+        looks.append(rrb.Spatial3DView(origin="space"))
+    curves = [
+        rrb.TimeSeriesView(origin="action"),
+        *(rrb.TimeSeriesView(origin=f"observation/{k}") for k in plotted(seen)),
+    ]
+    right = rrb.Vertical(*curves, rrb.TextLogView(origin="events"))
+    return rrb.Blueprint(rrb.Horizontal(rrb.Vertical(*looks), right) if looks else right)
+
+
+def plotted(seen: dict[str, TensorSpec]) -> list[str]:
+    """Observations of `seen` that are few numbers."""
+    return [key for key, spec in seen.items() if not spec.is_text and 0 < np.prod(spec.shape) <= PLOTTED]
+
+
+def foxglove_layout(contract: Contract) -> str:
+    """A Foxglove layout, JSON, for recordings with `contract`: cameras, commands, small observations, what safety said.
+
+    Source of the format: docs.foxglove.dev, layouts that Foxglove exports.
+    """
+    seen = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
+    panels: dict[str, dict[str, Any]] = {}
+    for key in (key for key, spec in seen.items() if spec.is_picture):
+        panels[f"Image!{key}"] = {"imageMode": {"imageTopic": f"{ROOT}/observation/{key}"}}
+    actions = [(f"action/{name}", contract.action, f"{name} ") for name in ("asked", "written")]
+    panels["Plot!action"] = _plot("action", actions)
+    for key in plotted(seen):
+        panels[f"Plot!{key}"] = _plot(key, [(f"observation/{key}", seen[key], "")])
+    panels["RawMessages!tick"] = {"topicPath": f"{ROOT}/tick"}
+    panels["DiagnosticSummary!nodes"] = {"topicToRender": "/diagnostics", "minLevel": 0, "sortByLevel": True}
+    layout = {"configById": panels, "globalVariables": {}, "userNodes": {}, "playbackConfig": {"speed": 1}}
+    return json.dumps(layout | {"layout": _tiled(list(panels), "row")}, indent=2) + "\n"
+
+
+def _plot(title: str, drawn: list[tuple[str, TensorSpec, str]]) -> dict[str, Any]:
+    paths = [
+        {"value": f"{ROOT}/{name}.data[{place}]", "label": f"{prefix}{_label(element, spec)}", "enabled": True,
+         "timestampMethod": "receiveTime"}
+        for name, spec, prefix in drawn
+        for place, element in enumerate(spec.names or map(str, range(int(np.prod(spec.shape)))))
+    ]  # fmt: skip
+    return {"foxglovePanelTitle": title, "paths": paths, "xAxisVal": "timestamp", "isSynced": True, "showLegend": True}
+
+
+def _tiled(panels: list[str], direction: str) -> Any:  # noqa: ANN401 - a name, or a tree of them
+    """Halves of halves, side by side and one above the other by turns."""
+    if len(panels) == 1:
+        return panels[0]
+    half, other = (len(panels) + 1) // 2, "column" if direction == "row" else "row"
+    return {"direction": direction, "first": _tiled(panels[:half], other), "second": _tiled(panels[half:], other)}
+
+
+@dataclass
+class _Row:
+    """What happened in an episode."""
+
+    title: str
+    periods: int = 0
+    human: int = 0
+    held: dict[str, int] = field(default_factory=dict)
+
+    def add(self, tick: Tick) -> None:
+        self.periods += 1
+        self.human += tick.intervention
+        if tick.verdict.action is None:
+            self.held[tick.verdict.reason] = self.held.get(tick.verdict.reason, 0) + 1
+
+    def text(self) -> str:
+        share = f", {self.human} by a person" if self.human else ""
+        held = "".join(f"; {count} held: {reason}" for reason, count in self.held.items())
+        return f"{self.title}, {self.periods} periods{share}{held}"
+
+
+def summary(recording: Recording) -> str:
+    """What is in `recording`, one line for each episode: periods, outcome, who acted, why the robot held."""
+    decisions = missing = 0
+    rows = [_Row("before the first episode")]
+    outcomes = {number: "success" if success else "failure" for number, success in recording.outcomes().items()}
+    topics: dict[str, int] = {}
+    for item in recording:
+        if isinstance(item, Episode):
+            number = len(rows) - 1
+            rows.append(_Row(f"episode {number} {item.task}: {outcomes.get(number, 'no outcome')}"))
+        if isinstance(item, Tick):
+            rows[-1].add(item)
+        decisions += isinstance(item, Decided)
+        missing += item.dropped if isinstance(item, Gap) else 0
+        if isinstance(item, Message):
+            topics[item.topic] = topics.get(item.topic, 0) + 1
+    lines = [f"{recording.path}, recorded with {json.dumps(recording.origin)}"]
+    lines += [row.text() for row in rows[(rows[0].periods == 0) :]]
+    lines += [f"{decisions} decisions of a policy"] * bool(decisions)
+    lines += [f"{topic}: {count} messages" for topic, count in topics.items()]
+    lines += [f"{missing} items are missing: the disk was too slow"] * bool(missing)
+    return "\n".join(lines + ["it was not finished: the end is missing"] * (not recording.complete))

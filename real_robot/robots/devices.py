@@ -1,0 +1,262 @@
+"""A person's input devices: the keys of a terminal, and gamepads and SpaceMice by python-evdev.
+
+Keys are read from the terminal, not from an event device, so that they also work over SSH and without permissions.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import termios
+import time
+import tty
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from embodied.command_line.extras import needs_extra
+from embodied.errors import UserError
+from real_robot.robots.intervention import Channel, Controls
+from real_robot.robots.robot import Clock
+
+KEYS = {
+    "w": ("x", 1.0), "s": ("x", -1.0), "a": ("y", 1.0), "d": ("y", -1.0), "r": ("z", 1.0), "f": ("z", -1.0),
+    "u": ("roll", 1.0), "o": ("roll", -1.0), "i": ("pitch", 1.0), "k": ("pitch", -1.0), "j": ("yaw", 1.0),
+    "l": ("yaw", -1.0),
+}  # fmt: skip
+KEY_BUTTONS = {" ": "gripper", "\n": "success", "\x7f": "failure", "\x1b": "stop"}
+EVENTS = "/dev/input/event*"
+
+
+class Keyboard:
+    """Keys of a terminal; `KEYS` move, space is the gripper, enter success, backspace failure, escape the e-stop.
+
+    A terminal reports key presses but not releases: each press counts for `lasting_s`, longer than the pause before a
+    key repeats.
+
+    Raises:
+        UserError: if `descriptor` is not a terminal.
+    """
+
+    def __init__(self, descriptor: int = 0, *, lasting_s: float = 0.6, clock: Clock = time.monotonic) -> None:
+        if not os.isatty(descriptor):
+            raise UserError("expected a terminal to read keys from; run it in one, or use a gamepad or SpaceMouse")
+        self._descriptor, self._lasting_s, self._clock = descriptor, lasting_s, clock
+        self._before = termios.tcgetattr(descriptor)
+        self._blocking = os.get_blocking(descriptor)
+        tty.setcbreak(descriptor)
+        os.set_blocking(descriptor, False)
+        self._until: dict[str, tuple[float, float]] = {}  # axis -> deflection, end
+
+    def read(self) -> Controls:
+        """The keys pressed recently.
+
+        Raises:
+            OSError: if the terminal is gone.
+        """
+        now, pressed = self._clock(), set()
+        try:
+            text = os.read(self._descriptor, 1024).decode(errors="ignore")
+            if not text:  # where no key is pressed, reading would block
+                raise OSError(errno.EIO, "the terminal was closed")
+        except BlockingIOError:
+            text = ""
+        for key in text:
+            if key in KEYS:
+                axis, value = KEYS[key]
+                self._until[axis] = value, now + self._lasting_s
+            elif key in KEY_BUTTONS:
+                pressed.add(KEY_BUTTONS[key])
+        axes = {axis: value for axis, (value, end) in self._until.items() if now < end}
+        return Controls(axes, frozenset(), frozenset(pressed))
+
+    def close(self) -> None:
+        """Restore the terminal's settings."""
+        with suppress(termios.error):  # it is gone
+            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
+        os.set_blocking(self._descriptor, self._blocking)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which events, by their names in the kernel, are which axis, with its sign, and which button.
+
+    A device is one of these if it has all events `known`. `full` is the full deflection of devices that do not report
+    their range, such as a SpaceMouse with relative motion. Such a device counts as released after `rest_s` without
+    events, because the kernel drops zeros.
+    """
+
+    axes: Mapping[str, tuple[str, float]]
+    buttons: Mapping[str, str]
+    known: tuple[str, ...]
+    full: int = 350
+    rest_s: float = 0.1
+
+
+GAMEPAD = Layout(
+    {"ABS_X": ("y", -1.0), "ABS_Y": ("x", -1.0), "ABS_RX": ("yaw", -1.0), "ABS_RY": ("z", -1.0),
+     "ABS_HAT0X": ("roll", 1.0), "ABS_HAT0Y": ("pitch", 1.0)},
+    {"BTN_SOUTH": "gripper", "BTN_EAST": "failure", "BTN_NORTH": "success", "BTN_WEST": "success", "BTN_TL": "engage",
+     "BTN_TR": "engage", "BTN_SELECT": "stop", "BTN_START": "go"},
+    ("BTN_SOUTH", "ABS_X", "ABS_Y"),
+)  # fmt: skip
+"""Sticks move and turn, south is the gripper, east failure, north and west success, shoulders engage, select stops."""
+_CAP = {"X": ("y", -1.0), "Y": ("x", -1.0), "Z": ("z", -1.0), "RX": ("pitch", -1.0), "RY": ("roll", -1.0),
+        "RZ": ("yaw", -1.0)}  # fmt: skip
+_MOUSE_BUTTONS = {"BTN_0": "gripper", "BTN_1": "success"}
+SPACEMICE = (
+    Layout({f"REL_{axis}": to for axis, to in _CAP.items()}, _MOUSE_BUTTONS, ("REL_RX", "REL_RZ", "BTN_0")),
+    Layout({f"ABS_{axis}": to for axis, to in _CAP.items()}, _MOUSE_BUTTONS, ("ABS_RX", "ABS_RZ", "BTN_0")),
+)
+"""The cap moves and turns, the left button is the gripper, the right one success; by kernel with or without a range."""
+
+
+class EventDevice:
+    """A gamepad or SpaceMouse by its event device, such as /dev/input/by-id/*-event-joystick.
+
+    Deflections below `dead` count as zero.
+
+    Raises:
+        UserError: if the device can't be opened, or without python-evdev.
+    """
+
+    def __init__(self, path: str | Path, layout: Layout, *, dead: float = 0.1, clock: Clock = time.monotonic) -> None:
+        evdev = _evdev()
+        try:
+            self._device = evdev.InputDevice(path)
+        except OSError as error:
+            raise UserError(f"can't read {path}: {error.strerror}; is it plugged in? {_permission()}") from error
+        codes = evdev.ecodes.ecodes
+        self._codes, self._layout, self._dead, self._clock = evdev.ecodes, layout, dead, clock
+        self._axes_of = {(_kind(evdev, name), codes[name]): to for name, to in layout.axes.items()}
+        self._buttons_of = {codes[name]: button for name, button in layout.buttons.items()}
+        self._ranges = {code: self._range(code) for kind, code in self._axes_of if kind == evdev.ecodes.EV_ABS}
+        self._rest()
+        self._rest_at: float | None = None
+        self._dropping = False
+
+    def read(self) -> Controls:
+        """Process all pending events.
+
+        Raises:
+            OSError: if the device is gone.
+        """
+        codes, pressed = self._codes, set[str]()
+        for event in self._events():
+            if self._dropping:  # the kernel's queue overflowed: its events are invalid until the next report
+                self._dropping = (event.type, event.code) != (codes.EV_SYN, codes.SYN_REPORT)
+            elif (event.type, event.code) == (codes.EV_SYN, codes.SYN_DROPPED):
+                self._rest()
+                self._dropping = True
+            elif (event.type, event.code) in self._axes_of:
+                self._deflect(event.type, event.code, event.value)
+            elif event.type == codes.EV_KEY and event.code in self._buttons_of:
+                self._press(self._buttons_of[event.code], event.value, pressed)
+        if self._rest_at is not None and self._clock() >= self._rest_at:
+            self._axes, self._rest_at = {}, None
+        return Controls(dict(self._axes), frozenset(self._held), frozenset(pressed))
+
+    def close(self) -> None:
+        """Close the event device."""
+        self._device.close()
+
+    def _events(self) -> list[Any]:
+        found: list[Any] = []
+        while True:
+            try:
+                some = list(self._device.read())
+            except BlockingIOError:
+                return found
+            if not some:
+                return found
+            found += some
+
+    def _deflect(self, kind: int, code: int, value: int) -> None:
+        axis, sign = self._axes_of[kind, code]
+        relative = kind == self._codes.EV_REL
+        low, high = (-self._layout.full, self._layout.full) if relative else self._ranges[code]
+        deflection = min(max((2.0 * value - low - high) / (high - low), -1.0), 1.0)
+        self._axes[axis] = sign * deflection if abs(deflection) > self._dead else 0.0
+        if relative:
+            self._rest_at = self._clock() + self._layout.rest_s
+
+    def _press(self, button: str, value: int, pressed: set[str]) -> None:
+        if value == 1:  # 2 is a repeat
+            pressed.add(button)
+            self._held.add(button)
+        elif value == 0:
+            self._held.discard(button)
+
+    def _rest(self) -> None:
+        self._axes: dict[str, float] = {}
+        self._held: set[str] = set()
+
+    def _range(self, code: int) -> tuple[int, int]:
+        """The kernel's range of an absolute axis, or the layout's if the device has none."""
+        try:
+            info = self._device.absinfo(code)
+        except OSError:
+            return -self._layout.full, self._layout.full
+        return (info.min, info.max) if info.min < info.max else (-self._layout.full, self._layout.full)
+
+
+class Device(Enum):
+    """What a person drives with; `LEADER` is a second arm, which needs ROS 2."""
+
+    KEYBOARD = "keyboard"
+    GAMEPAD = "gamepad"
+    SPACEMOUSE = "spacemouse"
+    LEADER = "leader"
+
+
+LAYOUTS = {Device.GAMEPAD: (GAMEPAD,), Device.SPACEMOUSE: SPACEMICE}
+
+
+def open_device(device: Device, event: str = "") -> Channel:
+    """The `device`: keys of this terminal, else the event device `event`, or the first of its kind.
+
+    Raises:
+        UserError: on one line, if there is none, it is another one, or can't be read.
+    """
+    if device not in LAYOUTS:
+        return Keyboard()
+    evdev = _evdev()
+    found, others = [], []
+    for path in [event] if event else sorted(evdev.list_devices(writable=False)):
+        try:
+            opened = evdev.InputDevice(path)
+        except OSError as error:
+            raise UserError(f"can't read {path}: {error.strerror}; is it plugged in? {_permission()}") from error
+        has = {(kind, code) for kind, codes in opened.capabilities(absinfo=False).items() for code in codes}
+        found += [(path, layout) for layout in LAYOUTS[device] if has >= _needed(evdev, layout)]
+        others.append(f"{opened.name} ({path})")
+        opened.close()
+    if not found:
+        listed = ", ".join(others) or "none"
+        raise UserError(f"no {device.value} among the readable input devices: {listed}; plug it in. {_permission()}")
+    return EventDevice(*found[0])
+
+
+def _needed(evdev: Any, layout: Layout) -> set[tuple[int, int]]:  # noqa: ANN401 - the package
+    return {(_kind(evdev, name), evdev.ecodes.ecodes[name]) for name in layout.known}
+
+
+def _kind(evdev: Any, name: str) -> int:  # noqa: ANN401 - the package
+    """The type of the events `name`."""
+    kinds = {"ABS": evdev.ecodes.EV_ABS, "REL": evdev.ecodes.EV_REL, "BTN": evdev.ecodes.EV_KEY}
+    return kinds[name.partition("_")[0]]
+
+
+def _permission() -> str:
+    closed = [path for path in glob(EVENTS) if not os.access(path, os.R_OK)]
+    return f"{len(closed)} cannot be read: sudo usermod -aG input $USER, and log in again" if closed else ""
+
+
+def _evdev() -> Any:  # noqa: ANN401 - the package
+    with needs_extra("devices"):
+        import evdev
+    return evdev

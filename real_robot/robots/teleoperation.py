@@ -1,0 +1,261 @@
+"""Episodes that a person begins, drives and judges, recorded; where they do not act, a policy may."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embodied.deployment.chunking import Execution
+from embodied.environment import Environment
+from embodied.errors import UserError
+from embodied.policy import Policy
+from embodied.viewer.options import ViewerOptions
+from real_robot.recording.lerobot_dataset import Store
+from real_robot.recording.recorder import Recorder
+from real_robot.robots.control_loop import Controller, ControlLoop, Executor
+from real_robot.robots.devices import Device, open_device
+from real_robot.robots.environment import first_reading
+from real_robot.robots.intervention import GRIPPER, Leader, Operator, Person, usual_axes
+from real_robot.robots.robot import Array, Clock, Reading, Robot, SimulatedRobot
+from real_robot.safety.filters import action_names
+from real_robot.safety.limits import Limits, load_limits
+from real_robot.safety.safety import Safety, State, Verdict
+from real_robot.serving.chunk_executor import ChunkExecutor
+
+log = logging.getLogger(__name__)
+SIMULATION = "simulation"
+PATIENCE = 2.5
+"""Control periods without a measurement or a command after which the robot holds."""
+
+
+@dataclass
+class RecordConfig(ViewerOptions):
+    """Options of record.py, besides `task` and task.*, which are those of train.py.
+
+    `robot` is simulation, or a row of the tables with its `options`. `device` drives it; `event` is the device's path
+    if there are several. `axes` of the device by action element: by default those of elements with names such as x, yaw
+    and speed. Full deflection is the share `speed` of the action's limit. `leader` is the topic of a second arm's joint
+    states; `leader_joints` are theirs in the action's order. The policy in `checkpoint` acts where the person does not.
+    `episodes` ends the program after so many. `limits` is a YAML file of the robot's. Commands have the `prefix` on
+    which safety_node listens. `simulated_time` is that of /clock. `real_time` asks for real-time scheduling. `lerobot`
+    writes a dataset, too, with `pictures` as videos or images; `output` is a new folder.
+    """
+
+    robot: str = SIMULATION
+    options: dict[str, Any] = field(default_factory=dict)
+    device: Device = Device.KEYBOARD
+    event: str = ""
+    axes: dict[str, str] = field(default_factory=dict)
+    speed: float = 0.5
+    leader: str = "leader/joint_states"
+    leader_joints: list[str] = field(default_factory=list)
+    checkpoint: str | None = None
+    episodes: int | None = None
+    limits: str | None = None
+    prefix: str = "policy/"
+    simulated_time: bool = False
+    real_time: bool = False
+    lerobot: bool = True
+    pictures: Store = Store.VIDEO
+    output: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UserError for a speed that is none, and for a leader arm in a simulation."""
+        if not 0.0 < self.speed <= 1.0:
+            raise UserError(f"expected a speed above 0, up to 1, got {self.speed}")
+        if self.device is Device.LEADER and self.robot == SIMULATION:
+            raise UserError("device=leader needs ROS 2; give the follower's row, such as robot=joint_trajectory")
+
+
+@dataclass(frozen=True)
+class Station:
+    """A robot that a person can drive.
+
+    Attributes:
+        robot: what moves.
+        clock: of its measurements.
+        sleep: waits, in real time; it also handles what arrives meanwhile.
+        begin: called before every episode; it may move a simulated robot to a start.
+        over: whether an episode has ended by itself: True is success; None: no.
+        alive: called in every period while commands come.
+        leader: the positions [A] of a second arm; None without a new one.
+    """
+
+    robot: Robot
+    clock: Clock
+    sleep: Callable[[float], None]
+    begin: Callable[[], None]
+    over: Callable[[], bool | None] = lambda: None
+    alive: Callable[[], None] = lambda: None
+    leader: Callable[[], Array | None] = lambda: None
+
+
+class Driver:
+    """An executor of the actions of a `person`, and of a `policy` where they do not intervene."""
+
+    def __init__(self, person: Person, policy: Executor | None) -> None:
+        self.person, self._policy = person, policy
+        self.human = False
+        """Whether the last action was the person's."""
+        self.lost: OSError | None = None
+        """Why the person's device can't be read any more."""
+
+    def reset(self) -> None:
+        """Begin an episode."""
+        if self._policy:
+            self._policy.reset()
+
+    def observe(self, reading: Reading) -> None:
+        """Show the policy a measurement."""
+        if self._policy:
+            self._policy.observe(reading)
+
+    def action(self, now_s: float) -> Array | None:
+        """The action [A] for now; None if neither has one."""
+        proposed = self._policy.action(now_s) if self._policy else None
+        taken = None
+        try:
+            taken = self.person.action(proposed)
+        except OSError as error:
+            self.lost = error
+        self.human = taken is not None
+        return proposed if taken is None else taken
+
+
+class _QuitError(Exception):
+    """The person, or a signal, wants no more episodes."""
+
+
+class Session:
+    """Runs the episodes of `task` at a `station`; success or the stop is told by buttons, or by `station.over`.
+
+    Only `safety` writes to the robot. Every episode that was no success, also one that was stopped, is recorded as a
+    failure. `stopping` says whether the program has been asked to end.
+    """
+
+    def __init__(
+        self, station: Station, safety: Safety, driver: Driver, recorder: Recorder, task: str,
+        stopping: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._station, self._safety, self._driver, self._recorder = station, safety, driver, recorder
+        self._task, self._stopping = task, stopping
+        self._loop = ControlLoop(station.robot.contract.control_dt_s, sleep=station.sleep)
+        self._controller = Controller(station.robot, driver, safety, station.clock, self._record)
+        self._success, self._told = False, ""
+
+    def run(self, episodes: int | None) -> list[bool]:
+        """Up to `episodes` of them, until the person stops while none runs; returns which were successes.
+
+        Raises:
+            UserError: if the person's device is gone, or the robot does not measure.
+        """
+        outcomes: list[bool] = []
+        try:
+            while episodes is None or len(outcomes) < episodes:
+                outcomes.append(self._episode(len(outcomes)))
+        except _QuitError:
+            pass
+        except OSError as error:  # while waiting
+            self._driver.lost = error
+        if self._driver.lost:
+            raise UserError(f"the person's controls are gone: {self._driver.lost}; the recording is complete")
+        return outcomes
+
+    def _episode(self, number: int) -> bool:
+        station = self._station
+        station.begin()
+        log.info(f"episode {number}: success or go begins it, stop ends the program")
+        if self._driver.person.wait_for("success", "go", "stop", sleep=self._wait) == "stop":
+            raise _QuitError
+        if self._safety.state is State.STOPPED:
+            self._safety.reset()
+        first_reading(station.robot, station.clock, station.sleep)
+        self._recorder.begin_episode(self._task)
+        self._driver.reset()
+        self._success, self._told = False, ""
+        timing = self._loop.run(self._period)
+        station.robot.hold()
+        self._recorder.end_episode(success=self._success)
+        outcome = "success" if self._success else "failure" if not self._told else f"ended: {self._told}"
+        log.info(f"episode {number}: {outcome}; {timing.periods} periods, {timing.missed} missed")
+        if self._stopping() or self._driver.lost:
+            raise _QuitError
+        return self._success
+
+    def _period(self) -> None:
+        self._station.alive()
+        verdict = self._controller.tick()
+        pressed = self._driver.person.pressed
+        if self._driver.lost:
+            self._safety.trip("the person's controls are gone")
+        elif "stop" in pressed:
+            self._safety.trip("stopped by a person")
+        if self._safety.reason != self._told:
+            self._told = self._safety.reason
+            if self._told:
+                log.warning(f"{verdict.state.value}: {self._told}")
+        told = True if "success" in pressed else False if "failure" in pressed else self._station.over()
+        if told is not None or self._safety.state is State.STOPPED or self._stopping():
+            self._success = bool(told) and self._safety.state is not State.STOPPED
+            self._loop.stop()
+
+    def _record(self, now_s: float, reading: Reading | None, asked: Array | None, verdict: Verdict) -> None:
+        self._recorder.write(now_s, reading, asked, verdict, self._driver.human)
+
+    def _wait(self, seconds: float) -> None:
+        self._station.sleep(seconds)
+        if self._stopping():
+            raise _QuitError
+
+
+def simulated(environment: Environment) -> Station:
+    """The robot of `environment` (N = 1, K = 1), at rest where no action is; an episode ends as there."""
+    spec = environment.contract.action
+    rest = np.clip(np.zeros(spec.shape, np.float32), spec.low or -np.inf, spec.high or np.inf)
+    robot = SimulatedRobot(environment, lambda _: rest)
+
+    def over() -> bool | None:
+        ended = robot.transition
+        return None if ended is None or not bool(ended.done[0]) else bool(ended.success[0])
+
+    return Station(robot, robot.clock, time.sleep, lambda: robot.reset() and None, over)
+
+
+def limits(path: str | None, control_dt_s: float) -> Limits:
+    """The limits in the YAML file at `path`; by default those of the contract, with time-outs that fit the rate."""
+    if path:
+        return load_limits(Path(path))
+    timeout_s = max(Limits.command_timeout_s, PATIENCE * control_dt_s)
+    return Limits(observation_timeout_s=timeout_s, command_timeout_s=timeout_s)
+
+
+def acting(policy: Policy, station: Station) -> ChunkExecutor:
+    """`policy` on the robot of `station`; without waiting for it, unless time is simulated."""
+    robot, clock = station.robot, station.clock
+    waits = isinstance(robot, SimulatedRobot)
+    return ChunkExecutor(policy, robot.contract, execution=Execution.NAIVE, clock=clock, asynchronous=not waits)
+
+
+def person(config: RecordConfig, station: Station) -> Person:
+    """Whoever drives with the device of `config`.
+
+    Raises:
+        UserError: if there is no such device, or it does not move every element of the action.
+    """
+    contract = station.robot.contract
+    if config.device is Device.LEADER:
+        return Leader(station.leader, open_device(Device.KEYBOARD))
+    axes = usual_axes(contract, config.axes, config.speed)
+    gripper = GRIPPER if GRIPPER in action_names(contract) and GRIPPER not in axes else ""
+    channel = open_device(config.device, config.event)
+    try:
+        return Operator(channel, contract, axes, gripper, alone=config.checkpoint is None)
+    except UserError:
+        channel.close()
+        raise
