@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> None:
     with GracefulStop() as stop, ExitStack() as opened:
         station = opened.enter_context(_station(config, task, opened))
         person = opened.enter_context(closing(teleoperation.person(config, station)))
-        contract, clock = station.robot.contract, station.clock
+        contract, clock = station.contract, station.clock
         safety = Safety(station.robot, teleoperation.limits(config.limits, contract.control_dt_s), clock)
         policy = None
         if config.checkpoint:

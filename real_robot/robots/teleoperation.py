@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from embodied.contract import Contract
 from embodied.deployment.chunking import Execution
 from embodied.environment import Environment
 from embodied.errors import UserError
@@ -79,21 +80,25 @@ class Station:
 
     Attributes:
         robot: what moves.
+        contract: of the policies that it serves, and of recordings.
         clock: of its measurements.
         sleep: waits, in real time; it also handles what arrives meanwhile.
         begin: called before every episode; it may move a simulated robot to a start.
         over: whether an episode has ended by itself: True is success; None: no.
         alive: called in every period while commands come.
         leader: the positions [A] of a second arm; None without a new one.
+        translate: makes an executor of the robot's actions of one of the contract's, where they differ.
     """
 
     robot: Robot
+    contract: Contract
     clock: Clock
     sleep: Callable[[float], None]
     begin: Callable[[], None]
     over: Callable[[], bool | None] = lambda: None
     alive: Callable[[], None] = lambda: None
     leader: Callable[[], Array | None] = lambda: None
+    translate: Callable[[Executor], Executor] = lambda executor: executor
 
 
 class Driver:
@@ -103,6 +108,8 @@ class Driver:
         self.person, self._policy = person, policy
         self.human = False
         """Whether the last action was the person's."""
+        self.asked: Array | None = None
+        """That action [A]."""
         self.lost: OSError | None = None
         """Why the person's device can't be read any more."""
 
@@ -125,7 +132,8 @@ class Driver:
         except OSError as error:
             self.lost = error
         self.human = taken is not None
-        return proposed if taken is None else taken
+        self.asked = proposed if taken is None else taken
+        return self.asked
 
 
 class _QuitError(Exception):
@@ -146,7 +154,9 @@ class Session:
         self._station, self._safety, self._driver, self._recorder = station, safety, driver, recorder
         self._task, self._stopping = task, stopping
         self._loop = ControlLoop(station.robot.contract.control_dt_s, sleep=station.sleep)
-        self._controller = Controller(station.robot, driver, safety, station.clock, self._record)
+        self._translated = station.contract.action != station.robot.contract.action
+        executor = station.translate(driver)
+        self._controller = Controller(station.robot, executor, safety, station.clock, self._record)
         self._success, self._told = False, ""
 
     def run(self, episodes: int | None) -> list[bool]:
@@ -206,6 +216,9 @@ class Session:
             self._loop.stop()
 
     def _record(self, now_s: float, reading: Reading | None, asked: Array | None, verdict: Verdict) -> None:
+        if self._translated:  # policies are to learn what the person did, not what it was turned into
+            asked = self._driver.asked
+            verdict = replace(verdict, action=None if verdict.action is None else asked)
         self._recorder.write(now_s, reading, asked, verdict, self._driver.human)
 
     def _wait(self, seconds: float) -> None:
@@ -224,7 +237,7 @@ def simulated(environment: Environment) -> Station:
         ended = robot.transition
         return None if ended is None or not bool(ended.done[0]) else bool(ended.success[0])
 
-    return Station(robot, robot.clock, time.sleep, lambda: robot.reset() and None, over)
+    return Station(robot, robot.contract, robot.clock, time.sleep, lambda: robot.reset() and None, over)
 
 
 def limits(path: str | None, control_dt_s: float) -> Limits:
@@ -237,9 +250,8 @@ def limits(path: str | None, control_dt_s: float) -> Limits:
 
 def acting(policy: Policy, station: Station) -> ChunkExecutor:
     """`policy` on the robot of `station`; without waiting for it, unless time is simulated."""
-    robot, clock = station.robot, station.clock
-    waits = isinstance(robot, SimulatedRobot)
-    return ChunkExecutor(policy, robot.contract, execution=Execution.NAIVE, clock=clock, asynchronous=not waits)
+    waits, clock = isinstance(station.robot, SimulatedRobot), station.clock
+    return ChunkExecutor(policy, station.contract, execution=Execution.NAIVE, clock=clock, asynchronous=not waits)
 
 
 def person(config: RecordConfig, station: Station) -> Person:
@@ -248,7 +260,7 @@ def person(config: RecordConfig, station: Station) -> Person:
     Raises:
         UserError: if there is no such device, or it does not move every element of the action.
     """
-    contract = station.robot.contract
+    contract = station.contract
     if config.device is Device.LEADER:
         return Leader(station.leader, open_device(Device.KEYBOARD))
     axes = usual_axes(contract, config.axes, config.speed)

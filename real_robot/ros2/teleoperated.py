@@ -57,10 +57,11 @@ def station(
     executor = SingleThreadedExecutor()
     executor.add_node(node)
     try:
-        made = RosRobot(node, robot_table(robot, wanted, options), prefix)
-        joints = tuple(leader_joints) or action_names(made.contract)
-        if len(joints) != len(action_names(made.contract)):
-            raise UserError(f"expected leader_joints for {', '.join(action_names(made.contract))}, got {list(joints)}")
+        table = robot_table(robot, wanted, options)
+        made, names = RosRobot(node, table, prefix), action_names(table.served)
+        joints = tuple(leader_joints) or names
+        if len(joints) != len(names):
+            raise UserError(f"expected leader_joints for {', '.join(names)}, got {list(joints)}")
         followed = _Followed(node, leader, joints) if leader else None
         beats = node.create_publisher(Header, prefix + HEARTBEAT, QoSProfile(depth=1))
 
@@ -74,7 +75,10 @@ def station(
 
         lead = followed.positions if followed else lambda: None
         try:
-            yield Station(made, made.clock, partial(_spin, executor), begin, alive=alive, leader=lead)
+            yield Station(
+                made, table.served, made.clock, partial(_spin, executor), begin, alive=alive, leader=lead,
+                translate=table.translate,
+            )  # fmt: skip
         finally:
             made.close()
             _spin(executor, ARRIVED_S)  # what was sent last
