@@ -66,6 +66,7 @@ class Engagement:
 
     def command(self) -> None:
         """A valid command has come."""
+        self._advance()  # first, since a process that was stalled has missed the gap
         now_s = self._clock()
         if not self._alive:
             self._began_s = now_s

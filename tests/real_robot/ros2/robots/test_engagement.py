@@ -138,6 +138,15 @@ def test_a_gap_is_bridged_or_ends_it(gap_s: float):
     assert (clock.asked() == []) is engagement.commands
 
 
+def test_a_stalled_process_does_not_go_on_as_if_nothing_had_been():
+    clock = Clock()
+    engagement = clock.follow()
+    clock.now_s += 0.3
+    engagement.command()
+    assert not engagement.commands
+    assert engagement.reason == "no valid command for 0.1 s"
+
+
 @pytest.mark.parametrize("condition", [PILOT, DISARMED, FAILSAFE])
 def test_a_robot_that_no_longer_follows_is_not_followed_up(condition: Condition):
     clock = Clock()
