@@ -100,7 +100,7 @@ class RosRobot:
 
     def start(self) -> None:
         """An operator wants a robot that others may steer too to follow, from the next command on; see `Engagement`."""
-        self._uncalled, self._before = [], None
+        self._before = None
         if self._engagement and not self.stopped:
             self._engagement.reset()
 

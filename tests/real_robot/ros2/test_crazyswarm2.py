@@ -136,6 +136,16 @@ def test_a_request_to_land_that_found_no_service_is_dropped_by_the_next_flight()
     assert flown.calls == ["arm", "arm"]
 
 
+def test_a_request_to_arm_that_found_no_service_is_dropped_with_the_flight():
+    flown = Crazyflie("crazyswarm2", 0, services=())
+    flown.run(1.0)
+    flown.info |= CRAZYFLIE_TUMBLED
+    flown.run(1.0)
+    flown.serve("arm")
+    flown.run(1.0)
+    assert flown.calls == []
+
+
 def test_a_silent_crazyflie_gets_nothing():
     flown = Crazyflie("crazyswarm2", CRAZYFLIE_ARMED)
     flown.run(1.0)

@@ -384,6 +384,8 @@ def test_an_emergency_stop_is_repeated_until_px4_is_disarmed_and_not_afterwards(
     assert world.report == (ERROR, "emergency stop; it gets nothing from here before ~/reset")
     world.policy = True
     world.silent(3.0)
+    world.node.deactivate()
+    world.node.activate()
     world.px4.arm(forced=True)  # a pilot's next flight is not ours to end
     world.px4.flying = True
     world.silent(3.0)
