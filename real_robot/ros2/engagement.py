@@ -13,6 +13,8 @@ from enum import Enum
 from real_robot.robots.robot import Clock
 from real_robot.ros2.robots.tables import Behaviour, Condition, Table
 
+QUIET_S = 3.0
+"""Commands that come sooner after the node's activation come to one that was restarted, perhaps by no operator."""
 ASK_S = 3.0
 """A request may be lost: it is repeated whenever a status shows no effect yet, and given up after this time."""
 LEAVE_S = 1.0
@@ -45,6 +47,11 @@ class Engagement:
         self._heard_s = self._commanded_s = -math.inf
         self.reset()
 
+    def begin(self) -> None:
+        """The node has begun: only a policy that is activated later is followed, or one that an operator resets."""
+        self.reset()
+        self._quiet_s = self._clock() + QUIET_S
+
     def reset(self) -> None:
         """An operator wants the robot to follow, from the next command on."""
         self.phase, self.reason = Phase.READY, ""
@@ -53,6 +60,7 @@ class Engagement:
         self._stop_s = math.inf
         self._ours: bool | None = None  # whether nobody else has steered since commands began
         self._began_s = self._asked_s = self._leaving_s = -math.inf
+        self._quiet_s = -math.inf
         self._sent: Behaviour | None = None
         self._sent_s = -math.inf
 
@@ -68,6 +76,8 @@ class Engagement:
         """A valid command has come."""
         self._advance()  # first, since a process that was stalled has missed the gap
         now_s = self._clock()
+        if now_s < self._quiet_s and self.phase is Phase.READY:
+            self.phase, self.reason = Phase.LOST, "commands came already when this node was activated"
         if not self._alive:
             self._began_s = now_s
         self._commanded_s = now_s

@@ -99,9 +99,15 @@ class RosRobot:
         return time.monotonic() - self._since_s
 
     def start(self) -> None:
-        """An operator wants a robot that others may steer too to follow, from the next command on; see `Engagement`."""
+        """The node has been activated; a robot that others may steer too does not follow commands that came already."""
         self._before = None
         if self._engagement and not self.stopped:
+            self._engagement.begin()
+
+    def engage(self) -> None:
+        """An operator wants a robot that others may steer too to follow, from the next command on; see `Engagement`."""
+        self._before = None
+        if self._engagement:
             self._engagement.reset()
 
     def read(self) -> Reading | None:
@@ -132,7 +138,7 @@ class RosRobot:
     def hold(self) -> None:
         """The table's `hold`, or its `emergency` once `stopped`; call it every period, like `write`.
 
-        A robot with a status bridges a short gap with the table's `pause`. It holds afterwards, and until `start`.
+        A robot with a status bridges a short gap with the table's `pause`. It holds afterwards, and until `engage`.
         """
         if self._table.status:
             self._interrupt()

@@ -201,7 +201,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
 
     def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self._robot.stopped = False
-        self._robot.start()
+        self._robot.engage()
         self._safety.reset()
         self._say()
         response.success, response.message = True, self._safety.state.value

@@ -37,7 +37,7 @@ class Crazyflie:
         for service in services:
             self.serve(service)
         self.report = node.reports["robot"]
-        self.robot.start()
+        self.robot.engage()
 
     def serve(self, name: str) -> None:
         def answer(request: Any, response: Any) -> None:
@@ -89,7 +89,7 @@ def test_it_lands_when_commands_stop_and_does_not_take_off_again_by_itself():
     flown.run(3.0)
     assert len(flown.got) == count
     assert flown.report().level == ERROR
-    flown.robot.start()
+    flown.robot.engage()
     flown.run(0.5)
     assert flown.got[count].linear.z == 0.0
     assert len(flown.got) > count + 40
@@ -128,7 +128,7 @@ def test_a_request_to_land_that_found_no_service_is_dropped_by_the_next_flight()
     flown = Crazyflie("crazyswarm2", CRAZYFLIE_ARMED, services=("arm",))
     flown.run(1.0)
     flown.run(1.0, commands=False)
-    flown.robot.start()
+    flown.robot.engage()
     flown.run(0.5)
     for name in ("land", "notify_setpoints_stop"):
         flown.serve(name)

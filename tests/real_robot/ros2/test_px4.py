@@ -11,7 +11,7 @@ from std_msgs.msg import Header
 
 from embodied.contract import Contract
 from real_robot.ros2 import ros_robot
-from real_robot.ros2.engagement import LEAVE_S
+from real_robot.ros2.engagement import LEAVE_S, QUIET_S
 from real_robot.ros2.nodes import safety
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN
 from real_robot.ros2.robots.registry import robot_table
@@ -41,9 +41,10 @@ class World:
         self.graph, self.row, self.directory = Graph(), row, directory
         (directory / "contract.json").write_text(contract.to_json())
         self.px4 = Px4(self.graph)
-        self.policy = True
-        self.flown = 0
+        self.policy = False
         self.node = self.started()
+        self.run(QUIET_S + 0.1)
+        self.policy = True
 
     def started(self) -> Node:
         """A safety_node, configured and activated; the one before ends without a word."""
@@ -346,12 +347,33 @@ def test_px4s_own_failsafe_backs_ours_and_is_not_ended_by_new_heartbeats(world: 
     assert world.flows
 
 
-def test_a_node_that_was_restarted_in_flight_does_not_resume(world: World):
+@pytest.mark.parametrize("state", ["offboard", "failsafe", "hold", "stopped"])
+def test_a_node_that_was_restarted_resumes_nothing_by_itself(world: World, state: str):
     world.fly()
-    world.started()  # at once: PX4 still follows the last set-point
-    world.silent(4.0)
-    assert world.px4.mode == POSITION  # its failsafe
-    world.started()  # later: PX4 would go back to offboard
+    if state == "failsafe":
+        world.graph.timers.clear()  # the process has ended
+        world.policy = False
+        world.run(2.0)
+    elif state == "hold":
+        world.node.deactivate()
+        world.run(1.0)
+    elif state == "stopped":
+        world.stop()
+        world.run(1.0)
+    world.policy = True
+    world.started()  # and activated, by whoever supervises it
+    world.silent(5.0)
+    assert world.px4.mode == {"hold": HOLD, "stopped": OFFBOARD}.get(state, POSITION)
+    assert world.px4.armed is (state != "stopped")
+    assert "commands came already" in world.report[1]
+
+
+@pytest.mark.parametrize("after_s", [0.2, 3.0])
+def test_an_operator_who_resets_a_restarted_node_too_early_ends_no_failsafe(world: World, after_s: float):
+    world.fly()
+    world.started()
+    world.run(after_s)
+    world.reset()
     world.silent(4.0)
     assert world.px4.mode == POSITION
 

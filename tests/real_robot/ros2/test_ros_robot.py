@@ -128,7 +128,7 @@ def world() -> Iterator[World]:
 
 def test_a_robot_that_others_fly_too_is_asked_followed_and_left(world: World):
     robot = world.robot
-    robot.start()
+    robot.engage()
     world.measure()
     world.spin()
     assert robot.read() is None  # who flies it is not known yet

@@ -2,7 +2,7 @@
 
 import pytest
 
-from real_robot.ros2.engagement import ASK_S, LEAVE_S, STOP_AGAIN_S, Engagement, Phase
+from real_robot.ros2.engagement import ASK_S, LEAVE_S, QUIET_S, STOP_AGAIN_S, Engagement, Phase
 from real_robot.ros2.robots.quadrotors import ARM, TO_OFFBOARD
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import Condition
@@ -99,6 +99,19 @@ def test_a_pilot_hands_over_himself_even_from_where_a_robot_could_be_asked():
     assert (clock.asked(), clock.engagement.phase) == ([], Phase.READY)
     clock.run(0.5, FOLLOWS)
     assert clock.engagement.commands
+
+
+@pytest.mark.parametrize("quiet_s", [0.0, 1.0, QUIET_S + 0.1])
+def test_a_node_that_begins_follows_up_only_what_an_operator_starts_later(quiet_s: float):
+    clock = Clock()
+    clock.engagement.begin()
+    clock.run(quiet_s, IDLE, commands=False)
+    clock.run(5.0, IDLE)
+    follows = quiet_s > QUIET_S
+    assert bool(clock.asked()) is bool(clock.beats) is follows
+    clock.engagement.reset()
+    clock.run(2.0, IDLE)
+    assert clock.asked()
 
 
 def test_in_a_failsafe_that_a_heartbeat_would_end_there_is_none():
