@@ -132,8 +132,6 @@ class RosRobot:
             self._engagement.command()
         if not self._engagement or self._engagement.commands:
             self._command(action)
-        if self._engagement:
-            self._pursue()  # afterwards, so that a robot that is armed next has its command
 
     def hold(self) -> None:
         """The table's `hold`, or its `emergency` once `stopped`; call it every period, like `write`.

@@ -119,7 +119,7 @@ def test_an_emergency_stop_is_repeated_until_the_firmware_is_locked():
     flown.serve("emergency")
     flown.run(2.0, commands=False)
     count = flown.calls.count("emergency")
-    assert count > 1
+    assert 1 < count < 30  # not one for each period in which it was missing
     flown.run(2.0, commands=False)
     assert flown.calls.count("emergency") == count
 
