@@ -125,7 +125,8 @@ class ManagedNode(LifecycleNode, Generic[S]):
 
     def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
         """ROS's shutdown transition: stops and frees everything, from any state."""
-        self._try("deactivate", self.deactivate)
+        if state.label == "active":
+            self._try("deactivate", self.deactivate)
         return self._free()
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:

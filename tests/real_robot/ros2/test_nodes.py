@@ -115,7 +115,11 @@ def test_the_emergency_stop_latches(robot: Robot):
         robot.number("/policy_node: loop", "periods"),
     )
     robot.wait(lambda: robot.number("/policy_node: loop", "periods") > periods + 20, "more commands of the policy")
-    robot.change("safety_node", "deactivate", "activate")
+    robot.change("safety_node", "deactivate")
+    robot.wait(
+        lambda: robot.reports["/policy_node: loop"][1] == "no active safety_node passes the commands on", "a report"
+    )
+    robot.change("safety_node", "activate")
     robot.wait(lambda: robot.number("/policy_node: loop", "periods") > periods + 60, "more commands of the policy")
     assert robot.number("/safety_node: safety", "passed") == passed
     assert robot.states[-1] == "stopped"

@@ -57,7 +57,8 @@ def test_an_installed_program_runs_under_the_python_of_the_environment_it_is_sta
     assert process.stderr is not None
     assert "[watch]: waits to be configured" in process.stderr.readline()
     process.terminate()
-    assert process.wait(30) == 0, process.stderr.read()
+    assert process.wait(30) == 0
+    assert process.stderr.read() == ""
 
 
 def test_importing_the_packages_setup_builds_nothing(monkeypatch: pytest.MonkeyPatch):
