@@ -45,7 +45,8 @@ def test_everything_that_is_launched_starts(name: str, tmp_path: Path, hover: Pa
     (tmp_path / "robot1").mkdir()
     with Processes(tmp_path) as nodes:
         for node in started.nodes:
-            nodes.spawn(f"robot1/{node.name}", argv(node, tmp_path))
+            files = ["-p", f"directory:={tmp_path}"] if node.name == "recorder_node" else []
+            nodes.spawn(f"robot1/{node.name}", argv(node, tmp_path) + files)
         for full in list(nodes.running):
             if report := REPORTED.get(name, REPORTED.get(full.split("/")[-1])):
                 nodes.wait(lambda full=full, report=report: re.search(report, nodes.said(full)) is not None, "a report")
