@@ -96,6 +96,10 @@ class SimNode(ManagedNode[SimSettings]):
             raise UserError(f"expected hold_action of {contract.action.shape[0]} numbers, got {len(hold)}")
         self._robot = SimulatedRobot(self._environment, lambda _: hold)
         self._table = table = robot_table(settings.robot, contract, settings.options)
+        if table.asked:
+            raise UserError(
+                f"sim_node cannot play {settings.robot}, whose actions are not the simulator's: simulation can"
+            )
         self._time = self.own(self.create_publisher(Clock, "/clock", QoSProfile(depth=1)))
         latched = QoSProfile(depth=1, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
         self._outcome = self.own(self.create_publisher(DiagnosticStatus, "~/episode", latched))
