@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
@@ -20,11 +20,13 @@ from omegaconf import MISSING
 from embodied.command_line import program
 from embodied.command_line.config import compose
 from embodied.errors import UserError
+from embodied.evaluation import margins
 from embodied.saving import checkpoint
 from embodied.saving.publishing import publish, push
 from policies.registry import trained_policy
 from policies.vla.publishing import publish as publish_vla
 from real_robot.firmware.exporting import Export, Target, Weights, export, summary
+from sims.registry import conditions
 
 log = logging.getLogger("embodied")
 
@@ -62,16 +64,14 @@ def run(arguments: list[str]) -> None:
         return _publish(config)
     if config.hub:
         raise UserError(f"hub={config.hub} is for target=hub, transformers or peft, got target={config.target.value}")
-    options = Export(Target(config.target.value), config.weights, config.opset, config.checkpoint)
-    saved = checkpoint.load(config.checkpoint)
-    options = replace(options, weights_sha256=saved.weights_sha256)
-    policy = trained_policy(saved)
-    output = Path(config.output or checkpoint.results_folder(Path(saved.path or "")) / "export" / options.name)
-    record = export(policy, options, output)
+    target, saved = Target(config.target.value), checkpoint.load(config.checkpoint)
+    results = checkpoint.results_folder(Path(saved.path or ""))
+    told = {"conditions": conditions(saved.config), "margins": margins.words(results, sha := saved.weights_sha256)}
+    options = Export(target, config.weights, config.opset, config.checkpoint, sha, **told)
+    record = export(trained_policy(saved), options, output := Path(config.output or results / "export" / options.name))
     log.info(f"wrote {output}: {summary(record)}")
     if config.target is Format.c:
         log.info(f"verify it: python -m real_robot.firmware.verify {output}")
-    return None
 
 
 def _publish(config: ExportConfig) -> None:

@@ -1,6 +1,15 @@
 """Tasks by the name used in configs/task/."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from embodied.command_line.listing import Needs
+from embodied.deployment.conditions import Conditions, PreparedTask
+from embodied.errors import UserError
 from sims.gym.task import GymTask
 from sims.isaac_lab.task import IsaacLabTask
 from sims.libero.task import LiberoTask
@@ -13,7 +22,7 @@ from sims.swarm.task import SwarmTask
 from sims.vehicle.task import NavigateTask
 from sims.vehicle.task import RaceTask as VehicleRaceTask
 
-__all__ = ["TASKS", "in_processes"]
+__all__ = ["TASKS", "conditions", "in_processes"]
 
 TASKS: dict[str, type] = {
     "libero": LiberoTask,
@@ -31,6 +40,29 @@ TASKS: dict[str, type] = {
     "vehicle_race_schema": VehicleRaceTask,
     "mjcf_schema": MjcfTask,
 }
+
+
+def conditions(config: Mapping[str, Any]) -> Conditions | None:
+    """What the task of a checkpoint's `config` prepared its policy for; None if it does not say.
+
+    Raises:
+        UserError: if the task is of another version.
+    """
+    values = config.get("values", {})
+    kind = TASKS.get(f"{values.get('task', {}).get('name')}_schema")
+    if kind is None or not hasattr(kind, "conditions"):
+        return None
+    try:
+        task = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), values["task"]))
+    except OmegaConfBaseException as error:
+        raise UserError(f"the checkpoint's task is of another version ({error}); train again") from error
+    found, latency = cast(PreparedTask, task).conditions, values.get("latency") or {}
+    if not any(max(latency.get(name, [0.0])) > 0.0 for name in ("observation_s", "action_s")):
+        return found
+    told = f"measurements {latency['observation_s']} s and commands {latency['action_s']} s late (latency.)"
+    return replace(found, trained_for=(*found.trained_for, told), missing=tuple(set(found.missing) - {"latency"}))
+
+
 SHOWN = "LIBERO, quadrotors, swarms, vehicles and MJCF tasks in the run's own process (task.processes=0)"
 """What `viewer=true` can show."""
 NEEDS: dict[str, Needs] = {

@@ -13,6 +13,7 @@ import export
 from embodied.command_line import program
 from embodied.contract import Contract
 from embodied.deployment.network import rollout_outputs
+from embodied.evaluation.margins import Margin, Sweep, write
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from real_robot.firmware.exporting import Export, Target
@@ -68,6 +69,43 @@ def test_a_checkpoint_becomes_c_whatever_its_task(trained: Path):
     written = Contract.from_dict(json.loads((output / "contract.json").read_text()))
     assert written == make("mlp").deployable().contract
     written.bind(contract("mlp"))  # its training task can provide its observations
+
+
+def as_hover(run: Path, **task: object) -> None:
+    """Make the newest checkpoint one of quadrotor_hover."""
+    values = {**CONFIG["values"], "task": {"name": "quadrotor_hover", **task}}
+    saved = Checkpoint(make("mlp").state_dict(), contract("mlp"), {**CONFIG, "values": values})
+    checkpoint.save(run, saved)
+
+
+def test_a_policy_that_knows_no_latency_is_exported_with_a_caution_in_one_line(trained: Path, capsys):
+    as_hover(trained, nominal=True)
+    assert program.main(export.run, export.describe, [f"checkpoint={trained}", "target=c"]) == 0
+    expected = f"{trained} was trained without latency and without randomisation: expect it to fail on hardware"
+    assert capsys.readouterr().err.splitlines() == [expected]
+    header = (trained / "export" / "c" / "policy.h").read_text()
+    assert "Trained without latency and without randomisation: expect it to fail on hardware." in header
+    assert "Margins were not measured: python evaluate.py checkpoint=RUN margins=true" in header
+    assert "#define POLICY_FIRST_ACTION 0.0f" in header
+
+
+def test_the_header_says_what_a_policy_was_trained_for_and_how_far_it_goes(trained: Path, capsys):
+    as_hover(trained)
+    swept = Margin(Sweep("1", "times the mass", (0.8, 1.0, 1.2)), (90, 100, 100), 100)
+    write(trained, {"mass": swept}, {"weights_sha256": checkpoint.load(trained).weights_sha256})
+    arguments = [f"checkpoint={trained}", "target=c"]
+    assert program.main(export.run, export.describe, arguments) == 0
+    assert capsys.readouterr().err == ""
+    header = (trained / "export" / "c" / "policy.h").read_text()
+    assert "commands 0 to 25 ms late, measurements 0 to 10 ms" in header
+    assert "mass: 1 to 1.2 or more (times the mass)" in header
+    assert "#define POLICY_FIRST_ACTION -1.0f" in header
+    told = json.loads((trained / "export" / "c" / "export.json").read_text())
+    assert told["margins"] == {"mass": "1 to 1.2 or more (times the mass)"}
+    assert told["conditions"]["missing"] == []
+    write(trained, {"mass": swept}, {"weights_sha256": "another policy's"})
+    assert program.main(export.run, export.describe, arguments) == 0
+    assert "Margins were not measured" in (trained / "export" / "c" / "policy.h").read_text()
 
 
 @pytest.mark.parametrize(("kind", "memory"), [("recurrent", 16), ("attention", 0)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Conditions:
         return f"trained without {' and without '.join(self.missing)}: expect it to fail on hardware"
 
 
-@runtime_checkable
 class PreparedTask(Protocol):
     """A task that says what it prepares for."""
 

@@ -144,6 +144,19 @@ def read(directory: Path, weights_sha256: str | None) -> dict[str, Any] | None:
     return found if found.get("weights_sha256") == weights_sha256 else None
 
 
+def words(directory: Path, weights_sha256: str | None) -> dict[str, str]:
+    """The margins that `read` finds, as "0.8 to 1.2 (times the mass)", by condition.
+
+    Raises:
+        UserError: as `read`.
+    """
+    found, told = (read(directory, weights_sha256) or {}).get("margins", {}), {}
+    for name, each in found.items():
+        unit = "" if each["sweep"]["unit"] == "1" else f" {each['sweep']['unit']}"
+        told[name] = f"{each['words']}{unit} ({each['sweep']['means']})"
+    return told
+
+
 def _figure(margins: Mapping[str, Margin]) -> Any:  # noqa: ANN401 - matplotlib's
     from matplotlib.figure import Figure
 

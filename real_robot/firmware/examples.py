@@ -11,7 +11,7 @@ C = Path(__file__).with_name("c")
 STABILIZER_HZ = 1000
 ROTORS = 4
 WRITTEN = "written"
-POSITION = [f"observation[next++] = state->position.{axis} - setpoint->position.{axis};" for axis in "xyz"]
+POSITION = [f"observation[next++] = bounded(state->position.{axis} - setpoint->position.{axis});" for axis in "xyz"]
 VELOCITY = [f"observation[next++] = state->velocity.{axis};" for axis in "xyz"]
 ANGULAR_VELOCITY = [f"observation[next++] = sensors->gyro.{axis} * RADIANS_PER_DEGREE;" for axis in "xyz"]
 ROTATION = [
@@ -68,10 +68,12 @@ def _no_crazyflie(contract: Contract) -> str | None:
 
 
 def _crazyflie(contract: Contract, scratch_bytes: int) -> dict[str, str]:
-    lines, history = [], 1
+    lines, repair, history = [], [], 1
     for key, spec in contract.observation.items():
         if key in STATE:
             lines += STATE[key][1]
+            part = f"POLICY_OBSERVATION_{key.upper()}, {spec.shape[0]}"
+            repair.append(f"whole = repaired(observation, {part}) && whole;")
             continue
         history = max(history, spec.shape[0] // ROTORS)
         lines += [
@@ -82,6 +84,7 @@ def _crazyflie(contract: Contract, scratch_bytes: int) -> dict[str, str]:
         ]
     return {
         "OBSERVE": "\n".join(f"  {line}" for line in lines),
+        "REPAIR": "\n".join(f"  {line}" for line in repair),
         "STEPS": str(round(contract.control_dt_s * STABILIZER_HZ)),
         "HISTORY": str(history),
         "SCRATCH": str(scratch_bytes),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from embodied.deployment.chunk_network import ChunkNetwork
+from embodied.deployment.conditions import Conditions
 from embodied.deployment.network import DeployablePolicy, Network
 from embodied.errors import UserError
 from embodied.policy import Policy
@@ -25,6 +27,8 @@ from real_robot.firmware.record import CONTRACT, RECORD, write_record
 from real_robot.firmware.samples import Samples, draw, draw_chunks
 from real_robot.firmware.source import write_source
 from real_robot.firmware.toolchain import KERNELS, run_on_host
+
+log = logging.getLogger("embodied")
 
 DEFAULT_OPSET = 17
 CHECK_STEP = (0, 0)
@@ -56,13 +60,18 @@ CHECK_TOLERANCE = {Weights.float32: 1e-5, Weights.int8: 1e-3}
 
 @dataclass(frozen=True)
 class Export:
-    """What to export, and the checkpoint and weight checksum it comes from. `opset` is ONNX's."""
+    """What to export, and the checkpoint and weight checksum it comes from. `opset` is ONNX's.
+
+    `conditions` are those of training, `margins` what `embodied.evaluation.margins` measured, in words by condition.
+    """
 
     target: Target
     weights: Weights = Weights.float32
     opset: int | None = None
     checkpoint: str | None = None
     weights_sha256: str | None = None
+    conditions: Conditions | None = None
+    margins: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise UserError for options that the target does not support."""
@@ -89,6 +98,8 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
     if not isinstance(policy, DeployablePolicy):
         expected = "policy=mlp, recurrent, attention, flow or diffusion"
         raise UserError(f"{type(policy).__name__} cannot be exported; expected {expected}")
+    if options.conditions is not None and options.conditions.caution:
+        log.warning(f"{options.checkpoint} was {options.conditions.caution}")
     network = policy.deployable()
     if reason := implausible(network.state_dict()):
         raise UserError(f"the weights are not usable: {reason}; export an earlier checkpoint, or train again")
@@ -132,6 +143,8 @@ def _finish(
         "weights": options.weights.value,
         "checkpoint": options.checkpoint,
         "weights_sha256": options.weights_sha256,
+        "conditions": asdict(options.conditions) if options.conditions else None,
+        "margins": options.margins,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "torch": torch.__version__,
     }
@@ -168,8 +181,9 @@ def _shape(network: Network) -> dict[str, Any]:
 def _write_c(network: Network, samples: Samples, options: Export, directory: Path) -> dict[str, Any]:
     deployed = quantized(network) if options.weights is Weights.int8 else network
     source = write_source(
-        deployed, samples.inputs[CHECK_STEP], CHECK_TOLERANCE[options.weights], options.weights_sha256
-    )
+        deployed, samples.inputs[CHECK_STEP], CHECK_TOLERANCE[options.weights], options.weights_sha256,
+        options.conditions, options.margins,
+    )  # fmt: skip
     (directory / "policy.h").write_text(source.header)
     (directory / "policy.c").write_text(source.code)
     shutil.copyfile(KERNELS, directory / KERNELS.name)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
+from embodied.deployment.conditions import Conditions
 from embodied.deployment.network import Network, elements
 from real_robot.firmware.constants import literal
 from real_robot.firmware.generator import Generator
@@ -35,12 +36,13 @@ class Source:
 
 
 def write_source(
-    network: Network, check_input: Tensor, check_tolerance: float, weights_sha256: str | None = None
-) -> Source:
+    network: Network, check_input: Tensor, check_tolerance: float, weights_sha256: str | None = None,
+    conditions: Conditions | None = None, margins: Mapping[str, str] | None = None,
+) -> Source:  # fmt: skip
     """C of `network`; `check_input` [I] and its action are the pair that is checked at boot.
 
     They must agree within `check_tolerance` half action ranges. The header records `weights_sha256`, the weights'
-    checksum.
+    checksum, the `conditions` of training, and measured `margins`.
     """
     generator = Generator(network)
     check_output = first_action(network, check_input)
@@ -51,7 +53,7 @@ def write_source(
         generator.constants.floats("initial_memory", network.initial_memory)
     memory = 0 if network.initial_memory is None else len(network.initial_memory)
     return Source(
-        header="\n".join(_header(network, memory, weights_sha256)) + "\n",
+        header="\n".join(_header(network, memory, weights_sha256, conditions, margins or {})) + "\n",
         code="\n".join(_code(generator, memory)) + "\n",
         crc32=generator.constants.crc32,
         constant_bytes=len(generator.constants.bytes),
@@ -73,10 +75,13 @@ def macro(name: str) -> str:
     return re.sub(r"\W+", "_", name).strip("_").upper()
 
 
-def _header(network: Network, memory: int, weights_sha256: str | None) -> Iterator[str]:
+def _header(
+    network: Network, memory: int, weights_sha256: str | None, conditions: Conditions | None, margins: Mapping[str, str]
+) -> Iterator[str]:
     contract = network.contract
     yield "/* A policy as C99, exported by embodied-rl. No heap, no library."
     yield f"   SHA-256 of its weights: {weights_sha256}\n" if weights_sha256 else ""
+    yield from _prepared(conditions, margins)
     yield f"   Every {contract.control_dt_s * contract.executed:g} s the action follows from the observation:\n"
     yield from _table("observation", contract.observation)
     yield ""
@@ -90,6 +95,8 @@ def _header(network: Network, memory: int, weights_sha256: str | None) -> Iterat
     yield f"#define POLICY_MEMORY {memory} /* floats kept between calls */"
     yield f"#define POLICY_CONTROL_DT_S {literal(contract.control_dt_s)} /* time between actions */"
     yield f"#define POLICY_ACTIONS {contract.executed} /* actions of one call */"
+    first = -1.0 if conditions is None else conditions.first_action
+    yield f"#define POLICY_FIRST_ACTION {literal(first)} /* of past actions when it begins, as in training */"
     yield "\n/* First element of each part of the observation. */"
     yield from _offsets(contract)
     yield ""
@@ -100,6 +107,18 @@ def _header(network: Network, memory: int, weights_sha256: str | None) -> Iterat
     yield "void policy_reset(void);"
     yield "int policy_act(const float observation[POLICY_INPUTS], float action[POLICY_OUTPUTS]);"
     yield "\n#ifdef __cplusplus\n}\n#endif\n\n#endif"
+
+
+def _prepared(conditions: Conditions | None, margins: Mapping[str, str]) -> Iterator[str]:
+    """Lines of the comment: what training varied, and how far the policy was measured to go."""
+    if conditions is not None:
+        yield "   Trained for:"
+        yield from (f"     {line}" for line in conditions.trained_for)
+        yield f"   {conditions.caution.capitalize()}." if conditions.caution else ""
+        lacking = "Margins were not measured: python evaluate.py checkpoint=RUN margins=true, then export again."
+        yield "   At least 95% of simulated episodes succeed:" if margins else f"   {lacking}"
+    yield from (f"     {name}: {words}" for name, words in margins.items())
+    yield ""
 
 
 def _usage(memory: int) -> Iterator[str]:

@@ -127,6 +127,13 @@ class AirframeTask(QuadrotorTask):
         if not 0.0 <= self.randomisation <= SCATTER_MAX:
             raise UserError(f"expected randomisation from 0 to {SCATTER_MAX}, got {self.randomisation}")
 
+    @property
+    def conditions(self) -> Conditions:
+        """What training prepares for: at most parameters that vary."""
+        varied = f"{self.airframe}, parameters within {100 * self.randomisation:g}%"
+        missing = ("latency",) if self.randomisation else ("latency", "randomisation")
+        return Conditions((varied,), missing, first_action=0.0)
+
     def flown(self, distribution: str) -> dict[str, Any]:
         """The airframe, in every distribution."""
         return {"airframe": named_airframe(self.airframe), "scatter_width": self.randomisation}

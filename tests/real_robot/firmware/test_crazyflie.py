@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.deployment.conditions import Conditions
 from real_robot.firmware.exporting import Export, Target, export
 from real_robot.firmware.toolchain import COMMON, call, host_compiler
 from tests.real_robot.firmware.policies import make
@@ -53,8 +54,8 @@ def test_it_commands_what_the_policy_does_on_the_same_state(tmp_path: Path, kind
     columns = [rotate(quaternion, torch.eye(3)[axis]) for axis in range(3)]
     past = [torch.full((4,), -1.0)] * 3
     observation = {
-        "position": position - goal, "rotation": torch.stack(columns, 1).flatten(), "velocity": velocity,
-        "angular_velocity": gyro,
+        "position": (position - goal).clamp(-0.5, 0.5), "rotation": torch.stack(columns, 1).flatten(),
+        "velocity": velocity, "angular_velocity": gyro,
     }  # fmt: skip
     memory = {"memory": policy.initial_memory(1)} if kind == "recurrent" else {}
     forces = [torch.zeros(4)]
@@ -67,6 +68,58 @@ def test_it_commands_what_the_policy_does_on_the_same_state(tmp_path: Path, kind
         forces.append((0.5 * (past[-1] + 1.0)).square())
     expected = torch.stack([forces[index] for index in (0, 1, 1, 2, 2, 3, 0, 1)])
     torch.testing.assert_close(torch.tensor(said)[:, :4], expected, atol=2e-6, rtol=0.0)
+
+
+def line(step: int, mode: int = 1, position: str = "0.1", attitude: str = "1 0 0 0", gyro: str = "0") -> str:
+    return f"{step} {mode} 0 0 0 {position} 0.1 -0.2 {attitude} 0.3 0 0 {gyro} 0 0"
+
+
+def acted(policy, history: list[torch.Tensor], position=(0.1, 0.1, -0.2), velocity=(0.3, 0.0, 0.0)) -> torch.Tensor:
+    """The action of `policy` level and without rotation; it becomes the newest of `history`."""
+    parts = {"position": torch.tensor(position), "rotation": torch.eye(3).flatten(), "velocity": torch.tensor(velocity)}
+    parts |= {"angular_velocity": torch.zeros(3), "action_history": torch.cat(history[-3:])}
+    rows = TensorDict({key: part.unsqueeze(0) for key, part in parts.items()}, [1])
+    history.append(policy.act(rows, deterministic=True).actions[0, 0])
+    return (0.5 * (history[-1] + 1.0)).square()
+
+
+def test_lost_measurements_hold_it_level_for_half_a_second_and_then_stop_it(tmp_path: Path):
+    export(make("history"), Export(Target.c), tmp_path / "export")
+    bad = [line(step, position="nan") for step in range(10, 530, 10)]  # 52 actions, of which 0.5 s are flown
+    rows = [line(0), *bad, line(530), line(540, mode=0), line(550)]
+    health, *said = fly(tmp_path / "export", "\n".join(rows))
+    assert health == [1.0]
+    policy, past = make("history"), [torch.full((4,), -1.0)] * 3
+    expected = [acted(policy, past), *(acted(policy, past, (0.0, 0.0, 0.0)) for _ in range(50))]
+    torch.testing.assert_close(torch.tensor(said)[:51, :4], torch.stack(expected), atol=2e-6, rtol=0.0)
+    assert (torch.tensor(said)[51:55, :4] == 0.0).all()  # off, also when measurements come back, until it is disarmed
+    assert said[55][:4] == said[0][:4]  # it begins anew
+
+
+def test_an_attitude_that_is_lost_is_the_last_one_and_short_gaps_end_nothing(tmp_path: Path):
+    export(make("history"), Export(Target.c), tmp_path / "export")
+    rows = [line(0)]
+    for gap in range(4):  # 0.4 s each, which do not add up
+        rows += [line(1000 * gap + step, attitude="nan nan nan nan", gyro="inf") for step in range(10, 410, 10)]
+        rows.append(line(1000 * gap + 410))
+    _, *said = fly(tmp_path / "export", "\n".join(rows))
+    policy, past = make("history"), [torch.full((4,), -1.0)] * 3
+    expected = torch.stack([acted(policy, past) for _ in said])  # level as it was, and not turning
+    torch.testing.assert_close(torch.tensor(said)[:, :4], expected, atol=2e-6, rtol=0.0)
+
+
+def test_far_goals_pull_no_more_than_near_ones(tmp_path: Path):
+    export(make("mlp"), Export(Target.c), tmp_path / "export")
+    _, far, near = fly(tmp_path / "export", "\n".join([line(0, position="-40"), line(10, position="-0.5")]))
+    assert far == near
+
+
+def test_past_actions_begin_as_in_training(tmp_path: Path):
+    nominal = Conditions(("one airframe",), ("latency", "randomisation"), first_action=0.25)
+    export(make("history"), Export(Target.c, conditions=nominal), tmp_path / "export")
+    _, first = fly(tmp_path / "export", line(0))
+    expected = acted(make("history"), [torch.full((4,), 0.25)] * 3)
+    torch.testing.assert_close(torch.tensor(first)[:4], expected, atol=2e-6, rtol=0.0)
 
 
 def test_a_damaged_policy_does_not_fly(tmp_path: Path):
