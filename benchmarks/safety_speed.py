@@ -30,10 +30,11 @@ DT_S = 0.001
 
 
 class Still:
-    """A robot that measures the same every period and accepts every command."""
+    """A robot that measures the same every period, apart from what `follows` its commands, and accepts all of them."""
 
-    def __init__(self, contract: Contract, observation: dict[str, Array]) -> None:
-        self.contract, self._observation, self.periods = contract, observation, 0
+    def __init__(self, contract: Contract, observation: dict[str, Array], follows: str = "") -> None:
+        self.contract, self._observation, self._follows, self.periods = contract, observation, follows, 0
+        self.at_rest = None
 
     def clock(self) -> float:
         """Time in s."""
@@ -44,7 +45,9 @@ class Still:
         return Reading(self._observation, self.clock(), self.periods)
 
     def write(self, action: Array) -> None:
-        """Does nothing."""
+        """Measure `action` from now on."""
+        if self._follows:
+            self._observation = self._observation | {self._follows: action}
 
     def hold(self) -> None:
         """Does nothing."""
@@ -66,7 +69,8 @@ def arm() -> tuple[Still, Limits]:
         for name in JOINTS
     }
     torque = {f"joint_torque.{name}": Range(-80.0, 80.0) for name in JOINTS}
-    return Still(contract, {"joint_position": np.zeros(7), "joint_torque": np.zeros(7)}), Limits(each, torque)
+    still = {"joint_position": np.zeros(7), "joint_torque": np.zeros(7)}
+    return Still(contract, still, follows="joint_position"), Limits(each, torque)
 
 
 def quadrotor() -> tuple[Still, Limits]:

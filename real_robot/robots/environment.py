@@ -84,7 +84,7 @@ class RobotEnvironment(EpisodeEngine):
         Raises:
             UserError: if the robot gives no measurement.
         """
-        self._robot.hold()
+        self._safety.settle("between episodes", self._sleep)
         self._ready(self.task_names[0], int(starts[0]))
         if self._safety.state is State.STOPPED:
             self._safety.reset()
@@ -96,7 +96,7 @@ class RobotEnvironment(EpisodeEngine):
         try:
             return super().step(actions)
         except ValueError:
-            self._robot.hold()
+            self._safety.settle("actions that were refused", self._sleep)
             raise
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
@@ -113,7 +113,7 @@ class RobotEnvironment(EpisodeEngine):
             if ended is not None:
                 break
         if ended is not None or self._periods >= self.step_limit:
-            self._robot.hold()
+            self._safety.settle("the episode is over", self._sleep)
         share = torch.tensor([self._human_steps / max(self._periods, 1)])
         return Outcome(
             reward, executed, torch.tensor([bool(ended)]), torch.tensor([success]), torch.tensor([ended is False]),

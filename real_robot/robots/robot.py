@@ -44,9 +44,15 @@ class Reading:
 
 @runtime_checkable
 class Robot(Protocol):
-    """A robot that measures and takes commands; only `safety.Safety` calls `write`."""
+    """A robot that measures and takes commands; only `safety.Safety` calls `write`.
+
+    `at_rest` [A] says how it is stopped by commands: the value at which an element stands still, 0.0 of a velocity, or
+    NaN of one that stays where it is commanded to, such as a joint's position. None: no command makes it safe, as that
+    of a quadrotor, and its own `hold` does.
+    """
 
     contract: Contract
+    at_rest: tuple[float, ...] | None
 
     def read(self) -> Reading | None:
         """The newest complete measurement, without waiting; None before the first one."""
@@ -57,7 +63,11 @@ class Robot(Protocol):
         ...
 
     def hold(self) -> None:
-        """The robot's own safe behaviour: an arm keeps its position, a quadrotor hovers or lands, a vehicle brakes."""
+        """The robot's own safe behaviour: a quadrotor hovers or lands, an arm may close its brakes.
+
+        Called every period while it has to be safe if there is no `at_rest`; otherwise when its last command has been
+        written, and every period of an emergency stop.
+        """
         ...
 
     def close(self) -> None:
@@ -78,6 +88,7 @@ class SimulatedRobot:
             got = f"{environment.num_envs} environments and K={environment.contract.executed}"
             raise UserError(f"expected one environment that executes single actions, got {got}")
         self.contract, self.environment, self._holding = environment.contract, environment, holding
+        self.at_rest = None
         self.transition: Transition | None = None
         self._keys = [key for key, spec in self.contract.observation.items() if not spec.privileged]
         self._reading: Reading | None = None

@@ -190,7 +190,7 @@ class Session:
         self._driver.reset()
         self._success, self._told = False, ""
         timing = self._loop.run(self._period)
-        station.robot.hold()
+        self._safety.settle("the episode is over", station.sleep)
         self._recorder.end_episode(success=self._success)
         outcome = "success" if self._success else "failure" if not self._told else f"ended: {self._told}"
         log.info(f"episode {number}: {outcome}; {timing.periods} periods, {timing.missed} missed")

@@ -58,6 +58,7 @@ class RosRobot:
         self, node: ManagedNode[Any], table: Table, prefix: str = "", measured: Callable[[], None] | None = None
     ) -> None:
         self.contract: Contract = table.contract
+        self.at_rest = table.at_rest
         self.stopped = False
         """Whether holding is permanent: the table's emergency takes its place."""
         self._node, self._table, self._measured = node, table, measured
@@ -76,7 +77,6 @@ class RosRobot:
         self._engagement = Engagement(table, self._steady_s) if table.status and not prefix else None
         self._told = ""
         self._behaviour: Behaviour | None = None
-        self._holding: Array | None = None
         self._uncalled: list[Call] = []
         self._written = {key: np.resize(table.initial, spec.shape[0]) for key, spec in table.remembered.items()}
         self._publishers: dict[str, Any] = {}
@@ -134,7 +134,7 @@ class RosRobot:
             self._command(action)
 
     def hold(self) -> None:
-        """The table's `hold`, or its `emergency` once `stopped`; call it every period, like `write`.
+        """The table's `hold`, or its `emergency` once `stopped`: messages and calls, no commands.
 
         A robot with a status bridges a short gap with the table's `pause`. It holds afterwards, and until `engage`.
         """
@@ -144,15 +144,9 @@ class RosRobot:
         behaviour = self._table.emergency if self.stopped else self._table.hold
         self._before = None
         if behaviour is not self._behaviour:
-            self._behaviour, self._holding = behaviour, None
-            self._uncalled = list(behaviour.calls)
+            self._behaviour, self._uncalled = behaviour, list(behaviour.calls)
         self._send_all(behaviour)
         self._call()
-        reading = self.read()
-        if self._holding is None:
-            self._holding = behaviour.chosen(reading.observation if reading else None)
-        if self._holding is not None:
-            self._command(self._holding)
 
     def leave(self, reason: str) -> None:
         """Make a robot with a status hold at once, for good, if it follows."""
@@ -166,8 +160,7 @@ class RosRobot:
             self._written[key] = np.resize(self._table.initial, values.shape)
 
     def close(self) -> None:
-        """Hold the robot; everything on the node belongs to the node."""
-        self.hold()
+        """Does nothing: everything on the node belongs to the node."""
 
     def report(self) -> Report:
         """Report for /diagnostics: missing topics, unreadable messages, whether the robot follows."""

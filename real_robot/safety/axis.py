@@ -24,6 +24,8 @@ Stop = list[tuple[float, int]]
 """Pairs of a constant c and a number of periods, in order."""
 HALVINGS = 6
 ROUNDING = 5e-16
+ARRIVED = 1e-3
+"""Share of the largest acceleration and jerk that may be left over where a motion ends."""
 
 
 class Axis:
@@ -38,7 +40,7 @@ class Axis:
         most_c: of |c|.
     """
 
-    __slots__ = ("_stop", "_target", "b", "fastest", "high", "low", "most_b", "most_c", "p", "slowest", "w")
+    __slots__ = ("_little", "_stop", "_target", "b", "fastest", "high", "low", "most_b", "most_c", "p", "slowest", "w")
 
     def __init__(
         self, low: float, high: float, slowest: float, fastest: float, most_b: float = INF, most_c: float = INF
@@ -48,6 +50,7 @@ class Axis:
         self.slowest, self.fastest = max(slowest, low - high), min(fastest, high - low)
         self.most_b = min(most_b, self.fastest - self.slowest)
         self.most_c = min(most_c, 2.0 * self.most_b)
+        self._little = 0.0 if self.most_c == INF else ARRIVED * min(self.most_b, self.most_c)
         self.start(0.0)
 
     def start(self, position: float) -> None:
@@ -79,6 +82,37 @@ class Axis:
         elif not self._take(w - self.w):
             self._approach(self._gain(w))
         return self.w
+
+    def rest_at(self, target: float) -> float:
+        """Move one period toward standing still at the position `target`, without passing it if that is possible."""
+        if self.most_c == INF:
+            self.p = target
+            return target
+        low, high = self.low, self.high
+        target = self._target = min(max(target, low), high)
+        if self.p < target:
+            self.high = target
+        else:
+            self.low = target
+        if not self._take(target - self.p - self.w):
+            self._approach(self._meet(target, 0.0))
+        self.low, self.high = low, high
+        self.p = min(max(self.p, low), high)
+        if max(abs(target - self.p), abs(self.w), abs(self.b)) <= self._little:
+            self.p, self.w, self.b, self._stop = target, 0.0, 0.0, []
+        return self.p
+
+    def stop(self) -> None:
+        """Move one period of the certified stop; without limits it stands still at once."""
+        self._keep_stopping()
+        if not self._stop or max(abs(self.w), abs(self.b)) <= self._little:
+            self.w = self.b = 0.0
+            self._stop = []
+
+    @property
+    def still(self) -> bool:
+        """Whether it stands still."""
+        return not self._stop and self.w == self.b == 0.0
 
     def _meet(self, target: float, speed: float) -> float:
         """The largest b from which `target`, moving at `speed`, can be met without passing it."""

@@ -23,7 +23,8 @@ class Motion(Enum):
     """Meaning of the action elements of a `Distance`, apart from scale.
 
     POINT: the velocity of a point, along the elements of its observed position. TURNING: a vehicle's speed and turn
-    rate. STEERED: a vehicle's speed and steering angle; only the speed is changed.
+    rate. STEERED: a vehicle's speed and steering angle; only the speed is changed. All but the steering angle are of
+    kind VELOCITY or DELTA.
     """
 
     POINT = "point"

@@ -18,9 +18,9 @@ from embodied.errors import UserError
 class Tank:
     """Energy in J: `start_j` at a reset, at most `most_j`, with `reserve_j` kept for braking.
 
-    `elements` are the action elements that do work. `conjugate` are the observed elements that, multiplied by them,
-    give the power put into the world, W: for a velocity the force or torque that the robot exerts along it, for a
-    torque command the joint's velocity. A DELTA or POSITION command is divided by the period first.
+    `elements` are the action elements that do work, of kind VELOCITY or DELTA. `conjugate` are the observed elements
+    that, multiplied by them, give the power put into the world, W: the force or torque that the robot exerts along the
+    velocity. A DELTA is divided by the period first.
     """
 
     elements: list[str] = field(default_factory=list)

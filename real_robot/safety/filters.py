@@ -1,67 +1,57 @@
-"""The filters of a valid command: distance, energy, and the limits of every element, in this order."""
+"""The filters of a valid command: distance, energy, and the limits of every element, in this order; and the stop."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
 from embodied.contract import Contract
 from embodied.errors import UserError
 from real_robot.robots.robot import Array
-from real_robot.safety.axis import Axis
-from real_robot.safety.barrier import Barrier, Distance
+from real_robot.safety.barrier import Barrier, Distance, Motion
+from real_robot.safety.element import LimitedElement, observed_element
 from real_robot.safety.energy_tank import EnergyTank, Tank
-from real_robot.safety.limits import INF, ElementLimits, Kind, Limits
-
-Element = tuple[str, int]
-"""Key of an observation and index in its last axis."""
-
-
-def observed_element(contract: Contract, name: str) -> Element:
-    """The observation key and index of "key.element"; elements without names have numbers.
-
-    Raises:
-        UserError: if the contract's observation has no such element.
-    """
-    key, _, element = name.partition(".")
-    spec = contract.observation.get(key)
-    if spec is not None and not spec.privileged and len(spec.shape) == 1:
-        names = spec.names or tuple(map(str, range(spec.shape[0])))
-        if element in names:
-            return key, names.index(element)
-    known = [key for key, spec in contract.observation.items() if not spec.privileged and len(spec.shape) == 1]
-    raise UserError(f"no observed element {name!r}; expected key.element with a key of {known}")
+from real_robot.safety.limits import INF, Kind, Limits
 
 
 class Filters:
-    """Turns a valid action [A] into one inside all limits.
+    """Turns a valid action [A] into one inside all limits, and stops the robot within them.
+
+    `at_rest` is the robot's, see `robot.Robot`.
 
     Raises:
-        UserError: for limits of elements that the contract does not have, and for elements without any.
+        UserError: for limits of elements that the contract does not have or of another kind, and for elements without
+            any.
     """
 
-    def __init__(self, contract: Contract, limits: Limits) -> None:
+    def __init__(self, contract: Contract, limits: Limits, at_rest: Sequence[float] | None) -> None:
         self._dt_s = contract.control_dt_s
-        self._oldest = math.ceil(limits.observation_timeout_s / self._dt_s)  # age of a measurement, in periods
         self._names = action_names(contract)
         size = len(self._names)
         self._low = np.array(contract.action.low or (-INF,) * size)
         self._high = np.array(contract.action.high or (INF,) * size)
-        self._limits = [limits.commands.get(name) for name in self._names]
         if unknown := set(limits.commands) - set(self._names):
             raise UserError(
                 f"unknown elements {sorted(unknown)} in limits; expected elements of the action: {self._names}"
             )
-        for name, given, low, high in zip(self._names, self._limits, self._low, self._high, strict=True):
-            if math.isinf(high - low) and not (given and given.limited):
-                raise UserError(f"no limits for action element {name!r}: give low and high, or name it in `commands`")
-        self._axes = [self._element(contract, index) for index, given in enumerate(self._limits) if given]
-        for index, given in enumerate(self._limits):
-            if given and given.kind is not Kind.POSITION:
-                fastest = given.velocity / given.scale * (self._dt_s if given.kind is Kind.DELTA else 1.0)
-                self._low[index], self._high[index] = max(self._low[index], -fastest), min(self._high[index], fastest)
+        self._axes = [
+            LimitedElement(
+                contract, limits, index, limits.commands[name], (self._low[index], self._high[index]),
+                at_rest is not None,
+            )
+            for index, name in enumerate(self._names)
+            if name in limits.commands
+        ]  # fmt: skip
+        for index, name in enumerate(self._names):
+            self._narrow(index, name, limits)
+        self._at_rest = None if at_rest is None else np.array(at_rest, np.float64)
+        if self._at_rest is not None:
+            _check_at_rest(self._names, limits, self._at_rest)
+            self._at_rest = np.minimum(np.maximum(self._at_rest, self._low), self._high)
+            self._rest = self._at_rest
+        self._last = np.zeros(size)
         box = self._low, self._high
         self._distance = _DistanceFilter(contract, limits, limits.distance, box) if limits.distance else None
         self._tank = _TankFilter(contract, limits, limits.tank) if limits.tank else None
@@ -93,86 +83,70 @@ class Filters:
         values = wanted.tolist()
         for axis in self._axes:
             values[axis.index] = axis.apply(values[axis.index], observation, age_s / self._dt_s)
-        written = np.minimum(np.maximum(np.array(values, np.float64), self._low), self._high)
+        self._last = np.minimum(np.maximum(np.array(values, np.float64), self._low), self._high)
         if self._tank:
-            self._tank.spend(written, observation)
-        return written
+            self._tank.spend(self._last, observation)
+        return self._last
 
-    def _element(self, contract: Contract, index: int) -> _LimitedElement:
-        limits = self._limits[index]
-        assert limits is not None
-        measured = observed_element(contract, limits.measured) if limits.measured else None
-        command = self._low[index], self._high[index]
-        return _LimitedElement(index, limits, measured, command, self._dt_s, self._oldest)
+    def unfollowed(self, observation: dict[str, Array]) -> str:
+        """Description of a measured position that is not where it was commanded to; "" if there is none."""
+        for axis in self._axes:
+            if away := axis.lag(observation):
+                name = self._names[axis.index]
+                return f"{name} is {away:.3g} away from where it was commanded to: blocked, or moved by somebody else"
+        return ""
 
+    def begin_stop(self, observation: dict[str, Array] | None = None, after_gap: bool = False) -> bool:
+        """Begin the certified stop from the last command; returns whether there is anything to command for it.
 
-class _LimitedElement:
-    """An action element and its axis: the contract's units outside, periods inside."""
-
-    def __init__(
-        self, index: int, limits: ElementLimits, measured: Element | None, command: tuple[float, float], dt_s: float,
-        oldest: int,
-    ) -> None:  # fmt: skip
-        self.index, self._measured, self._rest = index, measured, limits.rest
-        self._steps = deque[float](maxlen=oldest)  # last periods, newest first
-        self._position = limits.kind is Kind.POSITION
-        self._scale = limits.scale * (dt_s if limits.kind is Kind.VELOCITY else 1.0)
-        low, high = (float(bound) * self._scale for bound in command)
-        fastest = limits.velocity * dt_s
-        b, c = limits.acceleration * dt_s**2, limits.jerk * dt_s**3
-        if self._position:
-            low, high = max(low, limits.low), min(high, limits.high)
-            if not low <= limits.rest <= high and measured is None:
-                raise UserError(f"expected rest inside {low} to {high}, got {limits.rest}")
-            self._axis = Axis(low, high, -fastest, fastest, b, c)
-        else:
-            if not low <= 0.0 <= high:
-                raise UserError(f"expected a velocity whose limits contain zero, got {command}")
-            self._axis = Axis(limits.low, limits.high, max(low, -fastest), min(high, fastest), b, c)
-
-    def start(self, observation: dict[str, Array]) -> bool:
-        """Start at rest where the element is measured.
-
-        False if a position is further outside than one period can move.
+        With an `observation`, elements that do not follow are commanded back to where they are, so that nothing jumps
+        when a blocked robot comes free. `after_gap`: commands have been missing for so long that the robot stands still
+        by itself; positions are left alone, because it may have been moved.
         """
-        axis = self._axis
-        self._steps.clear()
-        if not self._position:
-            axis.start(0.0)
-            return True
-        position = self._rest if self._measured is None else self._read(observation)
-        inside = min(max(position, axis.low), axis.high)
-        axis.start(inside)
-        return abs(position - inside) <= axis.fastest
+        assert self._at_rest is not None
+        self._rest = self._at_rest.copy()
+        for axis in self._axes:
+            if observation is not None and axis.lag(observation):
+                self._rest[axis.index] = axis.measured(observation)
+            if after_gap:
+                axis.abandon()
+        return not (after_gap and np.isnan(self._rest).any())
 
-    def apply(self, value: float, observation: dict[str, Array], age: float) -> float:
-        """The value to command for `value`; the measurement is `age` periods old, and has moved since."""
-        axis = self._axis
-        if self._position:
-            return axis.toward(value * self._scale) / self._scale
-        if self._measured is not None:
-            axis.p = self._read(observation) + self._moved(age)
-        self._steps.appendleft(axis.at_velocity(value * self._scale))
-        return axis.w / self._scale
+    def stop(self) -> tuple[Array, bool]:
+        """The next action [A] of the stop, and whether it is the last one."""
+        values = np.where(np.isnan(self._rest), self._last, self._rest)
+        rest, ended = self._rest.tolist(), True
+        for axis in self._axes:
+            values[axis.index] = axis.stop(rest[axis.index])
+            ended = ended and axis.stopped(rest[axis.index])
+        self._last = np.minimum(np.maximum(values, self._low), self._high)
+        return self._last, ended
 
-    def reach(self) -> tuple[float, float]:
-        """The values that can be commanded next, as far as derivatives are limited."""
-        axis = self._axis
-        now = axis.p if self._position else axis.w
-        b_low, b_high = max(axis.b - axis.most_c, -axis.most_b), min(axis.b + axis.most_c, axis.most_b)
-        if self._position:
-            low, high = now + axis.w + b_low, now + axis.w + b_high
-        else:
-            low, high = max(now + b_low, axis.slowest), min(now + b_high, axis.fastest)
-        return low / self._scale, high / self._scale
+    def _narrow(self, index: int, name: str, limits: Limits) -> None:
+        """Bound the values of an element by its velocity, and check that something bounds it."""
+        given = limits.commands.get(name)
+        if math.isinf(self._high[index] - self._low[index]) and not (given and given.limited):
+            raise UserError(f"no limits for action element {name!r}: give low and high, or name it in `commands`")
+        if given and given.kind is not Kind.POSITION:
+            fastest = given.velocity / given.scale * (self._dt_s if given.kind is Kind.DELTA else 1.0)
+            self._low[index], self._high[index] = max(self._low[index], -fastest), min(self._high[index], fastest)
 
-    def _moved(self, age: float) -> float:
-        """Motion over the last `age` periods, the oldest of them in part."""
-        return sum(step * min(age - number, 1.0) for number, step in enumerate(self._steps) if number < age)
 
-    def _read(self, observation: dict[str, Array]) -> float:
-        key, index = self._measured or ("", 0)
-        return float(observation[key][index])
+def _check_at_rest(names: tuple[str, ...], limits: Limits, at_rest: Array) -> None:
+    """Raise UserError for an element that stands still in another way than its kind of limits says."""
+    if len(at_rest) != len(names):
+        raise UserError(f"expected at_rest of the action's {len(names)} elements, got {len(at_rest)}")
+    for name, rest in zip(names, at_rest, strict=True):
+        given = limits.commands.get(name)
+        if given is None:
+            continue
+        keeps = math.isnan(rest)
+        if keeps != (given.kind is Kind.POSITION) and (keeps or given.measured):
+            still = "keeping its value" if keeps else f"the value {rest:g}"
+            wanted = "POSITION" if keeps else "VELOCITY or DELTA"
+            raise UserError(
+                f"expected kind {wanted} of {name!r}, which this robot stops by {still}, got {given.kind.name}"
+            )
 
 
 class _DistanceFilter:
@@ -180,6 +154,8 @@ class _DistanceFilter:
 
     def __init__(self, contract: Contract, limits: Limits, distance: Distance, box: tuple[Array, Array]) -> None:
         self._index = action_indices(contract, distance.elements)
+        moving = distance.elements[:1] if distance.motion is Motion.STEERED else distance.elements
+        _check_rates(limits, moving, "distance")
         self._low, self._high = (bound[self._index] for bound in box)
         self._scale = np.array([_rate_scale(limits, name, contract.control_dt_s) for name in distance.elements])
         key = distance.position or distance.ranges
@@ -187,7 +163,7 @@ class _DistanceFilter:
             raise UserError(f"no observation {key!r} to keep distance by; expected one of {list(contract.observation)}")
         self._barrier = Barrier(distance, contract.control_dt_s)
 
-    def apply(self, wanted: Array, observation: dict[str, Array], axes: list[_LimitedElement]) -> Array:
+    def apply(self, wanted: Array, observation: dict[str, Array], axes: list[LimitedElement]) -> Array:
         velocity = wanted[self._index] * self._scale
         low, high = self._low.copy(), self._high.copy()
         for place, index in enumerate(self._index):
@@ -196,7 +172,7 @@ class _DistanceFilter:
                     low[place], high[place] = axis.reach()
         kept = self._barrier.filter(velocity, observation, (low * self._scale, high * self._scale)) / self._scale
         # clipping one element could turn the velocity toward an obstacle; scaling it cannot
-        over = np.maximum(kept / self._high, kept / self._low).max()
+        over = _excess(kept, self._low, self._high)
         wanted[self._index] = kept / over if over > 1.0 else kept
         return wanted
 
@@ -206,6 +182,7 @@ class _TankFilter:
 
     def __init__(self, contract: Contract, limits: Limits, tank: Tank) -> None:
         self._index = action_indices(contract, tank.elements)
+        _check_rates(limits, tank.elements, "tank")
         self._scale = np.array([_rate_scale(limits, name, contract.control_dt_s) for name in tank.elements])
         self._conjugate = [observed_element(contract, name) for name in tank.conjugate]
         self._dt_s = contract.control_dt_s
@@ -243,7 +220,28 @@ def action_indices(contract: Contract, elements: list[str]) -> Array:
     return np.array([names.index(element) for element in elements])
 
 
+def _check_rates(limits: Limits, elements: Sequence[str], user: str) -> None:
+    """Raise UserError for elements that are no velocities: standing still must be among what a filter may choose."""
+    for name in elements:
+        kind = limits.commands[name].kind if name in limits.commands else Kind.POSITION
+        if kind is Kind.POSITION:
+            raise UserError(
+                f"expected kind VELOCITY or DELTA of {name!r} in `commands`, because `{user}` changes velocities; got "
+                f"{kind.name}, a commanded value (the default)"
+            )
+
+
 def _rate_scale(limits: Limits, name: str, dt_s: float) -> float:
-    """Factor from the contract's value of an element to its velocity, or to the commanded value itself."""
-    given = limits.commands.get(name, ElementLimits())
+    """Factor from the contract's value of an element to its velocity, or to a steering angle itself."""
+    given = limits.commands.get(name)
+    if given is None:
+        return 1.0
     return given.scale / dt_s if given.kind is Kind.DELTA else given.scale
+
+
+def _excess(values: Array, low: Array, high: Array) -> float:
+    """The largest ratio of a value to its limit on that side: infinite if the limit is zero and the value is not."""
+    bounds = np.where(values > 0.0, high, -low)
+    with np.errstate(divide="ignore"):
+        ratios = np.divide(np.abs(values), bounds, out=np.zeros(len(values)), where=values != 0.0)
+    return float(ratios.max())

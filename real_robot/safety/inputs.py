@@ -23,6 +23,9 @@ class Command:
     names: tuple[str, ...] | None = None
 
 
+CLOCKS = "the computers' clocks differ: synchronise them (chrony)"
+
+
 class Inputs:
     """Checks inputs against the contract, the clock, and earlier inputs."""
 
@@ -45,7 +48,8 @@ class Inputs:
             return fault
         if reading is not self._reading:
             if self._reading is not None and not _follows(reading, self._reading):
-                return "reordered measurement"
+                late_s = max(self._reading.stamp_s - reading.stamp_s, 0.0)
+                return f"reordered measurement: {late_s:.3g} s older than the one before"
             self._reading, self._fault = reading, self._observation_fault(reading.observation, reading.frames)
         return self._fault
 
@@ -60,7 +64,7 @@ class Inputs:
             if fault := self._stamp_fault("command", command.stamp_s, now_s, self._limits.command_timeout_s):
                 return fault
             if command.stamp_s < self._command_s:
-                return "reordered command"
+                return f"reordered command: {self._command_s - command.stamp_s:.3g} s older than the one before"
             self._command_s = command.stamp_s
         return _values_fault("command", command.action, spec)
 
@@ -69,8 +73,10 @@ class Inputs:
         if not math.isfinite(age):
             return f"{what} without a time"
         if age > timeout_s:
-            return f"stale {what}"
-        return f"{what} from the future" if age < -self._limits.clock_error_s else ""
+            return f"stale {what}: {age:.3g} s old, limit {timeout_s:g} s; if new ones come, {CLOCKS}"
+        if age < -self._limits.clock_error_s:
+            return f"{what} from {-age:.3g} s in the future, limit {self._limits.clock_error_s:g} s: {CLOCKS}"
+        return ""
 
     def _observation_fault(self, observation: Mapping[str, Array], frames: Mapping[str, str]) -> str:
         for key, spec in self._specs.items():

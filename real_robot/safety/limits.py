@@ -18,7 +18,8 @@ class Kind(Enum):
     """Meaning of an action element.
 
     POSITION: a joint's position, or any value that is commanded itself: torque, thrust, body rate, steering angle.
-    VELOCITY: the derivative of a position. DELTA: an increment of a position per control period.
+    VELOCITY: the derivative of a position. DELTA: an increment of a position per control period. Distance and energy
+    are limited by changing velocities, so elements of `Distance` and `Tank` are VELOCITY or DELTA.
     """
 
     POSITION = "position"
@@ -34,7 +35,9 @@ class ElementLimits:
     bound the position; for a VELOCITY or DELTA only if `measured` names it. `velocity`, `acceleration` and `jerk` bound
     its first three derivatives, per s, s^2 and s^3; for a torque or thrust they are its own derivatives. `measured` is
     the observed element of the position, "joint_position.joint1": a POSITION command starts from it, or from `rest` if
-    none is given.
+    none is given. Such a measured position may be off by `following`, in the unit of the limits, from all that was
+    commanded in the last `Limits.following_s`; by default 0.1 rad, 0.03 m, or a twentieth of the range. VELOCITY and
+    DELTA commands of a robot that is blocked do not add up, so they have no such check.
     """
 
     kind: Kind = Kind.POSITION
@@ -46,6 +49,7 @@ class ElementLimits:
     jerk: float = INF
     measured: str = ""
     rest: float = 0.0
+    following: float | None = None
 
     @property
     def limited(self) -> bool:
@@ -58,6 +62,8 @@ class ElementLimits:
         rates = (self.velocity, self.acceleration, self.jerk)
         if not (self.low < self.high and all(rate > 0 for rate in rates) and self.scale > 0):
             raise UserError(f"expected low < high, positive limits and a positive scale, got {self}")
+        if self.following is not None and not (self.following > 0 and self.kind is Kind.POSITION and self.measured):
+            raise UserError(f"expected `following` > 0, of kind POSITION with `measured`, got {self}")
         if self.kind is not Kind.POSITION and not self.measured and (self.low, self.high) != (-INF, INF):
             raise UserError(f"expected `measured`, the observed position that {self.low} and {self.high} bound")
 
@@ -93,7 +99,9 @@ class Limits:
     need low and high in the contract. `observed` bounds observed elements, "joint_torque.joint1" or "position.z". The
     body's z axis may tilt at most `tilt_rad` from the world's, according to the observation `attitude`: a rotation
     matrix with elements named "zz" or a quaternion x, y, z, w. A measurement is stale after `observation_timeout_s`, a
-    command after `command_timeout_s`; stamps may be up to `clock_error_s` in the future.
+    command after `command_timeout_s`. The computers' clocks differ by at most `clock_error_s`: stamps may lie so far in
+    the future, and walls are kept as if measurements were older by as much. After a fault the robot moves again once
+    `recovery_s` of control periods in a row were good.
     """
 
     commands: dict[str, ElementLimits] = field(default_factory=dict)
@@ -104,12 +112,16 @@ class Limits:
     tank: Tank | None = None
     observation_timeout_s: float = 0.1
     command_timeout_s: float = 0.1
-    clock_error_s: float = 0.0
+    clock_error_s: float = 0.05
+    following_s: float = 0.3
+    recovery_s: float = 0.5
 
     def __post_init__(self) -> None:
         """Raise UserError for times or angles out of range."""
-        if not (self.observation_timeout_s > 0 and self.command_timeout_s > 0 and self.clock_error_s >= 0):
-            raise UserError("expected positive timeouts and clock_error_s >= 0")
+        if not min(self.observation_timeout_s, self.command_timeout_s, self.following_s) > 0:
+            raise UserError("expected observation_timeout_s, command_timeout_s and following_s > 0")
+        if not min(self.clock_error_s, self.recovery_s) >= 0:
+            raise UserError("expected clock_error_s and recovery_s >= 0")
         if not 0 < self.tilt_rad <= math.pi:
             raise UserError(f"expected 0 < tilt_rad <= pi, got {self.tilt_rad}")
         if bool(self.attitude) != (self.tilt_rad < math.pi):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -12,8 +14,9 @@ import numpy as np
 from embodied.contract import Contract
 from embodied.errors import UserError
 from real_robot.robots.robot import Array, Clock, Reading, Robot
-from real_robot.safety.filters import Element, Filters, observed_element
-from real_robot.safety.inputs import Command, Inputs
+from real_robot.safety.element import Element, observed_element
+from real_robot.safety.filters import Filters
+from real_robot.safety.inputs import CLOCKS, Command, Inputs
 from real_robot.safety.limits import Limits, Range, load_limits
 
 __all__ = ["Command", "Limits", "Safety", "State", "Verdict", "load_limits"]
@@ -21,10 +24,12 @@ __all__ = ["Command", "Limits", "Safety", "State", "Verdict", "load_limits"]
 
 SAME = 1e-9
 """Commands that differ by less count as equal."""
+LONG = 2.0
+"""Times the `command_timeout_s` without a command, after which a robot stands still by its own time-out."""
 
 
 class State(Enum):
-    """READY: nothing written yet. ACTIVE: commanding. HOLDING: until input is valid again. STOPPED: until `reset`."""
+    """READY: nothing commanded yet. ACTIVE: commanding. HOLDING: stops and is silent. STOPPED: so until `reset`."""
 
     READY = "ready"
     ACTIVE = "active"
@@ -48,9 +53,19 @@ class Verdict:
 class Safety:
     """Checks every command and measurement of `robot`; writes an action inside all limits, or holds.
 
-    Input that is missing, stale, reordered, from the future, not finite, or of another shape or frame holds the robot
-    at once, until input is valid again. Exceeded observation bounds, a failing robot, and `trip` stop it until `reset`.
-    All methods may be called from any thread: once `trip` has returned, nothing is written.
+    Holding is the stop that was certified with the last command: one action per period within all limits, from the last
+    command alone, however old the measurement is; nothing is written afterwards, so that nobody who moves the robot
+    meanwhile is disturbed. A robot without `at_rest` gets no stop, but its own `hold` at once. Before the first command
+    there is nothing to stop.
+
+    - Input that is stale, reordered, from the future, not finite, or of another shape or frame is a fault: it holds in
+      the same period. A robot that is stopped by commands moves again once it stands still and the inputs of
+      `recovery_s` in a row were good; any other one as its own `hold` lets it.
+    - A missing command holds, too; the next command goes on from where the stop is.
+    - Exceeded observation bounds, a robot that does not follow its commands or fails, and `trip` stop until `reset`.
+
+    After a completed stop, commands begin at rest where the robot is measured. All methods may be called from any
+    thread: once `trip` has returned, nothing but the stop is written.
 
     Raises:
         UserError: for limits that do not fit the robot's contract.
@@ -59,12 +74,17 @@ class Safety:
     def __init__(self, robot: Robot, limits: Limits, clock: Clock) -> None:
         self._robot, self._limits, self._clock = robot, limits, clock
         self._inputs = Inputs(robot.contract, limits)
-        self._filters = Filters(robot.contract, limits)
+        self._filters = Filters(robot.contract, limits, robot.at_rest)
         self._bounds = Bounds(robot.contract, limits)
         self._period_s = robot.contract.control_dt_s
+        self._recovery = math.ceil(limits.recovery_s / self._period_s - 1e-9)
         self._lock = threading.RLock()
         self.state, self.reason = State.READY, ""
-        self._written_s, self._credit = -math.inf, 1.0
+        self._now_s = self._written_s = -math.inf
+        self._credit, self._went_back = 1.0, ""
+        self._stopping = False
+        self._faulty = False  # whether going on needs `_missing` good periods, and standing still
+        self._missing = 0
 
     @property
     def energy_j(self) -> float:
@@ -78,72 +98,144 @@ class Safety:
         hold in real time. One period of jitter is tolerated.
         """
         with self._lock:
+            now_s = self._time()
+            fault, self._went_back = self._went_back, ""
             if self.state is State.STOPPED:
                 return self._hold(State.STOPPED, self.reason)
-            now = self._clock()
-            if fault := self._inputs.reading_fault(reading, now):
-                return self._hold(State.HOLDING, fault)
+            if fault := fault or self._inputs.reading_fault(reading, now_s):
+                return self._fail(fault)
             assert reading is not None
             if bound := self._bounds.broken(reading.observation):
                 return self._hold(State.STOPPED, bound)
+            moving = self.state is State.ACTIVE or self._stopping
+            if moving and (away := self._filters.unfollowed(reading.observation)):
+                return self._hold(State.STOPPED, away, reading.observation)
             if action is None:
                 return self._hold(State.HOLDING, "no command")
             command = action if isinstance(action, Command) else Command(action)
-            fault = self._inputs.command_fault(command, now)
-            if fault := fault or self._bounds.ahead(reading.observation, now - reading.stamp_s + self._period_s):
-                return self._hold(State.HOLDING, fault)
-            return self._write(np.asarray(command.action), reading, now)
+            delay_s = max(now_s - reading.stamp_s, 0.0) + self._limits.clock_error_s + self._period_s
+            fault = self._inputs.command_fault(command, now_s) or self._bounds.ahead(reading.observation, delay_s)
+            if fault:
+                return self._fail(fault)
+            return self._go_on(np.asarray(command.action), reading)
+
+    def hold(self, reason: str, fault: bool = True) -> Verdict:
+        """Hold, as after a bad input, or as after a missing command; call it every period."""
+        with self._lock:
+            self._time()
+            if self.state is State.STOPPED:
+                return self._hold(State.STOPPED, self.reason)
+            return self._fail(reason) if fault else self._hold(State.HOLDING, reason)
 
     def trip(self, reason: str) -> None:
         """Emergency stop: the robot holds now and until `reset`."""
         with self._lock:
+            self._time()
             self._hold(State.STOPPED, reason)
 
     def reset(self) -> None:
-        """Leave the emergency stop; the next command is checked like the first one."""
+        """Leave the emergency stop; the next command is checked like the first one, and goes on from a running stop."""
         with self._lock:
-            self.state, self.reason = State.READY, ""
-            self._written_s, self._credit = -math.inf, 1.0  # the clock may have jumped back
+            self._time()
+            self.state, self.reason = State.HOLDING if self._stopping else State.READY, ""
+            self._faulty, self._missing, self._went_back = False, 0, ""
             self._inputs.reset()
             self._filters.reset()
 
     def watch(self) -> None:
-        """Hold if the last command is older than `command_timeout_s`; call it from a timer outside the control loop."""
-        with self._lock:
-            if self.state is State.ACTIVE and self._clock() - self._written_s > self._limits.command_timeout_s:
-                self._hold(State.HOLDING, "no command in time")
+        """Hold if the last command is older than `command_timeout_s`, and carry on a stop.
 
-    def _write(self, action: Array, reading: Reading, now_s: float) -> Verdict:
-        if not self._due(now_s):
+        Call it every period from a timer outside the control loop.
+        """
+        with self._lock:
+            now_s = self._time()
+            if self.state is State.ACTIVE and now_s - self._written_s > self._limits.command_timeout_s:
+                self._hold(State.HOLDING, "no command in time")
+            elif self._stopping:
+                self._hold(self.state, self.reason)
+
+    def settle(self, reason: str, wait: Callable[[float], None] = time.sleep) -> None:
+        """Hold, and return when the robot has its last command; `wait` waits for the given s, a control period."""
+        self.hold(reason, fault=False)
+        while self._stopping:
+            wait(self._period_s)
+            with self._lock:
+                self._credit = 1.0  # the time of this loop counts, whatever the clock says
+                self._hold(self.state, self.reason)
+
+    def _go_on(self, action: Array, reading: Reading) -> Verdict:
+        """Write a valid command, unless a fault is too recent."""
+        if self._faulty:
+            self._missing = max(self._missing - 1, 0)
+            if self._missing or self._stopping:
+                return self._hold(State.HOLDING, self.reason)
+        moving = self.state is State.ACTIVE or self._stopping
+        if moving and self._now_s - self._written_s > self._limits.command_timeout_s:
+            moving = self._stopping = False  # the robot has stopped by itself
+            self.state = State.HOLDING
+            if self._robot.at_rest is not None:
+                self._robot.hold()
+        if not self._due():
             return Verdict(self.state, None, "sooner than the control period")
-        if self.state is not State.ACTIVE and (fault := self._filters.start(reading.observation)):
-            return self._hold(State.HOLDING, fault)
-        written = self._filters.apply(action, reading.observation, max(now_s - reading.stamp_s, 0.0))
+        if not moving and (fault := self._filters.start(reading.observation)):
+            return self._fail(fault)
+        written = self._filters.apply(action, reading.observation, max(self._now_s - reading.stamp_s, 0.0))
         if not np.isfinite(written).all():
             return self._hold(State.STOPPED, f"the filters made {written} of {action}")
-        self.state, self.reason = State.ACTIVE, ""
-        try:
-            self._robot.write(written)
-        except Exception as error:
-            self._hold(State.STOPPED, f"the robot failed: {error}")
-            raise
+        self.state, self.reason, self._stopping, self._faulty = State.ACTIVE, "", False, False
+        self._write(written)
         return Verdict(State.ACTIVE, written, limited=bool((np.abs(written - action) > SAME).any()))
 
-    def _due(self, now_s: float) -> bool:
+    def _fail(self, reason: str) -> Verdict:
+        if self.state is not State.READY and self._robot.at_rest is not None:
+            self._faulty, self._missing = True, self._recovery
+        return self._hold(State.HOLDING, reason)
+
+    def _hold(self, state: State, reason: str, blocked: dict[str, Array] | None = None) -> Verdict:
+        """Take the next step of the stop, if there is one; `blocked` is the observation of a robot that lags behind."""
+        begins = self.state is State.ACTIVE
+        self.state = state if state is State.STOPPED else State.READY if self.state is State.READY else State.HOLDING
+        self.reason, own = reason, self._robot.at_rest is None or state is State.STOPPED
+        long = self._now_s - self._written_s > LONG * self._limits.command_timeout_s
+        if (begins or blocked or (self._stopping and long)) and self._robot.at_rest is not None:
+            self._stopping = self._filters.begin_stop(blocked, after_gap=long)
+            own = own or not self._stopping
+        action = None
+        if self._stopping and self._due():
+            action, ended = self._filters.stop()
+            self._write(action)
+            self._stopping = not ended
+            own = own or ended
+        if own:
+            self._robot.hold()
+        return Verdict(self.state, action, reason)
+
+    def _write(self, action: Array) -> None:
+        try:
+            self._robot.write(action)
+        except Exception as error:
+            self.state, self.reason, self._stopping = State.STOPPED, f"the robot failed: {error}", False
+            self._robot.hold()
+            raise
+
+    def _time(self) -> float:
+        """The time; if the clock went back, what was known by the old time is forgotten."""
+        now_s, last_s = self._clock(), self._now_s
+        self._now_s = now_s
+        if now_s < last_s:
+            self._written_s += now_s - last_s
+            self._inputs.reset()
+            self._went_back = f"the clock went back by {last_s - now_s:.3g} s: {CLOCKS}"
+        return now_s
+
+    def _due(self) -> bool:
         """Whether a period has passed since the last command; if so, counts it as used."""
-        since_s = now_s - self._written_s
-        if self.state is State.ACTIVE and since_s > self._limits.command_timeout_s:
-            self.state = State.HOLDING  # the robot has stopped by itself: start again from the measurement
+        since_s = self._now_s - self._written_s
         credit = min(self._credit + since_s / self._period_s, 2.0)
         if credit < 1.0 - 1e-6:
             return False
-        self._credit, self._written_s = credit - 1.0, now_s
+        self._credit, self._written_s = credit - 1.0, self._now_s
         return True
-
-    def _hold(self, state: State, reason: str) -> Verdict:
-        self.state, self.reason = state, reason
-        self._robot.hold()
-        return Verdict(state, None, reason)
 
 
 class Bounds:

@@ -22,6 +22,7 @@ class Plant:
     def __init__(self, kind: Kind, start: np.ndarray, dt_s: float = DT_S, scale: float = 1.0) -> None:
         self.contract = contract(dt_s, tuple("abcdefg"[: len(start)]))
         self.kind, self.scale, self.position = kind, scale, np.array(start, np.float64)
+        self.at_rest = (np.nan if kind is Kind.POSITION else 0.0,) * len(start)
         self.commands: list[np.ndarray | None] = []  # None: hold
         self.ticks = 0
 

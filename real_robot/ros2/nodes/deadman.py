@@ -59,9 +59,9 @@ class DeadmanNode(ManagedNode[DeadmanSettings]):
         self._state = signed(self, DEADMAN_STATE)
         if not table.keeps_moving:
             return
-        if not isinstance(table.hold.action, tuple):
+        if table.at_rest is None or np.isnan(table.at_rest).any():
             raise UserError(f"{table.name} has no constant command that stops it, so nothing can stop it blindly")
-        self._stop = np.array(table.hold.action)
+        self._stop = np.array(table.at_rest)
         self._out = publisher(self, table.command.name, table.command.codec.message, table.command.qos)
         watch(self, SAFETY_STATE, settings.timeout_s, self._lives)
         self.own(self.create_timer(table.control_dt_s, self._repeat, clock=self.steady))

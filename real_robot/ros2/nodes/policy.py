@@ -133,10 +133,10 @@ class PolicyNode(ManagedNode[PolicySettings]):
         self._beat()
 
     def deactivate(self) -> None:
-        """Stop the loop; the robot holds."""
+        """Stop the loop; returns when the robot has been stopped."""
         was, self._active = self._active, False
         if was:
-            self._safety.command(None, None)
+            self._safety.settle("policy_node was deactivated")
 
     def cleanup(self) -> None:
         """Free the policy and finish the recording."""
@@ -169,8 +169,8 @@ class PolicyNode(ManagedNode[PolicySettings]):
             self.trigger_deactivate()
             return
         self._timing.add(began, time.perf_counter() - began, verdict)
-        if verdict.action is None:
-            self.get_logger().warning(f"nothing is commanded: {verdict.reason}", throttle_duration_sec=1.0)
+        if verdict.state is not State.ACTIVE:
+            self.get_logger().warning(f"the robot holds: {verdict.reason}", throttle_duration_sec=1.0)
 
     def _beat(self) -> None:
         if self._active:
@@ -218,7 +218,7 @@ class _Timing:
         self.worked.append(worked)
         self.periods += 1
         self.overruns += worked > self.period_s
-        self.held += verdict.action is None
+        self.held += verdict.state is not State.ACTIVE
         self.verdict = verdict
 
     def report(self) -> Report:

@@ -1,6 +1,7 @@
 """safety_node: an independent process between a policy's commands and the robot, with the emergency stop.
 
-It checks every command again with its own limits, and holds the robot if the policy's heartbeat or its commands stop.
+It checks every command again with its own limits, and holds the robot if the policy's heartbeat or its commands stop:
+the stop that was certified with the last command, then silence.
 It runs in steady time, so a simulator's clock cannot stop it.
 """
 
@@ -82,8 +83,9 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._state = signed(self, SAFETY_STATE)
         self.own(self.create_service(Trigger, "~/emergency_stop", self._stop))
         self.own(self.create_service(Trigger, "~/reset", self._reset))
-        shortest_s = min(settings.heartbeat_timeout_s, self._limits.command_timeout_s)
-        self.own(self.create_timer(shortest_s / CHECKS, self._watch, clock=self.steady))
+        checked_s = min(settings.heartbeat_timeout_s, self._limits.command_timeout_s) / CHECKS
+        # a stop is one command per period
+        self.own(self.create_timer(min(checked_s, self._table.control_dt_s), self._watch, clock=self.steady))
         self.reports["safety"] = self._report
         self._said = ""
         self._say()
@@ -113,11 +115,11 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._say()
 
     def deactivate(self) -> None:
-        """Stop passing commands on; the robot holds."""
+        """Stop passing commands on; returns when the robot has been stopped."""
         was, self._active = self._active, False
         if was and self._began:
             self._robot.leave("safety_node was deactivated")
-            self._safety.command(None, None)
+            self._safety.settle("safety_node was deactivated")
         self._say()
 
     def _pass_on(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
@@ -129,7 +131,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
             arrays, stamp_s = read(self._table.command.codec, message)
         except UserError as error:
             self.get_logger().error(f"a command cannot be read: {error}", throttle_duration_sec=1.0)
-            self._hold()
+            self._hold("a command that cannot be read")
             return
         command = Command(arrays[ACTION], stamp_s)
         if missing := self._missing():
@@ -143,10 +145,10 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._early, self._complaint = None, ""
         self._commanded_s = self._robot.clock()
         verdict = self._safety.command(command, self._robot.read())
-        self._passed += verdict.action is not None
-        if verdict.action is None:
+        self._passed += verdict.state is State.ACTIVE and verdict.action is not None
+        if verdict.state is not State.ACTIVE:
             self._held += 1
-            self.get_logger().warning(f"nothing is commanded: {verdict.reason}", throttle_duration_sec=1.0)
+            self.get_logger().warning(f"the robot holds: {verdict.reason}", throttle_duration_sec=1.0)
         self._say()
 
     def _beat(self, message: Header) -> None:
@@ -159,7 +161,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
 
     def _watch(self) -> None:
         if self._safety.state is State.STOPPED:
-            self._hold()  # also before the first command
+            self._hold(self._safety.reason)  # also before the first command
             return
         if not self._active or not self._began:
             return
@@ -167,7 +169,9 @@ class SafetyNode(ManagedNode[SafetySettings]):
         if missing := self._missing():
             self._complain(missing)
         elif self._robot.clock() - self._commanded_s > self._limits.command_timeout_s:
-            self._complain("commands stopped")
+            self._complain("commands stopped", fault=False)
+        else:
+            self._safety.watch()
 
     def _missing(self) -> str:
         """Why nothing may be commanded, whatever is asked for; "" if all live that have to."""
@@ -180,14 +184,16 @@ class SafetyNode(ManagedNode[SafetySettings]):
         stands = self._robot.stands_s > self.settings.heartbeat_timeout_s
         return "the clock stands still" if stands else ""
 
-    def _complain(self, reason: str) -> None:
+    def _complain(self, reason: str, fault: bool = True) -> None:
         if self._safety.state is State.ACTIVE:
             self.get_logger().error(f"{reason}: the robot holds")
         self._complaint = reason
-        self._hold()
+        self._hold(reason, fault)
 
-    def _hold(self) -> None:
-        self._safety.command(None, self._robot.read())
+    def _hold(self, reason: str, fault: bool = True) -> None:
+        self._safety.hold(reason, fault)
+        if self._robot.stands_s > self._table.control_dt_s:  # no clock tells when the stop's next command is due
+            self._safety.settle(reason)
         self._held += 1
         self._say()
 
@@ -215,7 +221,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self._state(state)
 
     def _report(self) -> Report:
-        level = {State.STOPPED: ERROR, State.HOLDING: WARN}.get(self._safety.state, OK)
+        level = ERROR if self._safety.state is State.STOPPED else WARN if self._safety.reason else OK
         values = {"state": self._said, "passed": self._passed, "held": self._held}
         stopped = self._safety.reason if self._safety.state is State.STOPPED else ""
         return Report(stopped or self._complaint or self._safety.reason or self._said, level, values)

@@ -6,17 +6,17 @@ must be the policy's world.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.ros2.messages.body_codecs import Pose
-from real_robot.ros2.messages.codecs import Arrays, JointState, JointTrajectory, Values
+from real_robot.ros2.messages.codecs import JointState, JointTrajectory, Values
 from real_robot.ros2.robots.tables import ACTION, COMMAND, STATE, Behaviour, Call, Table, Topic, action_spec, make_table
 
-Hold = Callable[[Arrays], np.ndarray] | tuple[float, ...]
+STAYS, ZERO = math.nan, 0.0
+"""How a joint's command stands still; see `Robot.at_rest`."""
 
 
 def forward_position(
@@ -34,7 +34,7 @@ def forward_position(
     """
     action = action_spec(wanted, joints, "rad")
     command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
-    return _arm("forward_position", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays, _stay)
+    return _arm("forward_position", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays, STAYS)
 
 
 def forward_velocity(
@@ -46,15 +46,13 @@ def forward_velocity(
     pose: Sequence[str] = (),
     arrays: Sequence[str] = (),
 ) -> Table:
-    """ros2_control's forward_command_controller of joint velocities, rad/s; holds with zeros.
+    """ros2_control's forward_command_controller of joint velocities, rad/s.
 
     It has no time-out: the arm would follow the last command for ever, so deadman_node has to run.
     """
     action = action_spec(wanted, joints, "rad/s")
     command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
-    table = _arm(
-        "forward_velocity", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays, (0.0,) * len(joints)
-    )
+    table = _arm("forward_velocity", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays, ZERO)
     return replace(table, keeps_moving=True)
 
 
@@ -67,11 +65,11 @@ def joint_trajectory(
     pose: Sequence[str] = (),
     arrays: Sequence[str] = (),
 ) -> Table:
-    """ros2_control's joint_trajectory_controller: each command and a stop behind it; holds the current position."""
+    """ros2_control's joint_trajectory_controller: each command and a stop behind it."""
     action, names = action_spec(wanted, joints, "rad"), tuple(ros_joints or joints)
     codec = JointTrajectory({ACTION: action}, names, 1.0 / rate_hz)
     command = Topic(f"{controller}/joint_trajectory", codec, COMMAND)
-    return _arm("joint_trajectory", wanted, rate_hz, command, joints, names, pose, arrays, _stay)
+    return _arm("joint_trajectory", wanted, rate_hz, command, joints, names, pose, arrays, STAYS)
 
 
 def ur(
@@ -92,7 +90,7 @@ def ur(
     names = tuple(f"{tf_prefix}{joint}" for joint in joints)
     table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
     stop = Call("dashboard_client/stop", "std_srvs/srv/Trigger")
-    return replace(table, name="ur", emergency=replace(table.emergency, calls=(stop,)))
+    return replace(table, name="ur", emergency=Behaviour(calls=(stop,)))
 
 
 def fr3(
@@ -111,16 +109,12 @@ def fr3(
     pose = ("franka_robot_state_broadcaster/current_pose", "base")
     table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
     stop = Call("franka_gripper/stop", "std_srvs/srv/Trigger")
-    return replace(table, name="fr3", emergency=replace(table.emergency, calls=(stop,)))
-
-
-def _stay(arrays: Arrays) -> np.ndarray:
-    return arrays["joint_position"]
+    return replace(table, name="fr3", emergency=Behaviour(calls=(stop,)))
 
 
 def _arm(
     name: str, wanted: Contract, rate_hz: float, command: Topic, joints: Sequence[str], ros_joints: Sequence[str],
-    pose: Sequence[str], arrays: Sequence[str], hold: Hold,
+    pose: Sequence[str], arrays: Sequence[str], rest: float,
 ) -> Table:  # fmt: skip
     fields = {"joint_position": "position", "joint_velocity": "velocity", "joint_effort": "effort"}
     units = {"joint_position": "rad", "joint_velocity": "rad/s", "joint_effort": "N m"}
@@ -133,4 +127,4 @@ def _arm(
     if pose and (found := {key: name for key, name in ends.items() if key in wanted.observation}):
         topic, frame_id = pose
         states.append(Topic(topic, Pose(found, frame_id), STATE))
-    return make_table(name, wanted, rate_hz, states, command, arrays, Behaviour(hold), Behaviour(hold))
+    return make_table(name, wanted, rate_hz, states, command, arrays, at_rest=(rest,) * len(joints))

@@ -42,8 +42,7 @@ def cartesian(
     seen = {key: spec for key, spec in _hand_specs(wanted).items() if key in wanted.observation}
     states = [Topic("cartesian_state", LabelledArrays(seen), COMMAND)]
     states += [_camera(wanted, key, topic) for key, topic in (cameras or {}).items()]
-    still = Behaviour((0.0,) * 7)
-    emergency = replace(still, calls=tuple(Call(stop, "std_srvs/srv/Trigger") for stop in stops))
+    emergency = Behaviour(calls=tuple(Call(stop, "std_srvs/srv/Trigger") for stop in stops))
     translated: dict[str, Any] = {}
     if wanted.action.unit == DISPLACEMENTS:
         response = Response(1.0 / rate_hz)
@@ -52,7 +51,10 @@ def cartesian(
         asked = replace(wanted.action, unit=DISPLACEMENTS, frame="world", names=action.names)
         translated = {"asked": asked, "translate": lambda executor: Displaced(executor, response)}
     command = Topic("cartesian_command", LabelledArrays({ACTION: action}), COMMAND)
-    return make_table("cartesian", wanted, rate_hz, states, command, arrays, still, emergency, **translated)
+    still = (0.0,) * 7  # a gripper that is told no direction keeps what it has
+    return make_table(
+        "cartesian", wanted, rate_hz, states, command, arrays, emergency=emergency, at_rest=still, **translated
+    )
 
 
 def _hand_specs(wanted: Contract) -> dict[str, TensorSpec]:

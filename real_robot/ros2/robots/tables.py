@@ -90,21 +90,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the robot is asked to do, besides the policy's commands: to follow them, to hold, to stop.
+    """What the robot is asked to do, besides all commands: to follow them, to hold, to stop.
 
-    At the beginning, `messages` are published and `calls` made once. `action` is the action [A] written every period
-    from then on, or a function of the observations at that moment; None if no action makes this robot safe.
+    At the beginning, `messages` are published and `calls` made once.
     """
 
-    action: Callable[[Arrays], np.ndarray] | tuple[float, ...] | None = None
     messages: tuple[Fixed, ...] = ()
     calls: tuple[Call, ...] = ()
-
-    def chosen(self, observed: Arrays | None) -> np.ndarray | None:
-        """The action to write, given the observation; constant actions need none."""
-        if self.action is None or isinstance(self.action, tuple):
-            return None if self.action is None else np.array(self.action)
-        return None if observed is None else self.action(observed)
 
 
 @dataclass(frozen=True)
@@ -186,6 +178,7 @@ class Table:
         states: topics that together make an observation.
         command: the topic of the action, under the key `ACTION`.
         control_dt_s: time between actions.
+        at_rest: how it is stopped by commands, see `Robot.at_rest`; None if only its own behaviour makes it safe.
         hold: the robot's own safe behaviour, from which it recovers.
         emergency: stops the robot permanently.
         heartbeat, status, pause, derived: see there; the first three belong to robots that others may steer too.
@@ -201,8 +194,9 @@ class Table:
     states: tuple[Topic, ...]
     command: Topic
     control_dt_s: float
-    hold: Behaviour
-    emergency: Behaviour
+    hold: Behaviour = Behaviour()
+    emergency: Behaviour = Behaviour()
+    at_rest: tuple[float, ...] | None = None
     heartbeat: Heartbeat | None = None
     status: Status | None = None
     pause: Pause = Pause()
@@ -268,7 +262,7 @@ def action_spec(wanted: Contract, names: Sequence[str], unit: str, frame: str = 
 
 def make_table(
     name: str, wanted: Contract, rate_hz: float, states: Sequence[Topic], command: Topic, arrays: Sequence[str],
-    hold: Behaviour, emergency: Behaviour, **others: Any,  # noqa: ANN401 - the fields of Table
+    **others: Any,  # noqa: ANN401 - the fields of Table
 ) -> Table:  # fmt: skip
     """The table of a robot, with the labelled arrays and past actions that `wanted` reads.
 
@@ -282,6 +276,6 @@ def make_table(
     action = command.codec.specs[ACTION]
     initial = action.low if name == "px4_actuators" else (0.0,) * len(action.names)  # rotors begin at standstill
     return Table(
-        name, (*states, *labelled), command, 1.0 / rate_hz, hold, emergency,
-        remembered=remembered(wanted, action), initial=initial, **others,
+        name, (*states, *labelled), command, 1.0 / rate_hz, remembered=remembered(wanted, action), initial=initial,
+        **others,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,6 @@ from real_robot.ros2.robots.tables import (
     ACTION,
     COMMAND,
     STATE,
-    Behaviour,
     Derived,
     Table,
     Topic,
@@ -96,8 +96,8 @@ def _vehicle(
         states.append(Topic("goal_pose", Pose({"goal": "position"}, frame_id), COMMAND, lasting=True))
         used = ("goal", *(key for key in ("position", "rotation") if key not in wanted.observation))
         derived = Derived(goal, used, lambda seen: {key: _to_goal(seen)[key] for key in goal}, _from_goal)
-    stop = Behaviour((0.0, 0.0))
-    return make_table(name, wanted, rate_hz, states, command, arrays, stop, stop, derived=derived)
+    at_rest = tuple(math.nan if element == "steering_angle" else 0.0 for element in command.codec.specs[ACTION].names)
+    return make_table(name, wanted, rate_hz, states, command, arrays, at_rest=at_rest, derived=derived)
 
 
 def _to_goal(seen: Arrays) -> dict[str, np.ndarray]:

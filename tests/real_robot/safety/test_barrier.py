@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,6 +119,7 @@ class Vehicle:
         self.contract = Contract({"ranges": TensorSpec((180,), unit="m")}, action, 0.05)
         self.x = self.y = self.heading = 0.0
         self.ticks, self.motion = 0, motion
+        self.at_rest = (0.0, math.nan if motion is Motion.STEERED else 0.0)
 
     def clock(self) -> float:
         return self.ticks * 0.05
@@ -161,7 +163,8 @@ def test_a_vehicle_keeps_its_distance_by_what_it_sees(motion, seed):
         ["speed", "turn"], motion, ranges="ranges", first_angle_rad=-math.pi, angle_step_rad=math.tau / 180,
         ahead_m=0.2, wheelbase_m=0.3, margin_m=0.2, acceleration=3.0,
     )  # fmt: skip
-    commands = {"speed": ElementLimits(Kind.VELOCITY, acceleration=4.0), "turn": ElementLimits(velocity=20.0)}
+    turn = ElementLimits(velocity=20.0) if motion is Motion.STEERED else ElementLimits(Kind.VELOCITY, acceleration=20.0)
+    commands = {"speed": ElementLimits(Kind.VELOCITY, acceleration=4.0), "turn": turn}
     safety = Safety(vehicle, Limits(commands, distance=distance), vehicle.clock)
     changed, travelled = 0, 0.0
     for _ in range(20):
@@ -174,6 +177,56 @@ def test_a_vehicle_keeps_its_distance_by_what_it_sees(motion, seed):
             assert vehicle.clearance() > 0.1
     assert changed > 3  # by more than the acceleration at the beginning
     assert travelled > 0.3
+
+
+@pytest.mark.parametrize("motion", [Motion.TURNING, Motion.STEERED])
+def test_a_vehicle_that_cannot_reverse_moves_and_keeps_its_distance(motion):
+    vehicle = Vehicle(2, motion)
+    vehicle.contract = replace(vehicle.contract, action=replace(vehicle.contract.action, low=(0.0, -0.5)))
+    distance = Distance(
+        ["speed", "turn"], motion, ranges="ranges", first_angle_rad=-math.pi, angle_step_rad=math.tau / 180,
+        ahead_m=0.2, wheelbase_m=0.3, margin_m=0.2, acceleration=3.0,
+    )  # fmt: skip
+    turn = ElementLimits(velocity=20.0) if motion is Motion.STEERED else ElementLimits(Kind.VELOCITY, acceleration=20.0)
+    commands = {"speed": ElementLimits(Kind.VELOCITY, acceleration=4.0), "turn": turn}
+    safety, speeds = Safety(vehicle, Limits(commands, distance=distance), vehicle.clock), []
+    for index in range(200):
+        verdict = safety.command(np.array([1.0, 0.3 * (-1) ** (index // 40)]), vehicle.read())
+        assert verdict.action is not None
+        speeds.append(verdict.action[0])
+        assert vehicle.clearance() > 0.1
+    assert min(speeds) >= 0.0
+    assert sum(speeds) * 0.05 > 0.5
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0)])
+def test_a_wall_is_kept_by_every_kind_that_distance_takes_whatever_side_is_closed(kind, low, high):
+    plant = Plant(kind, np.zeros(2))
+    scale = DT_S if kind is Kind.DELTA else 1.0
+    action = replace(plant.contract.action, low=(low * scale,) * 2, high=(high * scale,) * 2)
+    plant.contract = replace(plant.contract, action=action)
+    walls = [[1.0, 0.0, -0.3], [-1.0, 0.0, -0.3], [0.0, 1.0, -0.3], [0.0, -1.0, -0.3]]
+    distance = Distance(["a", "b"], position="position", planes=walls)
+    limits = Limits(dict.fromkeys("ab", ElementLimits(kind, velocity=1.0)), distance=distance)
+    if kind is Kind.POSITION:
+        with pytest.raises(ValueError, match=r"kind VELOCITY or DELTA of 'a' .* `distance` changes velocities"):
+            Safety(plant, limits, plant.clock)
+        return
+    safety, rng = Safety(plant, limits, plant.clock), np.random.default_rng(0)
+    for index in range(300):
+        wanted = rng.uniform(-2.0, 2.0, 2) + (1.0 if high else -1.0) * (index > 100)
+        safety.command(scale * wanted, plant.tick())
+        assert (np.abs(plant.position) <= 0.3 + 1e-9).all()
+    assert (np.abs(plant.position) > 0.2).all()  # it moved
+
+
+def test_an_element_without_a_kind_is_no_velocity():
+    plant = Plant(Kind.VELOCITY, np.zeros(2))
+    plant.contract = replace(plant.contract, action=replace(plant.contract.action, low=(-1.0,) * 2, high=(1.0,) * 2))
+    distance = Distance(["a", "b"], position="position", planes=[[1.0, 0.0, -1.0]])
+    with pytest.raises(ValueError, match="kind VELOCITY or DELTA of 'a' in `commands`"):
+        Safety(plant, Limits(distance=distance), plant.clock)
 
 
 @pytest.mark.parametrize("motion", [Motion.TURNING, Motion.STEERED])

@@ -1,5 +1,7 @@
 """The energy output never exceeds the tank's initial energy plus the returned energy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -41,10 +43,13 @@ class Pressing(Plant):
 
 
 @settings(max_examples=100)
-@given(seed=st.integers(0, 2**32), kind=st.sampled_from([Kind.VELOCITY, Kind.DELTA]))
-def test_the_world_gets_no_more_energy_than_there_was(seed, kind):
+@given(seed=st.integers(0, 2**32), kind=st.sampled_from([Kind.VELOCITY, Kind.DELTA]), forward_only=st.booleans())
+def test_the_world_gets_no_more_energy_than_there_was(seed, kind, forward_only):
     plant = Pressing(kind, seed)
     scale = plant.contract.control_dt_s if kind is Kind.DELTA else 1.0
+    if forward_only:
+        action = replace(plant.contract.action, low=(0.0, 0.0), high=(2.0 * scale, 2.0 * scale))
+        plant.contract = replace(plant.contract, action=action)
     limits = {name: ElementLimits(kind, velocity=2.0) for name in "ab"}
     tank = Tank(["a", "b"], ["force.a", "force.b"], start_j=0.5, most_j=0.8)
     safety = Safety(plant, Limits(limits, tank=tank), plant.clock)
@@ -57,6 +62,13 @@ def test_the_world_gets_no_more_energy_than_there_was(seed, kind):
         assert given_j <= 0.5 + 1e-9
         assert -1e-9 <= safety.energy_j <= 0.8
     assert limited > 0
+
+
+def test_positions_are_refused_since_less_of_a_position_is_no_rest():
+    plant = Pressing(Kind.POSITION, 0)
+    limits = {name: ElementLimits(velocity=2.0) for name in "ab"}
+    with pytest.raises(ValueError, match="kind VELOCITY or DELTA of 'a' in `commands`, because `tank`"):
+        Safety(plant, Limits(limits, tank=Tank(["a", "b"], ["force.a", "force.b"])), plant.clock)
 
 
 def test_a_reset_fills_the_tank():

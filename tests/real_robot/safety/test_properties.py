@@ -1,4 +1,4 @@
-"""No command outside any limit reaches `write`, for any request; bad input holds at once; an e-stop latches.
+"""No command outside any limit reaches `write`, for any request; bad input stops at once; an e-stop latches.
 
 Cases: one is one call of `Safety.command` (or of another method, in the last test). Their number is the product of
 `examples` and of the calls in each, and is asserted where it is run: 259,000 in all.
@@ -90,31 +90,21 @@ def test_no_command_outside_any_limit_reaches_write(kind, drawn, seed, style, pl
         for name in ("a", "b")
     ]
     safety = Safety(plant, Limits(dict(zip("ab", limits, strict=True))), plant.clock)
-    position = start
-    motions: list[list[np.ndarray]] = [[]]  # positions [2], or velocities x dt [2], from rest to the next hold
+    motion = [start if kind is Kind.POSITION else np.zeros(2)] * 3  # positions [2], or velocities x dt [2]
     for index, wanted in enumerate(demands(seed, style, drawn, kind) / drawn.scale):
-        if holds and index % 37 == 36:
-            safety.command(None, plant.tick())
-            motions.append([])
-            continue
-        verdict = safety.command(wanted, plant.tick())
-        assert verdict.state is State.ACTIVE
-        assert verdict.action is plant.commands[-1]
-        if not motions[-1]:
-            rest = position if kind is Kind.POSITION else np.zeros(2)
-            motions[-1] = [rest] * 3
-        physical = verdict.action * drawn.scale * (DT_S if kind is Kind.VELOCITY else 1.0)
-        motions[-1].append(physical)
-        position = plant.position
-        rounding = 1e-13 * max(1.0, float(np.abs(position).max()))
-        assert (position >= drawn.low - rounding).all()
-        assert (position <= drawn.high + rounding).all()
-    for motion in motions:
-        moved = np.array(motion) if motion else np.zeros((1, 2))
-        steps = np.diff(moved, axis=0) if kind is Kind.POSITION else moved
-        check(steps, drawn.velocity * DT_S, 1e-13, "velocity dt")
-        check(np.diff(steps, axis=0), drawn.acceleration * DT_S**2, 2e-13, "acceleration dt^2")
-        check(np.diff(steps, 2, axis=0), drawn.jerk * DT_S**3, 4e-13, "jerk dt^3")
+        pauses = holds and index % 37 in (34, 35, 36)  # longer than some stops, shorter than others
+        verdict = safety.command(None if pauses else wanted, plant.tick())
+        assert (verdict.state is State.ACTIVE) != pauses
+        if verdict.action is not None:
+            assert any(verdict.action is command for command in plant.commands[-2:])  # a stop's last is before its hold
+            motion.append(verdict.action * drawn.scale * (DT_S if kind is Kind.VELOCITY else 1.0))
+        rounding = 1e-13 * max(1.0, float(np.abs(plant.position).max()))
+        assert (plant.position >= drawn.low - rounding).all()
+        assert (plant.position <= drawn.high + rounding).all()
+    steps = np.diff(motion, axis=0) if kind is Kind.POSITION else np.array(motion)
+    check(steps, drawn.velocity * DT_S, 1e-13, "velocity dt")
+    check(np.diff(steps, axis=0), drawn.acceleration * DT_S**2, 2e-13, "acceleration dt^2")
+    check(np.diff(steps, 2, axis=0), drawn.jerk * DT_S**3, 4e-13, "jerk dt^3")
 
 
 def good(plant: Plant) -> tuple[Command, Reading]:
@@ -158,21 +148,21 @@ FAULTS = {
 
 @settings(max_examples=FAULT_EXAMPLES)
 @given(st.lists(st.sampled_from(list(FAULTS)), min_size=FAULT_CALLS // 2, max_size=FAULT_CALLS // 2))
-def test_bad_input_holds_within_the_period_it_comes_in(sequence):
+def test_bad_input_stops_within_the_period_it_comes_in(sequence):
     plant = Plant(Kind.VELOCITY, np.zeros(2))
     limits = {name: ElementLimits(Kind.VELOCITY, velocity=1.0, acceleration=5.0) for name in "ab"}
-    safety = Safety(plant, Limits(limits), plant.clock)
-    for index, fault in enumerate(sequence):
-        plant.tick()
-        verdict = safety.command(*good(plant))
+    safety = Safety(plant, Limits(limits, recovery_s=4 * DT_S), plant.clock)
+    for fault in sequence:
+        for _ in range(4):  # good inputs that end the fault before; the last one moves the robot
+            plant.tick()
+            verdict = safety.command(*good(plant))
         assert verdict.state is safety.state is State.ACTIVE
-        assert plant.commands[-1] is verdict.action is not None
         plant.tick()
         verdict = safety.command(*FAULTS[fault](*good(plant)))
         assert verdict.state is safety.state is State.HOLDING, fault
         assert verdict.reason
-        assert plant.commands[-1] is None
-        assert len(plant.commands) == 2 * (index + 1)
+        assert plant.commands[-1] is verdict.action
+        assert (np.abs(plant.commands[-1]) < np.abs(plant.commands[-2])).all(), fault  # it slows down at once
 
 
 METHODS = ("good", "good", "good", "bad", "none", "watch", "trip", "out of bounds", "reset")
@@ -184,7 +174,7 @@ def test_a_stop_latches_until_reset(sequence):
     plant = Plant(Kind.VELOCITY, np.zeros(2))
     limits = {name: ElementLimits(Kind.VELOCITY, velocity=1.0, acceleration=5.0) for name in "ab"}
     safety = Safety(plant, Limits(limits, {"position.a": Range(-8.0, 8.0)}), plant.clock)
-    stopped = False
+    stopped, stopping = False, 0
     for name in sequence:
         plant.tick()
         command, reading = good(plant)
@@ -202,7 +192,11 @@ def test_a_stop_latches_until_reset(sequence):
             safety.command(action, reading)
         stopped = (stopped or name in ("trip", "out of bounds")) and name != "reset"
         written = [action for action in plant.commands[count:] if action is not None]
-        assert len(written) == (name == "good" and not stopped)
+        if stopped:
+            stopping += 1
+            assert not written or (stopping <= 5 and (np.abs(written[-1]) < 0.1).all())
+        else:
+            stopping = 0
         assert (safety.state is State.STOPPED) == stopped
         if stopped and name != "watch":
             assert plant.commands[-1] is None

@@ -29,6 +29,7 @@ class Hand:
     def __init__(self) -> None:
         self.position, self.rotation, self.ticks = np.array([0.0, 0.0, 0.3]), Rotation.identity(), 0
         self.commands: list[np.ndarray | None] = []
+        self.at_rest = TABLE.at_rest
 
     def clock(self) -> float:
         return self.ticks * DT_S

@@ -11,7 +11,7 @@ from embodied.contract import Contract, TensorSpec
 from real_robot.ros2.messages import body_codecs
 from real_robot.ros2.robots import quadrotors, registry
 from real_robot.ros2.robots.registry import ROBOTS, robot_table
-from real_robot.ros2.robots.tables import ACTION
+from real_robot.ros2.robots.tables import ACTION, Behaviour
 from sims.libero.observation import contract
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.vehicle.environment import VehicleEnvironment
@@ -133,19 +133,18 @@ def test_commands_and_fixed_messages_survive_the_wire(robot, wanted, options):
 
 
 @pytest.mark.parametrize(
-    ("robot", "wanted", "options", "held"),
+    ("robot", "wanted", "options", "at_rest"),
     [
-        ("joint_trajectory", arm(), {"rate_hz": 50.0, "joints": JOINTS}, np.arange(7.0)),
+        ("joint_trajectory", arm(), {"rate_hz": 50.0, "joints": JOINTS}, np.full(7, np.nan)),
         ("forward_velocity", arm(unit="rad/s"), {"rate_hz": 50.0, "joints": JOINTS}, np.zeros(7)),
         ("diff_drive", NAVIGATE, {"rate_hz": 10.0}, np.zeros(2)),
         ("cartesian", LIBERO, {"rate_hz": 20.0, "arrays": SCENE}, np.zeros(7)),
     ],
 )
-def test_an_arm_holds_where_it_is_and_a_vehicle_brakes(robot, wanted, options, held):
-    for behaviour in (robot_table(robot, wanted, options).hold, robot_table(robot, wanted, options).emergency):
-        np.testing.assert_array_equal(behaviour.chosen({"joint_position": np.arange(7.0)}), held)
-        blind = behaviour.chosen(None)  # a position needs to be known, standstill does not
-        assert blind is None if held.any() else not blind.any()
+def test_an_arm_rests_where_it_is_commanded_to_and_a_vehicle_at_zero(robot, wanted, options, at_rest):
+    table = robot_table(robot, wanted, options)
+    np.testing.assert_array_equal(table.at_rest, at_rest)
+    assert table.hold == table.emergency == Behaviour()  # nothing but the stop
 
 
 def test_the_goal_is_computed_from_odometry_and_goal_pose():

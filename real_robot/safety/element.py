@@ -1,0 +1,193 @@
+"""One limited element of an action: the contract's units outside, an `Axis` counted in periods inside."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from embodied.contract import Contract
+from embodied.errors import UserError
+from real_robot.robots.robot import Array
+from real_robot.safety.axis import Axis
+from real_robot.safety.limits import INF, ElementLimits, Kind, Limits
+
+Element = tuple[str, int]
+"""Key of an observation and index in its last axis."""
+FOLLOWING = {"rad": 0.1, "m": 0.03}
+"""Default of `ElementLimits.following` by unit: what gravity and friction may leave over on a weak arm."""
+FOLLOWING_SHARE = 0.05
+"""Its default for other units, as a share of the element's range."""
+
+
+def observed_element(contract: Contract, name: str) -> Element:
+    """The observation key and index of "key.element"; elements without names have numbers.
+
+    Raises:
+        UserError: if the contract's observation has no such element.
+    """
+    key, _, element = name.partition(".")
+    spec = contract.observation.get(key)
+    if spec is not None and not spec.privileged and len(spec.shape) == 1:
+        names = spec.names or tuple(map(str, range(spec.shape[0])))
+        if element in names:
+            return key, names.index(element)
+    known = [key for key, spec in contract.observation.items() if not spec.privileged and len(spec.shape) == 1]
+    raise UserError(f"no observed element {name!r}; expected key.element with a key of {known}")
+
+
+class LimitedElement:
+    """The limits `given` to element `index` of an action, whose values are within `command`.
+
+    After a pause an element that is not measured begins where it was commanded last if it `stays` there, else at rest.
+
+    Raises:
+        UserError: if it can't stand still within its limits.
+    """
+
+    def __init__(
+        self, contract: Contract, limits: Limits, index: int, given: ElementLimits, command: tuple[float, float],
+        stays: bool,
+    ) -> None:  # fmt: skip
+        dt_s = contract.control_dt_s
+        self.index = index
+        self._measured = observed_element(contract, given.measured) if given.measured else None
+        self._from, self._stays = given.rest, stays
+        self._position = given.kind is Kind.POSITION
+        self._scale = given.scale * (dt_s if given.kind is Kind.VELOCITY else 1.0)
+        self._error = limits.clock_error_s / dt_s
+        # last positions, or motion per period, newest first: as far back as a measurement may lie
+        oldest_s = limits.following_s if self._position else limits.observation_timeout_s + limits.clock_error_s
+        self._past = deque[float](maxlen=math.ceil(oldest_s / dt_s) + 1)
+        low, high = (float(bound) * self._scale for bound in command)
+        fastest = given.velocity * dt_s
+        b, c = given.acceleration * dt_s**2, given.jerk * dt_s**3
+        if self._position:
+            low, high = max(low, given.low), min(high, given.high)
+            if not low <= given.rest <= high and self._measured is None:
+                raise UserError(f"expected rest inside {low} to {high}, got {given.rest}")
+            self._axis = Axis(low, high, -fastest, fastest, b, c)
+        else:
+            if not low <= 0.0 <= high:
+                raise UserError(f"expected a velocity whose limits contain zero, got {command}")
+            self._axis = Axis(given.low, given.high, max(low, -fastest), min(high, fastest), b, c)
+        self._walls = self._axis.low, self._axis.high
+        self._following = _following(contract, given, self._measured, high - low) if self._position else INF
+
+    def start(self, observation: dict[str, Array]) -> bool:
+        """Start at rest where the element is measured.
+
+        False if a position is further outside than one period can move.
+        """
+        axis = self._axis
+        self._past.clear()
+        if not self._position:
+            axis.start(0.0)
+            return True
+        position = self._from if self._measured is None else self._read(observation)
+        inside = min(max(position, axis.low), axis.high)
+        axis.start(inside)
+        self._past.appendleft(inside)
+        return abs(position - inside) <= axis.fastest
+
+    def apply(self, value: float, observation: dict[str, Array], age: float) -> float:
+        """The value to command for `value`; the measurement is `age` periods old, and has moved since."""
+        axis = self._axis
+        if self._position:
+            axis.toward(value * self._scale)
+            return self._commanded()
+        if self._measured is not None:
+            moved, back, ahead = self._moved(age)
+            axis.p = self._read(observation) + moved
+            axis.low, axis.high = self._walls[0] + back, self._walls[1] - ahead
+        self._past.appendleft(axis.at_velocity(value * self._scale))
+        return axis.w / self._scale
+
+    def stop(self, rest: float) -> float:
+        """The value to command next in order to stand still at the value `rest`.
+
+        A velocity, and a position whose `rest` is NaN, follow the stop that was certified with the last command; no
+        measurement is needed.
+        """
+        axis = self._axis
+        if not self._position:
+            axis.stop()
+            self._past.appendleft(axis.w)
+            return axis.w / self._scale
+        if math.isnan(rest):
+            axis.stop()
+            axis.p = min(max(axis.p, axis.low), axis.high)  # its last step may round past the wall that it ends at
+        else:
+            axis.rest_at(rest * self._scale)
+        return self._commanded()
+
+    def stopped(self, rest: float) -> bool:
+        """Whether `stop` has ended."""
+        axis = self._axis
+        if not self._position or math.isnan(rest):
+            return axis.still
+        return axis.still and axis.p == min(max(rest * self._scale, axis.low), axis.high)
+
+    def abandon(self) -> None:
+        """Take it as standing still where it is, because commands have been missing for long."""
+        self._axis.start(self._axis.p)
+
+    def lag(self, observation: dict[str, Array]) -> float:
+        """How far the measured position is from all that was commanded lately; 0 where that is allowed."""
+        if self._following == INF:
+            return 0.0
+        measured = self._read(observation)
+        if abs(measured - self._axis.p) <= self._following:
+            return 0.0
+        away = max(min(self._past) - measured, measured - max(self._past))
+        return away if away > self._following else 0.0
+
+    def measured(self, observation: dict[str, Array]) -> float:
+        """The value that commands the measured position."""
+        return self._read(observation) / self._scale
+
+    def reach(self) -> tuple[float, float]:
+        """The values that can be commanded next, as far as derivatives are limited."""
+        axis = self._axis
+        now = axis.p if self._position else axis.w
+        b_low, b_high = max(axis.b - axis.most_c, -axis.most_b), min(axis.b + axis.most_c, axis.most_b)
+        if self._position:
+            low, high = now + axis.w + b_low, now + axis.w + b_high
+        else:
+            low, high = max(now + b_low, axis.slowest), min(now + b_high, axis.fastest)
+        return low / self._scale, high / self._scale
+
+    def _moved(self, age: float) -> tuple[float, float, float]:
+        """Motion over the last `age` periods, and how much less or more it was if the measurement is older.
+
+        It may be older by what clocks differ.
+        """
+        moved = total = least = most = 0.0
+        for number, step in enumerate(self._past):
+            left = age + self._error - number
+            if left <= 0.0:
+                break
+            total += step * min(left, 1.0)
+            if number < age:
+                moved += step * min(age - number, 1.0)
+                least = most = moved
+            least, most = min(least, total), max(most, total)
+        return moved, moved - least, most - moved
+
+    def _commanded(self) -> float:
+        self._past.appendleft(self._axis.p)
+        if self._stays:
+            self._from = self._axis.p
+        return self._axis.p / self._scale
+
+    def _read(self, observation: dict[str, Array]) -> float:
+        key, index = self._measured or ("", 0)
+        return float(observation[key][index])
+
+
+def _following(contract: Contract, given: ElementLimits, measured: Element | None, reach: float) -> float:
+    """How far the measured position may be from commands; infinite if nothing is measured or known."""
+    if measured is None:
+        return INF
+    unit = contract.observation[measured[0]].unit
+    default = FOLLOWING.get(unit, FOLLOWING_SHARE * reach)
+    return default if given.following is None else given.following

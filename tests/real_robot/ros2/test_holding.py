@@ -1,0 +1,216 @@
+"""What safety_node publishes to arms and vehicles when something goes wrong: the certified stop, then nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from std_msgs.msg import Header
+
+from embodied.contract import Contract
+from real_robot.ros2 import ros_robot
+from real_robot.ros2.nodes import safety
+from real_robot.ros2.robots.tables import ACTION
+from real_robot.safety.safety import State
+from tests.real_robot.ros2.in_process import Graph, InProcess, interfaces
+from tests.real_robot.ros2.robots.test_tables import JOINTS, NAVIGATE, arm
+
+PERIOD_S, SPEED = 0.02, 0.2
+ARM_LIMITS = "\n".join([
+    "observation_timeout_s: 0.2", "command_timeout_s: 0.1", "recovery_s: 0.3", "commands:",
+    *(f"  {name}: {{velocity: 0.5, acceleration: 2.0, measured: joint_position.{name}}}" for name in JOINTS),
+])  # fmt: skip
+VEHICLE_LIMITS = """
+observation_timeout_s: 0.2
+command_timeout_s: 0.2
+commands:
+  speed: {kind: VELOCITY, acceleration: 1.0}
+  yaw_rate: {kind: VELOCITY, acceleration: 2.0}
+"""
+
+
+class Node(safety.SafetyNode, InProcess):
+    """safety_node, in process."""
+
+
+class Arm:
+    """An arm that follows at once, safety_node, and a policy that moves it at a constant speed."""
+
+    def __init__(self, directory: Path, row: str, contract: Contract, limits: str, rate_hz: float) -> None:
+        self.graph = Node.graph = Graph()
+        (directory / "contract.json").write_text(contract.to_json())
+        (directory / "limits.yaml").write_text(limits)
+        self.node = Node()
+        options: dict[str, Any] = {"rate_hz": rate_hz} | ({"joints": JOINTS} if row != "diff_drive" else {})
+        self.node.settings = safety.SafetySettings(
+            str(directory), row, options, heartbeat_timeout_s=0.2, limits=str(directory / "limits.yaml")
+        )
+        self.node.configure()
+        self.table = self.node._table
+        size = len(contract.action.names)
+        self.position, self.wanted = np.zeros(size), np.zeros(size)
+        self.sent: list[np.ndarray] = []
+        self.policy = self.measures = True
+        self.blocked = False
+        self.graph.heard[self.table.command.name].append(self._follow)
+
+    def _follow(self, message: Any) -> None:
+        self.sent.append(self.table.command.codec.decode(message)[ACTION])
+        if not self.blocked:
+            self.position = self.sent[-1].copy()
+
+    def run(self, seconds: float) -> int:
+        """Let time pass; returns how many commands the robot got."""
+        count = len(self.sent)
+        for _ in range(round(seconds / PERIOD_S)):
+            self.graph.tick(PERIOD_S)
+            if self.measures:
+                self.measure()
+            if self.policy:
+                self.graph.send("policy/heartbeat", Header())
+                self.wanted = self.wanted + SPEED * PERIOD_S
+                self.ask(self.wanted)
+        return len(self.sent) - count
+
+    def measure(self) -> None:
+        (topic,) = self.table.states
+        arrays = {key: np.zeros(spec.shape) for key, spec in topic.codec.specs.items()} | {
+            "joint_position": self.position
+        }
+        self.graph.send(topic.name, topic.codec.encode(arrays, interfaces, self.graph.ros_s))
+
+    def ask(self, action: np.ndarray) -> None:
+        command = self.table.command
+        message = command.codec.encode({ACTION: action}, interfaces, self.graph.ros_s)
+        self.graph.send(f"policy/{command.name}", message)
+
+    @property
+    def state(self) -> State:
+        return self.node._safety.state
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Arm], None]:
+    made: list[Arm] = []
+    monkeypatch.setattr(ros_robot, "types", interfaces)
+    monkeypatch.setattr(
+        safety, "time", SimpleNamespace(monotonic=lambda: made[0].graph.now_s if made else Node.graph.now_s)
+    )
+    return made.append
+
+
+def moving(clocks: Callable[[Arm], None], directory: Path, row: str = "forward_position") -> Arm:
+    made = Arm(directory, row, arm(), ARM_LIMITS, 1.0 / PERIOD_S)
+    clocks(made)
+    made.run(0.5)
+    assert made.sent == []  # it is only configured
+    made.node.activate()
+    made.wanted = made.position.copy()
+    made.run(1.0)
+    assert made.state is State.ACTIVE
+    assert len(made.sent) > 45
+    return made
+
+
+def assert_stop(commands: list[np.ndarray], before: list[np.ndarray]) -> None:
+    """The commands are a stop within 0.5 rad/s and 2 rad/s^2, after the last two before it."""
+    steps = np.diff(np.array([*before[-2:], *commands]), axis=0) / PERIOD_S
+    assert np.abs(np.diff(steps, axis=0)).max() <= 2.0 * PERIOD_S * (1 + 1e-4)
+    assert (np.diff(np.abs(steps), axis=0) <= 1e-6).all()
+    np.testing.assert_allclose(steps[-1], 0.0, atol=1e-6)
+    assert np.abs(commands[-1] - before[-1]).max() <= SPEED**2 / (2 * 2.0) + 2 * SPEED * PERIOD_S
+
+
+@pytest.mark.parametrize("row", ["forward_position", "joint_trajectory"])
+@pytest.mark.parametrize("how", ["policy ends", "NaN", "no measurements", "emergency stop", "deactivated"])
+def test_an_arm_gets_the_certified_stop_and_then_nothing_whatever_ends_it(tmp_path, clocks, row, how):
+    robot = moving(clocks, tmp_path, row)
+    if how == "policy ends":
+        robot.policy = False
+    elif how == "NaN":
+        robot.wanted[:] = np.nan
+    elif how == "no measurements":
+        robot.measures = False
+    elif how == "emergency stop":
+        robot.graph.call("safety_node/emergency_stop")
+    count = len(robot.sent)
+    if how == "deactivated":
+        robot.node.deactivate()
+    robot.run(0.6)
+    if how == "no measurements":  # the policy's commands are good for as long as the last measurement
+        count += round(0.2 / PERIOD_S)
+    if how == "emergency stop":
+        count -= 1  # the stop's first command
+    assert count < len(robot.sent) < count + 12
+    assert_stop(robot.sent[count:], robot.sent[:count])
+    assert robot.run(60.0) == 0  # 26 a second before
+    assert robot.state is (State.STOPPED if how == "emergency stop" else State.HOLDING)
+
+
+def test_teleoperation_after_a_hold_is_not_fought_and_the_policy_goes_on_from_there(tmp_path, clocks):
+    robot = moving(clocks, tmp_path)
+    robot.policy = False
+    robot.run(0.6)
+    for _ in range(100):
+        robot.position = robot.position - 0.008  # 0.8 rad
+        assert robot.run(PERIOD_S) == 0
+    at, robot.policy, robot.wanted = robot.position.copy(), True, np.zeros(7)
+    assert robot.run(0.2) == 0  # recovery_s
+    count = len(robot.sent)
+    assert robot.run(0.4) > 10
+    assert np.abs(np.diff(np.array([at, *robot.sent[count:]]), axis=0)).max() <= 0.5 * PERIOD_S * (1 + 1e-4)
+
+
+def test_a_bad_command_now_and_then_holds_and_does_not_chatter(tmp_path, clocks):
+    robot = moving(clocks, tmp_path)
+    begun = 0
+    for index in range(60):
+        before = robot.state
+        robot.run(PERIOD_S)
+        if index % 10 == 0:
+            robot.ask(np.full(7, np.nan))
+        begun += before is not State.ACTIVE and robot.state is State.ACTIVE
+    assert begun == 0  # it was ten times a second
+    robot.wanted = robot.position.copy()
+    robot.run(0.5)
+    assert robot.state is State.ACTIVE
+
+
+def test_a_blocked_arm_stops_with_the_cause_and_is_not_commanded_on(tmp_path, clocks):
+    robot = moving(clocks, tmp_path)
+    robot.blocked, at = True, robot.position.copy()
+    robot.run(3.0)
+    assert robot.state is State.STOPPED
+    report = robot.node.reports["safety"]()
+    assert "joint1 is" in report.message
+    assert "blocked, or moved by somebody else" in report.message
+    np.testing.assert_allclose(robot.sent[-1], at, atol=1e-3)
+    assert robot.run(1.0) == 0
+
+
+def test_a_vehicle_brakes_within_its_limits_instead_of_in_one_step(tmp_path, clocks):
+    robot = Arm(tmp_path, "diff_drive", NAVIGATE, VEHICLE_LIMITS, 10.0)
+    clocks(robot)
+    assert robot.table.at_rest == (0.0, 0.0)
+    robot.node.activate()
+    reading = ros_robot.Reading(
+        {key: np.zeros(spec.shape, spec.dtype) for key, spec in robot.table.contract.observation.items()}, 0.0, 0
+    )
+    robot.node._robot.read = lambda: ros_robot.Reading(
+        reading.observation, robot.graph.ros_s, round(100 * robot.graph.ros_s)
+    )
+    for _ in range(20):
+        robot.graph.tick(0.1)
+        robot.graph.send("policy/heartbeat", Header())
+        robot.ask(np.array([0.4, 0.2]))
+    count = len(robot.sent)
+    assert robot.sent[-1] == pytest.approx([0.4, 0.2])
+    for _ in range(40):
+        robot.graph.tick(0.1)
+    speeds = np.array(robot.sent[count - 1 :])
+    assert np.abs(np.diff(speeds[:, 0])).max() <= 0.1 * (1 + 1e-6)
+    assert np.abs(np.diff(speeds[:, 1])).max() <= 0.2 * (1 + 1e-6)
+    np.testing.assert_allclose(speeds[-1], 0.0, atol=1e-9)
+    assert len(speeds) < 10
