@@ -55,7 +55,9 @@ def run(arguments: list[str]) -> None:
         folder.mkdir(parents=True)
         origin = {"robot": config.robot, "device": config.device.value, "checkpoint": config.checkpoint}
         recorder = opened.enter_context(Recorder(folder / "recording.mcap", contract, origin=origin, clock=clock))
-        session = Session(station, safety, Driver(person, policy), recorder, task.name, lambda: stop.requested)
+        session = Session(
+            station, safety, Driver(person, policy, safety.trip), recorder, task.name, lambda: stop.requested
+        )
         outcomes = session.run(config.episodes)
     log.info(f"recorded {len(outcomes)} episodes, {sum(outcomes)} of them successes: {folder / 'recording.mcap'}")
     if config.lerobot and any(outcomes):

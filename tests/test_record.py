@@ -18,6 +18,7 @@ import torch
 from embodied.command_line.config import compose
 from real_robot.recording import driven, lerobot_reading
 from real_robot.recording.recording import Recording, Tick
+from real_robot.safety.safety import State, Verdict
 from train import GROUPS, TrainConfig
 
 ROOT = Path(__file__).parent.parent
@@ -144,7 +145,7 @@ def test_keys_drive_and_all_of_it_is_recorded(folder: Path):
     asked = {tuple(tick.asked.round(3)) for tick in found}
     assert {(0.4, 0.6), (0.4, -0.6), (0.4, 0.0)} <= asked
     assert asked <= {(speed, turn) for speed in (0.0, 0.4) for turn in (0.6, 0.0, -0.6)}
-    assert found[-1].verdict.reason == "" or found[-1].verdict.action is None
+    assert found[-1].verdict == Verdict(State.STOPPED, None, "stopped by a person")
     ((task, episode),) = driven.episodes(Recording(folder / "recording.mcap"))  # the success alone
     assert task == "vehicle_navigate"
     assert episode.success.item()
@@ -203,7 +204,8 @@ def test_a_terminal_that_is_gone_stops_the_robot(tmp_path: Path):
     assert running.end() == 1
     assert "error: the person's controls are gone: [Errno 5]" in running.said
     assert "Traceback" not in running.said
-    assert ticks(tmp_path / "drive/recording.mcap")[-1].verdict.action is None
+    verdict = ticks(tmp_path / "drive/recording.mcap")[-1].verdict
+    assert (verdict.state, verdict.action) == (State.STOPPED, None)
 
 
 @pytest.mark.parametrize(

@@ -102,10 +102,13 @@ class Station:
 
 
 class Driver:
-    """An executor of the actions of a `person`, and of a `policy` where they do not intervene."""
+    """An executor of the actions of a `person`, and of a `policy` where they do not intervene.
 
-    def __init__(self, person: Person, policy: Executor | None) -> None:
-        self.person, self._policy = person, policy
+    `trip` stops the robot before anything else is commanded, if the person presses stop or their device is gone.
+    """
+
+    def __init__(self, person: Person, policy: Executor | None, trip: Callable[[str], None]) -> None:
+        self.person, self._policy, self._trip = person, policy, trip
         self.human = False
         """Whether the last action was the person's."""
         self.asked: Array | None = None
@@ -129,8 +132,11 @@ class Driver:
         taken = None
         try:
             taken = self.person.action(proposed)
+            if "stop" in self.person.pressed:
+                self._trip("stopped by a person")
         except OSError as error:
             self.lost = error
+            self._trip(f"the person's controls are gone: {error}")
         self.human = taken is not None
         self.asked = proposed if taken is None else taken
         return self.asked
@@ -202,10 +208,6 @@ class Session:
         self._station.alive()
         verdict = self._controller.tick()
         pressed = self._driver.person.pressed
-        if self._driver.lost:
-            self._safety.trip("the person's controls are gone")
-        elif "stop" in pressed:
-            self._safety.trip("stopped by a person")
         if self._safety.reason != self._told:
             self._told = self._safety.reason
             if self._told:
