@@ -16,6 +16,7 @@ from embodied.contract import Binding, Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
 from real_robot.recording.recording import Ended, Episode, Gap, Item, Recording, Tick
+from real_robot.safety.safety import State
 
 NOTHING = "these recordings have no tick with both a measurement and a written action"
 LATE = 1.5
@@ -86,7 +87,10 @@ def _ordered(values: Tensor, order: Tensor | None) -> Tensor:
 
 
 def _is_driven(item: Item) -> TypeGuard[Tick]:
-    return isinstance(item, Tick) and item.reading is not None and item.verdict.action is not None
+    """Whether an action was executed as it was decided; the steps of a stop are nobody's."""
+    if not isinstance(item, Tick) or item.reading is None or item.verdict.action is None:
+        return False
+    return item.verdict.state is State.ACTIVE
 
 
 def _breaks(item: Item, ticks: Sequence[Tick], control_dt_s: float) -> bool:

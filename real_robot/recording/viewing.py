@@ -15,6 +15,7 @@ from embodied.errors import UserError
 from embodied.text import decode
 from real_robot.recording.recording import ROOT, Decided, Ended, Episode, Gap, Item, Message, Recording, Tick
 from real_robot.robots.robot import Array
+from real_robot.safety.safety import State
 
 APPLICATION, TIME = "embodied", "time"
 PLOTTED = 16
@@ -175,7 +176,7 @@ class _Row:
     def add(self, tick: Tick) -> None:
         self.periods += 1
         self.human += tick.intervention
-        if tick.verdict.action is None:
+        if tick.verdict.state is not State.ACTIVE:
             self.held[tick.verdict.reason] = self.held.get(tick.verdict.reason, 0) + 1
 
     def text(self) -> str:

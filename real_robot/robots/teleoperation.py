@@ -220,7 +220,7 @@ class Session:
     def _record(self, now_s: float, reading: Reading | None, asked: Array | None, verdict: Verdict) -> None:
         if self._translated:  # policies are to learn what the person did, not what it was turned into
             asked = self._driver.asked
-            verdict = replace(verdict, action=None if verdict.action is None else asked)
+            verdict = replace(verdict, action=asked if verdict.state is State.ACTIVE else None)
         self._recorder.write(now_s, reading, asked, verdict, self._driver.human)
 
     def _wait(self, seconds: float) -> None:

@@ -104,7 +104,8 @@ def test_what_was_told_to_be_a_failure_is_left_out(tmp_path: Path):
         for task, success in (("first", True), ("second", False), ("third", None), ("fourth", True)):
             recorder.begin_episode(task)
             drive(recorder, range(3))
-            recorder.write(9.0, None, None, Verdict(State.HOLDING, None, "held"))
+            stop = Verdict(State.HOLDING, np.zeros(2), "held")  # a step of it
+            recorder.write(9.0, Reading(seen(4), 9.0, 4), None, stop)
             drive(recorder, range(6, 8))
             if success is not None:
                 recorder.end_episode(success=success)
