@@ -286,6 +286,24 @@ def test_a_late_command_interrupts_nothing(world: World, gap_s: float):
     assert world.flows
 
 
+@pytest.mark.parametrize("what", ["a command that is not finite", "measurements are lost", "a command from the future"])
+def test_a_bad_input_interrupts_nothing(world: World, what: str):
+    world.fly()
+    count, setpoints = len(world.px4.commands), len(world.px4.setpoints)
+    if what == "measurements are lost":
+        world.lose("vehicle_odometry")
+        world.run(0.08)
+        world.lose()
+    else:
+        world.graph.jumped_s += 3.0 if "future" in what else 0.0
+        world.command(np.full(4, 0.1 if "future" in what else np.nan))
+        world.graph.jumped_s = 0.0
+    world.run(1.0)
+    assert len(world.px4.commands) == count
+    assert len(world.px4.setpoints) - setpoints > 90
+    assert world.flows
+
+
 @both
 def test_the_rate_controller_keeps_the_attitude_while_commands_are_missing(world: World):
     got: list[tuple[list[float], float]] = []
