@@ -24,13 +24,15 @@ class Reading:
     """The newest complete measurement of a robot.
 
     `observation` holds arrays without a batch axis by the contract's keys, never privileged ones. `sequence` increases
-    with every measurement. `frames` are the frames declared by messages, by key.
+    with every measurement. `frames` are the frames declared by messages, by key. `refusal` is why the robot does not
+    move as commanded, as it says itself; "" if it does.
     """
 
     observation: dict[str, Array]
     stamp_s: float
     sequence: int
     frames: Mapping[str, str] = field(default_factory=dict)
+    refusal: str = ""
 
     @property
     def fault(self) -> str:

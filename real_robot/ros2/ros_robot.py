@@ -24,7 +24,7 @@ from real_robot.robots.robot import Array, Reading
 from real_robot.ros2.engagement import Engagement, Phase
 from real_robot.ros2.messages.codecs import BEFORE, ForeignError, fill, installed, read
 from real_robot.ros2.nodes.managed import ERROR, WARN, ManagedNode, Report
-from real_robot.ros2.robots.tables import ACTION, Behaviour, Call, Condition, Fixed, Qos, Table, Topic
+from real_robot.ros2.robots.tables import ACTION, Behaviour, Call, Condition, Fixed, Mode, Qos, Table, Topic
 from real_robot.safety.limits import Limits, load_limits
 
 HEARTBEAT = "heartbeat"
@@ -74,6 +74,7 @@ class RosRobot:
         self._before: Array | None = None
         self._heard: dict[str, Any] = {}
         self._condition: Condition | None = None
+        self._modes: dict[str, str | None] = dict.fromkeys(mode.name for mode in table.modes)
         self._engagement = Engagement(table, self._steady_s) if table.status and not prefix else None
         self._told = ""
         self._behaviour: Behaviour | None = None
@@ -121,7 +122,8 @@ class RosRobot:
             arrays = {key: value for part in parts.values() for key, value in part.observation.items()}
             observation = self._table.observe(arrays) | self._written
             oldest_s = min(parts[name].stamp_s for name in self._current)
-            self._reading = Reading(observation, oldest_s, self._sequence)
+            refusal = next(filter(None, self._modes.values()), "")
+            self._reading = Reading(observation, oldest_s, self._sequence, refusal=refusal)
         return self._reading
 
     def write(self, action: Array) -> None:
@@ -175,10 +177,14 @@ class RosRobot:
             return Report(self._lost(self._engagement), ERROR, values)
         if self._table.status and (fault := self._unfollowed()):
             return Report(fault, WARN, values)
+        if refusal := next(filter(None, self._modes.values()), ""):
+            return Report(refusal, WARN, values)
         if (stands_s := self.stands_s) > STANDSTILL_S:
             return Report(f"the clock has stood still for {stands_s:.1f} s", WARN, values)
         if missing:
             return Report(f"nothing readable on {', '.join(missing)}", WARN, values)
+        if unheard := [name for name, refusal in self._modes.items() if refusal is None]:
+            return Report(f"nothing heard on {', '.join(unheard)}: is that the robot's driver?", WARN, values)
         return Report(f"{self._table.name} measures", values=values)
 
     def _make(self, prefix: str) -> None:
@@ -196,6 +202,8 @@ class RosRobot:
         for call in (call for behaviour in behaviours for call in behaviour.calls):
             if call.name not in self._clients:
                 self._clients[call.name] = self._node.own(self._node.create_client(types(call.type), call.name))
+        for mode in table.modes:
+            subscribe(self._node, mode.name, mode.type, mode.qos, partial(self._hear_mode, mode))
         if table.status:
             subscribe(self._node, table.status.name, table.status.type, table.status.qos, self._hear_status)
         if self._engagement:
@@ -243,6 +251,10 @@ class RosRobot:
         self._condition = self._table.status.read(message)
         if self._engagement:
             self._engagement.hear(self._condition)
+
+    def _hear_mode(self, mode: Mode, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        self._modes[mode.name] = mode.refusal(message)
+        self._reading = None
 
     def _compare(self, jump: Callable[[Any, Any], str], before: Any, after: Any) -> None:  # noqa: ANN401 - ROS messages
         """A policy that sees a jump as motion would answer it: the robot holds, by means of its own estimate."""

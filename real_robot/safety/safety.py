@@ -62,7 +62,7 @@ class Safety:
       the same period. A robot that is stopped by commands moves again once it stands still and the inputs of
       `recovery_s` in a row were good; any other one as its own `hold` lets it.
     - A missing command holds, too; the next command goes on from where the stop is.
-    - Exceeded observation bounds, a robot that does not follow its commands or fails, and `trip` stop until `reset`.
+    - Exceeded observation bounds, a robot that fails, does not follow or says so, and `trip` stop until `reset`.
 
     After a completed stop, commands begin at rest where the robot is measured. All methods may be called from any
     thread: once `trip` has returned, nothing but the stop is written.
@@ -105,9 +105,12 @@ class Safety:
             if fault := fault or self._inputs.reading_fault(reading, now_s):
                 return self._fail(fault)
             assert reading is not None
+            moving = self.state is State.ACTIVE or self._stopping
+            if reading.refusal:
+                stops = self._hold(State.STOPPED, reading.refusal, reading.observation) if moving else None
+                return stops or self._fail(reading.refusal)
             if bound := self._bounds.broken(reading.observation):
                 return self._hold(State.STOPPED, bound)
-            moving = self.state is State.ACTIVE or self._stopping
             if moving and (away := self._filters.unfollowed(reading.observation)):
                 return self._hold(State.STOPPED, away, reading.observation)
             if action is None:

@@ -12,8 +12,20 @@ from dataclasses import replace
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.ros2.messages.body_codecs import Pose
-from real_robot.ros2.messages.codecs import JointState, JointTrajectory, Values
-from real_robot.ros2.robots.tables import ACTION, COMMAND, STATE, Behaviour, Call, Table, Topic, action_spec, make_table
+from real_robot.ros2.messages.codecs import JointState, JointTrajectory, Message, Values
+from real_robot.ros2.robots.tables import (
+    ACTION,
+    COMMAND,
+    LATCHED,
+    STATE,
+    Behaviour,
+    Call,
+    Mode,
+    Table,
+    Topic,
+    action_spec,
+    make_table,
+)
 
 STAYS, ZERO = math.nan, 0.0
 """How a joint's command stands still; see `Robot.at_rest`."""
@@ -90,7 +102,38 @@ def ur(
     names = tuple(f"{tf_prefix}{joint}" for joint in joints)
     table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
     stop = Call("dashboard_client/stop", "std_srvs/srv/Trigger")
-    return replace(table, name="ur", emergency=Behaviour(calls=(stop,)))
+    modes = (
+        Mode("io_and_status_controller/safety_mode", "ur_dashboard_msgs/msg/SafetyMode", LATCHED, ur_unsafe),
+        Mode("io_and_status_controller/robot_program_running", "std_msgs/msg/Bool", LATCHED, ur_idle),
+    )
+    return replace(table, name="ur", emergency=Behaviour(calls=(stop,)), modes=modes)
+
+
+UR_SAFETY = {
+    3: "protective stop", 4: "recovery", 5: "safeguard stop", 6: "system emergency stop", 7: "robot emergency stop",
+    8: "violation", 9: "fault", 10: "validating a joint", 11: "undefined", 12: "safeguard stop in automatic mode",
+    13: "three-position enabling stop",
+}  # fmt: skip
+"""Modes of ur_dashboard_msgs/SafetyMode in which the arm does not move; in normal (1) and reduced (2) mode it does."""
+FR3_MODES = {0: "other", 1: "idle", 3: "guiding", 4: "reflex", 5: "user stopped", 6: "automatic error recovery"}
+"""robot_mode of franka_msgs/FrankaRobotState while the arm does not follow its controller; in mode 2, move, it does."""
+
+
+def ur_unsafe(message: Message) -> str:
+    """Why a UR does not move, from its ur_dashboard_msgs/SafetyMode."""
+    mode = UR_SAFETY.get(message.mode, "" if message.mode in (1, 2) else f"{message.mode}, which is unknown")
+    return f"the UR's safety mode is {mode}: see the teach pendant" if mode else ""
+
+
+def ur_idle(message: Message) -> str:
+    """Why a UR does not move, from whether its program runs, a std_msgs/Bool."""
+    return "" if message.data else "the UR's program (External Control) does not run: start it on the teach pendant"
+
+
+def fr3_stopped(message: Message) -> str:
+    """Why an FR3 does not move, from its franka_msgs/FrankaRobotState."""
+    mode = message.robot_mode
+    return "" if mode == 2 else f"the FR3 is in mode {FR3_MODES.get(mode, mode)}, not move: see Desk"
 
 
 def fr3(
@@ -109,7 +152,9 @@ def fr3(
     pose = ("franka_robot_state_broadcaster/current_pose", "base")
     table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
     stop = Call("franka_gripper/stop", "std_srvs/srv/Trigger")
-    return replace(table, name="fr3", emergency=Behaviour(calls=(stop,)))
+    state = "franka_robot_state_broadcaster/robot_state"
+    mode = Mode(state, "franka_msgs/msg/FrankaRobotState", STATE, fr3_stopped)
+    return replace(table, name="fr3", emergency=Behaviour(calls=(stop,)), modes=(mode,))
 
 
 def _arm(

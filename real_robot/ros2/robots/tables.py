@@ -41,6 +41,7 @@ class Qos:
 STATE = Qos(depth=1, reliability="best_effort")
 """Newest value only; matches reliable and best-effort publishers."""
 COMMAND = Qos(depth=1)
+LATCHED = Qos(depth=1, durability="transient_local")
 IMAGES = Qos(depth=2)
 """Reliable: an image is many packets, and with best effort one lost packet loses the image."""
 PX4 = Qos(depth=1, reliability="best_effort", durability="transient_local")
@@ -146,6 +147,16 @@ class Status:
 
 
 @dataclass(frozen=True)
+class Mode:
+    """A topic on which an arm's driver says whether it moves: `refusal` is the cause why not, "" if it does."""
+
+    name: str
+    type: str
+    qos: Qos
+    refusal: Callable[[Message], str]
+
+
+@dataclass(frozen=True)
 class Pause:
     """How a robot with a status bridges missing commands for `longest_s` after the last one; then it holds, for good.
 
@@ -182,6 +193,7 @@ class Table:
         hold: the robot's own safe behaviour, from which it recovers.
         emergency: stops the robot permanently.
         heartbeat, status, pause, derived: see there; the first three belong to robots that others may steer too.
+        modes: what else decides whether the robot moves; one that has not published yet decides nothing.
         keeps_moving: whether the robot follows its last command for ever, so that a second process has to stop it when
             safety_node ends.
         remembered: observations of past actions; see `REMEMBERED`.
@@ -201,6 +213,7 @@ class Table:
     status: Status | None = None
     pause: Pause = Pause()
     derived: Derived | None = None
+    modes: tuple[Mode, ...] = ()
     keeps_moving: bool = False
     remembered: Mapping[str, TensorSpec] = field(default_factory=dict)
     initial: tuple[float, ...] = ()

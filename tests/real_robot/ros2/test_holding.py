@@ -190,6 +190,41 @@ def test_a_blocked_arm_stops_with_the_cause_and_is_not_commanded_on(tmp_path, cl
     assert robot.run(1.0) == 0
 
 
+@pytest.mark.parametrize(
+    ("row", "topic", "kind", "field", "good", "bad", "cause"),
+    [
+        ("ur", "io_and_status_controller/safety_mode", "ur_dashboard_msgs/msg/SafetyMode", "mode", 1, 3, "protective"),
+        ("ur", "io_and_status_controller/robot_program_running", "std_msgs/msg/Bool", "data", True, False, "program"),
+        (
+            "fr3", "franka_robot_state_broadcaster/robot_state", "franka_msgs/msg/FrankaRobotState", "robot_mode", 2, 4,
+            "reflex",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_driver_says_stops_the_arm_with_its_cause_until_reset(
+    tmp_path, clocks, row, topic, kind, field, good, bad, cause
+):
+    def say(value: Any) -> None:
+        message = interfaces(kind)()
+        setattr(message, field, value)
+        robot.graph.send(topic, message)
+
+    robot = moving(clocks, tmp_path, row)
+    assert f"nothing heard on {topic.split('/')[0]}" in robot.node.reports["robot"]().message
+    say(good)
+    robot.run(0.2)
+    assert robot.state is State.ACTIVE
+    say(bad)
+    assert robot.run(0.6) < 12
+    assert robot.state is State.STOPPED
+    assert cause in robot.node.reports["safety"]().message
+    say(good)
+    assert robot.run(1.0) == 0  # whoever put it right says when it may move
+    robot.wanted = robot.position.copy()
+    robot.graph.call("safety_node/reset")
+    assert robot.run(0.2) > 5
+
+
 def test_a_vehicle_brakes_within_its_limits_instead_of_in_one_step(tmp_path, clocks):
     robot = Arm(tmp_path, "diff_drive", NAVIGATE, VEHICLE_LIMITS, 10.0)
     clocks(robot)

@@ -210,6 +210,18 @@ def test_an_arm_that_lags_but_follows_is_not_blocked(late):
         assert verdict.state is State.ACTIVE
 
 
+def test_a_robot_that_says_that_it_does_not_move_is_stopped_until_reset():
+    plant, safety, action = moving(Kind.POSITION)
+    for _ in range(30):
+        verdict = safety.command(action, replace(plant.tick(), refusal="protective stop"))
+    assert (verdict.state, verdict.reason, verdict.action) == (State.STOPPED, "protective stop", None)
+    assert safety.command(action, plant.tick()).state is State.STOPPED
+    safety.reset()
+    waiting = safety.command(action, replace(plant.tick(), refusal="idle"))
+    assert (waiting.state, waiting.reason, waiting.action) == (State.READY, "idle", None)
+    assert safety.command(action, plant.tick()).state is State.ACTIVE
+
+
 def test_the_default_of_following_is_in_the_unit_of_what_is_measured():
     for unit, allowed in (("rad", 0.1), ("m", 0.03), ("mm", 0.05 * 4.0)):
         plant = Plant(Kind.POSITION, np.zeros(2))

@@ -115,6 +115,8 @@ DEFINITIONS = {
         float64 position
         float64 max_effort""",
     "control_msgs/msg/GripperCommand_Goal": "control_msgs/GripperCommand command",
+    "ur_dashboard_msgs/msg/SafetyMode": "uint8 mode",
+    "franka_msgs/msg/FrankaRobotState": "uint8 robot_mode",
     "franka_msgs/msg/GraspEpsilon": """
         float64 inner
         float64 outer""",
