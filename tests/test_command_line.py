@@ -81,7 +81,8 @@ def test_a_quadrotor_learns_is_measured_and_filmed(tmp_path: Path):
     completed = run("train.py", "task=quadrotor_hover", *small, f"output={directory}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     report = json.loads((directory / "report.json").read_text())
-    assert [(row["stage"], row["episodes"]) for row in report["evaluations"]] == [("rl", 6)]
+    assert {(row["stage"], row["episodes"]) for row in report["evaluations"]} == {("rl", 6)}
+    assert {"robust", "disturbed", "late_20_ms"} <= {row["distribution"] for row in report["evaluations"]}
     assert {"survive", "position_error_m"} <= report["evaluations"][0].keys()
     assert report["cpu_s"] > 0
     assert "assets" not in (directory / "report.md").read_text()

@@ -4,7 +4,11 @@
 
 #include "policy.h"
 
-static int health, actions;
+#ifndef HELD
+#define HELD POLICY_ACTIONS /* calls of board_act for each observation */
+#endif
+
+static int health, actions, observations;
 
 static void stop(int good)
 {
@@ -23,6 +27,7 @@ void board_start(int status)
 
 void board_observe(float observation[POLICY_INPUTS])
 {
+  observations++;
   for (int i = 0; i < POLICY_INPUTS; i++) {
     observation[i] = 0.01f * (float)(actions - i);
   }
@@ -30,7 +35,7 @@ void board_observe(float observation[POLICY_INPUTS])
 
 void board_act(const float *action, int status)
 {
-  if (status != POLICY_OK || !(action[0] >= -1.0f && action[0] <= 1.0f)) {
+  if (status != POLICY_OK || actions / HELD != observations - 1 || !(action[0] >= -1.0f && action[0] <= 1.0f)) {
     stop(0);
   }
   if (++actions == 10) {

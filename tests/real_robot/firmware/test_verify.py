@@ -175,6 +175,18 @@ def test_the_stm32f405_example_builds_and_boots(exported, tmp_path: Path, kind: 
         call(run, example)
 
 
+def test_a_faster_loop_holds_each_action(exported, tmp_path: Path):
+    example = Path(shutil.copytree(exported("mlp"), tmp_path / "export")) / "stm32f405"
+    board = Path(__file__).with_name("board.c")
+    run = [find("qemu-system-arm"), "-M", "netduinoplus2", *toolchain.QEMU, "-kernel", "policy.elf"]
+    compiler = "CC=arm-none-eabi-gcc -DLOOP_HZ=500.0f -DHELD={}"
+    call(["make", "-B", "policy.elf", f"BOARD={board}", compiler.format(5)], example)
+    call(run, example)
+    call(["make", "-B", "policy.elf", f"BOARD={board}", compiler.format(4)], example)
+    with pytest.raises(ValueError, match="failed with status 1"):
+        call(run, example)
+
+
 @pytest.mark.parametrize("kind", ["mlp", "recurrent"])
 def test_the_crazyflie_example_builds_for_its_core(exported, tmp_path: Path, kind: str):
     interface = Path(__file__).with_name("crazyflie_interface")

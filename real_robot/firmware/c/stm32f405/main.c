@@ -10,6 +10,11 @@
 #define CORE_HZ 16000000.0f
 #endif
 
+#ifndef LOOP_HZ
+#define LOOP_HZ (1.0f / POLICY_CONTROL_DT_S) /* how often board_act is called: a multiple of the policy's rate */
+#endif
+#define LOOPS_PER_ACTION ((int)(LOOP_HZ * POLICY_CONTROL_DT_S + 0.5f))
+
 #define WEAK __attribute__((weak))
 
 static volatile uint32_t *const systick = (volatile uint32_t *)0xe000e010u; /* control, reload, value */
@@ -29,7 +34,7 @@ WEAK void board_observe(float observation[POLICY_INPUTS])
   }
 }
 
-/* Command one action. */
+/* Command one action; it is held for LOOPS_PER_ACTION calls. */
 WEAK void board_act(const float *action, int status)
 {
   (void)action;
@@ -59,14 +64,14 @@ int main(void)
       __asm__ volatile("wfi");
     }
   }
-  systick[1] = (uint32_t)(CORE_HZ * POLICY_CONTROL_DT_S) - 1u;
+  systick[1] = (uint32_t)(CORE_HZ * POLICY_CONTROL_DT_S / (float)LOOPS_PER_ACTION) - 1u;
   systick[2] = 0u;
   systick[0] = 7u; /* on, with interrupt, at the clock of the processor */
   for (;;) {
     board_observe(observation);
     const int status = policy_act(observation, action);
-    for (int k = 0; k < POLICY_ACTIONS; k++) {
-      board_act(&action[k * (POLICY_OUTPUTS / POLICY_ACTIONS)], status);
+    for (int loop = 0; loop < POLICY_ACTIONS * LOOPS_PER_ACTION; loop++) {
+      board_act(&action[loop / LOOPS_PER_ACTION * (POLICY_OUTPUTS / POLICY_ACTIONS)], status);
       wait_for_tick();
     }
   }
