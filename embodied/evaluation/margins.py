@@ -161,7 +161,7 @@ def _figure(margins: Mapping[str, Margin]) -> Any:  # noqa: ANN401 - matplotlib'
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10.0, 2.8 * -(-len(margins) // 3)), layout="constrained")
-    axes: Sequence[Any] = figure.subplots(-(-len(margins) // 3), 3, squeeze=False).flat
+    axes: Sequence[Any] = list(figure.subplots(-(-len(margins) // 3), 3, squeeze=False).flat)
     for axis, (name, margin) in zip(axes, margins.items(), strict=False):
         rates = [[100 * share for share in column] for column in zip(*margin.rates(), strict=True)]
         axis.fill_between(margin.sweep.values, rates[1], rates[2], alpha=0.25)
@@ -169,6 +169,6 @@ def _figure(margins: Mapping[str, Margin]) -> Any:  # noqa: ANN401 - matplotlib'
         axis.axhline(100 * ENOUGH, linewidth=0.8, linestyle=":", color="grey")
         unit = "factor" if margin.sweep.unit == "1" else margin.sweep.unit
         axis.set(ylim=(-3, 103), xlabel=f"{name}, {unit}", ylabel="success, %")
-    for axis in list(axes)[len(margins) :]:
+    for axis in axes[len(margins) :]:
         axis.remove()
     return figure
