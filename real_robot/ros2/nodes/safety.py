@@ -134,9 +134,10 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self._hold("a command that cannot be read")
             return
         command = Command(arrays[ACTION], stamp_s)
-        if missing := self._missing():
+        early = self._robot.simulated and command.stamp_s is not None and command.stamp_s > self._robot.clock()
+        if missing := self._missing(waits=early):
             self._complain(missing)
-        elif self._robot.simulated and command.stamp_s is not None and command.stamp_s > self._robot.clock():
+        elif early:
             self._early = command
         else:
             self._check(command)
@@ -166,22 +167,25 @@ class SafetyNode(ManagedNode[SafetySettings]):
         if not self._active or not self._began:
             return
         self._catch_up()
-        if missing := self._missing():
+        if missing := self._missing(waits=self._safety.state is not State.ACTIVE):
             self._complain(missing)
         elif self._robot.clock() - self._commanded_s > self._limits.command_timeout_s:
             self._complain("commands stopped", fault=False)
         else:
             self._safety.watch()
 
-    def _missing(self) -> str:
-        """Why nothing may be commanded, whatever is asked for; "" if all live that have to."""
+    def _missing(self, waits: bool) -> str:
+        """Why nothing may be commanded, whatever is asked for; "" if all live that have to.
+
+        A simulator in lock-step `waits` between episodes: its clock may stand still until the first command.
+        """
         if self._commanders == 0 or time.monotonic() - self._beat_s > self.settings.heartbeat_timeout_s:
             return LIFELESS
         if self._commanders > 1:
             return f"{self._commanders} processes publish on {self.settings.prefix}{self._table.command.name}"
         if not self._deadmen:
             return "no deadman_node runs: nothing would stop the robot if this process ended"
-        stands = self._robot.stands_s > self.settings.heartbeat_timeout_s
+        stands = not waits and self._robot.stands_s > self.settings.heartbeat_timeout_s
         return "the clock stands still" if stands else ""
 
     def _complain(self, reason: str, fault: bool = True) -> None:
