@@ -83,11 +83,20 @@ class Trace:
 
 
 def trace(program: Program) -> Trace:
-    """Record the operations of the program's function."""
+    """Record the operations of the program's function.
+
+    Raises:
+        ValueError: if the function gives other numbers of rows than the program's outputs have.
+    """
     graph = Graph()
     rows = {group.name: _nodes(graph, group) for group in program.inputs}
     found = program.function(**rows)
     results = {group.name: [graph.wrap(value) for value in found[group.name]] for group in program.outputs}
+    for group in program.outputs:  # the compiled program would write past the end of its tensor
+        if len(results[group.name]) != group.rows:
+            raise ValueError(
+                f"program {program.name} gives {len(results[group.name])} rows of {group.name}; expected {group.rows}"
+            )
     return Trace(program.name, program.inputs, program.outputs, results, program.repeat)
 
 

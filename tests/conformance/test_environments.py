@@ -25,7 +25,10 @@ from sims.maniskill.worlds import Options
 from sims.mjcf.environment import MjcfEnvironment
 from sims.mjcf.task import SHIPPED, found
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
+from sims.quadrotor.flights import HISTORY
+from sims.quadrotor.task import AnyPlatformTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
+from sims.quadrotor.tasks.robust import OPTIONS, RobustHover
+from sims.quadrotor.variation import TRAINED
 from sims.remote.children import Pool
 from sims.remote.task import in_processes
 from sims.robosuite.environment import RobosuiteEnvironment
@@ -74,6 +77,13 @@ def quadrotor(goal: type[QuadrotorTask]) -> Callable[..., QuadrotorEnvironment]:
         )
 
     return make
+
+
+def robust_hover(num_envs: int = 4, executed: int = 4, step_limit: int = LIMIT, seed: int = 0) -> QuadrotorEnvironment:
+    return QuadrotorEnvironment(
+        num_envs, mdp=RobustHover(), options=OPTIONS, variation=TRAINED, history=HISTORY, executed=executed,
+        step_limit=step_limit, seed=seed,
+    )  # fmt: skip
 
 
 def libero(distribution: str, randomisation: Randomisation | None = None) -> Callable[..., LiberoEnvironment]:
@@ -153,7 +163,7 @@ ENVIRONMENTS = {
     "libero official": libero("official"),
     "libero randomised": libero("wide", Randomisation(friction=[0.5, 2.0], mass=[0.5, 2.0])),
     "maniskill": maniskill,
-    "quadrotor hover": quadrotor(HoverTask),
+    "quadrotor hover": robust_hover,
     "quadrotor track": quadrotor(TrackTask),
     "quadrotor recover": quadrotor(RecoverTask),
     "quadrotor race": quadrotor(RaceTask),

@@ -1,5 +1,6 @@
 """A traced program: compiled and in plain torch, with gradients, on any device, and with a policy in one call."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -26,6 +27,16 @@ def test_compiled_and_plain_torch_agree_with_gradients():
         found.append([*after.values(), *torch.autograd.grad(loss, wanted)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+def test_a_function_that_gives_more_rows_than_it_says_is_refused():
+    def swing(**rows):
+        found = PENDULUM.function(**rows)
+        return {**found, "state": [*found["state"], 0.0]}
+
+    with pytest.raises(ValueError, match=r"program swing gives \d rows of state; expected \d"):
+        Kernels([replace(PENDULUM, function=swing)], CPU)
 
 
 def test_other_devices_run_torch_and_say_so():
