@@ -51,7 +51,7 @@ CONTROLLERS = {
     "trajectory": "joint trajectories by inverse kinematics, position control of the joints",
     "pose": "target poses, Cartesian impedance control",
 }
-LIMITS = ROOT / "real_robot/ros2/launch/config/arm_cartesian_limits.yaml"
+LIMITS = ROOT / "launch/config/arm_cartesian_limits.yaml"
 
 
 def over_ros(options: argparse.Namespace, directory: Path) -> list[list[dict[str, Any]]]:

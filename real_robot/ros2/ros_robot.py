@@ -363,24 +363,22 @@ def read_limits(path: str) -> Limits:
 
 
 def subscribe(
-    node: ManagedNode[Any], name: str, message: str, qos: Qos, callback: Callable[[Any], None], raw: bool = False,
+    node: ManagedNode[Any], name: str, message: str, qos: Qos, callback: Callable[[Any], None],
     alive: Callable[[int], None] | None = None,
 ) -> None:  # fmt: skip
     """Subscribe to `name`; parameters `qos_overrides.*` may change the QoS, incompatible partners are reported.
 
-    `raw` messages are bytes, as they were sent. `alive` is called with the number of publishers that live whenever it
-    changes; it needs a lease in `qos`.
+    `alive` is called with the number of publishers that live whenever it changes; it needs a lease in `qos`.
     """
     events = node.qos_events(name)["subscription"]
     if alive:
         events.liveliness = lambda event: alive(event.alive_count)
         # Fast DDS counts readers of one lease together, so a node that is configured again would hear of no changes
         qos = replace(qos, lease_s=qos.lease_s + 1e-6 * next(_LEASES))
-    entity = node.create_subscription(
-        types(message), name, callback, _profile(qos), event_callbacks=events, raw=raw,
+    node.own(node.create_subscription(
+        types(message), name, callback, _profile(qos), event_callbacks=events,
         qos_overriding_options=QoSOverridingOptions.with_default_policies(),
-    )  # fmt: skip
-    node.own(entity)
+    ))  # fmt: skip
 
 
 def publisher(node: ManagedNode[Any], name: str, message: str, qos: Qos) -> Any:  # noqa: ANN401 - rclpy's

@@ -35,7 +35,7 @@ Ask = Callable[[str, float | None], str | None]
 class Trials:
     """What to run: initial states `first_start` to `first_start + episodes - 1` of `task`, for at most `limit_s` each.
 
-    `parameters` is a parameter file such as ros2/launch/config/arm.yaml, which names the robot; `step_limit` is the
+    `parameters` is a parameter file such as launch/config/arm.yaml, which names the robot; `step_limit` is the
     simulator's.
     """
 
@@ -64,7 +64,7 @@ def run_trials(trials: Trials, directory: Path, ask: Ask) -> BackEndRun:
     except ImportError as error:
         raise UserError(f"{error.name} is not installed; run this in .venv-ros (`make ros`)") from error
     if not Path(trials.parameters).is_file():
-        raise UserError(f"no parameter file {trials.parameters!r}; expected one such as ros2/launch/config/arm.yaml")
+        raise UserError(f"no parameter file {trials.parameters!r}; expected one such as launch/config/arm.yaml")
     recording = directory / RECORDING
     if recording.exists():
         raise UserError(f"{recording} exists from earlier trials; move it away")

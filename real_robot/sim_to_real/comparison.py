@@ -69,9 +69,7 @@ class ComparisonConfig:
         if "bag" in self.sim_to_real and not self.bag:
             raise UserError("back end bag replays a recording: bag=FILE.mcap")
         if "robot" in self.sim_to_real and not self.robot:
-            raise UserError(
-                "back end robot needs its ROS 2 parameters: robot=FILE, such as ros2/launch/config/arm.yaml"
-            )
+            raise UserError("back end robot needs its ROS 2 parameters: robot=FILE, such as launch/config/arm.yaml")
 
 
 @dataclass
