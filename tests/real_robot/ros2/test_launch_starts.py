@@ -28,6 +28,8 @@ REPORTED = {
     "cartesian_node": r"mink is not installed|/path/to/fr3.urdf",
     "scene_node": "tf2_msgs/msg/TFMessage not found",
     "quadrotor": "px4_msgs/msg/VehicleOdometry not found",
+    "arm safety_node": "franka_msgs/msg/FrankaRobotState not found",
+    "arm policy_node": "franka_msgs/msg/FrankaRobotState not found",
 }
 """On one line, of the nodes and launches that need a model or messages that are not on PyPI."""
 
@@ -48,7 +50,8 @@ def test_everything_that_is_launched_starts(name: str, tmp_path: Path, hover: Pa
             files = ["-p", f"directory:={tmp_path}"] if node.name == "recorder_node" else []
             nodes.spawn(f"robot1/{node.name}", argv(node, tmp_path) + files)
         for full in list(nodes.running):
-            if report := REPORTED.get(name, REPORTED.get(full.split("/")[-1])):
+            node = full.split("/")[-1]
+            if report := REPORTED.get(name, REPORTED.get(node, REPORTED.get(f"{name} {node}"))):
                 nodes.wait(lambda full=full, report=report: re.search(report, nodes.said(full)) is not None, "a report")
                 assert nodes.state(full) == "unconfigured"
             else:
