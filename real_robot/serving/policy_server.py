@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LIBRARY = logging.getLogger(f"{__name__}.websockets")
+LIBRARY.setLevel(logging.WARNING)
 """What websockets logs: refused and broken handshakes."""
 LOOPBACK = "127.0.0.1", "::1", "localhost"
 ROWS = 1024

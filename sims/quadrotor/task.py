@@ -219,7 +219,13 @@ class HoverTask(AirframeTask):
         return replace(self, python=self.python or str(crazyflow_python()))
 
     def contract(self, distribution: str) -> Contract:
-        """As every quadrotor's; all distributions have one."""
+        """As every quadrotor's; all distributions have one.
+
+        Raises:
+            UserError: for an unknown distribution.
+        """
+        if distribution != "disturbed":
+            self._flight(distribution)
         return contract(Hover.OBSERVED, self.history or HISTORY)
 
     def environment(

@@ -340,7 +340,7 @@ ROBOTS = {
 """Robots themselves: they may move what they are made of."""
 ELSEWHERE = {
     *("examples", "file", "graph", "graphs", "recorder", "sealed", "sim_to_real_report", "stdout"),
-    *("stream", "writer"),
+    *("lerobot_dataset", "margins", "stream", "writer"),
 }
 """What else is written to; everything else that has a `write` is taken for a robot."""
 
