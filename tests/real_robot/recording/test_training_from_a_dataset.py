@@ -94,7 +94,7 @@ def test_a_dataset_for_another_task_is_reported_on_one_line(dataset: Path, tmp_p
 
 
 SMALL = ["task=quadrotor_hover", "stages=[sft]", "sft.steps=60", "sft.batch=32", "evaluation_starts=2"]
-SMALL += ["evaluation_envs=2", "num_envs=2", "task.step_limit=10", "policy.hidden=[16]"]
+SMALL += ["evaluation_envs=2", "num_envs=2", "task.step_limit=12", "policy.hidden=[16]"]
 
 
 def test_several_are_mixed_by_weight_and_a_run_gives_its_own_on(flown: Path, dataset: Path, tmp_path: Path):
