@@ -33,6 +33,8 @@ from real_robot.ros2.ros_robot import publisher, subscribe, types
 
 CLOCK_AGAIN_S = 0.2
 """Wall time after which the clock is published again."""
+SILENT_S = 10.0
+"""Wall time without a command after which, in lock-step, a robot that is stopped by commands goes on without any."""
 
 
 @dataclass
@@ -189,8 +191,11 @@ class SimNode(ManagedNode[SimSettings]):
         if not self._running:
             return
         if self.settings.lock_step and not self._holding:
-            if time.perf_counter() - self._measured > CLOCK_AGAIN_S:
+            waited_s = time.perf_counter() - self._measured
+            if waited_s > CLOCK_AGAIN_S:
                 self._tell_time()
+            # whoever has stopped it is silent, and would wait for its next measurement as it for a command
+            self._holding = waited_s > SILENT_S and bool(self._rows) and self._table.at_rest is not None
             return
         fresh = self._command is not None and (
             self._robot.clock() - self._commanded_s <= self.settings.command_timeout_s
