@@ -18,7 +18,7 @@ from embodied.evaluation.curves import plot_curves
 from embodied.evaluation.evaluation import EvaluationResult, Gain
 from embodied.evaluation.headline import BASELINE, headline, points, regressions, selection, significant
 from embodied.evaluation.in_training import InTraining, measure
-from embodied.evaluation.page import page
+from embodied.evaluation.page.page import page
 from embodied.evaluation.repeating import from_here, machine, next_commands, train_command
 from embodied.saving.files import complete_or_absent
 

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from embodied.evaluation.charts import (
+from embodied.evaluation.page.charts import (
     BOTTOM,
     HEIGHT,
     POINTS,

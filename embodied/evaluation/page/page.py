@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from embodied.evaluation.charts import Mark, bar, curves, stages, ticks
 from embodied.evaluation.headline import BASELINE, Record, points, selection, significant
 from embodied.evaluation.in_training import measure as _measure
-from embodied.evaluation.page_parts import chart, costs, files, listed, repeat, table
+from embodied.evaluation.page.charts import Mark, bar, curves, stages, ticks
+from embodied.evaluation.page.parts import chart, costs, files, listed, repeat, table
 from embodied.evaluation.repeating import film_command
 from embodied.training.logging import read_metrics
 

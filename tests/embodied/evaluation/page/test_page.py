@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from embodied.evaluation import page as pages
 from embodied.evaluation.curves import CURVES
 from embodied.evaluation.evaluation import EvaluationResult
 from embodied.evaluation.in_training import InTraining
+from embodied.evaluation.page import page as pages
 from embodied.evaluation.report import Report
 from embodied.training.logging import Logger
 
