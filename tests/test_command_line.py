@@ -283,7 +283,7 @@ def test_help_lists_what_there_is_and_the_options_of_what_is_chosen(capsys):
     assert "task=quadrotor_hover takes policy=mlp with algorithm=bptt|ppo|grpo|td3" in hover
     assert "task.reward.reward_alive=3.0\n" in hover
     assert re.search(r"^algorithm\.final_lr_share=0\.02 +# .*decay linearly", hover, re.MULTILINE)
-    assert re.search(r"^task\.history=12 +# `history` is 1 there, 12 elsewhere", hover, re.MULTILINE)
+    assert re.search(r"^task\.history=12 +# The policy observes its last `history` actions", hover, re.MULTILINE)
     assert "task.suite" not in hover
     assert "algorithm.teacher_steps=" in message("task=quadrotor_any")
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from embodied.command_line.progress import Progress
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate, wilson
@@ -89,15 +90,17 @@ def measure(
     """
     if not isinstance(task, MarginTask):
         raise UserError(f"{task.name} has no conditions to sweep; use margins=false")
-    found = {}
-    for name, sweep in task.margins.items():
-        results = []
-        for value in sweep.values:
-            env = environment(f"{name}={value:g}")
-            how = {"starts_per_task": starts_per_task, "first_start": first_start, "device": device}
-            results.append(evaluate(env, policy, **how))
-            env.close()
-        found[name] = Margin(sweep, tuple(int(each.success.sum()) for each in results), results[0].success.numel())
+    found, points = {}, sum(len(sweep.values) for sweep in task.margins.values())
+    how = {"starts_per_task": starts_per_task, "first_start": first_start, "device": device}
+    with Progress(NAME, points, "point") as bar:
+        for name, sweep in task.margins.items():
+            results = []
+            for value in sweep.values:
+                env = environment(f"{name}={value:g}")
+                results.append(evaluate(env, policy, **how))
+                env.close()
+                bar.update(note=name)
+            found[name] = Margin(sweep, tuple(int(each.success.sum()) for each in results), results[0].success.numel())
     return found
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 LIBRARY = logging.getLogger(f"{__name__}.websockets")
 LIBRARY.setLevel(logging.WARNING)
-"""What websockets logs: refused and broken handshakes."""
+"""What websockets warns of: broken handshakes."""
 LOOPBACK = "127.0.0.1", "::1", "localhost"
 ROWS = 1024
 """Largest assumed number of rows along an axis of variable length."""

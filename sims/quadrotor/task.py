@@ -152,8 +152,8 @@ class HoverTask(AirframeTask):
 
     Training draws `variation.TRAINED` and the disturbances of `RobustHover` for every episode, which takes
     `training_steps`, because beginnings are what is hard. Crazyflies lie between those of arXiv 2311.13081 and arXiv
-    2509.11481. `nominal` trains without any of it, in the MDP of arXiv 2311.13081 ("disturbed"). `history` is 1 there,
-    12 elsewhere, unless given.
+    2509.11481. `nominal` trains without any of it, in the MDP of arXiv 2311.13081 ("disturbed"). The policy observes
+    its last `history` actions: by default 12, or 1 if `nominal`.
 
     Evaluations also run in `sim` crazyflow, a simulator of others, by the interpreter `python`, or one that is made for
     it.

@@ -105,7 +105,7 @@ def test_several_are_mixed_by_weight_and_a_run_gives_its_own_on(flown: Path, dat
     episodes, *_ = read(tmp_path / "first/demonstrations")
     assert episodes.dataset_index.tolist() == [0, 0, 0, 1, 1]
     low, high = episodes.actions[-1, 0], episodes.actions[0, 0]
-    mixed = demonstrations([dataset, flown / "b.mcap"], contract(), tmp_path / "mixed", weights=[1, 3])
+    mixed = demonstrations([dataset, flown / "b.mcap"], contract(), tmp_path / "first", weights=[1, 3])
     drawn = mixed.sample(4000, 1, torch.Generator().manual_seed(0))["actions"][:, 0, 0]
     assert float((drawn == low).float().mean()) == pytest.approx(0.75, abs=0.03)
     assert low < high
