@@ -1,9 +1,9 @@
 """Compare algorithms from one start: `python benchmarks/rl_algorithms.py [--seeds 0] [--env-steps N]`.
 
-    [--rows "NAME;NAME"] [--tasks 0,1,2] [--sft-steps N] [--starts N] [--folder DIR] [--output FILE] [--show]
+    [--rows "NAME;NAME"] [--tasks 0,1,2] [--demonstrations N] [--sft-steps N] [--starts N] [--folder DIR]
+    [--output FILE] [--show]
 
-All rows fine-tune on `libero_pick` (state observations, stand-in assets, the default demonstration of each task) by the
-same number of environment steps, from the same supervised policy; policy=diffusion is another network and has a start
+All rows fine-tune on `libero_pick` (state observations, stand-in assets, two demonstrations of each task) by the same number of environment steps, from the same supervised policy; policy=diffusion is another network and has a start
 of its own. Settings are the task's for each algorithm (`configs/settings`) and those of ROWS: not tuned any further.
 Every run is `python train.py ...` in its own process, one after the other. A row is written to the JSON file as soon as
 it is done, with its commit; rows that are there are not measured again, and a run that was interrupted goes on from its
@@ -56,7 +56,10 @@ RESULT = ROOT / "benchmarks" / "results" / "rl_algorithms.json"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the rows that are missing, print the table."""
     args = _parse(arguments)
-    sizes = (f"task.tasks=[{args.tasks}]", f"evaluation_starts={args.starts}", f"sft.steps={args.sft_steps}")
+    sizes = (
+        f"task.tasks=[{args.tasks}]", f"task.episodes={args.demonstrations}", f"evaluation_starts={args.starts}",
+        f"sft.steps={args.sft_steps}",
+    )  # fmt: skip
     report = json.loads(args.output.read_text()) if args.output.exists() else {"rows": []}
     for seed in [] if args.show else args.seeds:
         for name in args.rows:
@@ -156,6 +159,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], default=[0, 1, 2])
     parser.add_argument("--env-steps", type=int, default=1_000_000)
     parser.add_argument("--tasks", default="", help="numbers, by comma; all if empty")
+    parser.add_argument("--demonstrations", type=int, default=2, help="of each task")
     parser.add_argument("--sft-steps", type=int, default=4000)
     parser.add_argument("--starts", type=int, default=50, help="initial states of each task and distribution")
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs" / "rl_algorithms", help="of the runs")
