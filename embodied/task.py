@@ -263,3 +263,24 @@ class LearnerConfig(Protocol):
             UserError: if it needs demonstrations and there are none.
         """
         ...
+
+
+@runtime_checkable
+class RemotelyCollected(LearnerConfig, Protocol):
+    """A learner of rollouts that stand alone: each may come from another collector, and be some updates old.
+
+    One that puts episodes together from successive rollouts is none.
+    """
+
+    @property
+    def max_staleness(self) -> int:
+        """Updates that a rollout's policy may be behind; 0: it is learned from before the next one is collected."""
+        ...
+
+    def remote_starts(self, env: Environment, generator: torch.Generator) -> Starts | None:
+        """Chooses the initial states of a collector in another process, in its own environments `env`.
+
+        Raises:
+            UserError: if only the learner's process can.
+        """
+        ...

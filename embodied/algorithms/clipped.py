@@ -75,6 +75,11 @@ class ClippedConfig:
         """For the supervised loss."""
         return bool(self.bc_coefficient)
 
+    @property
+    def max_staleness(self) -> int:
+        """Updates that a rollout's policy may be behind; 0: it is learned from before the next one is collected."""
+        return 0
+
     def check(self, name: str, policy: TrainablePolicy, demonstrations: Episodes | None) -> None:
         """Raise UserError for a policy whose samples have no log-probability, or if demonstrations are missing."""
         if not policy.scores:
@@ -204,10 +209,13 @@ class Clipped:
     def _policy_loss(self, batch: TensorDict, evaluation: Evaluation) -> tuple[Tensor, dict[str, Tensor]]:
         """The actor's loss and metrics, sums over own decisions."""
         own, config = batch["own"], self.config
-        log_ratio = evaluation.log_prob - batch["log_prob"]
+        decoupled = "proximal" in batch.keys()  # noqa: SIM118 - a TensorDict
+        log_ratio = evaluation.log_prob - batch["proximal" if decoupled else "log_prob"]
         ratio = log_ratio.exp()
         low, high, weight = self._of_parts(ratio)
         advantage = batch["advantage"].unsqueeze(-1) * weight
+        if decoupled:
+            advantage = advantage * batch["importance"]
         clipped = ratio.clamp(1.0 - low, 1.0 + high)
         policy_loss = -_total(torch.minimum(ratio * advantage, clipped * advantage), own)
         entropy = _total(evaluation.entropy if config.entropy_weight else evaluation.entropy.detach(), own)

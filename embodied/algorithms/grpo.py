@@ -83,6 +83,20 @@ class GRPOConfig(ClippedConfig):
         """For the supervised loss and the process reward."""
         return super().reads_demonstrations or self.outcome is Outcome.PROCESS
 
+    def remote_starts(self, env: Environment, generator: torch.Generator) -> GroupStarts:
+        """Groups of a collector's own environments `env`.
+
+        Raises:
+            UserError: for a simulator that cannot repeat initial states.
+        """
+        if not isinstance(env, NumberedStarts):
+            raise UserError(
+                "algorithm=grpo repeats initial states, which this simulator does not number; use algorithm=ppo"
+            )
+        if isinstance(env, SharedWorlds) and env.group > 1:
+            raise UserError("algorithm=grpo needs a world for each environment, and these share one; use algorithm=ppo")
+        return GroupStarts(env.task_index, self.group, generator, env.num_starts)
+
     def build(
         self,
         policy: TrainablePolicy,
@@ -97,13 +111,7 @@ class GRPOConfig(ClippedConfig):
                 states, or if demonstrations are missing.
         """
         self.check("grpo", policy, demonstrations)
-        if not isinstance(env, NumberedStarts):
-            raise UserError(
-                "algorithm=grpo repeats initial states, which this simulator does not number; use algorithm=ppo"
-            )
-        if isinstance(env, SharedWorlds) and env.group > 1:
-            raise UserError("algorithm=grpo needs a world for each environment, and these share one; use algorithm=ppo")
-        starts = GroupStarts(env.task_index, self.group, generator, env.num_starts)
+        starts = self.remote_starts(env, generator)
         process = None
         if self.outcome is Outcome.PROCESS:
             process = LearnedProgress(policy, demonstrations, generator, "algorithm.outcome=process")

@@ -16,6 +16,9 @@ Differs from the papers:
     actor down;
     - a policy with memory is trained through time: minibatches are environments, each from its memory at the beginning
     of the rollout;
+    - rollouts of older policies may be learned from by the decoupled objective (arXiv 2110.00641, and AReaL, arXiv
+    2505.24298): w min(r A, clip(r) A) with r = pi / pi_prox and w = min(pi_prox / pi_old, limit), where pi_prox is the
+    policy before the update, from which `target_kl` is measured, and pi_old the one that collected;
     - a person who takes over truncates the policy's sequence like a time limit: a person's decisions are not trained on
     and do not enter the advantages of earlier ones.
 """
@@ -39,8 +42,12 @@ from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.curriculum import CurriculumStarts
 from embodied.rollout.episodes import Episodes
+from embodied.rollout.memory import RecurrentPolicy
 from embodied.rollout.rollout import Collector, Rollout
 from embodied.world import ALONE, World
+
+FIRST_ROWS = 64
+"""Decisions scored together before it is known how many fit."""
 
 
 @dataclass
@@ -51,7 +58,8 @@ class PPOConfig(ClippedConfig):
     first `critic_warmup` iterations only the critic is trained, with `value_learning_rate`. A share `curriculum` of
     episodes begins in initial states that the policy has tried, by how near it solves half of its attempts (VLA-RL; 0:
     none). `process_reward` weighs progress along the milestones of demonstrations (VLA-RL, `process_reward.py`; 0: not
-    computed).
+    computed). `importance_limit` truncates how much more likely the policy before the update finds what an older one
+    sampled, in the decoupled objective (null: not decoupled, ratios are to the policy that collected).
     """
 
     value_learning_rate: float = 1e-3
@@ -61,6 +69,7 @@ class PPOConfig(ClippedConfig):
     critic_warmup: int = 3
     curriculum: float = 0.0
     process_reward: float = 0.0
+    importance_limit: float | None = None
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
@@ -68,6 +77,22 @@ class PPOConfig(ClippedConfig):
         at_least(self, 0, "curriculum", "process_reward", "value_learning_rate")
         if self.curriculum > 1.0:
             raise UserError(f"expected curriculum in [0, 1], got {self.curriculum}")
+        if self.importance_limit is not None and not self.importance_limit >= 1.0:
+            raise UserError(f"expected importance_limit of at least 1, or null; got {self.importance_limit}")
+
+    @property
+    def max_staleness(self) -> int:
+        """More updates with the decoupled objective; AReaL found it as good as synchronous PPO up to 8."""
+        return 4 if self.importance_limit is None else 8
+
+    def remote_starts(self, env: Environment, generator: torch.Generator) -> None:
+        """None.
+
+        Raises:
+            UserError: with a curriculum, whose records are the learner's.
+        """
+        if self.curriculum:
+            raise UserError("algorithm.curriculum needs environments in the learner's process; use curriculum=0")
 
     @property
     def reads_demonstrations(self) -> bool:
@@ -164,7 +189,7 @@ class PPO(Clipped):
             },
             batch_size=list(value.shape),
         )
-        return batch, {
+        return batch, self._decouple(batch, world) | {
             "advantage_std": float(moments(advantage[own], world)[1]),
             "explained_variance": explained_variance(value, returns, world),
             "reward_scale": self.reward_scale(),
@@ -178,6 +203,27 @@ class PPO(Clipped):
         if self.config.value_gae_lambda is not None:
             _, returns = gae(*seen, discount=discount, gae_lambda=self.config.value_gae_lambda)
         return advantage, returns
+
+    @torch.no_grad()
+    def _decouple(self, batch: TensorDict, world: World) -> dict[str, float]:
+        """Add log pi_prox and w, [T, N, P], to `batch` [T, N] if the objective is decoupled; returns metrics."""
+        limit, behaviour = self.config.importance_limit, batch["log_prob"]
+        if limit is None:
+            return {}
+        rows, seen = min(self.config.minibatch, self.piece or FIRST_ROWS), batch.select("observation", "sample")
+        if isinstance(self.policy, RecurrentPolicy):  # whole environments, through time
+            pieces = seen.split(max(1, rows // len(seen)), 1)
+        else:
+            pieces = seen.flatten(0, 1).split(rows)
+        scored: list[Tensor] = []
+        for piece in pieces:
+            there = piece.to(self.policy.device)
+            scored.append(self.policy.evaluate(there["observation"], there["sample"]).log_prob.to(behaviour))
+        proximal = torch.cat(scored, scored[0].ndim - 2).view(behaviour.shape)
+        ratio = (proximal - behaviour).exp()
+        batch["proximal"], batch["importance"] = proximal, ratio.clamp_max(limit)
+        told = {"importance": batch["importance"], "importance_truncated": (ratio > limit).float()}
+        return {name: float(moments(value[batch["own"]].mean(-1), world)[0]) for name, value in told.items()}
 
     def _losses(self, batch: TensorDict, count: float) -> tuple[Tensor, dict[str, Tensor]]:
         """As the actor's alone, with the critic's squared error."""

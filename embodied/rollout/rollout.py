@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -65,6 +65,7 @@ class Rollout:
     episode_return: Tensor | None = None  # [T, N] sum of the episode's rewards up to and including this decision
     episode_steps: Tensor | None = None  # [T, N] control steps, likewise
     has_success: bool = True  # False: the environment does not define it
+    told: dict[str, float] = field(default_factory=dict)  # of where it was collected, for the log
 
     def next_observation(self) -> TensorDict:
         """The true observation after every decision [T, N], a copy."""

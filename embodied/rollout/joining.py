@@ -1,0 +1,82 @@
+"""Rollouts of several collectors as one: side by side, as if one collector had stepped all of their environments.
+
+Letters: T decisions, N environments, E episode ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.rollout.rollout import Rollout
+
+DECISIONS = (
+    "observation", "actions", "sample", "log_prob", "reward", "executed", "terminated", "truncated", "success", "start",
+    "value", "human", "episode_return", "episode_steps",
+)  # fmt: skip
+"""Fields [T, N]."""
+ENVIRONMENTS = ("last_observation", "task_index")
+"""Fields [N]."""
+COUNTS = ("diverged", "lost", "pushed")
+Part = TypeVar("Part", Tensor, TensorDict)
+
+
+def joined(rollouts: Sequence[Rollout]) -> Rollout:
+    """The environments of all `rollouts`, which have T decisions each, in their order; a copy.
+
+    Its version is the oldest one; what was simulated side by side took as long as the longest.
+
+    Raises:
+        ValueError: for none, for different numbers of decisions, and where only some have an optional field.
+    """
+    if len({len(each.done) for each in rollouts}) != 1:
+        raise ValueError(f"expected rollouts of one length, got {[len(each.done) for each in rollouts]} decisions")
+    fields: dict[str, Any] = {name: _side_by_side(rollouts, name, 1) for name in DECISIONS}
+    fields |= {name: _side_by_side(rollouts, name, 0) for name in ENVIRONMENTS}
+    fields |= {name: sum(getattr(each, name) for each in rollouts) for name in COUNTS}
+    fields |= {name: max(getattr(each, name) for each in rollouts) for name in ("simulation_s", "policy_s")}
+    told = {name: sum(each.told[name] for each in rollouts) for name in rollouts[0].told}
+    rows, seen = _ends(rollouts)
+    return replace(
+        rollouts[0], **fields, final_rows=rows, final_observation=seen,
+        policy_version=min(each.policy_version for each in rollouts),
+        has_success=all(each.has_success for each in rollouts), told=told,
+    )  # fmt: skip
+
+
+def _side_by_side(rollouts: Sequence[Rollout], name: str, dim: int) -> Tensor | TensorDict | None:
+    parts = [getattr(each, name) for each in rollouts]
+    missing = [part is None for part in parts]
+    if any(missing):
+        if not all(missing):
+            raise ValueError(f"expected all rollouts with {name}, or none")
+        return None
+    return _cat(parts, dim)
+
+
+def _cat(parts: list[Part], dim: int) -> Part:
+    cat = TensorDict.cat if isinstance(parts[0], TensorDict) else torch.cat
+    return cast(Any, cat)(parts, dim)
+
+
+def _ends(rollouts: Sequence[Rollout]) -> tuple[Tensor | None, TensorDict | None]:
+    """Decisions before episode ends, t * N + n [E] ascending in all environments, and the observations [E] after."""
+    total, first = sum(each.done.shape[1] for each in rollouts), 0
+    rows: list[Tensor] = []
+    seen: list[TensorDict] = []
+    for each in rollouts:
+        count = each.done.shape[1]
+        if each.final_rows is not None and each.final_observation is not None:
+            t, n = each.final_rows // count, each.final_rows % count
+            rows.append(t * total + first + n)
+            seen.append(each.final_observation)
+        first += count
+    if not rows:
+        return None, None
+    order = torch.cat(rows).argsort()
+    return torch.cat(rows)[order], TensorDict.cat(seen)[order]
