@@ -16,24 +16,25 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 from embodied.algorithms.registry import ALGORITHMS
-from embodied.command_line import combinations, listing, program
+from embodied.command_line import listing, program
 from embodied.command_line.compute import prepare
-from embodied.command_line.config import compose, names
+from embodied.command_line.config import compose
 from embodied.deployment.latency import LatencyConfig, with_latency
+from embodied.placement.registry import PLACEMENTS, PlacementOptions, with_placement
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.plan import plan
-from embodied.training.run_directory import this_run
+from embodied.training.run_directory import shared_run
 from embodied.viewer.options import ViewerOptions, viewing
 from policies.registry import POLICIES
 from real_robot.recording.demonstrations import demonstrations, sources
 from sims.registry import NEEDS, SHOWN, TASKS, in_processes
 
 log = logging.getLogger("embodied")
-GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS}
+GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS, "placement": PLACEMENTS}
 
 
 @dataclass
-class TrainConfig(ViewerOptions, ExperimentConfig):
+class TrainConfig(ViewerOptions, PlacementOptions, ExperimentConfig):
     """Options of train.py: those of a run, and those of its parts.
 
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
@@ -72,28 +73,27 @@ def run(arguments: list[str]) -> None:
         program.evaluate_instead(Path(__file__).with_name("evaluate.py"), config.resume, arguments, GROUPS)
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
     name = Path("outputs") / config.task.name / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_seed{config.seed}"
-    with viewing(config, SHOWN) as seen, this_run(config.resume, config.output, name) as directory:
+    place, at = config.placement.start(config.device), (config.resume, config.output, name)
+    with place as world, viewing(config, SHOWN) as seen, shared_run(world, *at) as directory:
         trainer = Experiment(
             config, seen(with_latency(in_processes(config.task), config.latency)), config.policy, config.algorithm,
-            directory, record=record, seed=config.seed, device=config.device, wandb_project=config.wandb,
+            directory, record=record, seed=config.seed, device=world.device, wandb_project=config.wandb, world=world,
             demonstrations=partial(demonstrations, shown, weights=weights, task=config.task) if shown else None,
         )  # fmt: skip
-        (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))
+        if not world.rank:
+            (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))
         log.info(trainer.run().summary(directory))
 
 
 def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     """The configuration and its record; of a run that is resumed its own."""
-    return compose(TrainConfig, "train", arguments, GROUPS, program.resumed(arguments))
+    return compose(TrainConfig, "train", with_placement(arguments), GROUPS, program.resumed(arguments))
 
 
 def describe(arguments: list[str]) -> str:
     """Text of --help: the choices, and the options of the chosen ones."""
     config, record = composed(arguments)
-    listed = [f"{group}: {', '.join(names(group, GROUPS))}" for group in GROUPS]
-    chosen = " ".join(f"{group}={name}" for group, name in record["choices"].items())
-    takes = f"task={(task := record['choices']['task'])} takes {combinations.described(task)}"
-    return program.options("\n".join([str(__doc__), *listed, "", takes, "", f"Options of {chosen}:"]), config)
+    return program.options(listing.choices(str(__doc__), record["choices"], GROUPS), config)
 
 
 if __name__ == "__main__":

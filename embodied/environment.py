@@ -151,3 +151,16 @@ class DifferentiableEnvironment(Environment, Protocol):
     def detach(self) -> None:
         """Cut the graph: gradients of later steps end at the present state."""
         ...
+
+
+def lacking(env: Environment) -> list[str]:
+    """What a report says of capabilities that `env` does not have."""
+    notes = []
+    if not isinstance(env, NumberedStarts):
+        notes.append(
+            "The simulator has no numbered initial states: evaluations do not run the same episodes, gains are"
+            " not paired, and learners cannot retry failed states."
+        )
+    if not isinstance(env, Restorable):
+        notes.append("The simulator's state cannot be restored: a resumed run begins new episodes.")
+    return notes

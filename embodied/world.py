@@ -2,14 +2,16 @@
 
 Averages over decisions (advantages, the reward scale, the KL divergence that stops an iteration) are over the decisions
 of every process, so that several processes learn what one with all decisions would. Learners do not average gradients:
-the wrapper of the policy's modules does so in the backward pass.
+hooks on their parameters do so after a backward pass (`embodied.placement`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -30,6 +32,10 @@ class World(Protocol):
         """The sum of `values` over all processes, the same shape everywhere."""
         ...
 
+    def mean(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The mean of each of `metrics` over the processes that have it."""
+        ...
+
 
 @dataclass(frozen=True)
 class OneProcess:
@@ -42,5 +48,16 @@ class OneProcess:
         """`values` unchanged."""
         return values
 
+    def mean(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """`metrics` unchanged."""
+        return dict(metrics)
+
 
 ALONE = OneProcess()
+
+
+def of_each(value: int, world: World) -> list[int]:
+    """The `value` of every process, in order."""
+    found = torch.zeros(world.size, dtype=torch.int64)
+    found[world.rank] = value
+    return world.sum(found).tolist()

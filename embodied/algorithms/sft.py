@@ -19,8 +19,10 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from embodied import seeding
 from embodied.algorithms.finite import check_finite
 from embodied.command_line.config import at_least
+from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.episodes import Episodes
+from embodied.world import ALONE, World
 
 RECENT = 50
 """Gradient steps whose losses `SFT.fit` averages."""
@@ -62,21 +64,28 @@ class SFT:
         self.gradient_steps = 0
         self.losses: deque[float] = deque(maxlen=RECENT)
 
-    def fit(self, episodes: Episodes, steps: int) -> float:
+    def fit(self, episodes: Episodes, steps: int, world: World = ALONE) -> float:
         """Take `steps` gradient steps on chunks of `episodes`; returns the mean of the last losses.
 
-        Steps beyond the planned number use the final learning rate.
+        Steps beyond the planned number use the final learning rate. The processes of `world` share each minibatch.
+
+        Raises:
+            UserError: for a minibatch smaller than the world.
         """
+        if self.config.batch < world.size:
+            raise UserError(f"sft.batch={self.config.batch} is shared by {world.size} processes; use at least one each")
         for _ in range(steps):
-            batch = episodes.sample(self.config.batch, self.policy.contract.horizon, self.generator)
+            batch = episodes.sample(self.config.batch, self.policy.contract.horizon, self.generator, world)
             planned = self.gradient_steps < self.config.steps
-            self.losses.append(self.step(batch, self.gradient_steps / self.config.steps if planned else 1.0))
+            progress = self.gradient_steps / self.config.steps if planned else 1.0
+            self.losses.append(self.step(batch, progress, world))
         return sum(self.losses) / max(1, len(self.losses))
 
-    def step(self, batch: TensorDict, progress: float) -> float:
+    def step(self, batch: TensorDict, progress: float, world: World = ALONE) -> float:
         """One gradient step on {observation, actions [B, H, A], valid [B, H]}; returns the loss.
 
-        `progress`, the share of training done from 0 to 1, sets the learning rate.
+        `progress`, the share of training done from 0 to 1, sets the learning rate. The loss is a mean over valid
+        actions, here over those of all processes.
 
         Raises:
             DivergedError: before the step, if the loss or its gradient is not finite.
@@ -85,14 +94,18 @@ class SFT:
             group["lr"] = self._learning_rate(progress)
         batch = batch.to(self.policy.device)
         loss = self.trained.loss(batch["observation"], batch["actions"], batch["valid"])
+        if world.size > 1:
+            own = batch["valid"].sum().to(loss.dtype)
+            loss = loss * own / (world.sum(own) / world.size)
+        mean = world.sum(loss.detach()) / world.size
         self.optimiser.zero_grad()
         loss.backward()
         norm = nn.utils.clip_grad_norm_(self.trained.actor_parameters(), self.config.max_gradient_norm)
-        check_finite({"supervised loss": loss.detach(), "gradient": norm}, self.gradient_steps + 1)
+        check_finite({"supervised loss": mean, "gradient": norm}, self.gradient_steps + 1)
         self.optimiser.step()
         self.gradient_steps += 1
         self._average()
-        return float(loss.detach())
+        return float(mean)
 
     def _learning_rate(self, progress: float) -> float:
         high, low = self.config.learning_rate, self.config.final_learning_rate

@@ -25,8 +25,8 @@ size come from it.
 def prepare(device: str, threads: int | None = None) -> None:
     """Check that `device` works, and set PyTorch's `threads`: if None, the number of cores, at most four.
 
-    From then on freed memory is kept (`keep_freed_memory`), and allocating more than the machine has fails at once,
-    unless CUDA is used.
+    Processes that torchrun started share the cores. From then on freed memory is kept (`keep_freed_memory`), and
+    allocating more than the machine has fails at once, unless CUDA is used.
 
     Raises:
         UserError: for a missing device, or an impossible number of threads.
@@ -36,7 +36,8 @@ def prepare(device: str, threads: int | None = None) -> None:
     if threads is not None and not 1 <= threads <= most:
         raise UserError(f"expected threads from 1 to {most} (cores here: {cores}), got {threads}")
     # A second thread makes a supervised step a quarter faster; matrices are too small for many.
-    torch.set_num_threads(threads or min(4, cores))
+    shared = cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    torch.set_num_threads(threads or max(1, min(4, shared)))
     keep_freed_memory()
     if device == "cpu":  # a GPU's driver reserves large address ranges
         _limit_memory()

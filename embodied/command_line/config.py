@@ -20,6 +20,8 @@ NUMBERS = "task.numbers"
 """Numbers of a task by name; it knows itself which it has, and refuses others."""
 NAMED = (NUMBERS, "options", "axes")
 """Options by names that only what they are for knows, which refuses others."""
+MOVABLE = ("placement",)
+"""Groups that are no part of what a run computes: one that is resumed may be elsewhere."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
 """Config classes by name, for each config group."""
@@ -54,7 +56,8 @@ def compose(
     for group, classes in groups.items():
         for key, node in classes.items():
             store.store(group=group, name=key, node=node)
-    choices = [f"{group}={saved['choices'][group]}" for group in groups] if saved else []
+    kept = [group for group in groups if group not in MOVABLE]
+    choices = [f"{group}={saved['choices'][group]}" for group in kept] if saved else []
     chosen_now = [override for override in overrides if override.partition("=")[0] in groups]
     GlobalHydra.instance().clear()
     try:
@@ -64,9 +67,12 @@ def compose(
             overrides = [_member(override, composed) for override in overrides]
             config = hydra_compose(name, [*choices, *map(_addable, overrides)])
         if saved:
-            _check_same(chosen, saved["choices"])
+            _check_same({group: chosen[group] for group in kept}, saved["choices"])
             given = [override for override in overrides if override.split("=")[0] not in groups]
-            config = OmegaConf.merge(_saved(config, saved["values"]), OmegaConf.from_dotlist(given))
+            config = OmegaConf.merge(
+                _saved(config, {name: value for name, value in saved["values"].items() if name not in MOVABLE}),
+                OmegaConf.from_dotlist(given),
+            )
         values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
         return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values, "arguments": arguments}
     except (HydraException, OmegaConfBaseException) as error:

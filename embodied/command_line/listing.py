@@ -11,6 +11,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from embodied.command_line import combinations
+from embodied.command_line.config import Groups, names
 from embodied.command_line.programs import CONFIGS, command
 
 WIDTH = 120
@@ -82,3 +84,11 @@ def _described(path: Path) -> str:
             break
         comment += [] if "@package" in line else [line.lstrip("# ")]
     return " ".join(comment).partition(". ")[0].rstrip(".")
+
+
+def choices(described: str, chosen: Mapping[str, str], groups: Groups) -> str:
+    """The beginning of a program's --help: what it is, what there is of each group, and what goes with the task."""
+    listed = [f"{group}: {', '.join(names(group, groups))}" for group in groups]
+    takes = f"task={(task := chosen['task'])} takes {combinations.described(task)}"
+    options = " ".join(f"{group}={name}" for group, name in chosen.items())
+    return "\n".join([described, *listed, "", takes, "", f"Options of {options}:"])

@@ -15,12 +15,13 @@ PERIOD_S = 60.0
 
 
 class Progress:
-    """Counts to `total` of `unit` from `initial`; `shown=False` counts silently.
+    """Counts to `total` of `unit` from `initial`; `shown=False` counts silently, as where messages are turned off.
 
     On a terminal (stderr) it is a bar, elsewhere a message every `PERIOD_S`.
     """
 
     def __init__(self, label: str, total: int, unit: str, *, initial: int = 0, shown: bool = True) -> None:
+        shown = shown and log.isEnabledFor(logging.WARNING)
         self.label, self.total, self.unit, self.done, self.shown = label, total, unit, initial, shown
         # disable=None: no bar unless stderr is a terminal
         self._bar = tqdm(

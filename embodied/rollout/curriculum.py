@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.rollout.starts import RECENT
+from embodied.rollout.starts import RECENT, drawn_first
 
 KNOWN = 32
 TEMPERATURE = 0.1
@@ -46,8 +46,8 @@ class CurriculumStarts:
         self.task_index, self.repeated, self.generator = task_index.tolist(), repeated, generator
         self.num_starts = num_starts
         tasks, count = max(self.task_index) + 1, len(self.task_index)
-        first = int(torch.randint(1 << 40, (), generator=generator))  # seeds train on different states
-        self.fresh = [first] * tasks
+        self.separated = False
+        self.fresh = [drawn_first(generator)] * tasks
         self.known: list[dict[int, Record]] = [{} for _ in range(tasks)]
         self.running: list[int] = [-1] * count  # initial states of the running episodes; -1: none yet
         self.first: list[bool] = [False] * count  # whether that state is a new one
@@ -67,6 +67,11 @@ class CurriculumStarts:
         for env in rows:
             starts[env] = self.running[env]
         return starts
+
+    def separate(self, generator: torch.Generator) -> None:
+        """As `OwnStarts.separate`."""
+        self.generator, self.separated = generator, True
+        self.fresh = [drawn_first(generator)] * len(self.fresh)
 
     def abandon(self) -> None:
         """The running episodes will not end: they count neither way."""
@@ -105,6 +110,7 @@ class CurriculumStarts:
     def state_dict(self) -> dict[str, Any]:
         """What is known of initial states, and counters."""
         state = {name: list(getattr(self, name)) for name in ("fresh", "running", "first", "firsts", "ended")}
+        state |= {"generator": self.generator.get_state()} if self.separated else {}
         return state | {"known": [[[start, *record] for start, record in task.items()] for task in self.known]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -112,3 +118,5 @@ class CurriculumStarts:
         for name in ("fresh", "running", "first", "firsts", "ended"):
             setattr(self, name, list(state[name]))
         self.known = [{int(start): (tried, won) for start, tried, won in task} for task in state["known"]]
+        if self.separated and "generator" in state:
+            self.generator.set_state(state["generator"])

@@ -25,6 +25,7 @@ from embodied.errors import UserError
 from embodied.rollout.pictures import BYTES, Pictures
 from embodied.saving import sealed
 from embodied.saving.files import flush
+from embodied.world import ALONE, World
 
 FORMAT = 2
 RECORD = "episodes.json"
@@ -135,11 +136,15 @@ class Episodes:
             batch_size=[len(rows)],
         )
 
-    def sample(self, count: int, horizon: int, generator: torch.Generator) -> TensorDict:
-        """`chunks` from `count` observations, drawn by `generator`: uniformly, or from each dataset by its weight."""
-        found = self.chunks(self._drawn(count, generator), horizon)
+    def sample(self, count: int, horizon: int, generator: torch.Generator, world: World = ALONE) -> TensorDict:
+        """`chunks` from `count` observations, drawn by `generator`: uniformly, or from each dataset by its weight.
+
+        Processes whose generators are alike share them: each gets its part.
+        """
+        own = slice(world.rank, None, world.size)
+        found = self.chunks(self._drawn(count, generator)[own], horizon)
         if self.pictures is not None:  # those that the next call draws, if nothing else draws in between
-            self.pictures.foresee(self._drawn(count, generator.clone_state()))
+            self.pictures.foresee(self._drawn(count, generator.clone_state())[own])
         return found
 
     def by_weight(self) -> tuple[TensorDict, Tensor]:

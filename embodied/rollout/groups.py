@@ -13,6 +13,7 @@ from torch import Tensor
 
 from embodied.environment import NumberedStarts
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.rollout.starts import drawn_first
 
 
 class GroupStarts:
@@ -30,8 +31,9 @@ class GroupStarts:
         same = self.task_index.unsqueeze(0) == self.task_index.unsqueeze(1)
         self.place = same.tril(-1).sum(1)  # among the environments of the same task
         self.count = same.sum(1)
-        first = int(torch.randint(1 << 40, (), generator=generator))  # seeds train on different states
-        self.fresh = torch.full((int(self.task_index.max()) + 1,), first)  # first start of this iteration, by task
+        self.fresh = torch.full(
+            (int(self.task_index.max()) + 1,), drawn_first(generator)
+        )  # first start of this iteration, by task
         self.begun = torch.zeros(len(task_index), dtype=torch.int64)  # episodes of this iteration
 
     def __call__(self, finished: Tensor, success: Tensor) -> Tensor:
@@ -41,6 +43,10 @@ class GroupStarts:
         start = self.fresh[self.task_index] + number
         self.begun = self.begun + finished
         return torch.where(finished, start % self.num_starts if self.num_starts else start, 0)
+
+    def separate(self, generator: torch.Generator) -> None:
+        """As `OwnStarts.separate`."""
+        self.fresh = torch.full_like(self.fresh, drawn_first(generator))
 
     def abandon(self) -> None:
         """An iteration ends: the next episodes are of new groups."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,6 +22,23 @@ class Starts(Protocol):
         ...
 
 
+@runtime_checkable
+class OwnStarts(Starts, Protocol):
+    """Starts of which each process of a run has its own."""
+
+    def separate(self, generator: torch.Generator) -> None:
+        """Draw from `generator` from now on, beginning elsewhere: the learner's stays the same in all processes."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of initial states."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        ...
+
+
 class RetryStarts:
     """New initial states, and retries of failed ones until an attempt succeeds or `attempts` are used up.
 
@@ -31,8 +48,8 @@ class RetryStarts:
     def __init__(self, task_index: Tensor, *, retry: float, attempts: int, generator: torch.Generator) -> None:
         self.task_index, self.retry, self.attempts, self.generator = task_index.cpu(), retry, attempts, generator
         tasks, count = int(self.task_index.max()) + 1, len(task_index)
-        first = int(torch.randint(1 << 40, (), generator=generator))  # seeds train on different states
-        self.fresh = torch.full((tasks,), first)
+        self.separated = False
+        self.fresh = torch.full((tasks,), drawn_first(generator))
         self.failed = [torch.empty(0, 2, dtype=torch.int64) for _ in range(tasks)]  # initial state, earlier attempts
         self.running = torch.full((count, 2), -1)  # likewise, of the running episodes; -1: none yet
         self.firsts = torch.empty(0, dtype=torch.bool)  # success of the last first attempts
@@ -49,6 +66,11 @@ class RetryStarts:
         for task in self.task_index[finished].unique().tolist():
             self._deal(task, (finished & (self.task_index == task)).nonzero().squeeze(1), again, draws < self.retry)
         return torch.where(finished, self.running[:, 0], 0)
+
+    def separate(self, generator: torch.Generator) -> None:
+        """As `OwnStarts.separate`."""
+        self.generator, self.separated = generator, True
+        self.fresh = torch.full_like(self.fresh, drawn_first(generator))
 
     def abandon(self) -> None:
         """The running episodes will not end: they count neither way, and their retries return to the queue."""
@@ -88,10 +110,18 @@ class RetryStarts:
     def state_dict(self) -> dict[str, Any]:
         """Queues and counters."""
         copies = {name: getattr(self, name).clone() for name in ("fresh", "running", "firsts", "ended")}
-        return copies | {"failed": list(self.failed)}
+        own = {"generator": self.generator.get_state()} if self.separated else {}
+        return copies | {"failed": list(self.failed)} | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         for name in ("fresh", "running", "firsts", "ended"):
             setattr(self, name, state[name].clone())
         self.failed = list(state["failed"])
+        if self.separated and "generator" in state:
+            self.generator.set_state(state["generator"])
+
+
+def drawn_first(generator: torch.Generator) -> int:
+    """The number of the first initial state, by which seeds train on different ones."""
+    return int(torch.randint(1 << 40, (), generator=generator))

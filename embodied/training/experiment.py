@@ -23,12 +23,13 @@ from embodied.algorithms.sft import SFT
 from embodied.command_line.progress import Progress
 from embodied.contract import Contract
 from embodied.deployment.network import DeployablePolicy
-from embodied.environment import Environment, NumberedStarts, Restorable, SwitchableEnvironment
+from embodied.environment import Environment, SwitchableEnvironment, lacking
 from embodied.errors import UserError
 from embodied.evaluation.curves import CURVES
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining
 from embodied.evaluation.report import BASELINE, Report, title, told
+from embodied.placement.local import Local, Processes, one_after_another, own_share
 from embodied.policy import Policy, PretrainedPolicy, TrainablePolicy
 from embodied.precision import precision_of
 from embodied.rollout.episodes import Episodes
@@ -39,8 +40,9 @@ from embodied.task import BaselineTask, Learner, LearnerConfig, PolicyConfig, Ta
 from embodied.training.config import ExperimentConfig
 from embodied.training.held_out import HeldOut
 from embodied.training.interrupt import GracefulStop
-from embodied.training.logging import Logger
+from embodied.training.logging import Logger, NoLogger
 from embodied.training.loop import Iteration, build, iterations
+from embodied.training.own_state import own_seed
 from embodied.training.saved_run import SavedRun, Stage
 
 log = logging.getLogger(__name__)
@@ -66,15 +68,17 @@ class Experiment(SavedRun):
         device: str = "cpu",
         wandb_project: str | None = None,
         demonstrations: Callable[[Contract, Path], Episodes] | None = None,
+        world: Processes | None = None,
     ) -> None:
         """Build all parts, then begin to write; `record`, the composed configuration, is stored in checkpoints.
 
         `demonstrations`, called with the task's contract and the directory, replaces the task's own demonstrations.
+        Several processes make the same `Experiment`, each in its `world`: the first one writes and evaluates.
         """
         precision_of(config.precision, policy)  # refuses two
         directory = Path(directory)
         report = Report(task.name, task.asset_kind, seed, device=device, arguments=record.get("arguments"))
-        super().__init__(directory, record, config.env_steps, report)
+        super().__init__(directory, record, config.env_steps, report, world or Local(device=device))
         self.config, self.task, self.algorithm, self.seed, self.device = config, task, algorithm, seed, device
         self._build_policy = policy.build
         saved = self.saved(directory, record, config.env_steps)
@@ -82,21 +86,26 @@ class Experiment(SavedRun):
         self.contract = task.contract(task.distributions[0])
         if saved:
             saved.check(self.contract)
+        self.own_seed = own_seed(seed, self.world, saved)
         self.policy = self._policy(None if saved else config.start_from)
         self.env = self._environment("train", task.distributions[0])
-        self.report.exportable, self.report.notes = isinstance(self.policy, DeployablePolicy), self._notes()
+        self.report.exportable, self.report.notes = isinstance(self.policy, DeployablePolicy), lacking(self.env)
         with seeding.undisturbed():
             self.evaluation_envs: dict[str, Environment] = {}
-            if not isinstance(self.env, SwitchableEnvironment):
+            if not isinstance(self.env, SwitchableEnvironment) and not self.world.rank:
                 self.evaluation_envs = {name: self._environment("eval", name) for name in task.distributions}
             none = torch.zeros(0, *self.contract.action.shape)
             self._try(Episodes.of(TensorDict({}, [0]), none))  # before demonstrations, which may take long
             self.held_out = self._held_out()
         self.demonstrations = self._demonstrate(demonstrations)
+        if self.own_seed != seed:
+            seeding.seed_everything(self.own_seed)
         self.stages = self._plan()
         self.stage = self.stages[0]
         rows = self._restore(saved) if saved else 0
-        self.logger = Logger(directory, config=record, wandb_project=wandb_project, rows=rows)
+        self.logger = NoLogger()
+        if not self.world.rank:
+            self.logger = Logger(directory, config=record, wandb_project=wandb_project, rows=rows)
 
     def _plan(self) -> list[Stage]:
         """The stages of the run.
@@ -113,25 +122,13 @@ class Experiment(SavedRun):
         control = [Stage.CONTROL] if self.config.control and len(asked) == 2 else []
         return [*first, *map(Stage, asked), *control, Stage.DONE]
 
-    def _notes(self) -> list[str]:
-        """Missing capabilities of the simulator, for the report."""
-        notes = []
-        if not isinstance(self.env, NumberedStarts):
-            notes.append(
-                "The simulator has no numbered initial states: evaluations do not run the same episodes, gains are"
-                " not paired, and learners cannot retry failed states."
-            )
-        if not isinstance(self.env, Restorable):
-            notes.append("The simulator's state cannot be restored: a resumed run begins new episodes.")
-        return notes
-
     def _held_out(self) -> HeldOut:
         """Evaluations during RL, in the environment of the others; a note says why there are none."""
         trained_on, config = self.task.distributions[0], self.config
         self.report.in_training = InTraining(trained_on)
         held_out = HeldOut(
-            config.evaluate_every_steps, self.evaluation_envs.get(trained_on), self.report.in_training,
-            final=config.evaluation_starts, device=self.device, precision=config.precision,
+            None if self.world.rank else config.evaluate_every_steps, self.evaluation_envs.get(trained_on),
+            self.report.in_training, final=config.evaluation_starts, device=self.device, precision=config.precision,
         )  # fmt: skip
         if held_out.refused and held_out.automatic and config.stages != ["sft"]:
             self.report.notes.append(f"No evaluations during training: {held_out.refused}.")
@@ -145,10 +142,13 @@ class Experiment(SavedRun):
         return policy
 
     def _environment(self, split: str, distribution: str) -> Environment:
-        count, seed = (self.config.num_envs, self.seed) if split == "train" else (self.config.evaluation_envs, 0)
+        count, seed = self.config.evaluation_envs, 0
+        if split == "train":
+            count, seed = own_share(self.config.num_envs, self.world), self.own_seed
         env = self.task.environment(count, distribution, split, seed, self.device)
         if count < len(env.task_names):
-            raise UserError(f"expected num_envs of at least {len(env.task_names)}, one per task; got {count}")
+            each = f" in each of {self.world.size} processes" if self.world.size > 1 else ""
+            raise UserError(f"expected num_envs of at least {len(env.task_names)}, one per task{each}; got {count}")
         return env
 
     def _demonstrate(self, given: Callable[[Contract, Path], Episodes] | None) -> Episodes | None:
@@ -157,7 +157,7 @@ class Experiment(SavedRun):
             if given:
                 log.warning("demonstrations= is not read: neither stages=[rl] nor this algorithm's options ask for any")
             return None
-        with self.timer("demonstrations"):
+        with self.timer("demonstrations"), one_after_another(self.world):  # the first process makes, the others read
             own = self.task.demonstrations
             made = given(self.contract, self.directory) if given else own(self.directory, self.seed)
         if made is None:
@@ -173,7 +173,9 @@ class Experiment(SavedRun):
     def _learner(
         self, env: Environment, policy: TrainablePolicy, demonstrations: Episodes | None
     ) -> tuple[Learner, Collector]:
-        learner, collector = build(env, policy, self.algorithm, demonstrations, self.seed)
+        learner, collector = build(
+            env, policy, self.algorithm, demonstrations, self.seed, self.world, own_seed=self.own_seed
+        )
         collector.storage, collector.folder = self.config.storage, self.directory
         return learner, collector
 
@@ -192,6 +194,8 @@ class Experiment(SavedRun):
             while self.stage in stages:
                 with self._naming_checkpoint():
                     stages[self.stage]()
+            if self.world.rank:
+                return self.report
             if not written:
                 self._write()
             if self._film():
@@ -244,10 +248,11 @@ class Experiment(SavedRun):
         learner, collector = self._learner(self.env, self.policy, self.demonstrations)
         parts = {"learner": learner, "collector": collector, "held_out": self.held_out}
         self._resume(parts)
+        self.world.join(learner)
         total, done = self.config.env_steps, self.counters["env_steps"]
         steps = iterations(
             learner, collector, self.algorithm.rollout_length, total, done=done,
-            planned=self.counters["planned_env_steps"], precision=self.config.precision,
+            planned=self.counters["planned_env_steps"], precision=self.config.precision, world=self.world,
         )  # fmt: skip
         with Progress("RL", total, "step", initial=done) as bar:
             while self.counters["env_steps"] < total:
@@ -260,23 +265,22 @@ class Experiment(SavedRun):
             self._finish(parts)
         with self.timer("update"):
             self._evaluate(self.policy, parts)
-            with self._abandonable(parts):
-                baselines = self.task.baselines() if isinstance(self.task, BaselineTask) else {}
-            for name, policy in baselines.items():
-                self._evaluate(policy, parts, BASELINE + name)
+            self.world.lead(lambda: self._evaluate_baselines(parts))
         self._next()
 
     def _finish(self, parts: dict[str, Any]) -> None:
         """Keep the checkpoint at the end of RL, from which more `env_steps` continue, and drop older results."""
         self.counters["rl_gradient_steps"] = parts["learner"].gradient_steps
-        self.counters["rl_checkpoint"] = int(self._save(self._snapshot(parts)).name)
-        for name in ("report.json", "video.mp4"):
+        self._gather(parts)
+        self.counters["rl_checkpoint"] = self.world.lead(lambda: int(self._save(self._snapshot(parts)).name))
+        for name in ("report.json", "video.mp4") if not self.world.rank else ():
             (self.directory / name).unlink(missing_ok=True)
 
     def _iterate(self, steps: Iterator[Iteration], parts: dict[str, Any]) -> Iteration:
         """One collection and update."""
         started, began = time.process_time(), time.perf_counter()
-        with self._abandonable(parts) if self.iteration_s > PATIENCE_S else nullcontext():
+        patient = self.iteration_s <= PATIENCE_S or self.world.size > 1  # others would wait for what is abandoned
+        with nullcontext() if patient else self._abandonable(parts):
             step = next(steps)
             self.counters["iteration"] += 1
             self.counters["env_steps"] = step.env_steps
@@ -284,7 +288,7 @@ class Experiment(SavedRun):
         self.timer.add("simulation", step.simulation_s)
         self.timer.add("policy", step.policy_s)
         self.timer.add("update", self.iteration_s - step.simulation_s - step.policy_s)
-        self.counters["cpu_s"] += time.process_time() - started
+        self.counters["cpu_s"] += float(self.world.sum(torch.tensor(time.process_time() - started)))
         self.counters["episodes"] += step.episodes
         for name in ("lost", "pushed"):
             self.counters[name] += getattr(step, name)
@@ -303,10 +307,11 @@ class Experiment(SavedRun):
         assert self.demonstrations is not None
         parts, first, label = {"learner": learner}, learner.gradient_steps, title(self.stage.value)
         self._resume(parts)
+        self.world.join(learner)
         with Progress(label, steps - first, "step", initial=learner.gradient_steps - first) as bar:
             while learner.gradient_steps < steps:
                 with self.timer(label), self.config.precision.on(self.device):
-                    loss = learner.fit(self.demonstrations, 1)
+                    loss = learner.fit(self.demonstrations, 1, self.world)
                 bar.update(1)
                 due = learner.gradient_steps % SEGMENT == 0 or learner.gradient_steps == steps
                 if due:
@@ -315,7 +320,17 @@ class Experiment(SavedRun):
 
     def _evaluate(self, policy: Policy, parts: dict[str, Any], stage: str | None = None) -> None:
         """Evaluate `policy` on the remaining distributions; checkpoints meanwhile contain `parts` of the stage."""
-        stage = stage or self.stage.value
+        self._gather(parts)
+        self.world.lead(lambda: self._evaluate_here(policy, parts, stage or self.stage.value))
+
+    def _evaluate_baselines(self, parts: dict[str, Any]) -> None:
+        with self._abandonable(parts):
+            baselines = self.task.baselines() if isinstance(self.task, BaselineTask) else {}
+        for name, policy in baselines.items():
+            self._evaluate_here(policy, parts, BASELINE + name)
+
+    def _evaluate_here(self, policy: Policy, parts: dict[str, Any], stage: str) -> None:
+        """As `_evaluate`, in the first process."""
         last = self.stages[-2] if self.stages[-2] is not Stage.CONTROL else Stage.RL
         for distribution in measured(self.task) if stage == last.value else self.task.distributions:
             if (stage, distribution) in self.report.results:

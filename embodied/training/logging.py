@@ -93,6 +93,19 @@ class Logger:
         self.close()
 
 
+class NoLogger(Logger):
+    """Writes nothing, in a process whose metrics another one writes."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
 def read_metrics(directory: str | Path) -> list[dict[str, float]]:
     """Rows of `metrics.jsonl` in `directory`, oldest first; invalid lines, such as truncated ones, are skipped."""
     return [row for row in _rows(Path(directory) / METRICS) if row]
@@ -134,6 +147,12 @@ def setup_console() -> None:
         logger.handlers = [_Console()]
         logger.setLevel(logging.INFO)
         logger.propagate = False
+
+
+def only_errors() -> None:
+    """Print no more messages than errors, and no progress: another process tells them."""
+    for package in PACKAGES:
+        logging.getLogger(package).setLevel(logging.ERROR)
 
 
 def log_to(directory: Path) -> None:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from embodied import seeding
 from embodied.algorithms.finite import check_finite, losses
+from embodied.algorithms.parts import reached
 from embodied.environment import Environment
+from embodied.errors import UserError
 from embodied.policy import RenormalisedPolicy, TrainablePolicy
 from embodied.precision import Precision
 from embodied.rollout.episodes import Episodes
-from embodied.rollout.rollout import Collector, first_decisions
+from embodied.rollout.replay import ChunkReplay, EpisodeReplay
+from embodied.rollout.rollout import Collector, Rollout, first_decisions
+from embodied.rollout.starts import OwnStarts
 from embodied.task import Learner, LearnerConfig
 from embodied.world import ALONE, World
 
@@ -78,15 +83,26 @@ def build(
     demonstrations: Episodes | None,
     seed: int,
     world: World = ALONE,
+    own_seed: int | None = None,
 ) -> tuple[Learner, Collector]:
-    """The learner of `policy` and its collector in `env`; every process of `world` has its own exploration noise.
+    """The learner of `policy` and its collector in `env`.
+
+    Every process of `world` has its own exploration noise and initial states, by `own_seed` if given.
 
     Raises:
         UserError: if the parts are incompatible.
     """
     learner = algorithm.build(policy, demonstrations, env, seeding.generator(seed, "learner"))
+    if world.size > 1 and list(reached(learner, (ChunkReplay, EpisodeReplay))):
+        raise UserError(
+            f"this algorithm learns from a replay, of which each of {world.size} processes would have a part only: not"
+            " supported yet; use algorithm=ppo, grpo, bptt or distillation, or one process"
+        )
     own = (world.rank,) if world.rank else ()
-    noise = seeding.generator(seed, "noise", *own, device=policy.device)
+    own_seed = seed if own_seed is None else own_seed
+    noise = seeding.generator(own_seed, "noise", *own, device=policy.device)
+    for starts in reached(learner, (OwnStarts,)) if world.size > 1 else ():
+        starts.separate(seeding.generator(own_seed, "starts", *own))
     return learner, learner.collector(env, policy, noise, learner.starts)
 
 
@@ -111,13 +127,28 @@ def iterations(
     while done < env_steps:
         with precision.on(collector.generator.device):
             rollout = collector.collect(rollout_length)
-            done += int(world.sum(torch.tensor(rollout.env_steps)))
-            metrics = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
+            told = _told(rollout, world)
+            done += told.pop("env_steps")
+            metrics = world.mean(learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world))
             check_finite(losses(metrics), learner.gradient_steps)
             if isinstance(collector.policy, RenormalisedPolicy):
                 collector.policy.renormalise(rollout.observation, world)
         collector.version += 1
-        yield Iteration(
-            done, int(rollout.done.sum()), rollout.ended(), rollout.diverged, rollout.lost, rollout.pushed,
-            metrics, rollout.simulation_s, rollout.policy_s,
-        )  # fmt: skip
+        yield Iteration(done, metrics=metrics, simulation_s=rollout.simulation_s, policy_s=rollout.policy_s, **told)
+
+
+COUNTED = "env_steps", "episodes", "diverged", "lost", "pushed"
+
+
+def _told(rollout: Rollout, world: World) -> dict[str, Any]:
+    """What an `Iteration` tells of the rollouts of all processes, without times."""
+    ended, episodes = rollout.ended(), int(rollout.done.sum())
+    counts = [rollout.env_steps, episodes, rollout.diverged, rollout.lost, rollout.pushed]
+    if world.size == 1:
+        return {**dict(zip(COUNTED, counts, strict=True)), "ended": ended}
+    names = ("episode_return", "episode_steps", *(("success",) if rollout.has_success else ()))
+    sums = [ended.get(name, 0.0) * episodes for name in names]
+    found = world.sum(torch.tensor([*counts, *sums], dtype=torch.float64)).tolist()
+    told: dict[str, Any] = {name: round(count) for name, count in zip(COUNTED, found, strict=False)}
+    means = dict(zip(names, found[len(counts) :], strict=True)) if told["episodes"] else {}
+    return told | {"ended": {name: total / told["episodes"] for name, total in means.items()}}

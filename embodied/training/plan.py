@@ -6,7 +6,7 @@ are tensors that last: not what PyTorch itself, the simulator and single layers 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +20,7 @@ from embodied.algorithms.bptt import BPTT
 from embodied.algorithms.clipped import Clipped
 from embodied.algorithms.distillation import Distillation
 from embodied.algorithms.micro_batch import rows_within, saved_bytes
+from embodied.algorithms.parts import reached
 from embodied.algorithms.ranking import Ranking
 from embodied.algorithms.self_imitation import SelfImitation
 from embodied.algorithms.td3 import TD3
@@ -147,15 +148,15 @@ class _Planned:
         places = {Storage.DEVICE: "simulator", Storage.CPU: "cpu", Storage.DISK: DISK}
         there = places[self.config.storage] if self.device != "cpu" or self.config.storage is Storage.DISK else "cpu"
         found["rollout", there] = length * count * row + count * self._observation_bytes()
-        replays = _reached(learner, (ChunkReplay, EpisodeReplay))
+        replays = reached(learner, (ChunkReplay, EpisodeReplay))
         found["replay", "cpu"] = sum(self._capacity(each) for each in replays) * row
         return found
 
     def _learned(self, learner: object, activations: int) -> dict[tuple[str, str], int]:
         """Bytes of all networks of `learner`, what its optimisers keep, and its largest pass."""
-        optimisers = list(_reached(learner, (torch.optim.Optimizer,)))
+        optimisers = list(reached(learner, (torch.optim.Optimizer,)))
         trained = [weight for each in optimisers for group in each.param_groups for weight in group["params"]]
-        networks = [tensor for module in _reached(learner, (nn.Module,)) for tensor in _tensors(module)]
+        networks = [tensor for module in reached(learner, (nn.Module,)) for tensor in _tensors(module)]
         parts = {
             "weights": self.weights,
             "copies of weights": _bytes([*networks, *_tensors(cast(nn.Module, self.policy))]) - self.weights,
@@ -302,21 +303,6 @@ def _observation(contract: Contract, *batch: int) -> TensorDict:
 
     specs = contract.observation
     return TensorDict({key: empty(spec.shape, spec.dtype) for key, spec in specs.items()}, list(batch))
-
-
-def _reached(part: object, kinds: tuple[type, ...], seen: set[int] | None = None) -> Iterator[Any]:
-    """Everything of `kinds` that `part` of a learner has, each once."""
-    seen = set() if seen is None else seen
-    if id(part) in seen:
-        return
-    seen.add(id(part))
-    if isinstance(part, kinds):
-        yield part
-    elif isinstance(part, dict | list | tuple):
-        for each in part.values() if isinstance(part, dict) else part:
-            yield from _reached(each, kinds, seen)
-    elif type(part).__module__.startswith("embodied."):
-        yield from _reached(vars(part) if hasattr(part, "__dict__") else {}, kinds, seen)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

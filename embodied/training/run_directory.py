@@ -13,6 +13,7 @@ from pathlib import Path
 
 from embodied.command_line.compute import enough_memory
 from embodied.errors import UserError
+from embodied.placement.local import Processes
 from embodied.saving.checkpoint import BEST, FOLDER
 from embodied.saving.files import set_aside
 from embodied.training.logging import LOG, close_log, log_to
@@ -52,6 +53,17 @@ def new_run(output: str | None, name: Path) -> Iterator[Path]:
 def this_run(resume: str | None, output: str | None, name: Path) -> AbstractContextManager[Path]:
     """The directory of the run to `resume`, if any; else that of a new one."""
     return resumed_run(resume) if resume else new_run(output, name)
+
+
+@contextmanager
+def shared_run(world: Processes, resume: str | None, output: str | None, name: Path) -> Iterator[Path]:
+    """As `this_run`, in each process of `world`: the first one holds the directory."""
+    if world.rank:
+        yield Path(world.lead(lambda: ""))
+        return
+    with this_run(resume, output, name) as directory:
+        world.lead(lambda: str(directory))
+        yield directory
 
 
 @contextmanager

@@ -11,11 +11,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from embodied import seeding
 from embodied.command_line.config import check_continues
 from embodied.errors import DivergedError, UserError
 from embodied.evaluation.repeating import resume_command
 from embodied.evaluation.report import Report, told
+from embodied.placement.local import Processes
 from embodied.policy import TrainablePolicy
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
@@ -23,6 +26,7 @@ from embodied.saving.tree import copy_tree
 from embodied.training.held_out import PHASE, HeldOut
 from embodied.training.interrupt import Abandoned, GracefulStop, Stopped
 from embodied.training.logging import Logger
+from embodied.training.own_state import load, load_moved, moved_note, own_state
 from embodied.training.timing import PhaseTimer
 
 log = logging.getLogger(__name__)
@@ -30,7 +34,7 @@ log = logging.getLogger(__name__)
 FREE = {
     "video", "wandb", "device", "threads", "checkpoint_every", "evaluation_envs", "resume", "output", "eval_only",
     "evaluate_every_steps", "storage", "viewer", "viewer_port", "task.python", "task.timeout_s", "policy.compile",
-    "policy.gradient_checkpointing",
+    "policy.gradient_checkpointing", "placement.timeout_s", "placement.shard",
 }  # fmt: skip
 """Options that may change when a run is resumed: results depend on them by rounding at most."""
 
@@ -59,18 +63,26 @@ class SavedRun:
     stages: list[Stage]
     logger: Logger
 
-    def __init__(self, directory: Path, record: dict[str, Any], env_steps: int, report: Report) -> None:
+    def __init__(
+        self, directory: Path, record: dict[str, Any], env_steps: int, report: Report, world: Processes
+    ) -> None:
         self.directory, self.record, self.report, self.timer = directory, record, report, PhaseTimer()
+        self.world = world
         self.counters: dict[str, Any] = dict.fromkeys(COUNTERS, 0) | {"planned_env_steps": env_steps}
         self.before: dict[str, Any] = {}  # start of RL and control: SFT's learner, or only a "policy"
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
         self.rng: dict[str, Any] = {}  # states of the global generators at the last save
+        self.others: list[dict[str, Any]] = []  # states of the other processes
+        self.own: dict[str, Any] | None = None  # the saved state of this process, if it is another than the first
+        self.moves: list[list[int]] = []  # environment steps at which the number of processes changed, from and to
+        self.moved = False  # just now
         self.iteration_s = math.inf  # duration of the last one
         self._stop = GracefulStop()
 
     def _next(self) -> None:
         """Enter the next stage."""
         self.stage = self.stages[self.stages.index(self.stage) + 1]
+        self._gather({})
         self._save(self._snapshot({}))
 
     def _keep(self, parts: dict[str, Any], due: bool) -> None:
@@ -79,10 +91,22 @@ class SavedRun:
         Raises:
             Stopped: when asked to.
         """
-        if self._stop.requested:
+        requested = self._anywhere(self._stop.requested)
+        if due or requested:
+            self._gather(parts)
+        if requested:
             self._leave(self._snapshot(parts))
         if due:
             self._save(self._snapshot(parts))
+
+    def _anywhere(self, flag: bool) -> bool:
+        """Whether `flag` is set in any process."""
+        return flag if self.world.size == 1 else bool(self.world.sum(torch.tensor(int(flag))))
+
+    def _gather(self, parts: dict[str, Any]) -> None:
+        """Bring what each process has of its own (`own_state`) to the first, for the snapshots that follow."""
+        if self.world.size > 1:
+            self.others = self.world.gather(own_state(parts))
 
     @contextmanager
     def _abandonable(self, parts: dict[str, Any], changing: bool = True) -> Iterator[None]:
@@ -117,8 +141,12 @@ class SavedRun:
     def _watch(self, held_out: HeldOut, total: int, parts: dict[str, Any]) -> None:
         """Evaluate the policy during training, of `total` environment steps, if due; the best is kept in best/."""
         done, wall_s = self.counters["env_steps"], self.timer.seconds
-        if not held_out.due(done, total, self.counters["episodes"], wall_s):
-            return
+        if self._anywhere(held_out.due(done, total, self.counters["episodes"], wall_s)):
+            self._gather(parts)
+            self.world.lead(lambda: self._evaluate_held_out(held_out, total, parts))
+
+    def _evaluate_held_out(self, held_out: HeldOut, total: int, parts: dict[str, Any]) -> None:
+        done, wall_s = self.counters["env_steps"], self.timer.seconds
         began = time.perf_counter()
         with self._abandonable(parts, changing=False), self.timer(PHASE):
             point = held_out.evaluate(self.policy, done)
@@ -145,11 +173,17 @@ class SavedRun:
             "cpu_s": self.timer.cpu,
             "before": self.before,
             "parts": {name: part.state_dict() for name, part in parts.items()},
+            **({"others": self.others} if self.others else {}),
+            "moves": self.moves,
         }
-        counters = {**self.counters, "stage": self.stage.value, "log_rows": self.logger.rows}
+        told = {"stage": self.stage.value, "log_rows": self.logger.rows, "processes": self.world.size}
+        counters = {**self.counters, **told}
         return {"policy": dict(self.policy.state_dict()), "counters": counters, "state": state}
 
     def _save(self, snapshot: dict[str, Any]) -> Path:
+        """Write `snapshot` in the first process; returns the checkpoint's path, elsewhere that of the run."""
+        if self.world.rank:
+            return self.directory
         with self.timer("checkpoint"):
             saved = Checkpoint(contract=self.policy.contract, config=self.record, **snapshot)
             return checkpoint.save(self.directory, saved, kept=snapshot["counters"]["rl_checkpoint"])
@@ -176,14 +210,26 @@ class SavedRun:
         self.report.load_state_dict(saved.state["report"])
         self.timer = PhaseTimer(saved.state["wall_s"], saved.state.get("cpu_s"))
         self.before, self.parts, self.rng = (saved.state[name] for name in ("before", "parts", "rng"))
-        seeding.set_rng_state(self.rng)
+        self.moves, before = saved.state.get("moves", []), saved.counters.get("processes", 1)
+        self.moved = before != self.world.size
+        if self.moved:
+            self.moves = [*self.moves, [self.counters["env_steps"], before, self.world.size]]
+        elif self.world.rank:
+            own = self.own = saved.state["others"][self.world.rank - 1]
+            self.rng = own["rng"]
+        if not self.moved:
+            seeding.set_rng_state(self.rng)
+        self.report.notes += [moved_note(*move) for move in self.moves]
         log.info(f"continuing {self.stage.value} at {self.counters['env_steps']:,} environment steps")
         return saved.counters["log_rows"]
 
     def _resume(self, parts: dict[str, Any]) -> None:
         """Restore `parts` in the middle of a stage, and the generators, since building parts draws random numbers."""
         for name, state in self.parts.items():
-            parts[name].load_state_dict(state)
-        if self.parts:
+            if self.moved:
+                load_moved(parts[name], state)
+            else:
+                load(parts[name], state, self.own)
+        if self.parts and not self.moved:
             seeding.set_rng_state(self.rng)
-        self.parts = {}
+        self.parts, self.own, self.moved = {}, None, False

@@ -114,6 +114,9 @@ class Twin:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         return 2 * values
 
+    def mean(self, metrics: dict[str, float]) -> dict[str, float]:
+        return metrics
+
 
 def test_steps_of_all_processes_count_together() -> None:
     env, learner = Reach(5, step_limit=100), Watcher()

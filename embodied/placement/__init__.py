@@ -1,0 +1,1 @@
+"""Where the parts of a run are: in one process, or in several that train together."""

@@ -1,0 +1,93 @@
+"""A run in one process, and what a run asks of its processes wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from embodied.errors import UserError
+from embodied.policy import TrainablePolicy
+from embodied.world import OneProcess, World
+
+Result = TypeVar("Result", bound=str | int | bool | None)
+
+
+class Processes(World, Protocol):
+    """What a run asks of its processes beside a `World`; every one calls the same methods in the same order."""
+
+    @property
+    def device(self) -> str:
+        """The device of this process."""
+        ...
+
+    def lead(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns in process 0, which alone does it; the others wait as long as that is alive."""
+        ...
+
+    def gather(self, tree: Any) -> list[Any]:  # noqa: ANN401 - a tree (`embodied.saving.tree`)
+        """In process 0 the `tree` of each of the others, in order; elsewhere nothing."""
+        ...
+
+    def join(self, learner: object) -> None:
+        """Give all networks of `learner` the weights of process 0, and average their gradients from now on."""
+        ...
+
+    def place(self, policy: TrainablePolicy) -> TrainablePolicy:
+        """`policy`, whose weights are divided among the processes if they are too many for one."""
+        ...
+
+
+@contextmanager
+def one_after_another(world: Processes) -> Iterator[None]:
+    """Process 0 runs the body first; the others find what it has made."""
+    if world.rank:
+        world.lead(lambda: None)
+    yield
+    if not world.rank:
+        world.lead(lambda: None)
+
+
+def own_share(num_envs: int, world: World) -> int:
+    """Environments of each process.
+
+    Raises:
+        UserError: if `num_envs` does not divide.
+    """
+    if num_envs % world.size:
+        usable = max(1, num_envs // world.size) * world.size
+        raise UserError(f"num_envs={num_envs} does not divide among {world.size} processes; use num_envs={usable}")
+    return num_envs // world.size
+
+
+@dataclass(frozen=True)
+class Local(OneProcess):
+    """The only process of a run."""
+
+    device: str = "cpu"
+
+    def lead(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns."""
+        return work()
+
+    def gather(self, tree: Any) -> list[Any]:  # noqa: ANN401 - a tree
+        """Nothing: there are no others."""
+        return []
+
+    def join(self, learner: object) -> None:
+        """Nothing: there are no others."""
+
+    def place(self, policy: TrainablePolicy) -> TrainablePolicy:
+        """`policy` unchanged."""
+        return policy
+
+
+@dataclass
+class LocalConfig:
+    """One process, on one device."""
+
+    @contextmanager
+    def start(self, device: str) -> Iterator[Processes]:
+        """The process."""
+        yield Local(device=device)

@@ -1,0 +1,71 @@
+"""Placements by the name given as `placement=`, and which one the environment asks for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import MISSING
+
+from embodied.command_line.config import at_least
+from embodied.errors import UserError
+from embodied.placement.local import LocalConfig, Processes
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun tells its processes."""
+
+
+@dataclass
+class TorchrunConfig:
+    """The processes of torchrun, each with its share of the environments.
+
+    A collective operation that takes longer than `timeout_s` ends the run. `shard` divides weights and optimiser among
+    the processes (FSDP2) where a policy names its layers; null: on CUDA.
+    """
+
+    timeout_s: float = 600.0
+    shard: bool | None = None
+
+    def __post_init__(self) -> None:
+        """Raise UserError for an impossible limit."""
+        at_least(self, 1, "timeout_s")
+
+    @contextmanager
+    def start(self, device: str) -> Iterator[Processes]:
+        """This process among the others.
+
+        Raises:
+            UserError: if torchrun did not start it, or the others cannot be reached.
+        """
+        if missing := [name for name in VARIABLES if name not in os.environ]:
+            command = f"torchrun --nproc-per-node=2 {sys.argv[0]}"
+            raise UserError(f"placement=torchrun needs torchrun's {', '.join(missing)}: {command} task=... starts both")
+        from embodied.placement.torchrun import Torchrun
+
+        with Torchrun(device, self.timeout_s, self.shard) as processes:
+            yield processes
+
+
+PLACEMENTS: dict[str, type] = {"local": LocalConfig, "torchrun": TorchrunConfig}
+
+
+@dataclass
+class PlacementOptions:
+    """Where a run is: `placement` is local or torchrun, which need not be given where torchrun starts train.py."""
+
+    placement: Any = MISSING
+
+
+def started_by_torchrun() -> bool:
+    """Whether the environment has torchrun's variables."""
+    return all(name in os.environ for name in VARIABLES)
+
+
+def with_placement(arguments: Sequence[str]) -> list[str]:
+    """`arguments` with placement=torchrun if torchrun started this process and they name none."""
+    named = any(each.startswith("placement=") for each in arguments)
+    return [*arguments] if named or not started_by_torchrun() else [*arguments, "placement=torchrun"]

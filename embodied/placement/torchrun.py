@@ -1,0 +1,226 @@
+"""Processes that torchrun started: they train together on gloo (CPU) or nccl (CUDA), and end together.
+
+Every process tells a store that it is alive, once a second. Whoever waits for process 0, which may evaluate for hours,
+looks there; and where a collective operation fails, the store tells which process is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import TCPStore  # pyright: ignore[reportPrivateImportUsage] - it is public
+
+from embodied.algorithms.parts import reached
+from embodied.errors import UserError
+from embodied.placement.averaging import average_gradients
+from embodied.placement.local import Result
+from embodied.policy import TrainablePolicy
+from embodied.training.interrupt import Stopped
+from embodied.training.logging import only_errors
+
+log = logging.getLogger(__name__)
+BEAT_S, POLL_S = 1.0, 0.05
+SILENT_S = 5.0
+"""Where something has failed, a process that does not tell that it is alive for so long is gone, s."""
+HUNG_S = 120.0
+"""As long may a process that others wait for be silent, such as in a library that holds Python's lock, s."""
+
+
+class Torchrun:
+    """This process among those that torchrun started, entered while the run lasts.
+
+    Raises:
+        UserError: if the others cannot be reached within `timeout_s`, or one has died.
+    """
+
+    def __init__(self, device: str, timeout_s: float, shard: bool | None = None) -> None:
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local = int(os.environ["LOCAL_RANK"])
+        self.device = f"cuda:{local}" if device == "cuda" else device
+        self.timeout_s, self.shard = timeout_s, shard
+        self.turns = 0
+
+    def __enter__(self) -> Self:
+        """Meet the others."""
+        limit = timedelta(seconds=self.timeout_s)
+        cuda = self.device.startswith("cuda")
+        if cuda:
+            torch.cuda.set_device(self.device)
+        if self.rank:
+            only_errors()
+        try:
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=limit)
+            self.store, self._beaten = (_store(limit) for _ in range(2))  # of its own, since waiting blocks a store
+        except (RuntimeError, ValueError) as error:
+            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise UserError(
+                f"process {self.rank} of {self.size} cannot reach all others at {where} within {self.timeout_s:g} s"
+                f" ({_first_line(error)}); torchrun starts as many on each node as --nproc-per-node says"
+            ) from error
+        self._over = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heart", daemon=True)
+        self._heart.start()
+        log.info(f"placement=torchrun: {self.size} processes, {dist.get_backend()}, this one on {self.device}")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Leave; those that still wait for this process learn of it."""
+        self._over.set()
+        self._heart.join()
+        with suppress(RuntimeError):
+            self.store.set(f"ended/{self.rank}", "")
+            dist.destroy_process_group()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum of `values` over all processes."""
+        total = values.detach().clone()
+        with self.named():
+            dist.all_reduce(total)
+        return total
+
+    def mean(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The mean of each of `metrics` over the processes that have it."""
+        found: list[Any] = [None] * self.size
+        with self.named():
+            dist.all_gather_object(found, dict(metrics))
+        names = dict.fromkeys(name for each in found for name in each)
+        having = {name: [each[name] for each in found if name in each] for name in names}
+        return {name: sum(values) / len(values) for name, values in having.items()}
+
+    def lead(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns in process 0, which alone does it.
+
+        Raises:
+            Stopped: if process 0 was asked to stop meanwhile.
+            UserError: if it has failed.
+        """
+        self.turns += 1
+        key = f"turn/{self.turns}"
+        if self.rank:
+            return self._told(key)
+        try:
+            result = work()
+        except BaseException as error:
+            self.store.set(key, json.dumps({"stopped": isinstance(error, Stopped)}))
+            raise
+        self.store.set(key, json.dumps({"result": result}))
+        return result
+
+    def gather(self, tree: Any) -> list[Any]:  # noqa: ANN401 - a tree
+        """In process 0 the `tree` of each of the others."""
+        found: list[Any] | None = None if self.rank else [None] * self.size
+        with self.named():
+            dist.gather_object(tree, found)
+        return found[1:] if found else []
+
+    def join(self, learner: object) -> None:
+        """Give all networks of `learner` the weights of process 0, and average their gradients from now on."""
+        with self.named(), torch.no_grad():
+            for module in reached(learner, (nn.Module,)):
+                for tensor in (*module.parameters(), *module.buffers()):
+                    dist.broadcast(tensor, 0)
+        for optimiser in reached(learner, (torch.optim.Optimizer,)):
+            average_gradients([each for group in optimiser.param_groups for each in group["params"]], self)
+
+    def place(self, policy: TrainablePolicy) -> TrainablePolicy:
+        """`policy`: each process has all of its weights."""
+        return policy
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Around collective operations: one that fails names the process that is gone.
+
+        Raises:
+            UserError: on one line.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            raise UserError(f"{self._gone() or self._late(error)}; {_AGAIN}") from error
+
+    def _told(self, key: str) -> Any:  # noqa: ANN401 - JSON
+        """What process 0 tells under `key`, however long that takes."""
+        heard, beat = time.monotonic(), b""
+        while True:
+            with self._store_of_others():
+                ended, found = self.store.check(["ended/0"]), self.store.check([key])
+                if found:
+                    break
+                if ended:
+                    raise UserError(f"process 0 of {self.size} has ended before the others; its message tells why")
+                before, beat = beat, self.store.get("beat/0")
+            heard = heard if before == beat else time.monotonic()
+            time.sleep(POLL_S)  # waiting in the store would warn of every second
+            if time.monotonic() - heard > HUNG_S:
+                raise UserError(f"process 0 of {self.size} has given no sign of life for {HUNG_S:g} s; {_AGAIN}")
+        told = json.loads(self.store.get(key))
+        if "result" in told:
+            return told["result"]
+        if told["stopped"]:
+            raise Stopped("Stopped with process 0.")
+        raise UserError(f"process 0 of {self.size} has failed; its message tells why")
+
+    @contextmanager
+    def _store_of_others(self) -> Iterator[None]:
+        try:
+            yield
+        except dist.DistNetworkError as error:
+            raise UserError(f"process {self.rank} of {self.size} has lost all others: torchrun has ended") from error
+
+    def _beat(self) -> None:
+        count = 0
+        with suppress(RuntimeError):  # the store has ended, and with it the run
+            while True:
+                self._beaten.set(f"beat/{self.rank}", str(count := count + 1))
+                if self._over.wait(BEAT_S):
+                    return
+
+    def _gone(self) -> str:
+        """Which processes have died or ended; "" if all are alive."""
+        first = self._beats()
+        time.sleep(SILENT_S)
+        second = self._beats()
+        ended = [str(rank) for rank in range(self.size) if rank != self.rank and first[rank] == second[rank]]
+        if len(ended) > 1:
+            return f"processes {', '.join(ended)} of {self.size} have died"
+        return f"process {ended[0]} of {self.size} has died" if ended else ""
+
+    def _beats(self) -> dict[int, bytes]:
+        try:
+            return {rank: self.store.get(f"beat/{rank}") for rank in range(self.size)}
+        except RuntimeError:  # the store's process has died, and with it process 0
+            return {rank: b"0" if rank == 0 else str(time.monotonic()).encode() for rank in range(self.size)}
+
+    def _late(self, error: Exception) -> str:
+        return (
+            f"process {self.rank} of {self.size}: a collective operation has failed, of at most"
+            f" placement.timeout_s={self.timeout_s:g}, though all processes are alive ({_first_line(error)})"
+        )
+
+
+_AGAIN = "all end; go on from the last checkpoint with resume=DIR, started as before"
+
+
+def _store(limit: timedelta) -> PrefixStore:
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
+    return PrefixStore(f"embodied/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,64 @@
+"""What each process of a run has of its own: its running episodes, its initial states and its random numbers.
+
+Weights, optimisers and counters are the same in all of them, and are saved once. On another number of processes the
+episodes begin again, and what was known of initial states is forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from embodied import seeding
+from embodied.algorithms.parts import reached
+from embodied.rollout.rollout import Collector
+from embodied.rollout.starts import OwnStarts
+from embodied.saving.checkpoint import Checkpoint
+from embodied.world import World
+
+
+def own_state(parts: dict[str, Any]) -> dict[str, Any]:
+    """The state of this process, of a stage with these `parts`, as a tree."""
+    own: dict[str, Any] = {"rng": seeding.rng_state()}
+    if "collector" in parts:
+        own["collector"] = parts["collector"].state_dict()
+    starts = [each.state_dict() for each in reached(parts.get("learner"), (OwnStarts,))]
+    return own | ({"starts": starts} if starts else {})
+
+
+def load(part: Any, state: dict[str, Any], own: dict[str, Any] | None) -> None:  # noqa: ANN401 - has a state
+    """Continue `part` from the first process's `state`, with what is this process's `own`, if it is another one."""
+    if own is not None and isinstance(part, Collector):
+        return part.load_state_dict(own["collector"])
+    part.load_state_dict(state)
+    for starts, saved in zip(reached(part, (OwnStarts,)), (own or {}).get("starts", ()), strict=False):
+        starts.load_state_dict(saved)
+
+
+def load_moved(part: Any, state: dict[str, Any]) -> None:  # noqa: ANN401 - has a state
+    """Continue `part` from the first process's `state` on another number of processes."""
+    if isinstance(part, Collector):
+        part.version = state["version"]
+        return
+    starts = list(reached(part, (OwnStarts,)))
+    fresh = [each.state_dict() for each in starts]
+    part.load_state_dict(state)
+    for each, new in zip(starts, fresh, strict=True):
+        each.load_state_dict(new)
+
+
+def own_seed(seed: int, world: World, saved: Checkpoint | None) -> int:
+    """The seed of this process's environments and noise; on another number of processes than `saved` a new one."""
+    moved = saved is not None and saved.counters.get("processes", 1) != world.size
+    ago = [saved.counters["env_steps"]] if saved and moved else []
+    if not world.rank and not ago:
+        return seed
+    return seeding.derive(seed, "process", world.rank, *ago) % (1 << 31)
+
+
+def moved_note(env_steps: int, before: int, now: int) -> str:
+    """What the report says of a run that was resumed on another number of processes."""
+    counted = f"{now} process{'es' * (now > 1)} after {before}"
+    return (
+        f"After {env_steps:,} environment steps the run went on in {counted}: running episodes began again, with other"
+        " initial states and noise, and what was known of initial states was forgotten."
+    )
