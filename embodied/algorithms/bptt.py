@@ -20,6 +20,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.algorithms.advantage import chunk_reward, gae, next_values, values
+from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
 from embodied.environment import DifferentiableEnvironment, Environment
@@ -105,7 +106,7 @@ class BPTT:
         self.optimiser.step()
         self.gradient_steps += 1
         metrics = {"objective": float(objective.detach()), "gradient_norm": float(norm)}
-        return metrics | ({"value_loss": self._fit_value(rollout)} if self.config.critic else {})
+        return metrics | ({"value_loss": self._fit_value(rollout, world)} if self.config.critic else {})
 
     def _objective(self, rollout: Rollout) -> Tensor:
         """Mean over environments of sum_t discount^t r_t plus the estimated rest, divided by the horizon."""
@@ -120,7 +121,7 @@ class BPTT:
             rest = (self.config.terminal_weight - 1.0) * reward[-1]
         return (total + rest).mean() / len(reward)
 
-    def _fit_value(self, rollout: Rollout) -> float:
+    def _fit_value(self, rollout: Rollout, world: World = ALONE) -> float:
         """Regress the critic on TD(lambda) returns; returns the mean squared error."""
         seen, value = rollout.observation.detach(), values(self.policy, rollout.observation)
         _, returns = gae(
@@ -128,14 +129,15 @@ class BPTT:
             value, next_values(self.policy, rollout, value),
             discount=self.config.discount, gae_lambda=self.config.gae_lambda,
         )  # fmt: skip
-        executed = rollout.executed.any(-1)
-        batch = TensorDict({"observation": seen[executed], "return": returns[executed]}, [int(executed.sum())])
-        losses = []
+        batch = TensorDict({"observation": seen, "return": returns}, list(returns.shape)).flatten(0, 1)
+        minibatches, losses = Minibatches(rollout.executed.any(-1), world), []
         for _ in range(self.config.value_epochs):
-            order = torch.randperm(len(batch), generator=self.generator)
-            for rows in order.split(self.config.value_minibatch):
+            for rows, counted in minibatches.draw(self.config.value_minibatch, self.generator):
                 part = batch[rows.to(returns.device)].to(self.policy.device)
-                loss = (self.policy.value(part["observation"]) - part["return"]).square().mean()
+                error = (self.policy.value(part["observation"]) - part["return"]).square()
+                counted = counted.to(error.device)
+                count = float(world.sum(counted.sum())) / world.size
+                loss = torch.where(counted, error, 0.0).sum() / count
                 self.value_optimiser.zero_grad()
                 loss.backward()
                 self.value_optimiser.step()

@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from embodied import seeding
 from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.micro_batch import rows_within
+from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
 from embodied.errors import UserError
 from embodied.policy import Evaluation, TrainablePolicy
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import RecurrentPolicy
-from embodied.world import ALONE, World
+from embodied.world import ALONE, World, of_each
 
 GRADIENTS = ("gradient of the actor", "gradient of the critic")
 
@@ -124,15 +125,21 @@ class Clipped:
     def _decay(self, progress: float) -> None:
         linear_decay(self.optimiser, progress, self.config.final_lr_share, *self.rates)
 
-    def _epochs(self, batch: TensorDict, world: World) -> dict[str, float]:
-        """Steps on minibatches of `batch` [T, N], or [B], until the policy has moved far; returns mean metrics."""
+    def _epochs(self, batch: TensorDict, world: World, kept: Tensor | None = None) -> dict[str, float]:
+        """Steps on minibatches of `batch` [T, N] until the policy has moved far; returns mean metrics.
+
+        Of a policy without memory only decisions `kept` [T, N] are in them.
+        """
         total = torch.where(batch["own"], batch["advantage"], 0.0).sum()
         check_finite({"sum of advantages": total}, self.gradient_steps + 1)
         sums: dict[str, float] = {}
         count = 0
         stop = False
+        if isinstance(self.policy, RecurrentPolicy):
+            kept = batch["own"].new_ones(1, batch.shape[1])  # whole environments
+        minibatches = Minibatches(torch.ones_like(batch["own"]) if kept is None else kept, world)
         for _ in range(self.config.epochs):
-            for part in self._minibatches(batch):
+            for part in self._minibatches(batch, minibatches):
                 metrics = self._step(part, world)
                 if not metrics:
                     continue
@@ -147,18 +154,21 @@ class Clipped:
         self.iterations += 1
         return {key: value / count for key, value in sums.items()} | {"minibatches": float(count)}
 
-    def _minibatches(self, batch: TensorDict) -> Iterator[TensorDict]:
-        """Decisions [B] of `batch` in random order; for a policy with memory, whole environments [T, B].
+    def _minibatches(self, batch: TensorDict, minibatches: Minibatches) -> Iterator[TensorDict]:
+        """Decisions [B] of `batch` [T, N] in random order; for a policy with memory, whole environments [T, B].
 
         Each is copied to the policy's device when it is used, since the whole rollout may not fit there.
         """
         size, dim = self.config.minibatch, 0
         if isinstance(self.policy, RecurrentPolicy):
             size, dim = max(1, size // len(batch)), 1
-        elif batch.batch_dims > 1:
+        else:
             batch = batch.flatten(0, 1)
-        for rows in torch.randperm(batch.shape[dim], generator=self.generator).split(size):
-            yield select(batch, rows, dim).to(self.policy.device)
+        for rows, counted in minibatches.draw(size, self.generator):
+            part = select(batch, rows, dim)
+            if not bool(counted.all()):
+                part["own"] = part["own"] & counted.to(part["own"].device)
+            yield part.to(self.policy.device)
 
     def _step(self, batch: TensorDict, world: World = ALONE) -> dict[str, float]:
         """One gradient step on decisions [B], or sequences [T, B]; returns losses and ratios, means over `own`.
@@ -174,9 +184,10 @@ class Clipped:
         if not count:
             return {}
         if self.piece is None:
-            self.piece = rows_within(
+            fitting = rows_within(
                 self.config.memory_gb, batch.shape[dim], lambda rows: self._losses(batch.narrow(dim, 0, rows), rows)[0]
             )
+            self.piece = min(of_each(fitting, world))  # every process makes as many passes
         self.optimiser.zero_grad()
         totals: dict[str, Tensor] = {}
         for piece in [batch] if self.piece >= batch.shape[dim] else batch.split(self.piece, dim):

@@ -23,6 +23,7 @@ from omegaconf import MISSING
 from tensordict import TensorDict
 from torch import Tensor, nn
 
+from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.schedule import linear_decay
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
@@ -175,12 +176,12 @@ class Distillation:
         share = (progress - self.began) / max(1e-9, 1.0 - self.began)
         linear_decay(self.optimiser, share, self.config.final_lr_share, self.config.learning_rate)
         observation, labels = rollout.observation, self._labels(rollout.observation)
-        losses = []
+        minibatches, losses = Minibatches(torch.ones(1, labels.shape[1], dtype=torch.bool), world), []
         for _ in range(self.config.epochs):
-            order = torch.randperm(labels.shape[1], generator=self.generator)
-            for rows in order.split(self.config.minibatch):
+            for rows, counted in minibatches.draw(self.config.minibatch, self.generator):
                 seen = observation[:, rows.to(rollout.reward.device)]
-                losses.append(self._step(seen, labels[:, rows.to(labels.device)]))
+                share = float(counted.sum() * world.size / world.sum(counted.sum()))
+                losses.append(self._step(seen, labels[:, rows.to(labels.device)], counted, share))
         return {"loss": float(torch.stack(losses).mean())}
 
     @torch.no_grad()
@@ -190,12 +191,16 @@ class Distillation:
         actions = self.teacher.act(flat, deterministic=True).actions
         return actions.unflatten(0, observation.batch_size)
 
-    def _step(self, observation: TensorDict, labels: Tensor) -> Tensor:
-        """One gradient step on sequences [T, B], through time if the student has memory."""
+    def _step(self, observation: TensorDict, labels: Tensor, counted: Tensor, share: float) -> Tensor:
+        """One gradient step on sequences [T, B], of which those `counted` [B] are this process's `share` of a mean.
+
+        Through time if the student has memory.
+        """
+        counted = counted.to(labels.device).expand(len(labels), -1)
         if not isinstance(self.policy, RecurrentPolicy):
-            observation, labels = observation.flatten(0, 1), labels.flatten(0, 1)
-        valid = torch.ones(labels.shape[:-1], device=labels.device)
-        loss = self.policy.loss(observation.to(self.policy.device), labels, valid)
+            observation, labels, counted = observation.flatten(0, 1), labels.flatten(0, 1), counted.flatten()
+        valid = torch.ones(labels.shape[:-1], device=labels.device) * counted.unsqueeze(-1)
+        loss = share * self.policy.loss(observation.to(self.policy.device), labels, valid)
         self.optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)

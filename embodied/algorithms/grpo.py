@@ -25,7 +25,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.algorithms.clipped import Clipped, ClippedConfig, select
+from embodied.algorithms.clipped import Clipped, ClippedConfig
 from embodied.algorithms.rewards.process_reward import LearnedProgress, ProcessModel
 from embodied.algorithms.rewards.progress_reward import ProgressReward
 from embodied.command_line.config import at_least
@@ -34,7 +34,6 @@ from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.groups import GroupStarts, WholeEpisodes, WholeRollout
-from embodied.rollout.memory import RecurrentPolicy
 from embodied.rollout.rollout import Rollout
 from embodied.world import ALONE, World
 
@@ -142,10 +141,10 @@ class GRPO(Clipped):
         batch, metrics = self._prepare(rollout, world)
         if not int(world.sum(batch["own"].sum())):
             return metrics
-        return self._epochs(batch, world) | metrics
+        return self._epochs(batch, world, batch["own"]) | metrics
 
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
-        """The decisions of groups that count, [B], for a policy with memory all [T, N]; and shares of the groups."""
+        """The training batch [T, N], in which decisions of groups that count are `own`; and shares of the groups."""
         episodes = WholeRollout.of(rollout)
         outcome = self._outcome(rollout, episodes)
         by_success = rollout.has_success and self.config.outcome is Outcome.SUCCESS
@@ -164,8 +163,6 @@ class GRPO(Clipped):
             },
             batch_size=list(own.shape),
         )
-        if not isinstance(self.policy, RecurrentPolicy):
-            batch = _those(batch.flatten(0, 1), world)
         return batch, _shares(episodes.group, found, kept, world)
 
     def _outcome(self, rollout: Rollout, episodes: WholeRollout) -> Tensor:
@@ -212,17 +209,6 @@ def compared(outcome: Tensor, group: Tensor, by_deviation: bool) -> Compared:
     if by_deviation:
         advantage = torch.where(varied, advantage / std.clamp_min(1e-6), 0.0)
     return Compared(advantage, mean[group], varied)
-
-
-def _those(batch: TensorDict, world: World) -> TensorDict:
-    """The own decisions of `batch` [B], with others that do not count where another process has more."""
-    rows = batch["own"].nonzero().squeeze(1)
-    lengths = torch.zeros(world.size, dtype=torch.int64)
-    lengths[world.rank] = len(rows)
-    missing = int(world.sum(lengths).max()) - len(rows)  # every process takes as many steps
-    own = torch.ones(len(rows) + missing, dtype=torch.bool, device=rows.device)
-    own[len(rows) :] = False
-    return select(batch, torch.cat((rows, rows.new_zeros(missing))), 0).set("own", own.to(batch["own"].device))
 
 
 def _shares(group: Tensor, found: Compared, kept: Tensor, world: World) -> dict[str, float]:

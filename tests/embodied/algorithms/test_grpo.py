@@ -60,6 +60,12 @@ def test_advantages_are_those_of_the_group() -> None:
     torch.testing.assert_close(scaled.advantage, expected)
 
 
+def prepared(learner: GRPO, rollout: Rollout) -> tuple[TensorDict, dict[str, float]]:
+    """The decisions that are learned from, and metrics."""
+    batch, metrics = learner._prepare(rollout, ALONE)
+    return batch[batch["own"]], metrics
+
+
 def test_groups_that_hardly_ever_or_almost_always_succeed_are_left_out_and_counted() -> None:
     """Eight environments of each task in two groups of four; 1, 2, 4 and 0 of four succeed."""
     _, learner, collector = make(lowest=0.3, highest=0.9)
@@ -67,7 +73,7 @@ def test_groups_that_hardly_ever_or_almost_always_succeed_are_left_out_and_count
     success = [False] * 16
     for env in (0, 8, 10, 1, 3, 5, 7):  # task 0: environments 0, 2, ... 14; task 1: the others
         success[env] = True
-    batch, metrics = learner._prepare(outcomes(rollout, success), ALONE)
+    batch, metrics = prepared(learner, outcomes(rollout, success))
     kept = rollout.executed.any(-1)[:, [8, 10, 12, 14]]
     assert len(batch) == int(kept.sum())
     assert batch["own"].all()
@@ -81,7 +87,7 @@ def test_with_progress_groups_that_never_succeed_are_learned_from() -> None:
     """One success in one of four groups: failures of both groups of its task differ, those of the other task do not."""
     _, learner, collector = make(outcome=Outcome.PROGRESS)
     rollout = collector.collect(4)
-    batch, metrics = learner._prepare(outcomes(rollout, [env == 0 for env in range(16)]), ALONE)
+    batch, metrics = prepared(learner, outcomes(rollout, [env == 0 for env in range(16)]))
     assert metrics == {"groups": 4.0, "kept_groups": 0.5, "uniform_groups": 0.5, "filtered_groups": 0.0}
     assert len(batch) == int(rollout.executed.any(-1)[:, ::2].sum())
 
@@ -89,7 +95,7 @@ def test_with_progress_groups_that_never_succeed_are_learned_from() -> None:
 def test_every_decision_weighs_the_same_however_long_its_episode_is() -> None:
     policy, learner, collector = make(epochs=1, clip=0.2)
     rollout = outcomes(collector.collect(4), [env % 4 < 2 for env in range(16)])
-    batch, _ = learner._prepare(rollout, ALONE)
+    batch, _ = prepared(learner, rollout)
     scores = policy.evaluate(batch["observation"], batch["sample"]).log_prob.squeeze(-1)
     expected = torch.autograd.grad(-(scores * batch["advantage"]).mean(), policy.actor_parameters())
     learner.config.max_gradient_norm = math.inf
@@ -116,14 +122,14 @@ def test_returns_are_compared_where_they_are_asked_for_or_success_is_undefined()
     given[rollout.done] = torch.arange(16.0)[rollout.done.nonzero()[:, 1]]
     for has_success, outcome in ((True, Outcome.RETURN), (False, Outcome.SUCCESS)):
         learner.config.outcome = outcome
-        batch, metrics = learner._prepare(replace(rollout, episode_return=given, has_success=has_success), ALONE)
+        batch, metrics = prepared(learner, replace(rollout, episode_return=given, has_success=has_success))
         assert metrics["kept_groups"] == 1.0
         assert sorted(set(batch["advantage"].tolist())) == [-3.0, -1.0, 1.0, 3.0]  # of 0, 2, 4, 6 and the like
 
 
 def test_the_upper_clip_is_wider() -> None:
     _, learner, collector = make(clip=0.2, clip_high=0.5)
-    batch, _ = learner._prepare(outcomes(collector.collect(4), [env % 4 < 2 for env in range(16)]), ALONE)
+    batch, _ = prepared(learner, outcomes(collector.collect(4), [env % 4 < 2 for env in range(16)]))
     for ratio, far in ((1.4, 0.0), (1.6, 1.0), (0.85, 0.0), (0.7, 1.0)):
         moved = batch.clone().set("log_prob", batch["log_prob"] - math.log(ratio))
         _, sums = learner._losses(moved.set("advantage", torch.ones(len(batch))), 1.0)
@@ -191,7 +197,7 @@ def test_what_cannot_be_trained_is_one_line() -> None:
 def test_the_policy_at_the_start_pulls_back() -> None:
     policy, learner, collector = make(kl_coefficient=1.0, learning_rate=0.0)
     rollout = outcomes(collector.collect(4), [env % 4 < 2 for env in range(16)])
-    batch, _ = learner._prepare(rollout, ALONE)
+    batch, _ = prepared(learner, rollout)
     assert learner._step(batch)["reference_kl"] == pytest.approx(0.0, abs=1e-6)
     with torch.no_grad():
         for parameter in policy.actor_parameters():
@@ -226,26 +232,3 @@ def test_demonstrations_are_learned_beside_but_not_before_the_critic() -> None:
     for _ in range(10):
         learner.update(collector.collect(4), 0.0)
     assert error() < 0.7 * before
-
-
-def test_two_processes_take_as_many_steps_however_many_decisions_each_has() -> None:
-    _, learner, collector = make()
-    rollout = outcomes(collector.collect(4), [env % 4 < 2 for env in range(16)])
-
-    class Other:
-        """The other process has 3 decisions more, or 100 fewer."""
-
-        rank, size = 0, 2
-
-        def __init__(self, more: int) -> None:
-            self.more = more
-
-        def sum(self, values: torch.Tensor) -> torch.Tensor:
-            return values + torch.tensor([0, int(values[0]) + self.more]) if values.shape == (2,) else values
-
-    alone, _ = learner._prepare(rollout, ALONE)
-    for more, padded in ((3, 3), (-10, 0)):
-        batch, _ = learner._prepare(rollout, Other(more))
-        assert len(batch) == len(alone) + padded
-        assert int(batch["own"].sum()) == len(alone)
-        assert torch.equal(batch["advantage"][: len(alone)], alone["advantage"])

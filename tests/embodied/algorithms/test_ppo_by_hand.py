@@ -7,6 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.algorithms.minibatches import Minibatches
 from embodied.algorithms.ppo import PPO, PPOConfig
 from embodied.errors import UserError
 from embodied.rollout.rollout import Collector, Rollout
@@ -251,7 +252,7 @@ def test_minibatches_are_taken_from_where_the_rollout_lies_one_after_the_other()
     """Rollouts on disk may exceed memory, rollouts in memory may exceed the policy's device."""
     _, learner, collector = make(minibatch=8)
     batch, *_ = learner._prepare(collector.collect(4), ALONE)
-    parts = list(learner._minibatches(batch))
+    parts = list(learner._minibatches(batch, Minibatches(batch["own"])))
     assert [len(part) for part in parts] == [8, 8, 8]
     for part in parts:
         for leaf in part.values(include_nested=True, leaves_only=True):
