@@ -24,8 +24,10 @@ class ViolationError(AssertionError):
 class Track:
     """One element as its commands show it: p, w, b in periods, from rest to rest."""
 
-    def __init__(self, given: ElementLimits, dt_s: float, start: float, command: tuple[float, float]) -> None:
-        self.given, self.position = given, given.kind is Kind.POSITION
+    def __init__(
+        self, given: ElementLimits, dt_s: float, start: float, command: tuple[float, float], rounding: float = 1e-12
+    ) -> None:
+        self.given, self.position, self.rounding = given, given.kind is Kind.POSITION, rounding
         self.fastest = given.velocity * dt_s
         span = min(2.0 * self.fastest, math.inf)
         self.most_b = min(given.acceleration * dt_s**2, span)
@@ -51,7 +53,7 @@ class Track:
         w = value - self.p if self.position else value
         b = w - self.w
         c = b - self.b
-        rounding = 1e-12 * max(1.0, abs(value))
+        rounding = self.rounding * max(1.0, abs(value))
         broken = "range" if not self.low - rounding <= value <= self.high + rounding else ""
         over = (
             ("velocity", w, self.fastest, 1), ("acceleration", b, self.most_b, 2), ("jerk", c, self.most_c, 4)

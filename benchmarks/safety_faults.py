@@ -51,7 +51,9 @@ class World:
         names = tuple("abc"[:size])
         self.kinds = [Kind(kind) for kind in rng.choice([kind.value for kind in Kind], size)]
         positions = TensorSpec((size,), unit="m", names=names)
-        self.elements = [_element(rng, kind, f"position.{name}") for kind, name in zip(self.kinds, names, strict=True)]
+        self.elements = [
+            element_limits(rng, kind, f"position.{name}") for kind, name in zip(self.kinds, names, strict=True)
+        ]
         self.high = np.array([_bound(rng, given, self.dt_s) for given in self.elements])
         self.low = np.array([-bound if rng.random() < 0.7 else -0.0 for bound in self.high])  # some forward only
         positions_are = [kind is Kind.POSITION for kind in self.kinds]
@@ -112,7 +114,8 @@ class World:
         return position + commanded * (self.since <= longest)
 
 
-def _element(rng: np.random.Generator, kind: Kind, measured: str) -> ElementLimits:
+def element_limits(rng: np.random.Generator, kind: Kind, measured: str) -> ElementLimits:
+    """Random limits of an element whose position is observed as `measured`."""
     velocity = math.exp(rng.uniform(math.log(0.05), math.log(5.0)))
     acceleration = velocity * math.exp(rng.uniform(0.0, 4.0)) if rng.random() < 0.8 else math.inf
     jerk = acceleration * math.exp(rng.uniform(1.0, 5.0)) if rng.random() < 0.7 else math.inf
@@ -123,7 +126,7 @@ def _element(rng: np.random.Generator, kind: Kind, measured: str) -> ElementLimi
         measured = ""  # a steering angle
     following = math.exp(rng.uniform(-4.0, -1.0)) if position and measured and rng.random() < 0.5 else None
     scale = float(rng.choice([1.0, 0.05, 3.0]))
-    if not position and rng.random() < 0.3:
+    if not position and (not measured or rng.random() < 0.3):
         low, high = -math.inf, math.inf
     return ElementLimits(
         kind, scale, low, high, velocity, acceleration, jerk, measured, 0.0 if low < 0.0 < high else low, following

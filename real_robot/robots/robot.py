@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -25,7 +26,8 @@ class Reading:
 
     `observation` holds arrays without a batch axis by the contract's keys, never privileged ones. `sequence` increases
     with every measurement. `frames` are the frames declared by messages, by key. `refusal` is why the robot does not
-    move as commanded, as it says itself; "" if it does.
+    move as commanded, as it says itself; "" if it does. A measurement of several parts is as old as the oldest,
+    `stamp_s`; `newest_s` is the stamp of the newest.
     """
 
     observation: dict[str, Array]
@@ -33,6 +35,7 @@ class Reading:
     sequence: int
     frames: Mapping[str, str] = field(default_factory=dict)
     refusal: str = ""
+    newest_s: float = -math.inf
 
     @property
     def fault(self) -> str:

@@ -66,7 +66,10 @@ class Engagement:
 
     def hear(self, condition: Condition) -> None:
         """The robot has published its status."""
+        left = self.phase is Phase.ASKING and self._follows and not condition.follows
         self.condition, self._heard_s = condition, self._clock()
+        if left:  # by no request of ours
+            self.lose(condition.fault)
         self.stopped |= condition.stopped and self._heard_s > self._stop_s
         if not condition.follows:
             self._leaving_s = -math.inf

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -75,14 +74,14 @@ class RosRobot:
         self._heard: dict[str, Any] = {}
         self._condition: Condition | None = None
         self._modes: dict[str, str | None] = dict.fromkeys(mode.name for mode in table.modes)
-        self._engagement = Engagement(table, self._steady_s) if table.status and not prefix else None
+        self._engagement = Engagement(table, lambda: node.steady_s) if table.status and not prefix else None
         self._told = ""
         self._behaviour: Behaviour | None = None
         self._uncalled: list[Call] = []
         self._written = {key: np.resize(table.initial, spec.shape[0]) for key, spec in table.remembered.items()}
         self._publishers: dict[str, Any] = {}
         self._make(prefix)
-        self._advanced_s, self._since_s = -np.inf, time.monotonic()
+        self._advanced_s, self._since_s = -np.inf, node.steady_s
         node.reports["robot"] = self.report
         node.on_jump.append(self._forget)
 
@@ -91,13 +90,17 @@ class RosRobot:
         now_s = self._node.get_clock().now().nanoseconds / 1e9
         return max(now_s, self._newest_s) if self.simulated else now_s
 
+    def steady(self) -> float:
+        """Time in s for what lasts: steady time, or a simulator's."""
+        return self.clock() if self.simulated else self._node.steady_s
+
     @property
     def stands_s(self) -> float:
         """Steady time in s for which a simulator's clock has stood still, as far as this was called; otherwise 0."""
         now_s = self.clock()
         if not self.simulated or now_s != self._advanced_s:
-            self._advanced_s, self._since_s = now_s, time.monotonic()
-        return time.monotonic() - self._since_s
+            self._advanced_s, self._since_s = now_s, self._node.steady_s
+        return self._node.steady_s - self._since_s
 
     def start(self) -> None:
         """The node has been activated; a robot that others may steer too does not follow commands that came already."""
@@ -121,9 +124,9 @@ class RosRobot:
             parts = {name: part for name, part in self._latest.items() if part is not None}
             arrays = {key: value for part in parts.values() for key, value in part.observation.items()}
             observation = self._table.observe(arrays) | self._written
-            oldest_s = min(parts[name].stamp_s for name in self._current)
+            stamps = [parts[name].stamp_s for name in self._current]
             refusal = next(filter(None, self._modes.values()), "")
-            self._reading = Reading(observation, oldest_s, self._sequence, refusal=refusal)
+            self._reading = Reading(observation, min(stamps), self._sequence, refusal=refusal, newest_s=max(stamps))
         return self._reading
 
     def write(self, action: Array) -> None:
@@ -295,9 +298,6 @@ class RosRobot:
             self._send(heartbeat.message)
         if engagement.unconfirmed:
             self._node.get_logger().error(self._lost(engagement), throttle_duration_sec=1.0)
-
-    def _steady_s(self) -> float:
-        return self._node.steady.now().nanoseconds / 1e9
 
     def _lost(self, engagement: Engagement) -> str:
         if engagement.unconfirmed:

@@ -46,6 +46,8 @@ class Inputs:
             return "no measurement"
         if fault := self._stamp_fault("measurement", reading.stamp_s, now_s, self._limits.observation_timeout_s):
             return fault
+        if reading.newest_s > now_s and (fault := self._stamp_fault("part of it", reading.newest_s, now_s, math.inf)):
+            return fault
         if reading is not self._reading:
             if self._reading is not None and not _follows(reading, self._reading):
                 late_s = max(self._reading.stamp_s - reading.stamp_s, 0.0)

@@ -64,6 +64,8 @@ class Safety:
     - A missing command holds, too; the next command goes on from where the stop is.
     - Exceeded observation bounds, a robot that fails, does not follow or says so, and `trip` stop until `reset`.
 
+    `clock` is that of the stamps. Control periods are counted in `steady` time, which does not jump; None: `clock`'s.
+
     After a completed stop, commands begin at rest where the robot is measured. All methods may be called from any
     thread: once `trip` has returned, nothing but the stop is written.
 
@@ -71,8 +73,8 @@ class Safety:
         UserError: for limits that do not fit the robot's contract.
     """
 
-    def __init__(self, robot: Robot, limits: Limits, clock: Clock) -> None:
-        self._robot, self._limits, self._clock = robot, limits, clock
+    def __init__(self, robot: Robot, limits: Limits, clock: Clock, steady: Clock | None = None) -> None:
+        self._robot, self._limits, self._clock, self._steady = robot, limits, clock, steady or clock
         self._inputs = Inputs(robot.contract, limits)
         self._filters = Filters(robot.contract, limits, robot.at_rest)
         self._bounds = Bounds(robot.contract, limits)
@@ -80,7 +82,7 @@ class Safety:
         self._recovery = math.ceil(limits.recovery_s / self._period_s - 1e-9)
         self._lock = threading.RLock()
         self.state, self.reason = State.READY, ""
-        self._now_s = self._written_s = -math.inf
+        self._now_s = self._steady_s = self._written_s = -math.inf
         self._credit, self._went_back = 1.0, ""
         self._stopping = False
         self._faulty = False  # whether going on needs `_missing` good periods, and standing still
@@ -151,8 +153,8 @@ class Safety:
         Call it every period from a timer outside the control loop.
         """
         with self._lock:
-            now_s = self._time()
-            if self.state is State.ACTIVE and now_s - self._written_s > self._limits.command_timeout_s:
+            self._time()
+            if self.state is State.ACTIVE and self._steady_s - self._written_s > self._limits.command_timeout_s:
                 self._hold(State.HOLDING, "no command in time")
             elif self._stopping:
                 self._hold(self.state, self.reason)
@@ -173,7 +175,7 @@ class Safety:
             if self._missing or self._stopping:
                 return self._hold(State.HOLDING, self.reason)
         moving = self.state is State.ACTIVE or self._stopping
-        if moving and self._now_s - self._written_s > self._limits.command_timeout_s:
+        if moving and self._steady_s - self._written_s > self._limits.command_timeout_s:
             moving = self._stopping = False  # the robot has stopped by itself
             self.state = State.HOLDING
             if self._robot.at_rest is not None:
@@ -199,7 +201,7 @@ class Safety:
         begins = self.state is State.ACTIVE
         self.state = state if state is State.STOPPED else State.READY if self.state is State.READY else State.HOLDING
         self.reason, own = reason, self._robot.at_rest is None or state is State.STOPPED
-        long = self._now_s - self._written_s > LONG * self._limits.command_timeout_s
+        long = self._steady_s - self._written_s > LONG * self._limits.command_timeout_s
         if (begins or blocked or (self._stopping and long)) and self._robot.at_rest is not None:
             self._stopping = self._filters.begin_stop(blocked, after_gap=long)
             own = own or not self._stopping
@@ -223,21 +225,21 @@ class Safety:
 
     def _time(self) -> float:
         """The time; if the clock went back, what was known by the old time is forgotten."""
-        now_s, last_s = self._clock(), self._now_s
-        self._now_s = now_s
+        (now_s, steady_s), last_s = (self._clock(), self._steady()), self._now_s
+        self._written_s += min(steady_s - self._steady_s, 0.0)  # a simulator's time may go back
+        self._now_s, self._steady_s = now_s, steady_s
         if now_s < last_s:
-            self._written_s += now_s - last_s
             self._inputs.reset()
             self._went_back = f"the clock went back by {last_s - now_s:.3g} s: {CLOCKS}"
         return now_s
 
     def _due(self) -> bool:
         """Whether a period has passed since the last command; if so, counts it as used."""
-        since_s = self._now_s - self._written_s
+        since_s = self._steady_s - self._written_s
         credit = min(self._credit + since_s / self._period_s, 2.0)
         if credit < 1.0 - 1e-6:
             return False
-        self._credit, self._written_s = credit - 1.0, self._now_s
+        self._credit, self._written_s = credit - 1.0, self._steady_s
         return True
 
 

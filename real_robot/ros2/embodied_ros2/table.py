@@ -52,7 +52,6 @@ NODES = {
         Node("policy_node", ALL | {"limits": "limits"}, waits=True),
         # nobody knows what made it end, and whether an emergency stop was latched: people look first
         Node("safety_node", ALL | {"limits": "limits"}, respawns=False),
-        Node("deadman_node", ALL),
         Node("recorder_node", ALL),
         Node("sim_node", {"checkpoint": "checkpoint"}, respawns=False),
         Node("cartesian_node", ALL),
@@ -77,7 +76,7 @@ ON_A_ROBOT = (LIMITS, ACTIVATED, USE_SIM_TIME, ROBOT, RATE)
 SIMULATED = (LIMITS, replace(ACTIVATED, default="true"), replace(USE_SIM_TIME, default="true"))
 CONTROLLER = ("safety_node", "recorder_node", "policy_node")
 LAUNCHES = {
-    "arm": _launch(("deadman_node", *CONTROLLER), *ON_A_ROBOT),
+    "arm": _launch(CONTROLLER, *ON_A_ROBOT),
     "arm_cartesian": _launch(("cartesian_node", "scene_node", *CONTROLLER), *ON_A_ROBOT),
     "quadrotor": _launch(CONTROLLER, *ON_A_ROBOT),
     "vehicle": _launch(CONTROLLER, *ON_A_ROBOT),

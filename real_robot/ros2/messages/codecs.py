@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -56,7 +57,10 @@ def read(codec: Codec, message: Message) -> tuple[dict[str, np.ndarray], float |
         UserError: for every message that cannot be read, whatever it holds; `ForeignError` for one to be ignored.
     """
     try:
-        return codec.decode(message), stamp_s(message)
+        arrays, measured_s = codec.decode(message), stamp_s(message)
+        if measured_s is not None and not math.isfinite(measured_s):
+            raise UserError(f"{codec.message}: expected a stamp in s, got {measured_s}")
+        return arrays, measured_s
     except UserError:
         raise
     except Exception as error:  # anyone may send anything, and a node must outlive it
@@ -136,13 +140,15 @@ def as_spec(key: str, spec: TensorSpec, values: Any) -> np.ndarray:  # noqa: ANN
     """`values` as an array of the spec's type and shape.
 
     Raises:
-        UserError: for another number of elements.
+        UserError: for another number of elements, or for integers that are none.
     """
     given = np.asarray(values)
     if given.ndim != len(spec.shape) or any(
         want not in (-1, got) for want, got in zip(spec.shape, given.shape, strict=True)
     ):
         raise UserError(f"{key}: expected shape {spec.shape}, got {given.shape}")
+    if given.dtype.kind == "f" and np.dtype(spec.dtype).kind != "f" and not np.isfinite(given).all():
+        raise UserError(f"{key}: expected {spec.dtype}, got numbers that are not finite")
     return given.astype(spec.dtype)
 
 

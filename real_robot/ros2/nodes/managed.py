@@ -143,6 +143,11 @@ class ManagedNode(LifecycleNode, Generic[S]):
             self.trigger_deactivate()
 
     @property
+    def steady_s(self) -> float:
+        """Steady time, s: for everything that a jump or a standstill of ROS time must not disturb."""
+        return self.steady.now().nanoseconds / 1e9
+
+    @property
     def active(self) -> bool:
         """Whether the node's lifecycle state is active."""
         return self._state_machine.current_state[1] == "active"

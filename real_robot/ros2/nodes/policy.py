@@ -107,7 +107,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
             asynchronous=settings.asynchronous, device=settings.device,
         )  # fmt: skip
         self._commander = table.translate(self._executor)
-        self._safety = Safety(self._robot, read_limits(settings.limits), self._robot.clock)
+        self._safety = Safety(self._robot, read_limits(settings.limits), self._robot.clock, self._robot.steady)
         record = self._recorder.write if self._recorder else None
         self._controller = Controller(self._robot, self._commander, self._safety, self._robot.clock, record)
         self._timing = _Timing(table.control_dt_s)

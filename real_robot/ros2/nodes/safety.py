@@ -7,10 +7,10 @@ It runs in steady time, so a simulator's clock cannot stop it.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rclpy.duration import Duration
 from rclpy.qos import QoSProfile
 from std_msgs.msg import Header
 from std_srvs.srv import Trigger
@@ -18,7 +18,7 @@ from std_srvs.srv import Trigger
 from embodied.errors import UserError
 from real_robot.ros2.messages.codecs import read
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
-from real_robot.ros2.nodes.supervision import DEADMAN_STATE, SAFETY_STATE, STATE_LEASE_S, signed, watch
+from real_robot.ros2.nodes.supervision import SAFETY_STATE, signed
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
 from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_contract, read_limits, subscribe
@@ -68,10 +68,11 @@ class SafetyNode(ManagedNode[SafetySettings]):
         settings = self.settings
         if not settings.heartbeat_timeout_s > 0:
             raise UserError(f"expected heartbeat_timeout_s > 0, got {settings.heartbeat_timeout_s}")
-        self._table = robot_table(settings.robot, read_contract(settings.checkpoint), settings.options)
-        self._robot = RosRobot(self, self._table, measured=self._catch_up)
         self._limits = read_limits(settings.limits)
-        self._safety = Safety(self._robot, self._limits, self._robot.clock)
+        table = robot_table(settings.robot, read_contract(settings.checkpoint), settings.options)
+        self._table = table.within(self._limits)
+        self._robot = RosRobot(self, self._table, measured=self._catch_up)
+        self._safety = Safety(self._robot, self._limits, self._robot.clock, self._robot.steady)
         self._passed = self._held = 0
         self._complaint = ""
         command = self._table.command
@@ -95,16 +96,10 @@ class SafetyNode(ManagedNode[SafetySettings]):
         promised_s = self._table.sign_s
         if self.settings.liveliness_s < promised_s:
             raise UserError(f"expected liveliness_s of at least {promised_s}, got {self.settings.liveliness_s}")
-        self._commanders, self._deadmen = 1, 0 if self._table.keeps_moving else 1
-        if self._table.keeps_moving:
-            watch(self, DEADMAN_STATE, max(self.settings.liveliness_s, STATE_LEASE_S), self._deadmans)
+        self._commanders = 1
 
     def _policies(self, alive: int) -> None:
         self._commanders = alive
-        self._watch()
-
-    def _deadmans(self, alive: int) -> None:
-        self._deadmen = alive
         self._watch()
 
     def activate(self) -> None:
@@ -119,14 +114,14 @@ class SafetyNode(ManagedNode[SafetySettings]):
         was, self._active = self._active, False
         if was and self._began:
             self._robot.leave("safety_node was deactivated")
-            self._safety.settle("safety_node was deactivated")
+            self._settle("safety_node was deactivated")
         self._say()
 
     def _pass_on(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
         if not self._active:
             return
         if not self._began:
-            self._began, self._beat_s, self._commanded_s = True, time.monotonic(), self._robot.clock()
+            self._began, self._beat_s, self._commanded_s = True, self.steady_s, self._robot.steady()
         try:
             arrays, stamp_s = read(self._table.command.codec, message)
         except UserError as error:
@@ -144,7 +139,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
 
     def _check(self, command: Command) -> None:
         self._early, self._complaint = None, ""
-        self._commanded_s = self._robot.clock()
+        self._commanded_s = self._robot.steady()
         verdict = self._safety.command(command, self._robot.read())
         self._passed += verdict.state is State.ACTIVE and verdict.action is not None
         if verdict.state is not State.ACTIVE:
@@ -153,7 +148,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._say()
 
     def _beat(self, message: Header) -> None:
-        self._beat_s = time.monotonic()
+        self._beat_s = self.steady_s
 
     def _catch_up(self) -> None:
         """Process commands with a simulated time that this process had not reached yet."""
@@ -169,7 +164,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._catch_up()
         if missing := self._missing(waits=self._safety.state is not State.ACTIVE):
             self._complain(missing)
-        elif self._robot.clock() - self._commanded_s > self._limits.command_timeout_s:
+        elif self._robot.steady() - self._commanded_s > self._limits.command_timeout_s:
             self._complain("commands stopped", fault=False)
         else:
             self._safety.watch()
@@ -179,12 +174,10 @@ class SafetyNode(ManagedNode[SafetySettings]):
 
         A simulator in lock-step `waits` between episodes: its clock may stand still until the first command.
         """
-        if self._commanders == 0 or time.monotonic() - self._beat_s > self.settings.heartbeat_timeout_s:
+        if self._commanders == 0 or self.steady_s - self._beat_s > self.settings.heartbeat_timeout_s:
             return LIFELESS
         if self._commanders > 1:
             return f"{self._commanders} processes publish on {self.settings.prefix}{self._table.command.name}"
-        if not self._deadmen:
-            return "no deadman_node runs: nothing would stop the robot if this process ended"
         stands = not waits and self._robot.stands_s > self.settings.heartbeat_timeout_s
         return "the clock stands still" if stands else ""
 
@@ -197,9 +190,12 @@ class SafetyNode(ManagedNode[SafetySettings]):
     def _hold(self, reason: str, fault: bool = True) -> None:
         self._safety.hold(reason, fault)
         if self._robot.stands_s > self._table.control_dt_s:  # no clock tells when the stop's next command is due
-            self._safety.settle(reason)
+            self._settle(reason)
         self._held += 1
         self._say()
+
+    def _settle(self, reason: str) -> None:
+        self._safety.settle(reason, lambda seconds: self.steady.sleep_for(Duration(seconds=seconds)))
 
     def _stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         self._robot.stopped = True

@@ -12,8 +12,8 @@ from real_robot.ros2.nodes.managed import ManagedNode
 from real_robot.ros2.robots.tables import Qos
 from real_robot.ros2.ros_robot import publisher, subscribe, types
 
-SAFETY_STATE, DEADMAN_STATE = "safety_node/state", "deadman_node/state"
-"""Topics on which these nodes publish what they do, with signs of life."""
+SAFETY_STATE = "safety_node/state"
+"""Topic on which it publishes what it does, with signs of life."""
 STATE_LEASE_S = 0.1
 SIGNED = Qos(durability="transient_local", lease_s=STATE_LEASE_S, manual=True)
 """QoS of these topics; their publishers sign `SIGNS` times per lease."""

@@ -1,4 +1,7 @@
-"""Arms under ros2_control: trajectories, forwarded positions and velocities; Universal Robots, Franka FR3.
+"""Arms under ros2_control: trajectories and forwarded positions; Universal Robots, Franka FR3.
+
+Forwarded velocities are not served: that controller has no time-out, so that nothing would stop the arm if safety_node
+ended. Policies that command velocities drive a hand, behind `cartesian_node`.
 
 All accept `pose`: topic and frame_id of a PoseStamped of the end effector, for policies that observe one. That frame
 must be the policy's world.
@@ -27,9 +30,6 @@ from real_robot.ros2.robots.tables import (
     make_table,
 )
 
-STAYS, ZERO = math.nan, 0.0
-"""How a joint's command stands still; see `Robot.at_rest`."""
-
 
 def forward_position(
     wanted: Contract,
@@ -46,26 +46,7 @@ def forward_position(
     """
     action = action_spec(wanted, joints, "rad")
     command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
-    return _arm("forward_position", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays, STAYS)
-
-
-def forward_velocity(
-    wanted: Contract,
-    rate_hz: float,
-    joints: Sequence[str],
-    ros_joints: Sequence[str] = (),
-    controller: str = "forward_velocity_controller",
-    pose: Sequence[str] = (),
-    arrays: Sequence[str] = (),
-) -> Table:
-    """ros2_control's forward_command_controller of joint velocities, rad/s.
-
-    It has no time-out: the arm would follow the last command for ever, so deadman_node has to run.
-    """
-    action = action_spec(wanted, joints, "rad/s")
-    command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
-    table = _arm("forward_velocity", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays, ZERO)
-    return replace(table, keeps_moving=True)
+    return _arm("forward_position", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays)
 
 
 def joint_trajectory(
@@ -81,7 +62,7 @@ def joint_trajectory(
     action, names = action_spec(wanted, joints, "rad"), tuple(ros_joints or joints)
     codec = JointTrajectory({ACTION: action}, names, 1.0 / rate_hz)
     command = Topic(f"{controller}/joint_trajectory", codec, COMMAND)
-    return _arm("joint_trajectory", wanted, rate_hz, command, joints, names, pose, arrays, STAYS)
+    return _arm("joint_trajectory", wanted, rate_hz, command, joints, names, pose, arrays)
 
 
 def ur(
@@ -159,7 +140,7 @@ def fr3(
 
 def _arm(
     name: str, wanted: Contract, rate_hz: float, command: Topic, joints: Sequence[str], ros_joints: Sequence[str],
-    pose: Sequence[str], arrays: Sequence[str], rest: float,
+    pose: Sequence[str], arrays: Sequence[str],
 ) -> Table:  # fmt: skip
     fields = {"joint_position": "position", "joint_velocity": "velocity", "joint_effort": "effort"}
     units = {"joint_position": "rad", "joint_velocity": "rad/s", "joint_effort": "N m"}
@@ -172,4 +153,4 @@ def _arm(
     if pose and (found := {key: name for key, name in ends.items() if key in wanted.observation}):
         topic, frame_id = pose
         states.append(Topic(topic, Pose(found, frame_id), STATE))
-    return make_table(name, wanted, rate_hz, states, command, arrays, at_rest=(rest,) * len(joints))
+    return make_table(name, wanted, rate_hz, states, command, arrays, at_rest=(math.nan,) * len(joints))

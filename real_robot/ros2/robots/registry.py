@@ -16,7 +16,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from real_robot.ros2.messages.body_codecs import Image
 from real_robot.ros2.messages.codecs import LabelledArrays
-from real_robot.ros2.robots.arms import forward_position, forward_velocity, fr3, joint_trajectory, ur
+from real_robot.ros2.robots.arms import forward_position, fr3, joint_trajectory, ur
 from real_robot.ros2.robots.cartesian import cartesian
 from real_robot.ros2.robots.quadrotors import crazyswarm2, crazyswarm2_full_state, px4_actuators, px4_rates
 from real_robot.ros2.robots.tables import ACTION, COMMAND, IMAGES, Behaviour, Call, Table, Topic
@@ -47,7 +47,7 @@ def simulation(wanted: Contract) -> Table:
 ROBOTS: dict[str, Callable[..., Table]] = {
     build.__name__: build
     for build in (
-        simulation, joint_trajectory, forward_position, forward_velocity, ur, fr3, cartesian, px4_actuators, px4_rates,
+        simulation, joint_trajectory, forward_position, ur, fr3, cartesian, px4_actuators, px4_rates,
         crazyswarm2, crazyswarm2_full_state, diff_drive, ackermann,
     )
 }  # fmt: skip

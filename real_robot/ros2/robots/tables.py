@@ -16,6 +16,7 @@ from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from real_robot.robots.control_loop import Executor
 from real_robot.ros2.messages.codecs import Arrays, Codec, LabelledArrays, Message, Types, fill, set_stamp
+from real_robot.safety.limits import Kind, Limits
 
 ACTION = "action"
 """The action's key in a command's codec."""
@@ -194,8 +195,6 @@ class Table:
         emergency: stops the robot permanently.
         heartbeat, status, pause, derived: see there; the first three belong to robots that others may steer too.
         modes: what else decides whether the robot moves; one that has not published yet decides nothing.
-        keeps_moving: whether the robot follows its last command for ever, so that a second process has to stop it when
-            safety_node ends.
         remembered: observations of past actions; see `REMEMBERED`.
         initial: action [A] that those begin with.
         asked: the policy's action, if it is not the robot's, and
@@ -214,7 +213,6 @@ class Table:
     pause: Pause = Pause()
     derived: Derived | None = None
     modes: tuple[Mode, ...] = ()
-    keeps_moving: bool = False
     remembered: Mapping[str, TensorSpec] = field(default_factory=dict)
     initial: tuple[float, ...] = ()
     asked: TensorSpec | None = None
@@ -246,6 +244,20 @@ class Table:
             return dict(arrays)
         kept = {key: value for key, value in arrays.items() if key not in self.derived.used}
         return kept | self.derived.compute(arrays)
+
+    def within(self, limits: Limits) -> Table:
+        """The table with the range of positions in `limits`: no message has points outside, as a trajectory's stop."""
+        spec = self.command.codec.specs[ACTION]
+        low, high = (
+            np.array(bound or (side * np.inf,) * spec.shape[0]) for side, bound in ((-1, spec.low), (1, spec.high))
+        )
+        for index, name in enumerate(spec.names):
+            given = limits.commands.get(name)
+            if given and given.kind is Kind.POSITION:
+                low[index] = max(low[index], given.low / given.scale)
+                high[index] = min(high[index], given.high / given.scale)
+        codec = replace(self.command.codec, specs={ACTION: replace(spec, low=tuple(low), high=tuple(high))})
+        return replace(self, command=replace(self.command, codec=codec))
 
     def measured(self, observation: Arrays) -> dict[str, np.ndarray]:
         """Arrays of all `states`, from which `observe` computes `observation`: what a simulator publishes."""

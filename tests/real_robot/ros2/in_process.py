@@ -64,7 +64,12 @@ class InProcess(ManagedNode[Any]):
     def __init__(self, name: str, settings: type) -> None:
         self.name, self.reports = name, {}
         self.steady = _clock(lambda: self.graph.now_s)
+        self.steady.sleep_for = self.sleep_for
         self.on_jump: list[Any] = []
+
+    def sleep_for(self, duration: Any) -> None:
+        """The node waits: time passes, and nothing else happens."""
+        self.graph.now_s += duration.nanoseconds / 1e9
 
     def get_parameter(self, name: str) -> Any:
         return SimpleNamespace(value=False)

@@ -1,9 +1,8 @@
 """What goes wrong around safety_node: partners that die, double, or send nonsense, and clocks that stop or jump back.
 
-This process is the policy and the robot: an arm that follows its last velocity command for ever.
+This process is the policy and the robot: an arm that takes positions.
 """
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rclpy.duration import Duration
 from rclpy.qos import QoSProfile
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import JointState
-from std_msgs.msg import Float64MultiArray, Header
+from std_msgs.msg import Float64MultiArray, Header, String
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
@@ -24,7 +23,7 @@ from real_robot.ros2.processes import Processes
 JOINTS = ("shoulder", "elbow")
 CONTRACT = Contract(
     {"joint_position": TensorSpec((2,), unit="rad", names=JOINTS)},
-    TensorSpec((2,), unit="rad/s", names=JOINTS, low=(-1.0, -1.0), high=(1.0, 1.0)),
+    TensorSpec((2,), unit="rad", names=JOINTS, low=(-1.0, -1.0), high=(1.0, 1.0)),
     0.05,
 )
 PATIENT_S = 5.0
@@ -33,25 +32,27 @@ SIGNED = QoSProfile(depth=1, liveliness_lease_duration=Duration(seconds=0.05))
 
 
 class Arm(Processes):
-    """safety_node and deadman_node between this process as the policy and this process as the robot."""
+    """safety_node between this process as the policy and this process as the robot."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         (directory / "contract.json").write_text(CONTRACT.to_json())
         (directory / "limits.yaml").write_text(f"observation_timeout_s: {PATIENT_S}\ncommand_timeout_s: {PATIENT_S}\n")
-        row = {"robot": "forward_velocity", "options": {"rate_hz": 20.0, "joints": list(JOINTS)}}
+        row = {"robot": "forward_position", "options": {"rate_hz": 20.0, "joints": list(JOINTS)}}
         self.common = row | {"checkpoint": str(directory), "use_sim_time": True}
         self.patient = {"liveliness_s": PATIENT_S, "heartbeat_timeout_s": PATIENT_S}
         self.received: list[list[float]] = []
+        self.states: list[str] = []
         self.reports: dict[str, str] = {}
         self.now_s, self.wished = 100.0, 0.1
         node = self.node
         self.clock = node.create_publisher(Clock, "/clock", 1)
         self.joints = node.create_publisher(JointState, "/joint_states", 1)
-        self.policy = node.create_publisher(Float64MultiArray, "/policy/forward_velocity_controller/commands", SIGNED)
+        self.policy = node.create_publisher(Float64MultiArray, "/policy/forward_position_controller/commands", SIGNED)
         self.heartbeat = node.create_publisher(Header, "/policy/heartbeat", 1)
-        topic = "/forward_velocity_controller/commands"
+        topic = "/forward_position_controller/commands"
         node.create_subscription(Float64MultiArray, topic, lambda m: self.received.append(list(m.data)), 10)
+        node.create_subscription(String, "/safety_node/state", lambda m: self.states.append(m.data), 10)
         node.create_subscription(DiagnosticArray, "/diagnostics", self._hear, 50)
         self.ticking = True
         node.create_timer(0.02, self.tick)
@@ -84,14 +85,13 @@ class Arm(Processes):
         self.wait(lambda: bool(self.received) and abs(self.received[-1][0] - self.wished) < 1e-6, "an obedient robot")
 
     def stands(self) -> None:
-        """Wait until the robot is told to stop."""
-        self.wait(lambda: [0.0, 0.0] in self.received[-1:], "a stop")
+        """Wait until the robot is held."""
+        self.wait(lambda: self.states[-1:] == ["holding"], "a stop")
 
 
 @pytest.fixture(scope="module")
 def arm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arm]:
     with Arm(tmp_path_factory.mktemp("arm")) as nodes:
-        nodes.launch("deadman_node")
         nodes.launch("safety_node", limits=str(nodes.directory / "limits.yaml"), **nodes.patient)
         nodes.obeys()
         yield nodes
@@ -123,12 +123,12 @@ def test_nonsense_on_any_topic_ends_no_node(arm: Arm):
 
 def test_a_second_publisher_of_commands_holds_until_it_is_gone(arm: Arm):
     arm.obeys()
-    other = arm.node.create_publisher(Float64MultiArray, "/policy/forward_velocity_controller/commands", SIGNED)
-    arm.says("2 processes publish on policy/forward_velocity_controller/commands")
+    other = arm.node.create_publisher(Float64MultiArray, "/policy/forward_position_controller/commands", SIGNED)
+    arm.says("2 processes publish on policy/forward_position_controller/commands")
     arm.stands()
     arm.node.destroy_publisher(other)
     arm.obeys()
-    unsigned = arm.node.create_publisher(Float64MultiArray, "/policy/forward_velocity_controller/commands", 1)
+    unsigned = arm.node.create_publisher(Float64MultiArray, "/policy/forward_position_controller/commands", 1)
     arm.wait(lambda: "/safety_node: qos" in arm.reports, "a report of a publisher that gives no signs of life")
     arm.node.destroy_publisher(unsigned)
     arm.obeys()
@@ -136,9 +136,9 @@ def test_a_second_publisher_of_commands_holds_until_it_is_gone(arm: Arm):
 
 def test_a_clock_that_jumps_back_stops_the_arm_and_it_goes_on_when_all_is_good_again(arm: Arm):
     arm.obeys()
-    arm.received.clear()
+    arm.states.clear()
     arm.now_s = 10.0
-    arm.wait(lambda: [0.0, 0.0] in arm.received, "a stop")
+    arm.wait(lambda: "holding" in arm.states, "a stop")
     arm.obeys()
 
 
@@ -151,32 +151,6 @@ def test_a_clock_that_stands_still_holds(arm: Arm):
     arm.says("the clock stands still")
     arm.stands()
     arm.ticking = True
-    arm.obeys()
-
-
-def test_without_a_dead_man_nothing_is_commanded(arm: Arm):
-    arm.obeys()
-    arm.stop("deadman_node", signal.SIGKILL)
-    arm.says("no deadman_node runs")
-    arm.stands()
-    arm.launch("deadman_node")
-    arm.obeys()
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_the_dead_man_stops_the_arm_when_safety_node_ends_or_hangs(arm: Arm, how: signal.Signals):
-    arm.obeys()
-    arm.received.clear()
-    if how is signal.SIGKILL:
-        arm.stop("safety_node", how)
-    else:
-        arm.running["safety_node"].send_signal(how)
-    arm.wait(lambda: arm.received[-3:] == [[0.0, 0.0]] * 3, "zeros")
-    arm.wait(lambda: "no sign of life" in arm.reports["/deadman_node: deadman"], "a report")
-    if how is signal.SIGKILL:
-        arm.launch("safety_node", limits=str(arm.directory / "limits.yaml"), **arm.patient)
-    else:
-        arm.running["safety_node"].send_signal(signal.SIGCONT)
     arm.obeys()
 
 

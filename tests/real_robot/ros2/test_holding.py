@@ -1,8 +1,6 @@
 """What safety_node publishes to arms and vehicles when something goes wrong: the certified stop, then nothing."""
 
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,7 +52,8 @@ class Arm:
         self.sent: list[np.ndarray] = []
         self.policy = self.measures = True
         self.blocked = False
-        self.graph.heard[self.table.command.name].append(self._follow)
+        self.messages: list[Any] = []
+        self.graph.heard[self.table.command.name] += [self._follow, self.messages.append]
 
     def _follow(self, message: Any) -> None:
         self.sent.append(self.table.command.codec.decode(message)[ACTION])
@@ -91,19 +90,13 @@ class Arm:
         return self.node._safety.state
 
 
-@pytest.fixture
-def clocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Arm], None]:
-    made: list[Arm] = []
+@pytest.fixture(autouse=True)
+def without_ros(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ros_robot, "types", interfaces)
-    monkeypatch.setattr(
-        safety, "time", SimpleNamespace(monotonic=lambda: made[0].graph.now_s if made else Node.graph.now_s)
-    )
-    return made.append
 
 
-def moving(clocks: Callable[[Arm], None], directory: Path, row: str = "forward_position") -> Arm:
+def moving(directory: Path, row: str = "forward_position") -> Arm:
     made = Arm(directory, row, arm(), ARM_LIMITS, 1.0 / PERIOD_S)
-    clocks(made)
     made.run(0.5)
     assert made.sent == []  # it is only configured
     made.node.activate()
@@ -125,8 +118,8 @@ def assert_stop(commands: list[np.ndarray], before: list[np.ndarray]) -> None:
 
 @pytest.mark.parametrize("row", ["forward_position", "joint_trajectory"])
 @pytest.mark.parametrize("how", ["policy ends", "NaN", "no measurements", "emergency stop", "deactivated"])
-def test_an_arm_gets_the_certified_stop_and_then_nothing_whatever_ends_it(tmp_path, clocks, row, how):
-    robot = moving(clocks, tmp_path, row)
+def test_an_arm_gets_the_certified_stop_and_then_nothing_whatever_ends_it(tmp_path, row, how):
+    robot = moving(tmp_path, row)
     if how == "policy ends":
         robot.policy = False
     elif how == "NaN":
@@ -149,8 +142,22 @@ def test_an_arm_gets_the_certified_stop_and_then_nothing_whatever_ends_it(tmp_pa
     assert robot.state is (State.STOPPED if how == "emergency stop" else State.HOLDING)
 
 
-def test_teleoperation_after_a_hold_is_not_fought_and_the_policy_goes_on_from_there(tmp_path, clocks):
-    robot = moving(clocks, tmp_path)
+def test_no_point_of_a_trajectory_is_outside_the_limits(tmp_path):
+    wall = 0.25
+    limits = "\n".join([
+        "commands:",
+        *(f"  {name}: {{high: {wall}, velocity: 1.0, measured: joint_position.{name}}}" for name in JOINTS),
+    ])  # fmt: skip
+    robot = Arm(tmp_path, "joint_trajectory", arm(), limits, 1.0 / PERIOD_S)
+    robot.node.activate()
+    robot.run(3.0)
+    points = np.array([[point.positions for point in message.points] for message in robot.messages])
+    assert points[-1, 0] == pytest.approx(wall)
+    assert points.max() <= wall + 1e-6  # the stop behind the end ended 2 cm farther
+
+
+def test_teleoperation_after_a_hold_is_not_fought_and_the_policy_goes_on_from_there(tmp_path):
+    robot = moving(tmp_path)
     robot.policy = False
     robot.run(0.6)
     for _ in range(100):
@@ -163,8 +170,8 @@ def test_teleoperation_after_a_hold_is_not_fought_and_the_policy_goes_on_from_th
     assert np.abs(np.diff(np.array([at, *robot.sent[count:]]), axis=0)).max() <= 0.5 * PERIOD_S * (1 + 1e-4)
 
 
-def test_a_bad_command_now_and_then_holds_and_does_not_chatter(tmp_path, clocks):
-    robot = moving(clocks, tmp_path)
+def test_a_bad_command_now_and_then_holds_and_does_not_chatter(tmp_path):
+    robot = moving(tmp_path)
     begun = 0
     for index in range(60):
         before = robot.state
@@ -178,8 +185,8 @@ def test_a_bad_command_now_and_then_holds_and_does_not_chatter(tmp_path, clocks)
     assert robot.state is State.ACTIVE
 
 
-def test_a_blocked_arm_stops_with_the_cause_and_is_not_commanded_on(tmp_path, clocks):
-    robot = moving(clocks, tmp_path)
+def test_a_blocked_arm_stops_with_the_cause_and_is_not_commanded_on(tmp_path):
+    robot = moving(tmp_path)
     robot.blocked, at = True, robot.position.copy()
     robot.run(3.0)
     assert robot.state is State.STOPPED
@@ -202,14 +209,14 @@ def test_a_blocked_arm_stops_with_the_cause_and_is_not_commanded_on(tmp_path, cl
     ],
 )  # fmt: skip
 def test_what_the_driver_says_stops_the_arm_with_its_cause_until_reset(
-    tmp_path, clocks, row, topic, kind, field, good, bad, cause
+    tmp_path, row, topic, kind, field, good, bad, cause
 ):
     def say(value: Any) -> None:
         message = interfaces(kind)()
         setattr(message, field, value)
         robot.graph.send(topic, message)
 
-    robot = moving(clocks, tmp_path, row)
+    robot = moving(tmp_path, row)
     assert f"nothing heard on {topic.split('/')[0]}" in robot.node.reports["robot"]().message
     say(good)
     robot.run(0.2)
@@ -225,9 +232,8 @@ def test_what_the_driver_says_stops_the_arm_with_its_cause_until_reset(
     assert robot.run(0.2) > 5
 
 
-def test_a_vehicle_brakes_within_its_limits_instead_of_in_one_step(tmp_path, clocks):
+def test_a_vehicle_brakes_within_its_limits_instead_of_in_one_step(tmp_path):
     robot = Arm(tmp_path, "diff_drive", NAVIGATE, VEHICLE_LIMITS, 10.0)
-    clocks(robot)
     assert robot.table.at_rest == (0.0, 0.0)
     robot.node.activate()
     reading = ros_robot.Reading(

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,13 +94,12 @@ main()
 
 def test_what_watches_over_a_robot_runs_where_torch_is_not_installed(tmp_path: Path):
     joint = TensorSpec((1,), unit="rad", names=("joint",))
-    velocity = TensorSpec((1,), unit="rad/s", names=("joint",), low=(-1.0,), high=(1.0,))
-    contract = Contract({"joint_position": joint}, velocity, 0.05)
+    contract = Contract({"joint_position": joint}, replace(joint, low=(-1.0,), high=(1.0,)), 0.05)
     (tmp_path / "contract.json").write_text(contract.to_json())
-    options = ["-p", f"checkpoint:={tmp_path}", "-p", "robot:=forward_velocity"]
+    options = ["-p", f"checkpoint:={tmp_path}", "-p", "robot:=forward_position"]
     options += ["-p", "options.rate_hz:=20.0", "-p", "options.joints:=[joint]", "-p", f"directory:={tmp_path}"]
     with Processes(tmp_path) as nodes:
-        for node in ("safety_node", "deadman_node", "recorder_node"):
+        for node in ("safety_node", "recorder_node"):
             given = options if node == "recorder_node" else options[:-2]
             nodes.spawn(node, [sys.executable, "-c", WITHOUT_TORCH.format(node=node), "--ros-args", *given])
         for node in list(nodes.running):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -126,12 +125,9 @@ both = pytest.mark.parametrize("world", ["px4_actuators", "px4_rates"], indirect
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     row = getattr(request, "param", "px4_actuators")
     monkeypatch.setattr(ros_robot, "types", interfaces)
-    made: list[World] = []
-    clock = SimpleNamespace(monotonic=lambda: made[0].graph.now_s if made else 0.0)
-    monkeypatch.setattr(safety, "time", clock)
-    made.append(World(tmp_path, row, HOVER if row == "px4_actuators" else flying(RATES)))
-    yield made[0]
-    assert made[0].px4.strays == 0
+    made = World(tmp_path, row, HOVER if row == "px4_actuators" else flying(RATES))
+    yield made
+    assert made.px4.strays == 0
 
 
 def test_nothing_is_sent_before_a_policy_commands(world: World):
@@ -619,3 +615,16 @@ def test_policy_node_sends_px4_nothing_and_remembers_only_what_px4_did(monkeypat
     assert history() == [-1.0] * 12
     assert len(passed) == 3
     assert (px4.setpoints, px4.commands, px4.beats) == ([], [], [])
+
+
+@both
+def test_who_takes_over_before_px4_has_armed_is_not_asked_back(world: World):
+    world.px4.preflight = False
+    world.run(2.0)
+    assert (world.px4.mode, world.px4.armed) == (OFFBOARD, False)
+    world.px4.switch(HOLD)
+    world.run(STATUS_AGAIN_S + 0.02)
+    since = len(world.px4.commands)
+    world.run(5.0)
+    assert world.asked(since) == []  # it asked for offboard mode again, once a status
+    assert (world.px4.mode, world.report[0]) == (HOLD, ERROR)

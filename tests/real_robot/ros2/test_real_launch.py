@@ -27,10 +27,10 @@ ROOT = PACKAGE.parents[1]
 JOINTS = ("shoulder", "elbow")
 CONTRACT = Contract(
     {"joint_position": TensorSpec((2,), unit="rad", names=JOINTS)},
-    TensorSpec((2,), unit="rad/s", names=JOINTS, low=(-1.0, -1.0), high=(1.0, 1.0)),
+    TensorSpec((2,), unit="rad", names=JOINTS, low=(-1.0, -1.0), high=(1.0, 1.0)),
     0.05,
 )
-NODES = {"deadman_node": "active", "safety_node": "active", "recorder_node": "active", "policy_node": "inactive"}
+NODES = {"safety_node": "active", "recorder_node": "active", "policy_node": "inactive"}
 STARTED = re.compile(r"\[(\w+)-\d+\]: process started with pid \[(\d+)\]")
 
 
@@ -48,10 +48,10 @@ class Launched(Processes):
         self.limits = directory / "limits.yaml"
         self.limits.write_text("command_timeout_s: 1.0\n")
         options = {"rate_hz": 20.0, "joints": list(JOINTS)}
-        common = {"robot": "forward_velocity", "options": options}
+        common = {"robot": "forward_position", "options": options}
         sections = {
             "/**": common, "/**/recorder_node": {"directory": str(directory)},
-            "/**/safety_node": {"liveliness_s": 1.0}, "/**/deadman_node": {"timeout_s": 1.0},
+            "/**/safety_node": {"liveliness_s": 1.0},
         }  # fmt: skip
         parameters = directory / "parameters.yaml"
         parameters.write_text(yaml.safe_dump({name: {"ros__parameters": each} for name, each in sections.items()}))

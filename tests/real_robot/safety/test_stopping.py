@@ -89,6 +89,33 @@ def test_a_stop_needs_no_fresh_measurement_and_does_not_go_where_an_old_one_was(
     assert (written(plant)[-1] > last).all()
 
 
+@pytest.mark.parametrize("leap_s", [0.15, 10.0, -10.0])
+def test_a_clock_that_leaps_is_no_pause_in_which_the_robot_would_have_stopped(leap_s: float):
+    plant, leapt_s = Plant(Kind.VELOCITY, np.zeros(2)), 0.0
+    safety = Safety(plant, limits_of(Kind.VELOCITY), lambda: plant.clock() + leapt_s, plant.clock)
+
+    def ask() -> None:
+        safety.command(np.full(2, 0.5), replace(plant.tick(), stamp_s=plant.clock() + leapt_s))
+
+    for _ in range(60):
+        ask()
+    leapt_s = leap_s
+    for _ in range(60):
+        ask()
+    moved = written(plant)
+    assert np.abs(np.diff(moved, axis=0)).max() <= 5.0 * DT_S * (1 + 1e-9)  # it was 0.5 in one step
+    np.testing.assert_allclose(moved[-1], 0.5)
+    assert safety.state is State.ACTIVE
+
+
+def test_a_part_of_a_measurement_from_the_future_is_refused():
+    plant, safety, ask = moving(Kind.POSITION)
+    reading = plant.tick()
+    assert safety.command(ask, replace(reading, newest_s=reading.stamp_s + 0.04)).state is State.ACTIVE
+    verdict = safety.command(ask, replace(plant.tick(), newest_s=reading.stamp_s + 10.0))
+    assert verdict.reason.startswith("part of it from 9.99 s in the future")
+
+
 def test_before_the_first_command_nothing_is_written():
     plant = Plant(Kind.POSITION, np.zeros(2))
     safety = Safety(plant, limits_of(Kind.POSITION), plant.clock)

@@ -301,6 +301,16 @@ def test_odometry_by_hand():
     np.testing.assert_array_equal(arrays["angular_velocity"], [0, 0, 0.5])
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_is_neither_a_time_nor_an_integer(wrong: float):
+    codec = codecs.LabelledArrays({"mask": TensorSpec((2,), "bool"), "x": TensorSpec((1,))})
+    for place, words in ((0, "expected a stamp in s"), (1, "mask: expected bool")):
+        message = codec.encode({"mask": np.ones(2, bool), "x": np.zeros(1)}, types, 1.0)
+        message.data[place] = wrong
+        with pytest.raises(UserError, match=words):
+            codecs.read(codec, message)
+
+
 def test_a_stamp_is_the_time_of_a_nodes_clock_to_the_last_bit():
     message = types("nav_msgs/msg/Odometry")()
     for nanoseconds in range(10_000_000, 20_000_000_000, 10_000_000):

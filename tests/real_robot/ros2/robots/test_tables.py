@@ -82,7 +82,6 @@ ROWS = [
     ("simulation", arm(picture=TensorSpec((8, 8, 3), dtype="uint8"), **OBJECTS), {}),
     ("joint_trajectory", arm(**END_EFFECTOR), {"rate_hz": 50.0, "joints": JOINTS, "pose": ["pose", "base"]}),
     ("forward_position", arm(**OBJECTS), {"rate_hz": 50.0, "joints": JOINTS, "arrays": ["object_position"]}),
-    ("forward_velocity", arm(unit="rad/s"), {"rate_hz": 50.0, "joints": JOINTS}),
     ("ur", arm(UR_JOINTS), {"rate_hz": 50.0, "tf_prefix": "left_"}),
     ("fr3", arm(**END_EFFECTOR), {"rate_hz": 50.0}),
     ("cartesian", LIBERO, {"rate_hz": 20.0, "arrays": SCENE}),
@@ -136,7 +135,6 @@ def test_commands_and_fixed_messages_survive_the_wire(robot, wanted, options):
     ("robot", "wanted", "options", "at_rest"),
     [
         ("joint_trajectory", arm(), {"rate_hz": 50.0, "joints": JOINTS}, np.full(7, np.nan)),
-        ("forward_velocity", arm(unit="rad/s"), {"rate_hz": 50.0, "joints": JOINTS}, np.zeros(7)),
         ("diff_drive", NAVIGATE, {"rate_hz": 10.0}, np.zeros(2)),
         ("cartesian", LIBERO, {"rate_hz": 20.0, "arrays": SCENE}, np.zeros(7)),
     ],
