@@ -125,8 +125,9 @@ class RosRobot:
             arrays = {key: value for part in parts.values() for key, value in part.observation.items()}
             observation = self._table.observe(arrays) | self._written
             stamps = [parts[name].stamp_s for name in self._current]
-            refusal = next(filter(None, self._modes.values()), "")
-            self._reading = Reading(observation, min(stamps), self._sequence, refusal=refusal, newest_s=max(stamps))
+            self._reading = Reading(
+                observation, min(stamps), self._sequence, refusal=self._refusal(), newest_s=max(stamps)
+            )
         return self._reading
 
     def write(self, action: Array) -> None:
@@ -180,14 +181,12 @@ class RosRobot:
             return Report(self._lost(self._engagement), ERROR, values)
         if self._table.status and (fault := self._unfollowed()):
             return Report(fault, WARN, values)
-        if refusal := next(filter(None, self._modes.values()), ""):
-            return Report(refusal, WARN, values)
         if (stands_s := self.stands_s) > STANDSTILL_S:
             return Report(f"the clock has stood still for {stands_s:.1f} s", WARN, values)
         if missing:
             return Report(f"nothing readable on {', '.join(missing)}", WARN, values)
-        if unheard := [name for name, refusal in self._modes.items() if refusal is None]:
-            return Report(f"nothing heard on {', '.join(unheard)}: is that the robot's driver?", WARN, values)
+        if refusal := self._refusal():
+            return Report(refusal, WARN, values)
         return Report(f"{self._table.name} measures", values=values)
 
     def _make(self, prefix: str) -> None:
@@ -258,6 +257,12 @@ class RosRobot:
     def _hear_mode(self, mode: Mode, message: Any) -> None:  # noqa: ANN401 - a ROS message
         self._modes[mode.name] = mode.refusal(message)
         self._reading = None
+
+    def _refusal(self) -> str:
+        """Why the driver does not move the robot; "" if it has said everywhere that it does."""
+        if unheard := [name for name, refusal in self._modes.items() if refusal is None]:
+            return f"nothing heard on {', '.join(unheard)}: is that the robot's driver? (options.driver_status)"
+        return next(filter(None, self._modes.values()), "")
 
     def _compare(self, jump: Callable[[Any, Any], str], before: Any, after: Any) -> None:  # noqa: ANN401 - ROS messages
         """A policy that sees a jump as motion would answer it: the robot holds, by means of its own estimate."""

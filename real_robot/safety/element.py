@@ -9,14 +9,11 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from real_robot.robots.robot import Array
 from real_robot.safety.axis import Axis
+from real_robot.safety.following import Motion, following
 from real_robot.safety.limits import INF, ElementLimits, Kind, Limits
 
 Element = tuple[str, int]
 """Key of an observation and index in its last axis."""
-FOLLOWING = {"rad": 0.1, "m": 0.03}
-"""Default of `ElementLimits.following` by unit: what gravity and friction may leave over on a weak arm."""
-FOLLOWING_SHARE = 0.05
-"""Its default for other units, as a share of the element's range."""
 
 
 def observed_element(contract: Contract, name: str) -> Element:
@@ -71,7 +68,8 @@ class LimitedElement:
                 raise UserError(f"expected a velocity whose limits contain zero, got {command}")
             self._axis = Axis(given.low, given.high, max(low, -fastest), min(high, fastest), b, c)
         self._walls = self._axis.low, self._axis.high
-        self._following = _following(contract, given, self._measured, high - low) if self._position else INF
+        self._following = following(contract, given, self._measured[0] if self._measured else "", high - low)
+        self._motion = Motion(math.ceil(limits.following_s / dt_s), self._following)
 
     def start(self, observation: dict[str, Array]) -> bool:
         """Start at rest where the element is measured.
@@ -82,6 +80,7 @@ class LimitedElement:
         self._past.clear()
         if not self._position:
             axis.start(0.0)
+            self._motion.start()
             return True
         position = self._from if self._measured is None else self._read(observation)
         inside = min(max(position, axis.low), axis.high)
@@ -99,8 +98,8 @@ class LimitedElement:
             moved, back, ahead = self._moved(age)
             axis.p = self._read(observation) + moved
             axis.low, axis.high = self._walls[0] + back, self._walls[1] - ahead
-        self._past.appendleft(axis.at_velocity(value * self._scale))
-        return axis.w / self._scale
+        axis.at_velocity(value * self._scale)
+        return self._moving()
 
     def stop(self, rest: float) -> float:
         """The value to command next in order to stand still at the value `rest`.
@@ -111,8 +110,7 @@ class LimitedElement:
         axis = self._axis
         if not self._position:
             axis.stop()
-            self._past.appendleft(axis.w)
-            return axis.w / self._scale
+            return self._moving()
         if math.isnan(rest):
             axis.stop()
             axis.p = min(max(axis.p, axis.low), axis.high)  # its last step may round past the wall that it ends at
@@ -131,19 +129,25 @@ class LimitedElement:
         """Take it as standing still where it is, because commands have been missing for long."""
         self._axis.start(self._axis.p)
 
-    def lag(self, observation: dict[str, Array]) -> float:
-        """How far the measured position is from all that was commanded lately; 0 where that is allowed."""
+    def lag(self, observation: dict[str, Array], age: float) -> float:
+        """How far the measured position, or motion, is from all that was commanded lately; 0 where that is allowed.
+
+        The measurement is `age` periods old.
+        """
         if self._following == INF:
             return 0.0
         measured = self._read(observation)
+        if not self._position:
+            return self._motion.away(measured, age)
         if abs(measured - self._axis.p) <= self._following:
             return 0.0
         away = max(min(self._past) - measured, measured - max(self._past))
         return away if away > self._following else 0.0
 
-    def measured(self, observation: dict[str, Array]) -> float:
-        """The value that commands the measured position."""
-        return self._read(observation) / self._scale
+    def measured(self, observation: dict[str, Array]) -> float | None:
+        """The value that commands the measured position; None if it follows, or is not commanded by position."""
+        lags = self._position and self.lag(observation, 0.0)
+        return self._read(observation) / self._scale if lags else None
 
     def reach(self) -> tuple[float, float]:
         """The values that can be commanded next, as far as derivatives are limited."""
@@ -173,6 +177,12 @@ class LimitedElement:
             least, most = min(least, total), max(most, total)
         return moved, moved - least, most - moved
 
+    def _moving(self) -> float:
+        w = self._axis.w
+        self._past.appendleft(w)
+        self._motion.move(w)
+        return w / self._scale
+
     def _commanded(self) -> float:
         self._past.appendleft(self._axis.p)
         if self._stays:
@@ -182,12 +192,3 @@ class LimitedElement:
     def _read(self, observation: dict[str, Array]) -> float:
         key, index = self._measured or ("", 0)
         return float(observation[key][index])
-
-
-def _following(contract: Contract, given: ElementLimits, measured: Element | None, reach: float) -> float:
-    """How far the measured position may be from commands; infinite if nothing is measured or known."""
-    if measured is None:
-        return INF
-    unit = contract.observation[measured[0]].unit
-    default = FOLLOWING.get(unit, FOLLOWING_SHARE * reach)
-    return default if given.following is None else given.following

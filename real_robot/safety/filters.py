@@ -88,10 +88,10 @@ class Filters:
             self._tank.spend(self._last, observation)
         return self._last
 
-    def unfollowed(self, observation: dict[str, Array]) -> str:
-        """Description of a measured position that is not where it was commanded to; "" if there is none."""
+    def unfollowed(self, observation: dict[str, Array], age_s: float) -> str:
+        """Description of an element that does not move as commanded, measured `age_s` ago; "" if there is none."""
         for axis in self._axes:
-            if away := axis.lag(observation):
+            if away := axis.lag(observation, age_s / self._dt_s):
                 name = self._names[axis.index]
                 return f"{name} is {away:.3g} away from where it was commanded to: blocked, or moved by somebody else"
         return ""
@@ -106,8 +106,8 @@ class Filters:
         assert self._at_rest is not None
         self._rest = self._at_rest.copy()
         for axis in self._axes:
-            if observation is not None and axis.lag(observation):
-                self._rest[axis.index] = axis.measured(observation)
+            if observation is not None and (back := axis.measured(observation)) is not None:
+                self._rest[axis.index] = back
             if after_gap:
                 axis.abandon()
         return not (after_gap and np.isnan(self._rest).any())

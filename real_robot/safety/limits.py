@@ -36,8 +36,8 @@ class ElementLimits:
     its first three derivatives, per s, s^2 and s^3; for a torque or thrust they are its own derivatives. `measured` is
     the observed element of the position, "joint_position.joint1": a POSITION command starts from it, or from `rest` if
     none is given. Such a measured position may be off by `following`, in the unit of the limits, from all that was
-    commanded in the last `Limits.following_s`; by default 0.1 rad, 0.03 m, or a twentieth of the range. VELOCITY and
-    DELTA commands of a robot that is blocked do not add up, so they have no such check.
+    commanded in the last `Limits.following_s`; by default 0.1 rad, 0.03 m, or a twentieth of the range. Of a VELOCITY
+    or DELTA, whose commands to a blocked robot do not add up, motion in that time is compared, and only if it is given.
     """
 
     kind: Kind = Kind.POSITION
@@ -62,8 +62,8 @@ class ElementLimits:
         rates = (self.velocity, self.acceleration, self.jerk)
         if not (self.low < self.high and all(rate > 0 for rate in rates) and self.scale > 0):
             raise UserError(f"expected low < high, positive limits and a positive scale, got {self}")
-        if self.following is not None and not (self.following > 0 and self.kind is Kind.POSITION and self.measured):
-            raise UserError(f"expected `following` > 0, of kind POSITION with `measured`, got {self}")
+        if self.following is not None and not (self.following > 0 and self.measured):
+            raise UserError(f"expected `following` > 0, with `measured`, got {self}")
         if self.kind is not Kind.POSITION and not self.measured and (self.low, self.high) != (-INF, INF):
             raise UserError(f"expected `measured`, the observed position that {self.low} and {self.high} bound")
 

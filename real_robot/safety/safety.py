@@ -113,12 +113,13 @@ class Safety:
                 return stops or self._fail(reading.refusal)
             if bound := self._bounds.broken(reading.observation):
                 return self._hold(State.STOPPED, bound)
-            if moving and (away := self._filters.unfollowed(reading.observation)):
+            age_s = max(now_s - reading.stamp_s, 0.0)
+            if moving and (away := self._filters.unfollowed(reading.observation, age_s)):
                 return self._hold(State.STOPPED, away, reading.observation)
             if action is None:
                 return self._hold(State.HOLDING, "no command")
             command = action if isinstance(action, Command) else Command(action)
-            delay_s = max(now_s - reading.stamp_s, 0.0) + self._limits.clock_error_s + self._period_s
+            delay_s = age_s + self._limits.clock_error_s + self._period_s
             fault = self._inputs.command_fault(command, now_s) or self._bounds.ahead(reading.observation, delay_s)
             if fault:
                 return self._fail(fault)

@@ -75,10 +75,12 @@ def ur(
     tf_prefix: str = "",
     pose: Sequence[str] = ("tcp_pose_broadcaster/pose", "base"),
     arrays: Sequence[str] = (),
+    driver_status: bool = True,
 ) -> Table:  # fmt: skip
     """Universal Robots' driver; the scaled controller slows down with the speed slider and for protective stops.
 
-    From Lyrical on, `controller` is joint_trajectory_controller.
+    From Lyrical on, `controller` is joint_trajectory_controller. Without `driver_status` (mock hardware) the arm moves
+    whatever the driver says of it.
     """
     names = tuple(f"{tf_prefix}{joint}" for joint in joints)
     table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
@@ -87,7 +89,7 @@ def ur(
         Mode("io_and_status_controller/safety_mode", "ur_dashboard_msgs/msg/SafetyMode", LATCHED, ur_unsafe),
         Mode("io_and_status_controller/robot_program_running", "std_msgs/msg/Bool", LATCHED, ur_idle),
     )
-    return replace(table, name="ur", emergency=Behaviour(calls=(stop,)), modes=modes)
+    return replace(table, name="ur", emergency=Behaviour(calls=(stop,)), modes=modes if driver_status else ())
 
 
 UR_SAFETY = {
@@ -124,10 +126,11 @@ def fr3(
     joints: Sequence[str] = ("joint1", "joint2", "joint3", "joint4", "joint5", "joint6", "joint7"),
     controller: str = "fr3_arm_controller",
     arrays: Sequence[str] = (),
+    driver_status: bool = True,
 ) -> Table:
     """franka_ros2's FR3 under its joint trajectory controller; the emergency also stops the gripper.
 
-    The FR3's own limits and reflexes stay in force; its user stop is the emergency stop.
+    The FR3's own limits and reflexes stay in force; its user stop is the emergency stop. `driver_status` as in `ur`.
     """
     names = tuple(f"{arm_id}_{joint}" for joint in joints)
     pose = ("franka_robot_state_broadcaster/current_pose", "base")
@@ -135,7 +138,7 @@ def fr3(
     stop = Call("franka_gripper/stop", "std_srvs/srv/Trigger")
     state = "franka_robot_state_broadcaster/robot_state"
     mode = Mode(state, "franka_msgs/msg/FrankaRobotState", STATE, fr3_stopped)
-    return replace(table, name="fr3", emergency=Behaviour(calls=(stop,)), modes=(mode,))
+    return replace(table, name="fr3", emergency=Behaviour(calls=(stop,)), modes=(mode,) if driver_status else ())
 
 
 def _arm(

@@ -194,7 +194,7 @@ class Table:
         hold: the robot's own safe behaviour, from which it recovers.
         emergency: stops the robot permanently.
         heartbeat, status, pause, derived: see there; the first three belong to robots that others may steer too.
-        modes: what else decides whether the robot moves; one that has not published yet decides nothing.
+        modes: what else decides whether the robot moves; nothing moves before each has published.
         remembered: observations of past actions; see `REMEMBERED`.
         initial: action [A] that those begin with.
         asked: the policy's action, if it is not the robot's, and

@@ -10,6 +10,7 @@ from std_msgs.msg import Header
 from embodied.contract import Contract
 from real_robot.ros2 import ros_robot
 from real_robot.ros2.nodes import safety
+from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
 from real_robot.safety.safety import State
 from tests.real_robot.ros2.in_process import Graph, InProcess, interfaces
@@ -27,6 +28,10 @@ commands:
   speed: {kind: VELOCITY, acceleration: 1.0}
   yaw_rate: {kind: VELOCITY, acceleration: 2.0}
 """
+
+
+SAID = {"safety_mode": ("mode", 1), "robot_program_running": ("data", True), "robot_state": ("robot_mode", 2)}
+"""What drivers say of an arm that moves."""
 
 
 class Node(safety.SafetyNode, InProcess):
@@ -59,6 +64,14 @@ class Arm:
         self.sent.append(self.table.command.codec.decode(message)[ACTION])
         if not self.blocked:
             self.position = self.sent[-1].copy()
+
+    def say(self, topic: str, value: Any = None) -> None:
+        """The driver's status; None: that the arm moves."""
+        (mode,) = (mode for mode in self.table.modes if mode.name == topic)
+        field, good = SAID[topic.split("/")[-1]]
+        message = interfaces(mode.type)()
+        setattr(message, field, good if value is None else value)
+        self.graph.send(topic, message)
 
     def run(self, seconds: float) -> int:
         """Let time pass; returns how many commands the robot got."""
@@ -97,6 +110,8 @@ def without_ros(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def moving(directory: Path, row: str = "forward_position") -> Arm:
     made = Arm(directory, row, arm(), ARM_LIMITS, 1.0 / PERIOD_S)
+    for mode in made.table.modes:
+        made.say(mode.name)
     made.run(0.5)
     assert made.sent == []  # it is only configured
     made.node.activate()
@@ -198,38 +213,38 @@ def test_a_blocked_arm_stops_with_the_cause_and_is_not_commanded_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "topic", "kind", "field", "good", "bad", "cause"),
+    ("row", "topic", "bad", "cause"),
     [
-        ("ur", "io_and_status_controller/safety_mode", "ur_dashboard_msgs/msg/SafetyMode", "mode", 1, 3, "protective"),
-        ("ur", "io_and_status_controller/robot_program_running", "std_msgs/msg/Bool", "data", True, False, "program"),
-        (
-            "fr3", "franka_robot_state_broadcaster/robot_state", "franka_msgs/msg/FrankaRobotState", "robot_mode", 2, 4,
-            "reflex",
-        ),
+        ("ur", "io_and_status_controller/safety_mode", 3, "protective"),
+        ("ur", "io_and_status_controller/robot_program_running", False, "program"),
+        ("fr3", "franka_robot_state_broadcaster/robot_state", 4, "reflex"),
     ],
-)  # fmt: skip
-def test_what_the_driver_says_stops_the_arm_with_its_cause_until_reset(
-    tmp_path, row, topic, kind, field, good, bad, cause
-):
-    def say(value: Any) -> None:
-        message = interfaces(kind)()
-        setattr(message, field, value)
-        robot.graph.send(topic, message)
-
+)
+def test_what_the_driver_says_stops_the_arm_with_its_cause_until_reset(tmp_path, row, topic, bad, cause):
     robot = moving(tmp_path, row)
-    assert f"nothing heard on {topic.split('/')[0]}" in robot.node.reports["robot"]().message
-    say(good)
-    robot.run(0.2)
-    assert robot.state is State.ACTIVE
-    say(bad)
+    robot.say(topic, bad)
     assert robot.run(0.6) < 12
     assert robot.state is State.STOPPED
     assert cause in robot.node.reports["safety"]().message
-    say(good)
+    robot.say(topic)
     assert robot.run(1.0) == 0  # whoever put it right says when it may move
     robot.wanted = robot.position.copy()
     robot.graph.call("safety_node/reset")
     assert robot.run(0.2) > 5
+
+
+@pytest.mark.parametrize("row", ["ur", "fr3"])
+def test_an_arm_whose_driver_has_said_nothing_yet_is_not_moved(tmp_path, row):
+    robot = Arm(tmp_path, row, arm(), ARM_LIMITS, 1.0 / PERIOD_S)
+    robot.node.activate()
+    for mode in robot.table.modes:
+        assert robot.run(1.0) == 0  # it was only a warning
+        assert f"nothing heard on {mode.name}" in robot.node.reports["safety"]().message
+        robot.say(mode.name)
+    robot.wanted = robot.position.copy()
+    assert robot.run(1.0) > 20
+    without = robot_table(row, arm(), {"rate_hz": 50.0, "joints": JOINTS, "driver_status": False})
+    assert without.modes == ()
 
 
 def test_a_vehicle_brakes_within_its_limits_instead_of_in_one_step(tmp_path):

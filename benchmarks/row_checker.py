@@ -1,0 +1,420 @@
+"""Checks what nodes publish for a robot against limits and modes, from messages alone; see `safety_faults_rows`.
+
+It hears what was sent to the robot, what safety_node had read until then, and the state that safety_node publishes; it
+knows nothing of how a node decides.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter, deque
+from typing import Any
+
+import numpy as np
+
+from benchmarks.row_network import Network
+from benchmarks.safety_checker import Track, ViolationError
+from embodied.errors import UserError
+from real_robot.robots.robot import Array
+from real_robot.ros2.messages.codecs import ForeignError, read
+from real_robot.ros2.nodes.safety import SafetySettings
+from real_robot.ros2.robots.quadrotors import CRAZYFLIE_LOCKED, CRAZYFLIE_TUMBLED, PX4_ARMED, PX4_HOLD, PX4_OFFBOARD
+from real_robot.ros2.robots.tables import ACTION, Table
+from real_robot.safety.limits import ElementLimits, Kind, Limits
+
+ROUNDING = 2.0**-23
+"""Messages carry actions of 32 bits."""
+CLOSE_S = 1e-6
+
+
+class Known:
+    """What safety_node has read, and may rely on."""
+
+    def __init__(self, graph: Network, table: Table, limits: Limits, settings: SafetySettings) -> None:
+        self.graph, self.table, self.limits, self.settings = graph, table, limits, settings
+        self.command = settings.prefix + table.command.name
+        self.forget()
+
+    def forget(self) -> None:
+        """A process that has just started has read nothing."""
+        self.stamps: dict[str, float | None] = {}
+        """Of the newest message of each topic; None of one that cannot be used."""
+        self.position = np.empty(0)
+        self._key = "end_effector_position" if self.table.name == "cartesian" else "joint_position"
+        self.begun_s = math.inf  # when the first command came, from which on a heartbeat is expected
+        self.good_s = self.good_stamp_s = self.beat_s = self.status_s = -math.inf
+        self.bad_command = True
+        self.status: Any = None
+        self.refusals: dict[str, str] = {}
+
+    def read(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        """A message has been handled."""
+        now_s = self.graph.now_s
+        if topic == self.command:
+            self.begun_s = min(self.begun_s, now_s)
+            self._take(message)
+        elif topic == self.settings.prefix + "heartbeat":
+            self.beat_s = now_s
+        for state in self.table.states:
+            if state.name == topic:
+                self._measure(topic, state.codec, message)
+        for mode in self.table.modes:
+            if mode.name == topic:
+                self.refusals[topic] = mode.refusal(message)
+        if self.table.status and topic == self.table.status.name:
+            self.status, self.status_s = message, now_s
+
+    def _take(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        try:
+            arrays, stamp_s = read(self.table.command.codec, message)
+            self.bad_command = not np.isfinite(arrays[ACTION]).all()
+        except UserError:
+            self.bad_command = True
+            return
+        if not self.bad_command:
+            self.good_s, self.good_stamp_s = self.graph.now_s, math.nan if stamp_s is None else stamp_s
+
+    def _measure(self, topic: str, codec: Any, message: Any) -> None:  # noqa: ANN401 - of ROS
+        try:
+            arrays, stamp_s = read(codec, message)
+        except ForeignError:
+            return
+        except UserError:
+            self.stamps[topic] = None
+            return
+        seen = self.table.contract.observation
+        finite = all(
+            np.isfinite(values).all() for key, values in arrays.items() if key in seen and not seen[key].privileged
+        )
+        self.stamps[topic] = (self.graph.ros_s if stamp_s is None else stamp_s) if finite else None
+        if self._key in arrays and finite:
+            self.position = arrays[self._key].astype(np.float64)
+
+    def objections(self) -> str:
+        """Why nothing new may be commanded now; "" if nothing speaks against it."""
+        table, limits, graph = self.table, self.limits, self.graph
+        now_s = graph.ros_s
+        if graph.simulated:  # a measurement may tell the time before the clock does
+            now_s = max(now_s, *(stamp for stamp in self.stamps.values() if stamp is not None), -math.inf)
+        if self.bad_command:
+            return "the last command was bad"
+        beat_s = max(self.beat_s, self.begun_s)
+        if not graph.now_s - beat_s <= self.settings.heartbeat_timeout_s + CLOSE_S:
+            return f"no heartbeat for {graph.now_s - beat_s:.3f} s"
+        waiting = [topic.name for topic in table.states if self.stamps.get(topic.name) is None]
+        if waiting:
+            return f"nothing usable on {waiting}"
+        ages = [now_s - (self.stamps[topic.name] or 0.0) for topic in table.states if not topic.lasting]
+        if max(ages) > limits.observation_timeout_s + CLOSE_S or min(ages) < -limits.clock_error_s - CLOSE_S:
+            return f"measurements of age {min(ages):.3f} to {max(ages):.3f} s"
+        age_s = 0.0 if math.isnan(self.good_stamp_s) else now_s - self.good_stamp_s
+        if not -limits.clock_error_s - CLOSE_S <= age_s <= limits.command_timeout_s + CLOSE_S:
+            return f"a command of age {age_s:.3f} s"
+        if unheard := [mode.name for mode in table.modes if mode.name not in self.refusals]:
+            return f"nothing was heard on {unheard}"
+        return next(filter(None, self.refusals.values()), "")
+
+
+class RowChecker:
+    """What holds for every row: only while nothing speaks against it, and never after an emergency stop."""
+
+    def __init__(self, known: Known, command: str) -> None:
+        self.known, self.graph, self.table, self.limits = known, known.graph, known.table, known.limits
+        self.command_topic = command
+        self.state = self.before = "inactive"
+        self.stopped = False
+        """Whether an emergency stop was called, and no reset since."""
+        self.values: list[Array] = []
+        self.count = Counter[str]()
+        spec = self.table.contract.action
+        self.low, self.high = np.array(spec.low), np.array(spec.high)
+        for index, name in enumerate(spec.names):
+            if (given := self.limits.commands.get(name)) is not None:
+                position = given.kind is Kind.POSITION
+                low, high = (given.low, given.high) if position else (-given.velocity, given.velocity)
+                self.low[index], self.high[index] = max(self.low[index], low), min(self.high[index], high)
+
+    def send(self, topic: str, message: Any, sender: str) -> None:  # noqa: ANN401 - a ROS message
+        """A node has sent something."""
+        if topic == "safety_node/state":
+            self.state = message.data
+        elif topic == self.command_topic:
+            self.values.append(self.decoded(message))
+        elif sender == "safety_node":
+            self.request(topic, message)
+
+    def settle(self, name: str) -> None:
+        """A node's callback has ended."""
+        if name != "safety_node":
+            return
+        values, self.values = self.values, []
+        before, self.before = self.before, self.state
+        if self.stopped and self.state == "active":
+            raise ViolationError("active after an emergency stop")
+        if self.state == "active" and before != "active":
+            self.count["begun"] += 1
+        if before == "active" and self.state != "active":
+            self.count["held"] += 1
+        self.count["commands"] += len(values)
+        self.check(before, values)
+
+    def begin(self) -> None:
+        """safety_node has been started again."""
+        self.known.forget()
+        self.state = self.before = "inactive"
+        self.stopped = False
+
+    def decoded(self, message: Any) -> Array:  # noqa: ANN401 - a ROS message
+        """The action, whose elements are all numbers within what contract and limits allow."""
+        if message.__msgtype__ == "trajectory_msgs/msg/JointTrajectory":
+            return self._trajectory(message)
+        own = _DECODE.get(message.__msgtype__)
+        values = own(message) if own else self.table.command.codec.decode(message)[ACTION].astype(np.float64)
+        self._allowed(values)
+        return values
+
+    def _allowed(self, values: Array) -> None:
+        rounding = 4 * ROUNDING * np.maximum(1.0, np.abs(values))
+        inside = (values >= self.low - rounding) & (values <= self.high + rounding)  # false for NaN
+        if values.shape != self.low.shape or not inside.all():
+            raise ViolationError(f"commanded {values}, allowed {self.low} to {self.high}")
+
+    def _trajectory(self, message: Any) -> Array:  # noqa: ANN401 - a ROS message
+        names = list(self.table.command.codec.ros_joints)  # type: ignore[attr-defined]
+        order = [list(message.joint_names).index(name) for name in names]
+        first, last = message.points
+        at, ends, speed = (
+            np.asarray(each)[order] for each in (first.positions, last.positions, first.velocities)
+        )  # fmt: skip
+        after_s = [point.time_from_start.sec + 1e-9 * point.time_from_start.nanosec for point in message.points]
+        if np.any(last.velocities) or not 0.0 < after_s[0] < after_s[1] or message.header.stamp.sec:
+            raise ViolationError("a trajectory that does not end at rest")
+        self._allowed(at)
+        self._allowed(ends)
+        if (np.abs(ends - at) > 0.5 * (after_s[1] - after_s[0]) * np.abs(speed) + 1e-6).any():
+            raise ViolationError("a trajectory that goes on farther than its velocity carries it")
+        return at
+
+    def check(self, before: str, values: list[Array]) -> None:
+        """What one callback of safety_node has commanded, in which its state was `before`."""
+        raise NotImplementedError
+
+    def request(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        """safety_node has sent something else than a command."""
+
+
+class StoppedByCommands(RowChecker):
+    """Arms and vehicles: every derivative within its limit, every stop within its distance, then silence."""
+
+    def __init__(self, known: Known, command: str) -> None:
+        super().__init__(known, command)
+        spec, dt_s = self.table.contract.action, self.table.control_dt_s
+        self.dt_s = dt_s
+        self.tracks: list[Track] = []
+        for name, low, high in zip(spec.names, spec.low, spec.high, strict=True):
+            given = self.limits.commands.get(name, ElementLimits(low=low, high=high))
+            scale = dt_s if given.kind is Kind.VELOCITY else 1.0
+            self.tracks.append(Track(given, dt_s, 0.0, (low * scale, high * scale), 4 * ROUNDING))
+        self.rates = np.array([dt_s if track.given.kind is Kind.VELOCITY else 1.0 for track in self.tracks])
+        self.fresh, self.silent = True, False
+        self.sent_s = self.ran_s = self.idle_s = -math.inf
+        self.commands = 0
+        self.bounds: list[tuple[float, float, float]] = []
+
+    def begin(self) -> None:
+        """Whatever it commanded before, the robot stands still."""
+        super().begin()
+        self.fresh = True
+
+    def check(self, before: str, values: list[Array]) -> None:
+        """See the class."""
+        if self._now_s - self.ran_s > 1.01 * self.dt_s:  # it was suspended
+            self.idle_s = self._now_s
+        self.ran_s = self._now_s
+        if self.state == "active":
+            if values and (objection := self.known.objections()):
+                raise ViolationError(f"commanded although {objection}")
+            for each in values:
+                self._active(each)
+            return
+        if before == "active" or (before == "holding" and self.state == "stopped"):
+            self._begin_stop()
+        self.commands += len(values)
+        if self._gap_s > 2.0 * self.limits.command_timeout_s:
+            for track in self.tracks:  # it stands still by its own time-out, and may be told so once
+                track.rest(track.p)
+            self.silent = False
+        if not values:
+            self.silent = self.silent or self._now_s - self.idle_s > 2.01 * self.dt_s
+        for each in values:
+            if self.silent:
+                raise ViolationError("commanded after the stop")
+            self._take(each)
+            self._within()
+
+    @property
+    def _now_s(self) -> float:
+        return self.graph.ros_s if self.graph.simulated else self.graph.now_s
+
+    @property
+    def _gap_s(self) -> float:
+        return self._now_s - self.sent_s
+
+    def _active(self, values: Array) -> None:
+        self.silent = False
+        rests = all(track.still for track in self.tracks)
+        if self.fresh or rests or self._gap_s > self.limits.command_timeout_s:
+            self._start(values)
+        self._follows()
+        self._take(values)
+        self.fresh = False
+
+    def _start(self, values: Array) -> None:
+        """A motion may begin where the robot is measured, or go on from where it was commanded to."""
+        for index, track in enumerate(self.tracks):
+            value = values[index] * self.rates[index]
+            if track.position and track.given.measured:
+                at = min(max(self.known.position[index], track.low), track.high)
+                trial = copy.copy(track)
+                trial.past = deque()
+                trial.rest(at)
+                track.rest(track.p if trial.take(float(value), 2) and not self.fresh else at)
+            elif track.position and not track.given.measured and self.fresh:
+                track.rest(value if not track.given.limited else track.given.rest)
+            else:
+                track.rest(track.p)
+
+    def _begin_stop(self) -> None:
+        self.commands, self.silent, self.bounds = 0, False, []
+        for index, track in enumerate(self.tracks):
+            if math.isinf(track.fastest):  # nothing but its range is limited
+                self.bounds.append((-math.inf, math.inf, 0.0))
+                continue
+            distance, periods = track.stop()
+            distance += 4 * ROUNDING * (periods + 1) ** 2  # what rounding adds up to
+            low, high = track.p - distance, track.p + distance
+            if track.position and track.given.measured and len(self.known.position):
+                back = min(max(self.known.position[index], track.low), track.high)  # from which it does not follow
+                low, high = min(low, back), max(high, back)
+                periods += 3.0 * (periods + abs(track.p - back) / track.fastest)
+            self.bounds.append((low, high, periods))
+
+    def _within(self) -> None:
+        longest = 2.0 * max((periods for _, _, periods in self.bounds), default=0.0) + 3.0
+        for index, (track, (low, high, _)) in enumerate(zip(self.tracks, self.bounds, strict=True)):
+            if not low - 1e-6 <= track.p <= high + 1e-6:
+                raise ViolationError(f"element {index} stopped at {track.p:.6g}, certified {low:.6g} to {high:.6g}")
+        if self.commands > longest:
+            raise ViolationError(f"not silent after {self.commands} commands of a stop, {longest:.0f} allowed")
+
+    def _follows(self) -> None:
+        for index, track in enumerate(self.tracks):
+            if not (track.position and track.given.measured):
+                continue
+            allowed = 0.1 if track.given.following is None else track.given.following
+            measured = self.known.position[index]
+            away = max(min(track.past) - measured, measured - max(track.past))
+            if away > allowed + 1e-6:
+                raise ViolationError(f"commanded on, {away:.4g} from where the robot is")
+
+    def _take(self, values: Array) -> None:
+        kept = round(self.limits.following_s / self.dt_s) + 2
+        for index, (track, value) in enumerate(zip(self.tracks, values * self.rates, strict=True)):
+            if broken := track.take(float(value), kept):
+                raise ViolationError(f"element {index}: {broken}")
+        self.sent_s = self.idle_s = self._now_s
+
+
+class StoppedByItself(RowChecker):
+    """Quadrotors, and what is behind `simulation`: commands only while it takes them, and for nobody else's mode."""
+
+    def __init__(self, known: Known, command: str) -> None:
+        super().__init__(known, command)
+        self.followed = self.lost = False
+        self.asked_for_us = False
+
+    def begin(self) -> None:
+        """A new process asks anew."""
+        super().begin()
+        self.reset()
+
+    def reset(self) -> None:
+        """An operator wants it to follow."""
+        self.followed = self.lost = False
+
+    def check(self, before: str, values: list[Array]) -> None:
+        """See the class."""
+        condition = self._condition()
+        if condition is False and self.followed:
+            self.lost = True
+        if not values:
+            return
+        if self.table.status:
+            self._may_follow(condition)
+        if self.state == "active" and not (self.table.status and self.graph.now_s - self.known.good_s > CLOSE_S):
+            if objection := self.known.objections():
+                raise ViolationError(f"commanded although {objection}")
+        elif self.table.status is None:
+            raise ViolationError(f"commanded while {self.state}")
+
+    def _may_follow(self, condition: bool | None) -> None:
+        assert self.table.status is not None
+        known, now_s = self.known, self.graph.now_s
+        if not condition:
+            raise ViolationError("commanded while its status says that it does not take commands")
+        if now_s - known.status_s > self.table.status.timeout_s + CLOSE_S:
+            raise ViolationError(f"commanded {now_s - known.status_s:.3f} s after its last status")
+        if now_s - known.good_s > self.table.pause.longest_s + self.table.control_dt_s + CLOSE_S:
+            raise ViolationError(f"commanded {now_s - known.good_s:.3f} s after the last good command")
+        if self.lost:
+            raise ViolationError("commanded again, without an operator's reset")
+        self.followed = True
+
+    def request(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        """PX4: a heartbeat while commands come; offboard mode and arming if nobody else flies."""
+        if topic == "fmu/in/offboard_control_mode":
+            self._beats()
+        elif topic == "fmu/in/vehicle_command":
+            self._asks(message)
+
+    def _beats(self) -> None:
+        age_s = self.graph.now_s - self.known.good_s
+        if age_s > self.table.pause.longest_s + self.table.control_dt_s + CLOSE_S:
+            raise ViolationError(f"a heartbeat {age_s:.3f} s after the last good command")
+        if self.lost or self.stopped:
+            raise ViolationError("a heartbeat after offboard mode was lost")
+        self.count["heartbeats"] += 1
+
+    def _asks(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        self.count["requests"] += 1
+        status = self.known.status
+        parameters = round(message.param1), round(message.param2), round(message.param3)
+        if (message.command, parameters) == (400, (0, 21196, 0)):
+            if not self.stopped:
+                raise ViolationError("motors off without an emergency stop")
+        elif (message.command, parameters) == (176, (1, 4, 3)):
+            if status.nav_state != PX4_OFFBOARD:
+                raise ViolationError("hold mode was asked for while somebody else flew")
+        else:
+            free = status.arming_state != PX4_ARMED or status.nav_state in (PX4_HOLD, PX4_OFFBOARD)
+            if not free or self.lost or self.stopped:
+                raise ViolationError(f"asked for {message.command} {parameters} while somebody else flew")
+
+    def _condition(self) -> bool | None:
+        """Whether the status that was read last says that commands are taken; None before the first."""
+        status = self.known.status
+        if status is None:
+            return None
+        if hasattr(status, "nav_state"):
+            return status.nav_state == PX4_OFFBOARD
+        return not status.supervisor_info & (CRAZYFLIE_LOCKED | CRAZYFLIE_TUMBLED)
+
+
+_DECODE = {
+    "geometry_msgs/msg/TwistStamped": lambda message: np.array([message.twist.linear.x, message.twist.angular.z]),
+    "ackermann_msgs/msg/AckermannDriveStamped": lambda message: np.array(
+        [message.drive.steering_angle, message.drive.speed]
+    ),
+}
+"""Own readings of messages, so that a codec's error in both directions shows; others are read by the row's codec."""

@@ -1,0 +1,202 @@
+"""Robots for every row of the registry: what measures, follows, resists and restarts in `safety_faults_rows`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from benchmarks.row_network import Network
+from embodied.contract import Contract
+from real_robot.ros2.messages.codecs import set_stamp
+from real_robot.ros2.messages.frames import two_columns
+from real_robot.ros2.robots.quadrotors import CRAZYFLIE_ARMED, CRAZYFLIE_LOCKED, CRAZYFLIE_TUMBLED
+from real_robot.ros2.robots.tables import ACTION, Table
+from real_robot.safety.limits import Kind, Limits
+from tests.real_robot.ros2 import px4
+from tests.real_robot.ros2.in_process import interfaces
+from tests.real_robot.ros2.messages.definitions import types
+
+DRIVER_TIMEOUT_S = 0.5
+"""Without commands for so long, a base or an arm's Cartesian controller stands still by itself."""
+LATCHED_EVERY_S = 0.5
+STRAIGHT = {"rotation": np.eye(3).reshape(9), "end_effector_rotation": two_columns(np.eye(3)), "goal_direction": [1, 0]}
+MODES = {
+    "safety_mode": ("mode", 1, 3), "robot_program_running": ("data", True, False), "robot_state": ("robot_mode", 2, 4),
+}  # fmt: skip
+"""Field of a driver's status, and its values while the arm moves and while it does not."""
+
+
+class Robot:
+    """A robot that follows commands at once: joints, a hand, a vehicle, or one behind labelled arrays."""
+
+    def __init__(self, graph: Network, table: Table, limits: Limits) -> None:
+        self.graph, self.table, self.rng = graph, table, graph.rng
+        self.command_codec = table.command.codec
+        names = table.contract.action.names
+        self.elements = [limits.commands.get(name) for name in names]
+        positions = [element is None or element.kind is Kind.POSITION for element in self.elements]
+        self.integrates = ~np.array(positions)
+        low = [-0.5 if e is None else max(e.low, -0.5) for e in self.elements]
+        high = [0.5 if e is None else min(e.high, 0.5) for e in self.elements]
+        self.position = self.rng.uniform(low, np.maximum(high, low))
+        self.velocity = np.zeros(len(names))
+        self.observation = _rest(table.contract)
+        self.refuses = self.taken = False
+        self.down_s = 0.0
+        self.commanded_s = self._latched_s = -math.inf
+        graph.heard[table.command.name].append(self._hear)
+
+    def step(self, period_s: float) -> None:
+        """One period: move, measure."""
+        self.down_s -= period_s
+        if self.down_s > 0.0:
+            return
+        if self.taken:
+            self.position = self.position + period_s * self.rng.choice([0.3, 1.0])
+        elif not self.refuses and self.graph.now_s - self.commanded_s <= DRIVER_TIMEOUT_S:
+            self.position = self.position + period_s * self.velocity
+        self._measure()
+
+    def change_mode(self, back: bool) -> None:
+        """It does not follow, or does again."""
+        self.refuses = not back
+        self._latched_s = -math.inf
+
+    def take_over(self, back: bool) -> None:
+        """Somebody else moves it, or no longer does."""
+        self.taken = not back
+
+    def restart(self, down_s: float) -> None:
+        """Its driver ends and begins again after a while, at rest."""
+        self.down_s, self.velocity, self._latched_s = down_s, np.zeros(len(self.velocity)), -math.inf
+
+    def _hear(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
+        if self.down_s > 0.0 or self.refuses or self.taken:
+            return
+        values = self.command_codec.decode(message)[ACTION].astype(np.float64)
+        self.commanded_s = self.graph.now_s
+        self.position = np.where(self.integrates, self.position, values)
+        self.velocity = np.where(self.integrates, values, 0.0)
+
+    def _measure(self) -> None:
+        graph = self.graph
+        arrays = self.table.measured(self.observation | self._seen())
+        lasting = graph.now_s - self._latched_s >= LATCHED_EVERY_S
+        if lasting:
+            self._latched_s = graph.now_s
+            for mode in self.table.modes:
+                field, good, bad = MODES[mode.name.split("/")[-1]]
+                message = interfaces(mode.type)()
+                setattr(message, field, bad if self.refuses else good)
+                graph.send(mode.name, message)
+        for topic in self.table.states:
+            if lasting or not topic.lasting:
+                graph.send(topic.name, topic.codec.encode(arrays, interfaces, graph.ros_s))
+            if topic.name == "joint_states" and self.rng.random() < 0.2:
+                gripper = types("sensor_msgs/msg/JointState")()
+                gripper.name, gripper.position = ["finger"], np.zeros(1)
+                graph.send(topic.name, gripper)
+
+    def _seen(self) -> dict[str, np.ndarray]:
+        specs = self.table.contract.observation
+        seen = {}
+        if "joint_position" in specs and len(self.position) == specs["joint_position"].shape[0]:
+            seen["joint_position"] = self.position
+        elif "end_effector_position" in specs and self.table.name == "cartesian":
+            seen["end_effector_position"] = self.position[:3]
+        return seen
+
+
+def _rest(contract: Contract) -> dict[str, np.ndarray]:
+    made = {}
+    for key, spec in contract.observation.items():
+        shape = tuple(2 if size < 0 else size for size in spec.shape)
+        made[key] = np.asarray(STRAIGHT.get(key, np.zeros(shape)), spec.dtype).reshape(shape)
+    return made
+
+
+class Px4(px4.Px4):
+    """PX4 with its pilot."""
+
+    def __init__(self, graph: Network, table: Table, limits: Limits) -> None:
+        assert table.status is not None
+        super().__init__(graph, table.status.name.removeprefix("fmu/out/vehicle_status"), loss_s=0.5)
+        self.rng, self.down_s = graph.rng, 0.0
+
+    def step(self, period_s: float = 0.0) -> None:  # type: ignore[override]
+        """One period."""
+        self.down_s -= period_s
+        if not self.alive and self.down_s <= 0.0:
+            self.boot()
+            self.alive = True
+        super().step()
+
+    def change_mode(self, back: bool) -> None:
+        """A ground station selects a mode; sometimes the estimate jumps, or a warning sets the failsafe flag."""
+        if back:
+            self.warning = False
+            return
+        what = int(self.rng.integers(4))
+        if what == 0:
+            self.position, self.reset_counter = self.position + 5.0, (self.reset_counter + 1) % 256
+        elif what == 1:
+            self.warning = True
+        else:
+            self.switch(int(self.rng.choice([px4.HOLD, px4.RETURN, px4.LAND, px4.OFFBOARD])))
+
+    def take_over(self, back: bool) -> None:
+        """The pilot flies, by switch or sticks; later he hands it over or pulls the kill switch."""
+        if back:
+            self.switch(int(self.rng.choice([px4.OFFBOARD, px4.HOLD])))
+        elif self.rng.random() < 0.1:
+            self.kill()
+        else:
+            self.switch(int(self.rng.choice([px4.POSITION, px4.MANUAL, px4.ALTITUDE])))
+
+    def restart(self, down_s: float) -> None:
+        """PX4 loses its power for a while."""
+        self.alive, self.down_s = False, down_s
+
+
+class Crazyflie(Robot):
+    """Crazyswarm2 with one Crazyflie."""
+
+    def __init__(self, graph: Network, table: Table, limits: Limits) -> None:
+        super().__init__(graph, table, limits)
+        self.info = 0
+        self.said_s = -math.inf
+        for name in ("arm", "notify_setpoints_stop", "land", "emergency"):
+            self._serve(name)
+
+    def step(self, period_s: float) -> None:
+        """One period."""
+        super().step(period_s)
+        if self.down_s > 0.0 or self.graph.now_s - self.said_s < 0.2:
+            return
+        self.said_s = self.graph.now_s
+        status = types("crazyflie_interfaces/msg/Status")()
+        set_stamp(status, self.graph.ros_s)
+        status.supervisor_info = self.info
+        self.graph.send("status", status)
+
+    def change_mode(self, back: bool) -> None:
+        """It lies on its back, or is put upright."""
+        self.info = self.info & ~CRAZYFLIE_TUMBLED if back else self.info | CRAZYFLIE_TUMBLED
+
+    def take_over(self, back: bool) -> None:
+        """Somebody calls the emergency."""
+        self.info |= 0 if back else CRAZYFLIE_LOCKED
+
+    def restart(self, down_s: float) -> None:
+        """Reboot it."""
+        super().restart(down_s)
+        self.info = 0
+
+    def _serve(self, name: str) -> None:
+        def answer(request: Any, response: Any) -> None:  # noqa: ANN401 - of ROS
+            if self.down_s <= 0.0:
+                self.info |= {"emergency": CRAZYFLIE_LOCKED, "arm": CRAZYFLIE_ARMED}.get(name, 0)
+
+        self.graph.services[name] = answer

@@ -1,0 +1,309 @@
+"""Random faults against the nodes of every row of the robots' registry: nothing outside limits or modes.
+
+    .venv-ros/bin/python benchmarks/safety_faults_rows.py --sequences 10000
+
+The real safety_node with the row's codecs, in one process and a time of their own (`row_network`), between a policy and
+a robot that are classes (`row_robots`; PX4 is the tests' state machine of its commander). A sequence is one row
+with random limits for `PERIODS` control periods, in which faults of `FAULTS` come one after the other and together.
+`row_checker` raises `ViolationError` with the seed. Prints and writes JSON: sequences, seed, how often each fault was
+injected, and what the robots of each row did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import Counter
+from dataclasses import replace
+from multiprocessing import Pool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs from a clone that is not installed
+
+from std_msgs.msg import Header
+
+from benchmarks.row_checker import Known, RowChecker, StoppedByCommands, StoppedByItself
+from benchmarks.row_network import TROUBLES, Hosted, Network, hosted
+from benchmarks.row_robots import Crazyflie, Px4, Robot
+from benchmarks.safety_checker import ViolationError
+from benchmarks.safety_faults import element_limits
+from embodied.command_line.progress import Progress
+from embodied.contract import Contract
+from embodied.evaluation.report import git_commit
+from embodied.saving.files import complete_or_absent
+from real_robot.ros2 import ros_robot
+from real_robot.ros2.nodes import safety
+from real_robot.ros2.robots.registry import robot_table
+from real_robot.ros2.robots.tables import ACTION, Table
+from real_robot.safety.limits import Kind, Limits
+from tests.real_robot.ros2.in_process import interfaces
+from tests.real_robot.ros2.robots.test_tables import ROWS
+
+PERIODS = 100
+CALM_PERIODS = 90
+"""Periods without faults before, in which a robot that is asked to follow begins to."""
+FLOWN_S = 0.02
+FAULTS = (
+    *TROUBLES, "mode change", "take-over", "clock jump", "clock stands still", "safety_node killed",
+    "safety_node paused", "policy killed", "policy paused",
+    "partner restarted", "emergency stop",
+)  # fmt: skip
+DOWN_S = 1.0
+"""A process that was killed is down for at least so long."""
+HEARTBEAT_S = 0.05
+
+
+def rows() -> list[tuple[str, Contract, dict[str, Any]]]:
+    """The registry's rows as the tests know them; quadrotors at 50 Hz, so that more happens in a sequence."""
+    made = []
+    for name, contract, options in ROWS:
+        if name.startswith(("px4", "crazyswarm2")):
+            contract, options = replace(contract, control_dt_s=FLOWN_S), dict(options) | {"rate_hz": 1.0 / FLOWN_S}
+        made.append((name, contract, options))
+    return made
+
+
+def random_limits(rng: np.random.Generator, table: Table) -> Limits:
+    """Limits of the elements that a row moves by commands, and times."""
+    commands = {}
+    rests = table.at_rest or ()
+    for name, rest in zip(table.contract.action.names, rests, strict=False):
+        key = "end_effector_position" if table.name == "cartesian" else "joint_position"
+        spec = table.contract.observation.get(key)
+        measured = f"{key}.{name}" if spec is not None and name in spec.names else ""
+        kind = Kind.POSITION if math.isnan(rest) else Kind.VELOCITY
+        if name != "gripper":
+            commands[name] = replace(element_limits(rng, kind, measured), scale=1.0, measured=measured)
+    dt_s = table.control_dt_s
+    times = [float(rng.uniform(3.0, 10.0)) * dt_s for _ in range(2)]
+    return Limits(
+        commands, observation_timeout_s=times[0], command_timeout_s=times[1], clock_error_s=2.5 * dt_s,
+        following_s=20.0 * dt_s, recovery_s=8.0 * dt_s,
+    )  # fmt: skip
+
+
+class Policy:
+    """policy_node from outside: heartbeats, and a command per period."""
+
+    def __init__(self, graph: Network, table: Table, topic: str) -> None:
+        self.graph, self.table, self.topic = graph, table, topic
+        self.alive, self.paused = True, False
+        self.beat_s = -math.inf
+        spec = table.contract.action
+        self.low, self.high = np.array(spec.low), np.array(spec.high)
+        self.target = graph.rng.random(len(self.low))
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process does."""
+        return self.alive and not self.paused
+
+    def step(self) -> None:
+        """One period."""
+        graph, rng = self.graph, self.graph.rng
+        if not self.runs:
+            return
+        graph.signs[self.topic] = graph.now_s
+        if graph.now_s - self.beat_s >= HEARTBEAT_S - 1e-6:
+            self.beat_s = graph.now_s
+            graph.send("policy/heartbeat", Header())
+        if rng.random() < 0.1:
+            self.target = rng.random(len(self.low)) * rng.choice([0.2, 1.0, 1.5])
+        noisy = self.target + 0.02 * rng.normal(size=len(self.low))
+        action = self.low + noisy * (self.high - self.low)
+        graph.send(self.topic, self.table.command.codec.encode({ACTION: action}, interfaces, graph.ros_s))
+
+
+class Sequence:
+    """One row, its faults and its checker."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = np.random.default_rng(seed)
+        self.row, contract, options = rows()[seed % len(ROWS)]
+        self.table = table = robot_table(self.row, contract, options)
+        self.limits = limits = random_limits(rng, table)
+        self.graph = Network(rng, bool(rng.random() < 0.3), table.control_dt_s)
+        self.settings = safety.SafetySettings(
+            "", self.row, options, heartbeat_timeout_s=float(rng.uniform(0.15, 0.5)),
+            liveliness_s=float(rng.uniform(0.1, 0.5)),
+        )  # fmt: skip
+        safety.read_contract = lambda path: contract  # files are read elsewhere
+        safety.read_limits = lambda path: limits
+        known = Known(self.graph, table, limits, self.settings)
+        kind = StoppedByItself if table.at_rest is None else StoppedByCommands
+        self.checker: RowChecker = kind(known, table.command.name)
+        self.graph.sent, self.graph.settled = self.checker.send, self.checker.settle
+        self.graph.read = lambda topic, message, name: known.read(topic, message) if name == "safety_node" else None
+        flown = Px4 if self.row.startswith("px4") else Crazyflie if self.row.startswith("crazy") else Robot
+        self.robot = flown(self.graph, table, limits)
+        self.policy = Policy(self.graph, table, known.command)
+        self._start_safety()
+        self.faults: dict[str, int] = {}  # and for how many more periods
+        self.injected = Counter[str]()
+
+    def run(self) -> None:
+        """Run it.
+
+        Raises:
+            ViolationError: for anything that may never be published.
+        """
+        dt_s = self.table.control_dt_s
+        calm = CALM_PERIODS if self.table.status else 0
+        for period in range(calm + PERIODS):
+            if period >= calm:
+                self._begin_faults()
+            self.robot.step(dt_s)
+            self.graph.tick(0.5 * dt_s)
+            self.policy.step()
+            self.graph.tick(0.5 * dt_s)
+            self._operate()
+            for fault in [fault for fault, left in self.faults.items() if left <= 1]:
+                self._end(fault)
+                del self.faults[fault]
+            self.faults = {fault: left - 1 for fault, left in self.faults.items()}
+
+    def _start_safety(self) -> None:
+        self.checker.begin()
+        self.safety = hosted(safety.SafetyNode, self.graph)
+        self.safety.start(self.settings)
+        if self.table.status:
+            self.graph.call("safety_node/reset")
+
+    def _operate(self) -> None:
+        """An operator resets what has stopped, now and then."""
+        if self.rng.random() < 0.05 and self.safety.runs and "emergency stop" not in self.faults:
+            lost = isinstance(self.checker, StoppedByItself) and self.checker.lost
+            if lost or self.checker.state == "stopped":
+                self.checker.stopped = False
+                if isinstance(self.checker, StoppedByItself):
+                    self.checker.reset()
+                self.graph.call("safety_node/reset")
+
+    def _begin_faults(self) -> None:
+        if self.rng.random() > 0.08:
+            return
+        fault = str(self.rng.choice(FAULTS))
+        if fault in self.faults:
+            return
+        if any(fault.split()[0] == other.split()[0] for other in self.faults if "node" in fault or "policy" in fault):
+            return
+        periods = int(self.rng.integers(1, 20))
+        if fault.endswith(("killed", "restarted")):
+            periods = round(DOWN_S / self.table.control_dt_s) + periods
+        self.faults[fault] = periods
+        self.injected[fault] += 1
+        self._begin(fault, periods)
+
+    def _begin(self, fault: str, periods: int) -> None:
+        graph = self.graph
+        if fault in TROUBLES:
+            topics = [self.policy.topic, "policy/heartbeat", *(topic.name for topic in self.table.states)]
+            topics += [mode.name for mode in self.table.modes] + ([self.table.status.name] if self.table.status else [])
+            graph.troubled[str(self.rng.choice(topics))] = fault
+        elif fault == "mode change":
+            self.robot.change_mode(back=False)
+        elif fault == "take-over":
+            self.robot.take_over(back=False)
+        elif fault == "clock jump":
+            self._jump()
+        elif fault == "clock stands still":
+            graph.frozen_s = graph.ros_s if graph.simulated else None
+        elif fault == "partner restarted":
+            self.robot.restart(periods * self.table.control_dt_s)
+        elif fault == "emergency stop":
+            if self.safety.runs:
+                self.checker.stopped = True
+                graph.call("safety_node/emergency_stop")
+        else:
+            process = self._process(fault)
+            if fault.endswith("killed"):
+                process.kill() if isinstance(process, Hosted) else setattr(process, "alive", False)
+            else:
+                process.paused = True
+
+    def _end(self, fault: str) -> None:
+        graph = self.graph
+        if fault in TROUBLES:
+            graph.troubled = {topic: trouble for topic, trouble in graph.troubled.items() if trouble != fault}
+        elif fault == "mode change":
+            self.robot.change_mode(back=True)
+        elif fault == "take-over":
+            self.robot.take_over(back=True)
+        elif fault == "clock stands still" and graph.frozen_s is not None:
+            graph.jumped_s, graph.frozen_s = graph.frozen_s - graph.now_s, None
+        elif fault == "safety_node killed":
+            self._start_safety()
+        elif fault == "policy killed":
+            self.policy = Policy(graph, self.table, self.policy.topic)
+        elif fault.endswith("paused"):
+            process = self._process(fault)
+            process.resume() if isinstance(process, Hosted) else setattr(process, "paused", False)
+
+    def _process(self, fault: str) -> Any:  # noqa: ANN401 - a node or the policy
+        return self.safety if fault.startswith("safety_node") else self.policy
+
+    def _jump(self) -> None:
+        change_s = float(self.rng.choice([-1.0, 1.0]) * self.rng.exponential(2.0))
+        self.graph.jumped_s += change_s
+        if change_s < 0.0 and self.graph.simulated and self.safety.alive:
+            for forget in self.safety.on_jump:
+                forget()
+            self.checker.known.stamps.clear()
+
+
+def run_one(number: int) -> tuple[str, Counter[str], Counter[str]]:
+    """Run one sequence; returns its row, and how often what was injected and done.
+
+    Raises:
+        ViolationError: with the seed of the sequence.
+    """
+    ros_robot.types = interfaces  # as of packages that are not installed
+    sequence = Sequence(number)
+    try:
+        sequence.run()
+    except ViolationError as error:
+        raise ViolationError(f"sequence {number}, {sequence.row}, {sequence.graph.now_s:.3f} s: {error}") from error
+    return sequence.row, sequence.injected, sequence.checker.count
+
+
+def run(sequences: int, seed: int, processes: int = 1) -> dict[str, object]:
+    """Run sequences with the seeds from `seed` on; returns how often what was injected and done, by row.
+
+    Raises:
+        ViolationError: with the seed of the sequence.
+    """
+    count, injected, done = Counter[str](), Counter[str](), dict[str, Counter[str]]()
+    with Progress("faults", sequences, "sequence") as bar, Pool(processes) as pool:
+        for row, faults, actions in pool.imap(run_one, range(seed, seed + sequences), chunksize=18):
+            count[row] += 1
+            injected.update(faults)
+            done.setdefault(row, Counter()).update(actions)
+            bar.update()
+    return {
+        "git_commit": git_commit(), "sequences": sequences, "first_seed": seed, "violations": 0,
+        "injected": {fault: injected[fault] for fault in FAULTS},
+        "rows": {row: {"sequences": count[row], **dict(sorted(done[row].items()))} for row in done},
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run, print, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sequences", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/safety_faults_rows.json"))
+    arguments = parser.parse_args()
+    found = run(arguments.sequences, arguments.seed, arguments.processes)
+    print(json.dumps(found, indent=2))
+    with complete_or_absent(arguments.json) as temporary:
+        temporary.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The benchmark of random faults in every row: a few sequences of each, and faults of ours that it has to find."""
+
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks import safety_faults_rows as rows
+from benchmarks.safety_checker import ViolationError
+from real_robot.ros2 import ros_robot
+from real_robot.ros2.engagement import Engagement
+from real_robot.ros2.nodes import safety
+from real_robot.ros2.robots.registry import ROBOTS
+from real_robot.ros2.robots.tables import Table
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a sequence replaces in nodes is put back."""
+    for module, name in ((ros_robot, "types"), (safety, "read_contract"), (safety, "read_limits")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+
+
+def test_no_row_publishes_anything_outside_its_limits_or_its_mode():
+    commanded = dict.fromkeys(ROBOTS, 0)
+    for number in range(50_000, 50_000 + 2 * len(rows.ROWS)):
+        row, _, done = rows.run_one(number)
+        commanded[row] += done["commands"]
+    assert min(commanded.values()) > 0
+
+
+def found(row: str) -> str:
+    """The first violation in a row."""
+    first = next(index for index, (name, _, _) in enumerate(rows.ROWS) if name == row)
+    for number in range(20):
+        try:
+            rows.run_one(first + number * len(rows.ROWS))
+        except ViolationError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("row", "owner", "name", "broken", "violation"),
+    [
+        ("joint_trajectory", Table, "within", lambda table, limits: table, "commanded ["),
+        ("px4_actuators", Engagement, "commands", property(lambda engagement: True), "does not take commands"),
+        ("px4_actuators", Engagement, "beats", property(lambda engagement: True), "a heartbeat"),
+    ],
+)
+def test_a_fault_of_ours_is_found(
+    monkeypatch: pytest.MonkeyPatch, row: str, owner: type, name: str, broken: Callable[..., object], violation: str
+):
+    monkeypatch.setattr(owner, name, broken)
+    assert violation in found(row)
