@@ -21,7 +21,6 @@ from real_robot.recording.lerobot_dataset import Store
 from real_robot.recording.recorder import Recorder
 from real_robot.robots.control_loop import Controller, ControlLoop, Executor
 from real_robot.robots.devices import Device, open_device
-from real_robot.robots.environment import first_reading
 from real_robot.robots.intervention import GRIPPER, Leader, Operator, Person, usual_axes
 from real_robot.robots.robot import Array, Clock, Reading, Robot, SimulatedRobot
 from real_robot.safety.filters import action_names
@@ -31,6 +30,7 @@ from real_robot.serving.chunk_executor import ChunkExecutor
 
 log = logging.getLogger(__name__)
 SIMULATION = "simulation"
+FIRST_READING_S = 5.0
 PATIENCE = 2.5
 """Control periods without a measurement or a command after which the robot holds."""
 
@@ -273,3 +273,18 @@ def person(config: RecordConfig, station: Station) -> Person:
     except UserError:
         channel.close()
         raise
+
+
+def first_reading(robot: Robot, clock: Clock, sleep: Callable[[float], None]) -> Reading:
+    """The first valid measurement of `robot`.
+
+    Raises:
+        UserError: if there is none in `FIRST_READING_S`.
+    """
+    deadline = clock() + FIRST_READING_S
+    while (reading := robot.read()) is None or reading.fault:
+        if clock() > deadline:
+            fault = reading.fault if reading else "is its driver running?"
+            raise UserError(f"the robot gave no valid measurement in {FIRST_READING_S:g} s: {fault}")
+        sleep(robot.contract.control_dt_s)
+    return reading
