@@ -21,7 +21,7 @@ ROS := .venv-ros
 ISAAC := .venv-isaac
 # Conflicts are not reported: hf-libero is here for its data, robosuite and torchrl work with newer packages than they
 # ask for.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-warn-conflicts -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
 .PHONY: pick hover vla navigate test ros test-ros isaac test-isaac test-stock test-crazyflow docs check mutants install clean

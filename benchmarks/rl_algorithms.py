@@ -3,13 +3,13 @@
     [--rows "NAME;NAME"] [--tasks 0,1,2] [--demonstrations N] [--sft-steps N] [--starts N] [--folder DIR]
     [--output FILE] [--show]
 
-All rows fine-tune on `libero_pick` (state observations, stand-in assets, two demonstrations of each task) by the same number of environment steps, from the same supervised policy; policy=diffusion is another network and has a start
-of its own. Settings are the task's for each algorithm (`configs/settings`) and those of ROWS: not tuned any further.
-Every run is `python train.py ...` in its own process, one after the other. A row is written to the JSON file as soon as
-it is done, with its commit; rows that are there are not measured again, and a run that was interrupted goes on from its
-last checkpoint. Intervals of success are Wilson's, those of
-gains are paired: the same episodes before and after. CPU seconds are those of collection and updates, wall seconds of
-the whole command with its two evaluations.
+All rows fine-tune on `libero_pick` (state observations, stand-in assets, two demonstrations of each task) by the same
+number of environment steps, from the same supervised policy; policy=diffusion is another network and has a start of its
+own. Settings are the task's for each algorithm (`configs/settings`) and those of ROWS: not tuned any further. Every run
+is `python train.py ...` in its own process, one after the other. A row is written to the JSON file as soon as it is
+done, with its commit; rows that are there are not measured again, and a run that was interrupted goes on from its last
+checkpoint. Intervals of success are Wilson's, those of gains are paired: the same episodes before and after. CPU
+seconds are those of collection and updates, wall seconds of the whole command with its two evaluations.
 """
 
 from __future__ import annotations

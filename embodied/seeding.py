@@ -25,6 +25,11 @@ def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu"
     return torch.Generator(device=device).manual_seed(derive(seed, *purpose))
 
 
+def child(parent: torch.Generator) -> torch.Generator:
+    """Separate generator on the CPU, seeded by one draw from `parent`: for a part that draws at times of its own."""
+    return torch.Generator().manual_seed(int(torch.randint(1 << 62, (), generator=parent)))
+
+
 def fixed_noise(rows: Tensor, shape: torch.Size | tuple[int, ...]) -> Tensor:
     """Standard normal noise [N, *shape], on the CPU, as a fixed function of the bytes of each of `rows` [N, B].
 

@@ -250,6 +250,11 @@ class LearnerConfig(Protocol):
         """Whether its learner uses demonstrations; runs without SFT do not make them otherwise."""
         ...
 
+    @property
+    def max_staleness(self) -> int:
+        """Updates that a rollout's policy may be behind; 0: it is learned from before the next one is collected."""
+        ...
+
     def build(
         self,
         policy: TrainablePolicy,
@@ -271,11 +276,6 @@ class RemotelyCollected(LearnerConfig, Protocol):
 
     One that puts episodes together from successive rollouts is none.
     """
-
-    @property
-    def max_staleness(self) -> int:
-        """Updates that a rollout's policy may be behind; 0: it is learned from before the next one is collected."""
-        ...
 
     def remote_starts(self, env: Environment, generator: torch.Generator) -> Starts | None:
         """Chooses the initial states of a collector in another process, in its own environments `env`.

@@ -59,6 +59,11 @@ class BPTTConfig:
         """Never."""
         return False
 
+    @property
+    def max_staleness(self) -> int:
+        """None: gradients go through the rollout."""
+        return 0
+
     def build(
         self,
         policy: TrainablePolicy,

@@ -68,6 +68,11 @@ class DistillationConfig:
         """Never."""
         return False
 
+    @property
+    def max_staleness(self) -> int:
+        """None: teacher and student take turns in the same environments."""
+        return 0
+
     def build(
         self,
         policy: TrainablePolicy,

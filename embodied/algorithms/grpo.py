@@ -177,14 +177,13 @@ class GRPO(Clipped):
         return episodes.at_end(rollout.episode_return)
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, counters, starts and draws to come."""
+        """Optimiser, counters and draws to come."""
         process = {} if self.process is None else {"process": self.process.state_dict()}
-        return super().state_dict() | {"starts": self.starts.state_dict()} | process
+        return super().state_dict() | process
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         super().load_state_dict(state)
-        self.starts.load_state_dict(state["starts"])
         if self.process is not None:
             self.process.load_state_dict(state["process"])
 

@@ -162,7 +162,7 @@ class PPO(Clipped):
         self._decay(progress)
         if self.starts and not rollout.has_success:
             raise UserError("algorithm.curriculum goes by success, which this task does not define; use curriculum=0")
-        told = self.starts.metrics() if self.starts else {}
+        told: dict[str, float] = {}
         if self.process is not None:
             before, after = self.process(rollout)
             rollout = shaped(rollout, before, after, self.config.process_reward, self.config.discount)
@@ -234,16 +234,13 @@ class PPO(Clipped):
         return loss / count, sums | {"value_loss": value_loss.detach()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, counters, scale of rewards, draws to come, and the states of curriculum and process reward."""
-        parts = {"starts": self.starts, "process": self.process}
-        state = {name: part.state_dict() for name, part in parts.items() if part is not None}
-        return super().state_dict() | {"reward_scale": self.reward_scale.state_dict()} | state
+        """Optimiser, counters, scale of rewards, draws to come, and the state of the process reward."""
+        process = {} if self.process is None else {"process": self.process.state_dict()}
+        return super().state_dict() | {"reward_scale": self.reward_scale.state_dict()} | process
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         super().load_state_dict(state)
         self.reward_scale.load_state_dict(state["reward_scale"])
-        if self.starts is not None:
-            self.starts.load_state_dict(state["starts"])
         if self.process is not None:
             self.process.load_state_dict(state["process"])

@@ -15,6 +15,7 @@ TD(lambda) advantages of the policy that collected them, from recent iterations 
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +83,11 @@ class RankingConfig:
         """Always."""
         return True
 
+    @property
+    def max_staleness(self) -> int:
+        """Any: advantages are those of the policy that collected."""
+        return sys.maxsize
+
     def build(
         self,
         policy: TrainablePolicy,
@@ -148,8 +154,8 @@ class Ranking:
         if self.iterations >= self.config.warmup:
             self.policy.start_ranking()
         if self.imitation.progress < 1.0:
-            return metrics | self.imitation.update(rollout, min(1.0, progress / self.config.imitated), world)
-        return metrics | self.imitation.first_attempts()
+            metrics |= self.imitation.update(rollout, min(1.0, progress / self.config.imitated), world)
+        return metrics
 
     def _targets(self, rollout: Rollout, value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
         """Returns and advantages, [T, N] each."""

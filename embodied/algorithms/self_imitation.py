@@ -16,6 +16,7 @@ Differs from the paper: success alone selects what is imitated; there is no adva
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +67,11 @@ class SelfImitationConfig:
     def reads_demonstrations(self) -> bool:
         """Always."""
         return True
+
+    @property
+    def max_staleness(self) -> int:
+        """Any: successes are imitated, whoever had them."""
+        return sys.maxsize
 
     def build(
         self,
@@ -126,12 +132,7 @@ class SelfImitation:
                     old.copy_(new)
             if progress < 1.0:
                 self.sft = self._begin()
-        metrics = {"loss": sum(losses) / len(losses), "imitated_chunks": float(len(self.replay))}
-        return metrics | self.first_attempts()
-
-    def first_attempts(self) -> dict[str, float]:
-        """As `RetryStarts.first_attempts`; empty without retries."""
-        return self.starts.first_attempts() if self.starts else {}
+        return {"loss": sum(losses) / len(losses), "imitated_chunks": float(len(self.replay))}
 
     def _begin(self) -> SFT:
         """A learner of the next round's network, with the policy's normalisation statistics."""
@@ -175,17 +176,14 @@ class SelfImitation:
         self.by_task = _rows_by_task(self.replay.episodes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Learner, replay, unfinished episodes and starts; the demonstrations come from their file."""
+        """Learner, replay and unfinished episodes; the demonstrations come from their file."""
         parts = {part: getattr(self, part).state_dict() for part in PARTS}
-        starts = {"starts": self.starts.state_dict()} if self.starts else {}
-        return parts | starts | {"progress": self.progress, "gradient_steps": self.gradient_steps}
+        return parts | {"progress": self.progress, "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         for part in PARTS:
             getattr(self, part).load_state_dict(state[part])
-        if self.starts:
-            self.starts.load_state_dict(state["starts"])
         self.progress, self.gradient_steps = state["progress"], state["gradient_steps"]
         if len(self.replay):
             self._sort()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -68,6 +69,11 @@ class TD3Config:
     def reads_demonstrations(self) -> bool:
         """Never."""
         return False
+
+    @property
+    def max_staleness(self) -> int:
+        """Any: it learns off-policy."""
+        return sys.maxsize
 
     def build(
         self,

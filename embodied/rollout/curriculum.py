@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embodied import seeding
 from embodied.rollout.starts import RECENT, drawn_first
 
 KNOWN = 32
@@ -43,11 +44,11 @@ class CurriculumStarts:
     def __init__(
         self, task_index: Tensor, *, repeated: float, generator: torch.Generator, num_starts: int | None = None
     ) -> None:
-        self.task_index, self.repeated, self.generator = task_index.tolist(), repeated, generator
+        self.task_index, self.repeated = task_index.tolist(), repeated
         self.num_starts = num_starts
         tasks, count = max(self.task_index) + 1, len(self.task_index)
-        self.separated = False
         self.fresh = [drawn_first(generator)] * tasks
+        self.generator = seeding.child(generator)
         self.known: list[dict[int, Record]] = [{} for _ in range(tasks)]
         self.running: list[int] = [-1] * count  # initial states of the running episodes; -1: none yet
         self.first: list[bool] = [False] * count  # whether that state is a new one
@@ -70,7 +71,7 @@ class CurriculumStarts:
 
     def separate(self, generator: torch.Generator) -> None:
         """As `OwnStarts.separate`."""
-        self.generator, self.separated = generator, True
+        self.generator = generator
         self.fresh = [drawn_first(generator)] * len(self.fresh)
 
     def abandon(self) -> None:
@@ -110,13 +111,12 @@ class CurriculumStarts:
     def state_dict(self) -> dict[str, Any]:
         """What is known of initial states, and counters."""
         state = {name: list(getattr(self, name)) for name in ("fresh", "running", "first", "firsts", "ended")}
-        state |= {"generator": self.generator.get_state()} if self.separated else {}
-        return state | {"known": [[[start, *record] for start, record in task.items()] for task in self.known]}
+        known = [[[start, *record] for start, record in task.items()] for task in self.known]
+        return state | {"known": known, "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         for name in ("fresh", "running", "first", "firsts", "ended"):
             setattr(self, name, list(state[name]))
         self.known = [{int(start): (tried, won) for start, tried, won in task} for task in state["known"]]
-        if self.separated and "generator" in state:
-            self.generator.set_state(state["generator"])
+        self.generator.set_state(state["generator"])

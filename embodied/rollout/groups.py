@@ -54,6 +54,10 @@ class GroupStarts:
         self.fresh = self.fresh + torch.zeros_like(self.fresh).scatter_reduce(0, self.task_index, used, "amax")
         self.begun = torch.zeros_like(self.begun)
 
+    def metrics(self) -> dict[str, float]:
+        """None."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Counters."""
         return {"fresh": self.fresh.clone(), "begun": self.begun.clone()}

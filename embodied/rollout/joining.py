@@ -41,6 +41,8 @@ def joined(rollouts: Sequence[Rollout]) -> Rollout:
     fields |= {name: sum(getattr(each, name) for each in rollouts) for name in COUNTS}
     fields |= {name: max(getattr(each, name) for each in rollouts) for name in ("simulation_s", "policy_s")}
     told = {name: sum(each.told[name] for each in rollouts) for name in rollouts[0].told}
+    starts = [each.starts for each in rollouts if each.starts]
+    fields["starts"] = {name: sum(each[name] for each in starts) / len(starts) for name in (starts or [{}])[0]}
     rows, seen = _ends(rollouts)
     return replace(
         rollouts[0], **fields, final_rows=rows, final_observation=seen,

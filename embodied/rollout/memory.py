@@ -33,11 +33,15 @@ class Memory:
     """The memory of `policy` for `count` running episodes, on `device`, the observations'."""
 
     def __init__(self, policy: Policy, count: int, device: torch.device | str = "cpu") -> None:
-        self.policy = policy if isinstance(policy, RecurrentPolicy) else None
         self.device = device
+        self.of(policy)
         self.values, self.started = torch.empty(count, 0), torch.ones(count, dtype=torch.bool, device=device)
         if self.policy:
             self.values = self._initial()
+
+    def of(self, policy: Policy) -> None:
+        """Keep the memory of `policy` from now on."""
+        self.policy = policy if isinstance(policy, RecurrentPolicy) else None
 
     def restart(self, mask: Tensor | None) -> None:
         """Reset where `mask` [N] is True, everywhere if None."""

@@ -65,6 +65,7 @@ class Rollout:
     episode_return: Tensor | None = None  # [T, N] sum of the episode's rewards up to and including this decision
     episode_steps: Tensor | None = None  # [T, N] control steps, likewise
     has_success: bool = True  # False: the environment does not define it
+    starts: dict[str, float] = field(default_factory=dict)  # metrics of the choice of initial states, after it
     told: dict[str, float] = field(default_factory=dict)  # of where it was collected, for the log
 
     def next_observation(self) -> TensorDict:
@@ -103,6 +104,10 @@ class Rollout:
         found = {"success": self.success} if self.has_success else {}
         found |= {"episode_return": self.episode_return, "episode_steps": self.episode_steps}
         return {name: float(values[self.done].double().mean()) for name, values in found.items()}
+
+
+class Cancelled(Exception):  # noqa: N818 - not an error
+    """A collection was `cancelled`; its decisions are lost."""
 
 
 RANDOM_DECISIONS = 8
@@ -155,6 +160,7 @@ class Collector:
         folder: Path | None = None,
     ) -> None:
         policy.contract.check(env.contract)
+        self.cancelled = False  # set by another thread: the running collection ends at its next decision
         self.numbered = isinstance(env, NumberedStarts)  # once: isinstance of a protocol is slow
         self.watched = env if isinstance(env, Watched) else None
         if starts is not None and not self.numbered:
@@ -180,6 +186,8 @@ class Collector:
         diverged = lost = pushed = 0
         simulation_s = policy_s = 0.0
         for t in range(decisions):
+            if self.cancelled:
+                raise Cancelled
             started = time.perf_counter()
             due = self._due()
             ended = due.nonzero().squeeze(1)
@@ -208,7 +216,8 @@ class Collector:
         rollout = Rollout(
             **rows.tensors(), last_observation=cast(TensorDict, self.observation).clone().to(there),
             task_index=self.env.task_index.clone(), diverged=diverged, lost=lost, has_success=has_success,
-            pushed=pushed, policy_version=self.version, simulation_s=simulation_s - policy_s, policy_s=policy_s,
+            pushed=pushed, policy_version=self.version, starts=self.starts.metrics() if self.starts else {},
+            simulation_s=simulation_s - policy_s, policy_s=policy_s,
             final_rows=torch.cat([place for place, _ in finals]).to(there) if finals else None,
             final_observation=TensorDict.cat([seen for _, seen in finals]).to(there) if finals else None,
         )  # fmt: skip
@@ -240,11 +249,13 @@ class Collector:
         return self.observation
 
     def state_dict(self) -> dict[str, Any]:
-        """Running episodes, policy memory, and the noise generator.
+        """Running episodes, policy memory, choice of initial states, and the noise generator.
 
-        For an environment that is not `Restorable`, only the generator and version: its episodes begin again.
+        For an environment that is not `Restorable`, no episodes and no memory: its episodes begin again.
         """
         state: dict[str, Any] = {"generator": self.generator.get_state(), "version": self.version}
+        if self.starts:
+            state["starts"] = self.starts.state_dict()
         if not isinstance(self.env, Restorable):
             return state
         return state | {
@@ -260,6 +271,8 @@ class Collector:
         """Continue from `state_dict`."""
         self.generator.set_state(state["generator"])
         self.version = state["version"]
+        if self.starts:
+            self.starts.load_state_dict(state["starts"])
         if "env" not in state:
             self.abandon()
             return

@@ -7,6 +7,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from embodied import seeding
+
 RECENT = 200
 
 
@@ -21,6 +23,18 @@ class Starts(Protocol):
         """The running episodes will not end: all environments are about to begin new ones."""
         ...
 
+    def metrics(self) -> dict[str, float]:
+        """What is known of success by initial state, by name."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        ...
+
 
 @runtime_checkable
 class OwnStarts(Starts, Protocol):
@@ -28,14 +42,6 @@ class OwnStarts(Starts, Protocol):
 
     def separate(self, generator: torch.Generator) -> None:
         """Draw from `generator` from now on, beginning elsewhere: the learner's stays the same in all processes."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is known of initial states."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         ...
 
 
@@ -46,10 +52,10 @@ class RetryStarts:
     """
 
     def __init__(self, task_index: Tensor, *, retry: float, attempts: int, generator: torch.Generator) -> None:
-        self.task_index, self.retry, self.attempts, self.generator = task_index.cpu(), retry, attempts, generator
+        self.task_index, self.retry, self.attempts = task_index.cpu(), retry, attempts
         tasks, count = int(self.task_index.max()) + 1, len(task_index)
-        self.separated = False
         self.fresh = torch.full((tasks,), drawn_first(generator))
+        self.generator = seeding.child(generator)
         self.failed = [torch.empty(0, 2, dtype=torch.int64) for _ in range(tasks)]  # initial state, earlier attempts
         self.running = torch.full((count, 2), -1)  # likewise, of the running episodes; -1: none yet
         self.firsts = torch.empty(0, dtype=torch.bool)  # success of the last first attempts
@@ -69,7 +75,7 @@ class RetryStarts:
 
     def separate(self, generator: torch.Generator) -> None:
         """As `OwnStarts.separate`."""
-        self.generator, self.separated = generator, True
+        self.generator = generator
         self.fresh = torch.full_like(self.fresh, drawn_first(generator))
 
     def abandon(self) -> None:
@@ -100,7 +106,7 @@ class RetryStarts:
         self.failed[task] = queue[count:]
         self.fresh[task] += len(rows) - count
 
-    def first_attempts(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """`first_attempts_success`: success rate of the last `RECENT` first attempts, without retries.
 
         Empty until every environment has ended an episode, because successful episodes end first.
@@ -110,16 +116,14 @@ class RetryStarts:
     def state_dict(self) -> dict[str, Any]:
         """Queues and counters."""
         copies = {name: getattr(self, name).clone() for name in ("fresh", "running", "firsts", "ended")}
-        own = {"generator": self.generator.get_state()} if self.separated else {}
-        return copies | {"failed": list(self.failed)} | own
+        return copies | {"failed": list(self.failed), "generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         for name in ("fresh", "running", "firsts", "ended"):
             setattr(self, name, state[name].clone())
         self.failed = list(state["failed"])
-        if self.separated and "generator" in state:
-            self.generator.set_state(state["generator"])
+        self.generator.set_state(state["generator"])
 
 
 def drawn_first(generator: torch.Generator) -> int:

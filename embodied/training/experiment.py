@@ -32,6 +32,7 @@ from embodied.evaluation.report import BASELINE, Report, title, told
 from embodied.placement.local import Local, Processes, one_after_another, own_share
 from embodied.policy import Policy, PretrainedPolicy, TrainablePolicy
 from embodied.precision import precision_of
+from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Collector, first_decisions
 from embodied.saving import checkpoint
@@ -177,6 +178,8 @@ class Experiment(SavedRun):
             env, policy, self.algorithm, demonstrations, self.seed, self.world, own_seed=self.own_seed
         )
         collector.storage, collector.folder = self.config.storage, self.directory
+        if self.config.overlap and not self.algorithm.max_staleness:
+            raise UserError("this algorithm learns from rollouts of the policy as it is; use overlap=false")
         return learner, collector
 
     def run(self) -> Report:
@@ -245,21 +248,24 @@ class Experiment(SavedRun):
             self.before = {"policy": copy_tree(dict(self.policy.state_dict()))}
         if not self.parts:
             self.policy.start_critic()
-        learner, collector = self._learner(self.env, self.policy, self.demonstrations)
+        learner, alone = self._learner(self.env, self.policy, self.demonstrations)
+        precision = self.config.precision
+        collector = CollectorAhead(alone, self.policy, precision) if self.config.overlap else alone
         parts = {"learner": learner, "collector": collector, "held_out": self.held_out}
-        self._resume(parts)
-        self.world.join(learner)
         total, done = self.config.env_steps, self.counters["env_steps"]
-        steps = iterations(
-            learner, collector, self.algorithm.rollout_length, total, done=done,
-            planned=self.counters["planned_env_steps"], precision=self.config.precision, world=self.world,
-        )  # fmt: skip
-        with Progress("RL", total, "step", initial=done) as bar:
-            while self.counters["env_steps"] < total:
-                self._watch(self.held_out, total, parts)
-                step = self._iterate(steps, parts)
-                bar.update(min(total, self.counters["env_steps"]) - bar.done, step.note)
-                self._keep(parts, self.counters["iteration"] % self.config.checkpoint_every == 0)
+        with collector if isinstance(collector, CollectorAhead) else nullcontext():
+            self._resume(parts)
+            self.world.join(learner)
+            steps = iterations(
+                learner, collector, self.algorithm.rollout_length, total, done=done,
+                planned=self.counters["planned_env_steps"], precision=precision, world=self.world,
+            )  # fmt: skip
+            with Progress("RL", total, "step", initial=done) as bar:
+                while self.counters["env_steps"] < total:
+                    self._watch(self.held_out, total, parts)
+                    step = self._iterate(steps, parts)
+                    bar.update(min(total, self.counters["env_steps"]) - bar.done, step.note)
+                    self._keep(parts, self.counters["iteration"] % self.config.checkpoint_every == 0)
         self._watch(self.held_out, total, parts)
         if not self.counters["rl_checkpoint"]:
             self._finish(parts)
@@ -336,7 +342,7 @@ class Experiment(SavedRun):
             if (stage, distribution) in self.report.results:
                 continue
             label, starts = f"{title(stage)}, evaluation on {distribution}", self.config.evaluation_starts
-            if stage != last.value:
+            if stage != last.value or distribution not in self.task.distributions:
                 starts = self.config.comparison_starts or starts
             with (
                 self._abandonable(parts), self.timer("evaluation"), self._evaluation_env(distribution, parts) as env,

@@ -7,18 +7,20 @@ print(step.env_steps, step.ended.get("success"))
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from embodied import seeding
+from embodied.algorithms.advantage import values
 from embodied.algorithms.finite import check_finite, losses
 from embodied.algorithms.parts import reached
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import RenormalisedPolicy, TrainablePolicy
 from embodied.precision import Precision
+from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.replay import ChunkReplay, EpisodeReplay
 from embodied.rollout.rollout import Collector, Rollout, first_decisions
@@ -108,7 +110,7 @@ def build(
 
 def iterations(
     learner: Learner,
-    collector: Collector,
+    collector: Collector | CollectorAhead,
     rollout_length: int,
     env_steps: int,
     *,
@@ -129,7 +131,12 @@ def iterations(
             rollout = collector.collect(rollout_length)
             told = _told(rollout, world)
             done += told.pop("env_steps")
-            metrics = world.mean(learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world))
+            if done < env_steps and isinstance(collector, CollectorAhead):
+                collector.begin(rollout_length)
+            if rollout.value is not None and rollout.policy_version < collector.version:  # its critic knew less
+                rollout = replace(rollout, value=values(collector.policy, rollout.observation))
+            learned = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
+            metrics = world.mean(learned | rollout.starts)
             check_finite(losses(metrics), learner.gradient_steps)
             if isinstance(collector.policy, RenormalisedPolicy):
                 collector.policy.renormalise(rollout.observation, world)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from embodied import seeding
-from embodied.algorithms.parts import reached
+from embodied.rollout.ahead import CollectorAhead
 from embodied.rollout.rollout import Collector
-from embodied.rollout.starts import OwnStarts
 from embodied.saving.checkpoint import Checkpoint
 from embodied.world import World
 
@@ -21,29 +20,21 @@ def own_state(parts: dict[str, Any]) -> dict[str, Any]:
     own: dict[str, Any] = {"rng": seeding.rng_state()}
     if "collector" in parts:
         own["collector"] = parts["collector"].state_dict()
-    starts = [each.state_dict() for each in reached(parts.get("learner"), (OwnStarts,))]
-    return own | ({"starts": starts} if starts else {})
+    return own
 
 
 def load(part: Any, state: dict[str, Any], own: dict[str, Any] | None) -> None:  # noqa: ANN401 - has a state
     """Continue `part` from the first process's `state`, with what is this process's `own`, if it is another one."""
-    if own is not None and isinstance(part, Collector):
-        return part.load_state_dict(own["collector"])
-    part.load_state_dict(state)
-    for starts, saved in zip(reached(part, (OwnStarts,)), (own or {}).get("starts", ()), strict=False):
-        starts.load_state_dict(saved)
+    collects = isinstance(part, Collector | CollectorAhead)
+    part.load_state_dict(own["collector"] if own is not None and collects else state)
 
 
 def load_moved(part: Any, state: dict[str, Any]) -> None:  # noqa: ANN401 - has a state
     """Continue `part` from the first process's `state` on another number of processes."""
-    if isinstance(part, Collector):
+    if isinstance(part, Collector | CollectorAhead):
         part.version = state["version"]
-        return
-    starts = list(reached(part, (OwnStarts,)))
-    fresh = [each.state_dict() for each in starts]
-    part.load_state_dict(state)
-    for each, new in zip(starts, fresh, strict=True):
-        each.load_state_dict(new)
+    else:
+        part.load_state_dict(state)
 
 
 def own_seed(seed: int, world: World, saved: Checkpoint | None) -> int:

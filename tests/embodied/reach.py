@@ -89,3 +89,6 @@ class FixedStarts:
         return self.starts
 
     def abandon(self) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {}

@@ -133,12 +133,15 @@ def test_ppo_begins_where_its_curriculum_says() -> None:
     collector = Collector(env, policy, torch.Generator().manual_seed(0), learner.starts)
     for _ in range(3):
         rollout = collector.collect(16)
-        metrics = learner.update(rollout, 0.0)
+        learner.update(rollout, 0.0)
     begun = {(env % 2, int(start)) for env in range(8) for start in rollout.start[:, env]}
     known = {(task, start) for task in range(2) for start in learner.starts.known[task]}
     assert len(begun & known) > 0.8 * len(begun)
-    assert metrics["known_starts"] == sum(map(len, learner.starts.known)) > 4
-    assert "starts" in learner.state_dict()
+    assert rollout.starts["known_starts"] == sum(map(len, learner.starts.known)) > 4
+    again = PPOConfig(curriculum=0.9).build(policy, None, env, torch.Generator().manual_seed(1))
+    resumed = Collector(env, policy, torch.Generator(), again.starts)
+    resumed.load_state_dict(collector.state_dict())
+    assert again.starts.known == learner.starts.known
 
 
 def test_where_states_are_not_numbered_a_curriculum_is_refused() -> None:

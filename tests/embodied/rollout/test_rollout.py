@@ -34,6 +34,15 @@ class FirstTwo:
     def abandon(self) -> None:
         pass
 
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
 
 def collect(action: float, decisions: int, starts=None):
     env = Reach(3)
@@ -102,10 +111,10 @@ def test_the_success_of_first_attempts_counts_no_retries() -> None:
     starts = RetryStarts(env.task_index, retry=1.0, attempts=2, generator=torch.Generator())
     done = torch.tensor([True])
     starts(done, torch.tensor([False]))  # nothing has run yet
-    assert starts.first_attempts() == {}
+    assert starts.metrics() == {}
     for success in (False, True, True):  # a first attempt, its retry, another first attempt
         starts(done, torch.tensor([success]))
-    assert starts.first_attempts() == {"first_attempts_success": 0.5}
+    assert starts.metrics() == {"first_attempts_success": 0.5}
 
 
 def test_the_first_to_end_do_not_tell_how_many_succeed() -> None:
@@ -116,12 +125,12 @@ def test_the_first_to_end_do_not_tell_how_many_succeed() -> None:
     starts(ended, ~ended)
     for _ in range(2):  # one environment succeeds, again and again, while the others still run
         starts(torch.tensor([True, False, False]), torch.tensor([True, False, False]))
-        assert starts.first_attempts() == {}
+        assert starts.metrics() == {}
     copied = fresh()
     copied.load_state_dict(starts.state_dict())
     for each in (starts, copied):
         each(torch.tensor([False, True, True]), torch.tensor([False, False, False]))
-        assert each.first_attempts() == {"first_attempts_success": 0.5}
+        assert each.metrics() == {"first_attempts_success": 0.5}
 
 
 def test_returns_and_steps_of_episodes_go_on_across_rollouts() -> None:

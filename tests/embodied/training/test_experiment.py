@@ -103,9 +103,10 @@ def no_curves(monkeypatch):
 def trainer(
     directory: Path, algorithm: str, kind: type[Experiment] = Experiment, *, iterations: int = ITERATIONS, seed: int = 0
 ) -> Experiment:
+    algorithm, _, beside = algorithm.partition(", ")
     config = ExperimentConfig(
         num_envs=8, env_steps=iterations * 80, checkpoint_every=2, evaluation_starts=6, evaluation_envs=4, video=False,
-        sft=SFT_CONFIG,
+        sft=SFT_CONFIG, overlap=beside == "overlap",
     )  # fmt: skip
     task = ScratchTask() if algorithm in SCRATCH else ReachTask()
     policy = STUDENT if algorithm == "distillation" else POLICY

@@ -92,7 +92,7 @@ def until_done(make) -> int:
             return stops
 
 
-@pytest.mark.parametrize("algorithm", [*LEARNERS, *SCRATCH])
+@pytest.mark.parametrize("algorithm", [*LEARNERS, *SCRATCH, "ranking, overlap", "td3, overlap"])
 def test_stopping_and_continuing_changes_no_number(tmp_path: Path, whole, algorithm: str) -> None:
     class StopsOften(Experiment):
         """Requests a stop after every few checks."""
@@ -140,7 +140,7 @@ def killed_and_continued(make) -> None:
     assert DiesInEveryStage.died >= {Stage.SFT, Stage.RL}
 
 
-@pytest.mark.parametrize("algorithm", LEARNERS)
+@pytest.mark.parametrize("algorithm", [*LEARNERS, "ppo, overlap"])
 def test_a_kill_in_every_stage_changes_no_bit(tmp_path: Path, whole, algorithm: str) -> None:
     killed_and_continued(lambda: trainer(tmp_path / "parts", algorithm, DiesInEveryStage))
     assert left(tmp_path / "parts") == whole(algorithm)

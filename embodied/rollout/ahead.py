@@ -1,0 +1,107 @@
+"""Collection of the next rollout beside the learner's update, by the policy from before that update."""
+
+from __future__ import annotations
+
+import copy
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from embodied.policy import TrainablePolicy
+from embodied.precision import Precision
+from embodied.rollout.rollout import Collector, Rollout
+from embodied.saving.tree import copy_tree
+
+
+class CollectorAhead:
+    """Runs `collector` in a thread: a rollout that was begun is by a policy that is one update old.
+
+    Every rollout has the same numbers as if it had been collected before the update, so that a run is repeatable. While
+    entered, this thread and the other have half of PyTorch's threads each. On a CUDA device the collection has a stream
+    of its own.
+    """
+
+    def __init__(self, collector: Collector, policy: TrainablePolicy, precision: Precision = Precision.FLOAT32) -> None:
+        self.collector, self.policy, self.precision = collector, policy, precision
+        self.generator, self.version = collector.generator, collector.version
+        collector.policy = self.acting = copy.deepcopy(policy)
+        collector.memory.of(self.acting)
+        self.running: Future[tuple[Rollout, float]] | None = None
+        self.began: dict[str, Any] = {}  # the state in which `running` began
+        self.threads = torch.get_num_threads()
+
+    def __enter__(self) -> Self:
+        """Start the thread."""
+        half = max(1, self.threads // 2)
+        torch.set_num_threads(half)
+        self.thread = ThreadPoolExecutor(1, "collector", torch.set_num_threads, (half,))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Drop the running rollout and stop the thread."""
+        self.abandon()
+        self.thread.shutdown()
+        torch.set_num_threads(self.threads)
+
+    def begin(self, decisions: int) -> None:
+        """Collect `decisions` chunks in every environment, by the policy as it is now; returns at once."""
+        with torch.no_grad():
+            self.acting.load_state_dict(self.policy.state_dict())
+        self.collector.version = self.version
+        self._begin(decisions)
+
+    def collect(self, decisions: int) -> Rollout:
+        """The rollout that was begun, or one of the policy as it is now; its times are those of waiting for it."""
+        if self.running is None:
+            self.begin(decisions)
+        assert self.running is not None
+        began = time.perf_counter()
+        rollout, took_s = self.running.result()
+        self.running = None
+        waited = min(1.0, (time.perf_counter() - began) / max(took_s, 1e-9))
+        return replace(rollout, simulation_s=waited * rollout.simulation_s, policy_s=waited * rollout.policy_s)
+
+    def abandon(self) -> None:
+        """Drop the running rollout, and the running episodes: new ones begin everywhere."""
+        if self.running is not None:
+            self.collector.cancelled = True
+            wait([self.running])
+            self.collector.cancelled, self.running = False, None
+        self.collector.abandon()
+
+    def _begin(self, decisions: int) -> None:
+        acting = dict(self.acting.state_dict())
+        self.began = copy_tree({"collector": self.collector.state_dict(), "acting": acting, "decisions": decisions})
+        if self.generator.device.type == "cuda":
+            torch.cuda.current_stream(self.generator.device).synchronize()
+        self.running = self.thread.submit(self._collect, decisions)
+
+    def _collect(self, decisions: int) -> tuple[Rollout, float]:
+        """The rollout and the time that it took, s."""
+        began, device = time.perf_counter(), self.generator.device
+        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        with torch.cuda.stream(stream), self.precision.on(device):
+            rollout = self.collector.collect(decisions)
+        if stream is not None:
+            stream.synchronize()
+        return rollout, time.perf_counter() - began
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the collector's; of a running rollout what it began with: from there it is collected again."""
+        if self.running is None:
+            return {"version": self.version, "collector": self.collector.state_dict()}
+        return {"version": self.version, **self.began}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.version = state["version"]
+        self.collector.load_state_dict(state["collector"])
+        if "acting" in state:
+            self.acting.load_state_dict(state["acting"])
+            self._begin(state["decisions"])
