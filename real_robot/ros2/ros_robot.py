@@ -24,7 +24,6 @@ from real_robot.ros2.engagement import Engagement, Phase
 from real_robot.ros2.messages.codecs import BEFORE, ForeignError, fill, installed, read
 from real_robot.ros2.nodes.managed import ERROR, WARN, ManagedNode, Report
 from real_robot.ros2.robots.tables import ACTION, Behaviour, Call, Condition, Fixed, Mode, Qos, Table, Topic
-from real_robot.safety.limits import Limits, load_limits
 
 HEARTBEAT = "heartbeat"
 """Topic under the command's prefix with the heartbeat of an active policy node."""
@@ -360,11 +359,6 @@ def read_contract(path: str) -> Contract:
         return Contract.from_dict(json.loads(file.read_text()))
     except json.JSONDecodeError as error:
         raise UserError(f"{file} is no JSON ({error}); expected the contract.json of an export") from error
-
-
-def read_limits(path: str) -> Limits:
-    """The limits of the YAML file at `path`; "": only the contract's."""
-    return load_limits(Path(path)) if path else Limits()
 
 
 def subscribe(

@@ -146,3 +146,8 @@ def load_limits(path: Path) -> Limits:
         raise UserError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     assert isinstance(limits, Limits)
     return limits
+
+
+def read_limits(path: str) -> Limits:
+    """The limits of the YAML file at `path`; "": only the contract's."""
+    return load_limits(Path(path)) if path else Limits()

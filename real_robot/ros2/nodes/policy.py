@@ -26,7 +26,8 @@ from real_robot.robots.control_loop import Controller
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
 from real_robot.ros2.nodes.supervision import SAFETY_STATE, watch
 from real_robot.ros2.robots.registry import robot_table
-from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_limits
+from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot
+from real_robot.safety.limits import read_limits
 from real_robot.safety.safety import Safety, State, Verdict
 from real_robot.serving.chunk_executor import ChunkExecutor
 from real_robot.serving.policy_client import PolicyClient

@@ -21,7 +21,8 @@ from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
 from real_robot.ros2.nodes.supervision import SAFETY_STATE, signed
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
-from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_contract, read_limits, subscribe
+from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_contract, subscribe
+from real_robot.safety.limits import read_limits
 from real_robot.safety.safety import Command, Safety, State
 
 CHECKS = 4
