@@ -173,6 +173,15 @@ class PretrainedPolicy(TrainablePolicy, Protocol):
 
 
 @runtime_checkable
+class LayeredPolicy(TrainablePolicy, Protocol):
+    """A policy so large that its weights may be divided among processes, and gathered layer by layer."""
+
+    def blocks(self) -> list[nn.Module]:
+        """Its large layers, each a module that is called."""
+        ...
+
+
+@runtime_checkable
 class RankingPolicy(TrainablePolicy, Protocol):
     """A policy that can execute the best of several candidate chunks, by a learned advantage."""
 

@@ -5,13 +5,15 @@ Letters: T decisions, N environments, K executed actions of a chunk. `discount` 
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Rollout
-from embodied.world import ALONE, World
+from embodied.world import ALONE, World, of_each
 
 
 def chunk_reward(reward: Tensor, discount: float) -> Tensor:
@@ -103,13 +105,23 @@ def values(policy: TrainablePolicy, observation: TensorDict) -> Tensor:
     return found.view(observation.batch_size)
 
 
-def next_values(policy: TrainablePolicy, rollout: Rollout, value: Tensor) -> Tensor:
-    """V of the true observation after each decision, [T, N], from `value` [T, N] of those before where possible."""
+def next_values(policy: TrainablePolicy, rollout: Rollout, value: Tensor, world: World = ALONE) -> Tensor:
+    """V of the true observation after each decision, [T, N], from `value` [T, N] of those before where possible.
+
+    All processes make as many passes, whose networks may be divided among them.
+    """
     last = values(policy, rollout.last_observation.unsqueeze(0))
     following = torch.cat((value[1:], last.to(value.device)))
-    if rollout.final_observation is not None:
-        final = values(policy, rollout.final_observation.unsqueeze(0)).squeeze(0)
-        following.view(-1)[rollout.final_rows] = final.to(value.device)
+    count = 0 if rollout.final_observation is None else len(rollout.final_observation)
+    most = max(of_each(count, world)) if world.size > 1 else count
+    ended = rollout.final_observation
+    if most > count:
+        more = cast(TensorDict, rollout.last_observation[torch.zeros(most - count, dtype=torch.long)])
+        ended = more if ended is None else TensorDict.cat([ended, more])
+    if ended is not None:
+        final = values(policy, ended.unsqueeze(0)).squeeze(0)[:count]
+        if count:
+            following.view(-1)[rollout.final_rows] = final.to(value.device)
     return following
 
 

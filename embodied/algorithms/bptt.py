@@ -131,7 +131,7 @@ class BPTT:
         seen, value = rollout.observation.detach(), values(self.policy, rollout.observation)
         _, returns = gae(
             rollout.reward.detach(), rollout.executed, rollout.terminated, rollout.truncated,
-            value, next_values(self.policy, rollout, value),
+            value, next_values(self.policy, rollout, value, world),
             discount=self.config.discount, gae_lambda=self.config.gae_lambda,
         )  # fmt: skip
         batch = TensorDict({"observation": seen, "return": returns}, list(returns.shape)).flatten(0, 1)

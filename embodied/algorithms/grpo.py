@@ -146,7 +146,7 @@ class GRPO(Clipped):
     def _prepare(self, rollout: Rollout, world: World) -> tuple[TensorDict, dict[str, float]]:
         """The training batch [T, N], in which decisions of groups that count are `own`; and shares of the groups."""
         episodes = WholeRollout.of(rollout)
-        outcome = self._outcome(rollout, episodes)
+        outcome = self._outcome(rollout, episodes, world)
         by_success = rollout.has_success and self.config.outcome is Outcome.SUCCESS
         found = compared(outcome, episodes.group, self.config.by_deviation)
         kept = found.varied
@@ -165,13 +165,13 @@ class GRPO(Clipped):
         )
         return batch, _shares(episodes.group, found, kept, world)
 
-    def _outcome(self, rollout: Rollout, episodes: WholeRollout) -> Tensor:
+    def _outcome(self, rollout: Rollout, episodes: WholeRollout, world: World) -> Tensor:
         if rollout.has_success and self.config.outcome is Outcome.SUCCESS:
             return episodes.at_end(rollout.success).float()
         if rollout.has_success and self.config.outcome is Outcome.PROGRESS:
             return self.progress_reward(rollout.observation, episodes, episodes.at_end(rollout.success))
         if rollout.has_success and self.process is not None:
-            _, after = self.process(rollout)
+            _, after = self.process(rollout, world)
             return torch.where(episodes.at_end(rollout.success), 1.0, FAILED * episodes.at_end(after))
         assert rollout.episode_return is not None
         return episodes.at_end(rollout.episode_return)

@@ -164,7 +164,7 @@ class PPO(Clipped):
             raise UserError("algorithm.curriculum goes by success, which this task does not define; use curriculum=0")
         told: dict[str, float] = {}
         if self.process is not None:
-            before, after = self.process(rollout)
+            before, after = self.process(rollout, world)
             rollout = shaped(rollout, before, after, self.config.process_reward, self.config.discount)
             told["process_progress"] = float(before.mean())
         self.reward_scale.add(rollout, world)
@@ -177,7 +177,7 @@ class PPO(Clipped):
         """The training batch [T, N], and scales: of advantages and rewards, and the explained variance."""
         assert rollout.value is not None, "PPO needs policies that return values with their decisions"
         own, value = rollout.own, rollout.value
-        advantage, returns = self._gae(rollout, value, next_values(self.policy, rollout, value))
+        advantage, returns = self._gae(rollout, value, next_values(self.policy, rollout, value, world))
         batch = TensorDict(
             {
                 "observation": rollout.observation,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from embodied.errors import UserError
@@ -36,6 +37,14 @@ class Processes(World, Protocol):
 
     def place(self, policy: TrainablePolicy) -> TrainablePolicy:
         """`policy`, whose weights are divided among the processes if they are too many for one."""
+        ...
+
+    def whole(self, policy: TrainablePolicy) -> TrainablePolicy:
+        """In process 0 a policy that acts as `policy` does, without the other processes."""
+        ...
+
+    def write_divided(self, tree: Any, folder: Path) -> tuple[Any, bool]:  # noqa: ANN401 - a tree
+        """Write divided tensors of `tree` into `folder`; returns the rest, and whether there were any."""
         ...
 
 
@@ -81,6 +90,14 @@ class Local(OneProcess):
     def place(self, policy: TrainablePolicy) -> TrainablePolicy:
         """`policy` unchanged."""
         return policy
+
+    def whole(self, policy: TrainablePolicy) -> TrainablePolicy:
+        """`policy` itself."""
+        return policy
+
+    def write_divided(self, tree: Any, folder: Path) -> tuple[Any, bool]:  # noqa: ANN401 - a tree
+        """`tree`: nothing is divided."""
+        return tree, False
 
 
 @dataclass

@@ -14,20 +14,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import TCPStore  # pyright: ignore[reportPrivateImportUsage] - it is public
+from torch.distributed.tensor import DTensor
 
 from embodied.algorithms.parts import reached
 from embodied.errors import UserError
+from embodied.placement import sharding
 from embodied.placement.averaging import average_gradients
 from embodied.placement.local import Result
-from embodied.policy import TrainablePolicy
+from embodied.policy import LayeredPolicy, TrainablePolicy
 from embodied.training.interrupt import Stopped
 from embodied.training.logging import only_errors
 
@@ -133,13 +137,38 @@ class Torchrun:
         with self.named(), torch.no_grad():
             for module in reached(learner, (nn.Module,)):
                 for tensor in (*module.parameters(), *module.buffers()):
-                    dist.broadcast(tensor, 0)
+                    if not isinstance(tensor, DTensor):
+                        dist.broadcast(tensor, 0)
         for optimiser in reached(learner, (torch.optim.Optimizer,)):
-            average_gradients([each for group in optimiser.param_groups for each in group["params"]], self)
+            sharding.divide_moments(optimiser)
+            learned = [each for group in optimiser.param_groups for each in group["params"]]
+            average_gradients([each for each in learned if not isinstance(each, DTensor)], self)
 
     def place(self, policy: TrainablePolicy) -> TrainablePolicy:
-        """`policy`: each process has all of its weights."""
-        return policy
+        """`policy`, whose weights are divided if `shard` says so.
+
+        Raises:
+            UserError: for a policy that names no layers.
+        """
+        layered = isinstance(policy, LayeredPolicy)
+        if self.shard and not layered:
+            raise UserError("placement.shard=true divides large policies by their layers; use placement.shard=false")
+        divide = self.device.startswith("cuda") if self.shard is None else self.shard
+        if not (divide and layered):
+            return policy
+        return sharding.sharded(policy, init_device_mesh(self.device.partition(":")[0], (self.size,)))
+
+    def whole(self, policy: TrainablePolicy) -> TrainablePolicy:
+        """In process 0 a policy that acts as `policy` does, without the other processes."""
+        return sharding.whole(policy, not self.rank) if sharding.is_sharded(policy) else policy
+
+    def write_divided(self, tree: Any, folder: Path) -> tuple[Any, bool]:  # noqa: ANN401 - a tree
+        """Write divided tensors of `tree` into `folder`; returns the rest, and whether there were any."""
+        rest, tensors = sharding.taken_out(tree)
+        if tensors:
+            with self.named():
+                sharding.write(folder, tensors)
+        return rest, bool(tensors)
 
     @contextmanager
     def named(self) -> Iterator[None]:

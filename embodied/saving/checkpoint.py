@@ -32,6 +32,8 @@ FORMAT = 2
 FILES = WEIGHTS, STATE = "policy.safetensors", "state.safetensors"
 RECORD = "checkpoint.json"
 FOLDER = "checkpoint"
+SHARDS, POLICY = "shards", "/policy/"
+"""Folder of a checkpoint with what was divided among processes, and how names of the policy's weights begin there."""
 BEST = "best"
 """Folder of a run with its best policy, beside that of its checkpoints."""
 KEEP = 2
@@ -43,6 +45,7 @@ UNREADABLE = OSError, SafetensorError, ValueError, KeyError, TypeError
 class Checkpoint:
     """Weights by name, contract, JSON-ready config and counters; `state` is a tree of everything else.
 
+    `shards` is a folder of the tensors in it that are divided among processes, which `save` moves.
     A loaded checkpoint has its `path` and the checksum of its weights, `weights_sha256`. `chosen` tells of a policy
     that was chosen as the best of several by which figure, of how many episodes.
     """
@@ -55,6 +58,7 @@ class Checkpoint:
     path: Path | None = None
     weights_sha256: str | None = None
     chosen: dict[str, Any] | None = None
+    shards: Path | None = None
 
     def check(self, env: Contract) -> None:
         """Refuse environments whose tensors this policy cannot use unchanged, or with other chunk sizes.
@@ -219,7 +223,10 @@ def _read(directory: Path) -> Checkpoint:
 
     record = sealed.read(directory / RECORD, FORMAT)
     sealed.check_files(directory / RECORD, record)
-    weights = load_file(directory / WEIGHTS)
+    weights, state = load_file(directory / WEIGHTS), load_tree(directory / STATE)
+    if SHARDS in record:
+        divided, state = _undivided(directory, record[SHARDS], state)
+        weights |= divided
     if reason := implausible(weights):
         raise UserError(f"{WEIGHTS} is not a policy: {reason}")
     return Checkpoint(
@@ -227,11 +234,26 @@ def _read(directory: Path) -> Checkpoint:
         contract=Contract.from_dict(record["contract"]),
         config=record["config"],
         counters=record["counters"],
-        state=load_tree(directory / STATE),
+        state=state,
         path=directory,
-        weights_sha256=record["files"][WEIGHTS],
+        weights_sha256=record.get("weights_sha256", record["files"][WEIGHTS]),
         chosen=record.get("chosen"),
     )
+
+
+def _undivided(directory: Path, digests: dict[str, str], state: Any) -> tuple[dict[str, Tensor], Any]:  # noqa: ANN401 - a tree
+    """Weights by name, and `state`, with the whole tensors of the shards in `directory`."""
+    for name, expected in digests.items():
+        file = directory / SHARDS / name
+        if not file.is_file():
+            raise UserError(f"{SHARDS}/{name}, one of {len(digests)} shards, is missing")
+        if sealed.digest(file) != expected:
+            raise UserError(f"{SHARDS}/{name} is damaged: its checksum differs from the one in {RECORD}")
+    from embodied.placement import sharding
+
+    tensors = sharding.read(directory / SHARDS)
+    weights = {name.removeprefix(POLICY): each for name, each in tensors.items() if name.startswith(POLICY)}
+    return weights, sharding.put_back(state, tensors)
 
 
 @contextmanager
@@ -258,6 +280,11 @@ def _write(directory: Path, checkpoint: Checkpoint) -> None:
 
     directory.mkdir()
     save_tree(directory / STATE, checkpoint.state)
+    digests: dict[str, str] = {}
+    if checkpoint.shards:
+        os.rename(checkpoint.shards, directory / SHARDS)
+        files = sorted(path for path in (directory / SHARDS).iterdir() if path.is_file())
+        digests = {path.name: sealed.digest(path) for path in files}
     # A flat dict of tensors is a tree whose names are its keys: any safetensors reader finds the usual names.
     save_tree(directory / WEIGHTS, dict(checkpoint.policy))
     record = {
@@ -266,6 +293,7 @@ def _write(directory: Path, checkpoint: Checkpoint) -> None:
         "contract": checkpoint.contract.to_dict(),
         "config": checkpoint.config,
         **({"chosen": checkpoint.chosen} if checkpoint.chosen else {}),
+        **({SHARDS: digests, "weights_sha256": sealed.combined(digests)} if digests else {}),
     }
     sealed.write(directory / RECORD, record, FILES)
     flush(directory)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,11 @@ def digest(path: Path) -> str:
     """SHA-256 of the file at `path`, as `sha256sum` prints it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def combined(digests: Mapping[str, str]) -> str:
+    """One SHA-256 of several files' `digests` by name."""
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
 def _sealed(record: dict[str, Any]) -> bytes:

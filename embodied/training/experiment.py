@@ -49,6 +49,7 @@ from embodied.training.saved_run import SavedRun, Stage
 log = logging.getLogger(__name__)
 PATIENCE_S = 1.0
 """A stop waits for shorter iterations; longer ones are abandoned, which needs a copy of the state before them, s."""
+VIDEO = "video.mp4"
 SEGMENT = 500
 """Gradient steps of supervised training between log entries, and between checkpoints."""
 
@@ -140,7 +141,7 @@ class Experiment(SavedRun):
         policy = self._build_policy(self.contract).to(self.device)
         if start_from:
             checkpoint.load_weights(start_from, self.contract).restore(policy)
-        return policy
+        return self.world.place(policy)
 
     def _environment(self, split: str, distribution: str) -> Environment:
         count, seed = self.config.evaluation_envs, 0
@@ -197,11 +198,13 @@ class Experiment(SavedRun):
             while self.stage in stages:
                 with self._naming_checkpoint():
                     stages[self.stage]()
+            shown = self._filmed()
             if self.world.rank:
                 return self.report
             if not written:
                 self._write()
-            if self._film():
+            if shown:
+                self._film(shown)
                 self._write()
         return self.report
 
@@ -277,9 +280,8 @@ class Experiment(SavedRun):
     def _finish(self, parts: dict[str, Any]) -> None:
         """Keep the checkpoint at the end of RL, from which more `env_steps` continue, and drop older results."""
         self.counters["rl_gradient_steps"] = parts["learner"].gradient_steps
-        self._gather(parts)
-        self.counters["rl_checkpoint"] = self.world.lead(lambda: int(self._save(self._snapshot(parts)).name))
-        for name in ("report.json", "video.mp4") if not self.world.rank else ():
+        self.counters["rl_checkpoint"] = int(self._save(self._snapshot(parts)).name)
+        for name in ("report.json", VIDEO) if not self.world.rank else ():
             (self.directory / name).unlink(missing_ok=True)
 
     def _iterate(self, steps: Iterator[Iteration], parts: dict[str, Any]) -> Iteration:
@@ -324,10 +326,12 @@ class Experiment(SavedRun):
                     self.logger.log(learner.gradient_steps, {f"{self.stage.value}/loss": loss})
                 self._keep(parts, due)
 
-    def _evaluate(self, policy: Policy, parts: dict[str, Any], stage: str | None = None) -> None:
+    def _evaluate(self, policy: TrainablePolicy, parts: dict[str, Any]) -> None:
         """Evaluate `policy` on the remaining distributions; checkpoints meanwhile contain `parts` of the stage."""
-        self._gather(parts)
-        self.world.lead(lambda: self._evaluate_here(policy, parts, stage or self.stage.value))
+        if self.world.size > 1:
+            self._save(self._snapshot(parts))
+        whole = self.world.whole(policy)
+        self.world.lead(lambda: self._evaluate_here(whole, parts, self.stage.value))
 
     def _evaluate_baselines(self, parts: dict[str, Any]) -> None:
         with self._abandonable(parts):
@@ -368,25 +372,27 @@ class Experiment(SavedRun):
             yield env
             env.close()
 
-    def _film(self) -> bool:
-        """Write the video of the policy before and after, or note why there is none; returns whether it tried to."""
-        path = self.directory / "video.mp4"
-        if not self.config.video or path.exists():
-            return False
-        shown: dict[str, Policy] = {"after: RL" if Stage.RL in self.stages else "after: SFT": self.policy}
-        if Stage.RL in self.stages:
-            with seeding.undisturbed():
-                before = self._policy()
-            before.load_state_dict(self.before["policy"])
-            first = "SFT" if Stage.SFT in self.stages else "as it started" if self.config.start_from else "untrained"
-            shown = {f"before: {first}": before, **shown}
+    def _filmed(self) -> dict[str, Policy]:
+        """The policies of the video by caption, before and after; none if it is not asked for, or there already."""
+        if not self.config.video or (self.directory / VIDEO).exists():
+            return {}
+        after = {"after: RL" if Stage.RL in self.stages else "after: SFT": self.world.whole(self.policy)}
+        if Stage.RL not in self.stages:
+            return {**after}
+        with seeding.undisturbed():
+            before = self._policy()
+        before.load_state_dict(self.before["policy"])
+        first = "SFT" if Stage.SFT in self.stages else "as it started" if self.config.start_from else "untrained"
+        return {f"before: {first}": self.world.whole(before), **after}
+
+    def _film(self, shown: dict[str, Policy]) -> None:
+        """Write the video of the policies `shown`, or note why there is none."""
         with self._abandonable({}), self.timer("video"):
             try:
-                self.task.video(path, shown, self.device)
+                self.task.video(self.directory / VIDEO, shown, self.device)
             except UserError as error:  # the run is complete without it
                 log.warning(f"no video: {error}")
                 self.report.notes.append(f"No video: {error}.")
-        return True
 
     def _write(self) -> None:
         for name in ("env_steps", "episodes", "lost", "pushed", "cpu_s"):

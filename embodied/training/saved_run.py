@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,7 +73,6 @@ class SavedRun:
         self.before: dict[str, Any] = {}  # start of RL and control: SFT's learner, or only a "policy"
         self.parts: dict[str, Any] = {}  # state of the stage's learner and collector
         self.rng: dict[str, Any] = {}  # states of the global generators at the last save
-        self.others: list[dict[str, Any]] = []  # states of the other processes
         self.own: dict[str, Any] | None = None  # the saved state of this process, if it is another than the first
         self.moves: list[list[int]] = []  # environment steps at which the number of processes changed, from and to
         self.moved = False  # just now
@@ -82,7 +82,6 @@ class SavedRun:
     def _next(self) -> None:
         """Enter the next stage."""
         self.stage = self.stages[self.stages.index(self.stage) + 1]
-        self._gather({})
         self._save(self._snapshot({}))
 
     def _keep(self, parts: dict[str, Any], due: bool) -> None:
@@ -92,8 +91,6 @@ class SavedRun:
             Stopped: when asked to.
         """
         requested = self._anywhere(self._stop.requested)
-        if due or requested:
-            self._gather(parts)
         if requested:
             self._leave(self._snapshot(parts))
         if due:
@@ -103,25 +100,24 @@ class SavedRun:
         """Whether `flag` is set in any process."""
         return flag if self.world.size == 1 else bool(self.world.sum(torch.tensor(int(flag))))
 
-    def _gather(self, parts: dict[str, Any]) -> None:
-        """Bring what each process has of its own (`own_state`) to the first, for the snapshots that follow."""
-        if self.world.size > 1:
-            self.others = self.world.gather(own_state(parts))
-
     @contextmanager
     def _abandonable(self, parts: dict[str, Any], changing: bool = True) -> Iterator[None]:
         """If asked to stop in the body, save the state from before it: a resumed run repeats it with the same numbers.
 
-        A body that is not `changing` the state needs no copy of it.
+        A body that is not `changing` the state needs no copy of it. Of several processes, which can only save together,
+        the last checkpoint stays.
 
         Raises:
             Stopped: when asked to.
         """
-        before = copy_tree(self._snapshot(parts)) if changing else self._snapshot(parts)
+        before = self._snapshot(parts) if self.world.size == 1 else None
+        before = copy_tree(before) if changing else before
         try:
             with self._stop.abandonable():
                 yield
         except Abandoned:
+            if before is None:
+                raise Stopped(f"Stopped. Continue with: {resume_command(self.directory)}") from None
             self._leave(before)
 
     @contextmanager
@@ -142,30 +138,31 @@ class SavedRun:
         """Evaluate the policy during training, of `total` environment steps, if due; the best is kept in best/."""
         done, wall_s = self.counters["env_steps"], self.timer.seconds
         if self._anywhere(held_out.due(done, total, self.counters["episodes"], wall_s)):
-            self._gather(parts)
-            self.world.lead(lambda: self._evaluate_held_out(held_out, total, parts))
+            whole = self.world.whole(self.policy)
+            self.world.lead(lambda: self._evaluate_held_out(held_out, whole, total, parts))
+            self._save(self._snapshot(parts))  # the report and best/ are of one time
 
-    def _evaluate_held_out(self, held_out: HeldOut, total: int, parts: dict[str, Any]) -> None:
+    def _evaluate_held_out(self, held_out: HeldOut, policy: TrainablePolicy, total: int, parts: dict[str, Any]) -> None:
         done, wall_s = self.counters["env_steps"], self.timer.seconds
         began = time.perf_counter()
         with self._abandonable(parts, changing=False), self.timer(PHASE):
-            point = held_out.evaluate(self.policy, done)
+            point = held_out.evaluate(policy, done)
             if chosen := held_out.found.chosen():
-                weights, counters = dict(self.policy.state_dict()), {**self.counters, "stage": self.stage.value}
+                weights, counters = dict(policy.state_dict()), {**self.counters, "stage": self.stage.value}
                 saved = Checkpoint(weights, self.policy.contract, self.record, counters, chosen=chosen)
                 checkpoint.save_best(self.directory, saved)
         held_out.plan(time.perf_counter() - began, done, total, wall_s)
         log.info(f"held-out {told(point)} after {done:,} environment steps{', the best so far' if chosen else ''}")
         shown = {name: value for name, value in point.items() if name not in ("env_steps", "episodes")}
         self.logger.log(done, {f"evaluation/{name}": value for name, value in shown.items() if value is not None})
-        self._save(self._snapshot(parts))  # the report and best/ are of one time
 
     def _leave(self, snapshot: dict[str, Any]) -> NoReturn:
         self._save(snapshot)
         raise Stopped(f"Stopped and saved. Continue with: {resume_command(self.directory)}")
 
     def _snapshot(self, parts: dict[str, Any]) -> dict[str, Any]:
-        """Content of a checkpoint, as a tree that shares memory with the running parts."""
+        """Content of a checkpoint, as a tree that shares memory with the running parts, of all processes together."""
+        others = self.world.gather(own_state(parts)) if self.world.size > 1 else []
         state = {
             "rng": seeding.rng_state(),
             "report": self.report.state_dict(),
@@ -173,7 +170,7 @@ class SavedRun:
             "cpu_s": self.timer.cpu,
             "before": self.before,
             "parts": {name: part.state_dict() for name, part in parts.items()},
-            **({"others": self.others} if self.others else {}),
+            **({"others": others} if others else {}),
             "moves": self.moves,
         }
         told = {"stage": self.stage.value, "log_rows": self.logger.rows, "processes": self.world.size}
@@ -181,12 +178,18 @@ class SavedRun:
         return {"policy": dict(self.policy.state_dict()), "counters": counters, "state": state}
 
     def _save(self, snapshot: dict[str, Any]) -> Path:
-        """Write `snapshot` in the first process; returns the checkpoint's path, elsewhere that of the run."""
-        if self.world.rank:
-            return self.directory
+        """Write `snapshot`; returns the path."""
         with self.timer("checkpoint"):
-            saved = Checkpoint(contract=self.policy.contract, config=self.record, **snapshot)
-            return checkpoint.save(self.directory, saved, kept=snapshot["counters"]["rl_checkpoint"])
+            folder = self.directory / ".shards"
+            self.world.lead(lambda: shutil.rmtree(folder, ignore_errors=True))
+            snapshot, divided = self.world.write_divided(snapshot, folder)
+            weights = {name: value for name, value in snapshot["policy"].items() if isinstance(value, torch.Tensor)}
+            saved = Checkpoint(
+                weights, self.policy.contract, self.record, snapshot["counters"], snapshot["state"],
+                shards=folder if divided else None,
+            )  # fmt: skip
+            kept = snapshot["counters"]["rl_checkpoint"]
+            return Path(self.world.lead(lambda: str(checkpoint.save(self.directory, saved, kept=kept))))
 
     @staticmethod
     def saved(directory: Path, record: dict[str, Any], env_steps: int) -> Checkpoint | None:

@@ -26,7 +26,7 @@ from policies.generative import SMALLEST_STD, Aggregate
 from policies.kernels.flow import TimeGrid, given_actions
 from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for
 from policies.vla import adapters
-from policies.vla.computing import Computing, prepare
+from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, Tokenizer
 from policies.vla.model import Pi0Model, Prefix, untrained
@@ -164,6 +164,10 @@ class Pi0Policy(adapters.AdaptablePolicy):
     def actor_parameters(self) -> list[nn.Parameter]:
         """Parameters of pi0 that are trained, and of the learned noise."""
         return [weight for part in (self.model, self.noise) for weight in part.parameters() if weight.requires_grad]
+
+    def blocks(self) -> list[nn.Module]:
+        """The layers of all transformers."""
+        return layers(self.model)
 
     def start_critic(self) -> None:
         """Nothing: the critic reads the actor's hidden states as they are, or no more than a simulator knows."""

@@ -22,7 +22,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
 from policies.vla import adapters
-from policies.vla.computing import Computing, prepare
+from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads
 from policies.vla.inputs import Inputs, quantile
 from policies.vla.openvla import OpenVLAModel, PromptedInputs, PromptTokenizer
@@ -167,6 +167,10 @@ class TokensPolicy(adapters.AdaptablePolicy):
         """Parameters of the vision-language model that are trained, and of the regression."""
         parts = [self.model, *([self.regression] if self.regression else [])]
         return [weight for part in parts for weight in part.parameters() if weight.requires_grad]
+
+    def blocks(self) -> list[nn.Module]:
+        """The layers of all transformers."""
+        return layers(self.model)
 
     def start_critic(self) -> None:
         """Nothing: the critic reads the actor's hidden states as they are, or no more than a simulator knows."""

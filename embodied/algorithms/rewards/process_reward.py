@@ -30,6 +30,7 @@ from embodied.policy import TrainablePolicy
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import RecurrentPolicy
 from embodied.rollout.rollout import Rollout
+from embodied.world import ALONE, World
 
 STEPS, BATCH, LEARNING_RATE = 500, 256, 1e-3
 """Training of the model: gradient steps, observations of each, and learning rate of Adam."""
@@ -38,7 +39,7 @@ STEPS, BATCH, LEARNING_RATE = 500, 256, 1e-3
 class ProcessModel(Protocol):
     """Tells progress in [0, 1] from observations; any other one can take the place of `LearnedProgress`."""
 
-    def __call__(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def __call__(self, rollout: Rollout, world: World = ALONE) -> tuple[Tensor, Tensor]:
         """Progress before and after each decision of `rollout`, [T, N] each."""
         ...
 
@@ -71,12 +72,12 @@ class LearnedProgress:
             self.model = policy.fresh()
         self.fitted = False
 
-    def __call__(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def __call__(self, rollout: Rollout, world: World = ALONE) -> tuple[Tensor, Tensor]:
         """Progress before and after each decision, [T, N] each."""
         if not self.fitted:
             self._fit()
         told = values(self.model, rollout.observation)
-        return told.clamp(0.0, 1.0), next_values(self.model, rollout, told).clamp(0.0, 1.0)
+        return told.clamp(0.0, 1.0), next_values(self.model, rollout, told, world).clamp(0.0, 1.0)
 
     def _fit(self) -> None:
         """Begin with what the policy has learned to see, then learn progress by squared error."""

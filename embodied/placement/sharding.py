@@ -1,0 +1,135 @@
+"""Weights of large policies divided among processes: FSDP2, applied from outside the model, and their checkpoints.
+
+A policy names its layers (`embodied.policy.LayeredPolicy`), which are gathered one by one as they run; its entry points
+are forward methods. They stay gathered until the backward pass: gradients also reach a layer by keys and values that
+others read of it, which FSDP2 does not see. So gradients and optimiser are divided for good, weights between steps.
+Checkpoints are written by torch.distributed.checkpoint, a safetensors file per process.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from embodied.policy import Evaluation, LayeredPolicy, TrainablePolicy
+
+pytree.register_dataclass(Evaluation)  # so that FSDP2 finds what a backward pass begins with
+warnings.filterwarnings("ignore", ".*returned a view tensor", UserWarning)  # nobody changes it in place
+FORWARD = ("act", "evaluate", "value", "loss", "inpaint")
+"""Entry points of policies that run their network."""
+
+
+def sharded(policy: LayeredPolicy, mesh: DeviceMesh) -> LayeredPolicy:
+    """`policy`, in place, with its weights divided over `mesh`, and so are those that are made of it."""
+    module = cast(nn.Module, policy)
+    make, load_whole = policy.fresh, module.load_state_dict
+    for layer in policy.blocks():
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    for name in FORWARD:
+        if hasattr(module, name):
+            register_fsdp_forward_method(module, name)
+    _set(module, fresh=lambda: sharded(make(), mesh), unsharded=make, lend=lambda other: None)
+
+    def load_state_dict(state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+        own = module.state_dict()
+        return load_whole({name: divided(value, own.get(name)) for name, value in state.items()}, *args, **kwargs)
+
+    _set(module, load_state_dict=load_state_dict)
+    return policy
+
+
+def is_sharded(policy: object) -> bool:
+    """Whether `policy` is divided."""
+    return isinstance(policy, FSDPModule)
+
+
+def divided(value: Tensor, like: Tensor | None) -> Tensor:
+    """The whole tensor `value`, the same in every process, divided as `like` is, if that is."""
+    if not isinstance(like, DTensor) or isinstance(value, DTensor):
+        return value
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+@torch.no_grad()
+def divide_moments(optimiser: torch.optim.Optimizer) -> None:
+    """Divide the state of `optimiser`, loaded whole, as its parameters are."""
+    for parameter, state in optimiser.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                state[name] = divided(value, parameter)
+
+
+@torch.no_grad()
+def whole(policy: TrainablePolicy, first: bool) -> TrainablePolicy:
+    """In the `first` process a policy of its own with all weights; every process must call it."""
+    weights = {name: _full(value) for name, value in policy.state_dict().items()}
+    if not first:
+        return policy
+    copy = cast(Any, policy).unsharded()
+    copy.load_state_dict(weights)
+    return copy
+
+
+def taken_out(tree: Any, name: str = "") -> tuple[Any, dict[str, Tensor]]:  # noqa: ANN401 - a tree
+    """`tree` without its divided tensors, in whose places their names are, and these by name."""
+    if isinstance(tree, DTensor):
+        return {PLACEHOLDER: name}, {name: tree}
+    if isinstance(tree, dict):
+        pairs = {key: taken_out(value, f"{name}/{key}") for key, value in tree.items()}
+        return {key: rest for key, (rest, _) in pairs.items()}, _merged([found for _, found in pairs.values()])
+    if isinstance(tree, list | tuple):
+        parts = [taken_out(value, f"{name}/{index}") for index, value in enumerate(tree)]
+        return type(tree)(rest for rest, _ in parts), _merged([found for _, found in parts])
+    return tree, {}
+
+
+def put_back(tree: Any, tensors: Mapping[str, Tensor]) -> Any:  # noqa: ANN401 - a tree
+    """`tree` of `taken_out` with its `tensors`."""
+    if isinstance(tree, dict):
+        if PLACEHOLDER in tree:
+            return tensors[tree[PLACEHOLDER]]
+        return {key: put_back(value, tensors) for key, value in tree.items()}
+    return type(tree)(put_back(each, tensors) for each in tree) if isinstance(tree, list | tuple) else tree
+
+
+def write(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write divided `tensors` into `folder`, each process its part."""
+    save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+
+
+def read(folder: Path) -> dict[str, Tensor]:
+    """The whole tensors that `write` wrote, by name, on the CPU; in any number of processes."""
+    reader = HuggingFaceStorageReader(str(folder))
+    found = cast(dict[str, Any], reader.read_metadata().state_dict_metadata)
+    tensors = {name: torch.empty(each.size, dtype=each.properties.dtype) for name, each in found.items()}
+    load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    return tensors
+
+
+PLACEHOLDER = "divided tensor"
+
+
+def _merged(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _full(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _set(module: nn.Module, **methods: Callable[..., Any]) -> None:
+    for name, method in methods.items():
+        object.__setattr__(module, name, method)

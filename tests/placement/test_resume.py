@@ -1,0 +1,104 @@
+"""Runs in two processes: a killed one, resumption on as many and on another number, and divided checkpoints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from embodied.errors import UserError
+from embodied.saving import checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """`tests.placement.run` in `count` processes of torchrun, or alone."""
+    launched = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"] if count > 1 else []
+    command = [sys.executable, *launched, "-m", "tests.placement.run", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """Of the newest checkpoint."""
+    return {name: value.numpy().tobytes() for name, value in checkpoint.load(folder).policy.items()}
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """All rows, without times."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "time"} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in two processes that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    found = run(2, folder, 480, "mlp")
+    assert found.returncode == 0, found.stderr
+    return folder
+
+
+def test_a_killed_process_is_named_on_one_line_and_the_run_goes_on_with_the_same_numbers(
+    tmp_path: Path, whole: Path
+) -> None:
+    died = run(2, tmp_path, 480, "mlp", "die")
+    assert died.returncode != 0
+    lines = [line for line in died.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, died.stderr
+    assert lines[0].startswith("error: process 1 of 2 has died; all end; go on from the last checkpoint with resume=")
+    again = run(2, tmp_path, 480, "mlp")
+    assert again.returncode == 0, again.stderr
+    assert weights(tmp_path) == weights(whole)
+    rows = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (tmp_path, whole)
+    ]
+    without = [[{name: value for name, value in row.items() if name != "time"} for row in each] for each in rows]
+    assert without[0] == without[1]
+
+
+def test_a_run_goes_on_in_one_process_and_in_two_again(tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "run"
+    subprocess.run(["cp", "-r", str(whole), str(folder)], check=True)
+    steps = []
+    for count, more in ((1, 640), (2, 800)):
+        before = checkpoint.load(folder).counters["rl_gradient_steps"]
+        found = run(count, folder, more, "mlp")
+        assert found.returncode == 0, found.stderr
+        saved = checkpoint.load(folder)
+        assert saved.counters["processes"] == count
+        steps.append(saved.counters["rl_gradient_steps"] - before)
+        assert saved.counters["env_steps"] >= more
+    assert min(steps) > 0
+    notes = "\n".join(json.loads((folder / "report.json").read_text())["notes"])
+    assert "went on in 1 process after 2: running episodes began again" in notes
+    assert "went on in 2 processes after 1" in notes
+
+
+def test_what_does_not_divide_is_one_line(tmp_path: Path) -> None:
+    found = run(2, tmp_path, 80, "mlp", "uneven")
+    lines = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
+    assert set(lines) == {"error: num_envs=7 does not divide among 2 processes; use num_envs=6"}
+
+
+def test_a_divided_model_goes_on_in_one_process_and_its_checkpoint_is_whole_for_other_programs(tmp_path: Path) -> None:
+    found = run(2, tmp_path, 160, "pi0")
+    assert found.returncode == 0, found.stderr
+    saved = checkpoint.load(tmp_path)
+    assert saved.path is not None
+    shards = sorted((saved.path / "shards").glob("*.safetensors"))
+    assert len(shards) == 2
+    assert all(type(value) is torch.Tensor for value in saved.policy.values())
+    assert saved.state["before"]["policy"].keys() == saved.policy.keys()
+    alone = run(1, tmp_path, 240, "pi0")
+    assert alone.returncode == 0, alone.stderr
+    assert not (checkpoint.load(tmp_path).path / "shards").exists()
+    assert checkpoint.load(tmp_path).counters["env_steps"] >= 240
+    shards[1].unlink()
+    with pytest.raises(UserError, match=rf"cannot be read \(shards/{shards[1].name}, one of 2 shards, is missing\)"):
+        checkpoint.load(saved.path)

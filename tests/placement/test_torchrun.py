@@ -1,0 +1,40 @@
+"""Two processes on gloo learn what one learns from the same batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from embodied.placement.local import Local
+from tests.placement.worker import CASES
+
+ROOT = Path(__file__).parents[2]
+TOGETHER = [*CASES]
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the weights that two processes have learned."""
+    folder = tmp_path_factory.mktemp("learned")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run = subprocess.run(
+        [*command, "-m", "tests.placement.worker", str(folder), *TOGETHER], cwd=ROOT, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_two_processes_learn_what_one_with_the_same_batch_learns(name: str, learned: Path) -> None:
+    expected, found = CASES[name.removesuffix("_sharded")](Local()), load_file(learned / f"{name}.safetensors")
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        tolerance = 1e-3 if key.startswith("metric/") else 0.0
+        torch.testing.assert_close(
+            found[key], value, rtol=tolerance, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
+        )
