@@ -32,8 +32,10 @@ def average_gradients(parameters: Sequence[Tensor], world: World) -> None:
         touched.clear()
         *means, flags = (world.sum(flat) / world.size).split([*(part.numel() for part in parts), len(learned)])
         for each, mean, flag in zip(learned, means, flags.tolist(), strict=True):
-            if flag:
-                each.grad = mean.view_as(each).to(each.dtype)
+            if flag and each.grad is None:
+                each.grad = mean.view_as(each).to(each.dtype, copy=True)
+            elif flag and each.grad is not None:
+                each.grad.copy_(mean.view_as(each))  # in its own, aligned memory, on which last digits depend
 
     def note(index: int) -> None:
         if not touched:

@@ -223,6 +223,8 @@ class SavedRun:
         if not self.moved:
             seeding.set_rng_state(self.rng)
         self.report.notes += [moved_note(*move) for move in self.moves]
+        if self.moved:
+            log.warning(self.report.notes[-1])
         log.info(f"continuing {self.stage.value} at {self.counters['env_steps']:,} environment steps")
         return saved.counters["log_rows"]
 

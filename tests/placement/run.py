@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     embodied.training.experiment.CURVES = {}  # drawing them takes most of the time
     config = ExperimentConfig(
-        num_envs=7 if "uneven" in more else 8, env_steps=int(steps), checkpoint_every=2, evaluation_starts=2,
+        num_envs=8, env_steps=int(steps), checkpoint_every=2, evaluation_starts=2,
         evaluation_envs=4, evaluate_every_steps=None, video=False,
         sft=SFTConfig(6, batch=16, learning_rate=3e-3), stages=["rl"] if kind == "pi0" else None,
     )  # fmt: skip

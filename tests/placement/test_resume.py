@@ -80,12 +80,6 @@ def test_a_run_goes_on_in_one_process_and_in_two_again(tmp_path: Path, whole: Pa
     assert "went on in 2 processes after 1" in notes
 
 
-def test_what_does_not_divide_is_one_line(tmp_path: Path) -> None:
-    found = run(2, tmp_path, 80, "mlp", "uneven")
-    lines = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
-    assert set(lines) == {"error: num_envs=7 does not divide among 2 processes; use num_envs=6"}
-
-
 def test_a_divided_model_goes_on_in_one_process_and_its_checkpoint_is_whole_for_other_programs(tmp_path: Path) -> None:
     found = run(2, tmp_path, 160, "pi0")
     assert found.returncode == 0, found.stderr

@@ -14,7 +14,9 @@ from embodied.placement.local import Local
 from tests.placement.worker import CASES
 
 ROOT = Path(__file__).parents[2]
-TOGETHER = [*CASES]
+TOGETHER = [*CASES, "pi0_sharded"]
+GRADIENTLESS = "k_proj.bias"
+"""Moves all scores of attention alike, which changes nothing: Adam makes steps of its rounding errors."""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,7 @@ def test_two_processes_learn_what_one_with_the_same_batch_learns(name: str, lear
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         tolerance = 1e-3 if key.startswith("metric/") else 0.0
+        absolute = 1e-5 if not key.endswith(GRADIENTLESS) else 0.1
         torch.testing.assert_close(
-            found[key], value, rtol=tolerance, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
+            found[key], value, rtol=tolerance, atol=absolute, msg=lambda text, key=key: f"{key}: {text}"
         )

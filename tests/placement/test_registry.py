@@ -1,0 +1,51 @@
+"""Which placement a run has, and what several processes refuse, each on one line."""
+
+import pytest
+import torch
+
+from embodied.algorithms.td3 import TD3Config
+from embodied.errors import UserError
+from embodied.placement.local import own_share
+from embodied.placement.registry import VARIABLES, TorchrunConfig, with_placement
+from embodied.training.loop import build
+from embodied.world import OneProcess
+from policies.mlp import MLPConfig
+from tests.embodied.reach import Reach
+
+
+def test_torchrun_is_found_by_its_variables_unless_another_placement_is_named(monkeypatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert with_placement(["task=a"]) == ["task=a"]
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "1")
+    assert with_placement(["task=a"]) == ["task=a", "placement=torchrun"]
+    assert with_placement(["placement=local"]) == ["placement=local"]
+
+
+def test_without_torchrun_its_command_is_told(monkeypatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with (
+        pytest.raises(UserError, match=r"needs torchrun's RANK, .*: torchrun --nproc-per-node=2 .* task=\.\.\."),
+        TorchrunConfig().start("cpu"),
+    ):
+        pass
+    with pytest.raises(UserError, match="expected timeout_s of at least 1, got 0"):
+        TorchrunConfig(timeout_s=0)
+
+
+def test_environments_are_divided_evenly_or_not_at_all() -> None:
+    assert own_share(9, OneProcess(size=3)) == 3
+    with pytest.raises(UserError, match="num_envs=7 does not divide among 3 processes; use num_envs=6"):
+        own_share(7, OneProcess(size=3))
+    with pytest.raises(UserError, match="num_envs=2 does not divide among 3 processes; use num_envs=3"):
+        own_share(2, OneProcess(size=3))
+
+
+def test_a_learner_with_a_replay_is_refused() -> None:
+    env = Reach(4)
+    policy = MLPConfig(hidden=[8]).build(env.contract)
+    policy.fit(env.reset(), torch.zeros(4, 2, 1))
+    with pytest.raises(UserError, match="learns from a replay, of which each of 2 processes would have a part only"):
+        build(env, policy, TD3Config(), None, 0, OneProcess(size=2))
