@@ -23,9 +23,9 @@ def run(count: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def weights(folder: Path) -> dict[str, bytes]:
+def weights(folder: Path) -> dict[str, torch.Tensor]:
     """Of the newest checkpoint."""
-    return {name: value.numpy().tobytes() for name, value in checkpoint.load(folder).policy.items()}
+    return {name: value.double() for name, value in checkpoint.load(folder).policy.items()}
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
