@@ -49,7 +49,6 @@ from embodied.training.saved_run import SavedRun, Stage
 log = logging.getLogger(__name__)
 PATIENCE_S = 1.0
 """A stop waits for shorter iterations; longer ones are abandoned, which needs a copy of the state before them, s."""
-VIDEO = "video.mp4"
 SEGMENT = 500
 """Gradient steps of supervised training between log entries, and between checkpoints."""
 
@@ -179,8 +178,8 @@ class Experiment(SavedRun):
             env, policy, self.algorithm, demonstrations, self.seed, self.world, own_seed=self.own_seed
         )
         collector.storage, collector.folder = self.config.storage, self.directory
-        if self.config.overlap and not self.algorithm.max_staleness:
-            raise UserError("this algorithm learns from rollouts of the policy as it is; use overlap=false")
+        if self.config.overlap and (self.world.size > 1 or not self.algorithm.max_staleness):
+            raise UserError("overlap=true needs one process and an algorithm of max_staleness; use overlap=false")
         return learner, collector
 
     def run(self) -> Report:
@@ -281,7 +280,7 @@ class Experiment(SavedRun):
         """Keep the checkpoint at the end of RL, from which more `env_steps` continue, and drop older results."""
         self.counters["rl_gradient_steps"] = parts["learner"].gradient_steps
         self.counters["rl_checkpoint"] = int(self._save(self._snapshot(parts)).name)
-        for name in ("report.json", VIDEO) if not self.world.rank else ():
+        for name in ("report.json", "video.mp4") if not self.world.rank else ():
             (self.directory / name).unlink(missing_ok=True)
 
     def _iterate(self, steps: Iterator[Iteration], parts: dict[str, Any]) -> Iteration:
@@ -374,7 +373,7 @@ class Experiment(SavedRun):
 
     def _filmed(self) -> dict[str, Policy]:
         """The policies of the video by caption, before and after; none if it is not asked for, or there already."""
-        if not self.config.video or (self.directory / VIDEO).exists():
+        if not self.config.video or (self.directory / "video.mp4").exists():
             return {}
         after = {"after: RL" if Stage.RL in self.stages else "after: SFT": self.world.whole(self.policy)}
         if Stage.RL not in self.stages:
@@ -389,7 +388,7 @@ class Experiment(SavedRun):
         """Write the video of the policies `shown`, or note why there is none."""
         with self._abandonable({}), self.timer("video"):
             try:
-                self.task.video(self.directory / VIDEO, shown, self.device)
+                self.task.video(self.directory / "video.mp4", shown, self.device)
             except UserError as error:  # the run is complete without it
                 log.warning(f"no video: {error}")
                 self.report.notes.append(f"No video: {error}.")
