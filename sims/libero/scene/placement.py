@@ -5,10 +5,9 @@ All place the task's fixtures at random, as stock does at every reset, in the ar
 `areas` places every object in the area that the description names for it, as stock's reset does: a few centimetres, of
 which the stored states use little.
 `wide` is similar to LIBERO-Plus: every object of the workspace anywhere within reach of the arm, at any yaw, with
-perturbed robot joints; arrangements without space for a gripper between objects are drawn again. For training, one
-state in `AREAS_EVERY` is of `areas` instead: LIBERO's stored states are a few points of what `wide` covers. Where a
-scene has two of a kind, instructions tell them apart by their places ("the bowl next to the ramekin"), so that all
-objects of the workspace are moved and turned together, and each only a little by itself.
+perturbed robot joints; arrangements without space for a gripper between objects are drawn again. Where a scene has
+two of a kind, instructions tell them apart by their places ("the bowl next to the ramekin"), so that all objects of the
+workspace are moved and turned together, and each only a little by itself.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ JOINT_NOISE_RAD = 0.1
 RESET_NOISE_RAD = 0.02
 """Standard deviation of each arm joint after a reset of stock, rad."""
 
-AREAS_EVERY = 4
 ARRANGEMENTS = 100
 THROWS = 50
 SPACING_M = 0.015
@@ -93,8 +91,6 @@ class Placement:
             raise AssertionError(f"{scene.task.name}: states of width {self.official.shape[1]} do not fit the scene")
         drawn = {"wide": _Wide, "areas": _Areas}.get(distribution)
         self._drawn = drawn(scene, self.official[0, : self._nq]) if drawn else None
-        mixed = (distribution, split) == ("wide", "train")
-        self._areas = _Areas(scene, self.official[0, : self._nq]) if mixed else None
         shared = 0 if self._drawn is None else SPLITS.index(split)
         self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), shared)
 
@@ -105,9 +101,7 @@ class Placement:
         if self._drawn is None:
             qpos, qvel = np.split(self.official[index].copy(), [self._nq])
             return InitialState(qpos, qvel, *places)
-        own = self._areas is None or index % AREAS_EVERY < AREAS_EVERY - 1
-        drawn = self._drawn if own else self._areas
-        qpos = drawn.sample(np.random.default_rng((*self._key, index)), *places)
+        qpos = self._drawn.sample(np.random.default_rng((*self._key, index)), *places)
         return InitialState(qpos, np.zeros(self.official.shape[1] - self._nq), *places)
 
 
