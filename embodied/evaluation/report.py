@@ -39,7 +39,7 @@ class Report:
     that the run was given, None if a program gave objects. `exportable`: the policy can be exported. `notes` list
     missing capabilities of the simulator; `in_training` are evaluations during reinforcement learning. Of the
     `episodes` of training, `lost` ended because a process of the simulator died, and in `pushed` a person pushed
-    something.
+    something. `lost_collectors` died and were replaced; `dropped_rollouts` were too old to learn from.
     """
 
     task: str
@@ -50,6 +50,8 @@ class Report:
     episodes: int = 0
     lost: int = 0
     pushed: int = 0
+    lost_collectors: int = 0
+    dropped_rollouts: int = 0
     wall_s: dict[str, float] = field(default_factory=dict)
     cpu_s: float = 0.0
     phase_cpu_s: dict[str, float] = field(default_factory=dict)
@@ -117,6 +119,8 @@ class Report:
             "episodes": self.episodes,
             "lost": self.lost,
             "pushed": self.pushed,
+            "lost_collectors": self.lost_collectors,
+            "dropped_rollouts": self.dropped_rollouts,
             "wall_s": {phase: round(seconds, 2) for phase, seconds in self.wall_s.items()},
             "cpu_s": round(self.cpu_s, 2),
             "phase_cpu_s": {phase: round(seconds, 2) for phase, seconds in self.phase_cpu_s.items()},
@@ -263,6 +267,10 @@ class Report:
         count += f", {self.cpu_s:.1f} CPU seconds."
         if self.lost:
             count += f" {self.lost:,} of the episodes were lost with processes of the simulator that died."
+        if self.lost_collectors:
+            count += f" {self.lost_collectors:,} collectors died and were replaced."
+        if self.dropped_rollouts:
+            count += f" {self.dropped_rollouts:,} rollouts were too old to learn from."
         if self.pushed:
             count += f" In {self.pushed:,} of the episodes a person pushed something."
         return f"## Cost\n\n{count}\n\n" + table(["phase", "wall s"], rows + total)

@@ -6,11 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.world import OneProcess, World
+
+if TYPE_CHECKING:
+    from embodied.environment import Environment
+    from embodied.rollout.rollout import Collector
+    from embodied.task import Learner, LearnerConfig, Task
+    from embodied.training.config import ExperimentConfig
 
 Result = TypeVar("Result", bound=str | int | bool | None)
 
@@ -48,6 +54,29 @@ class Processes(World, Protocol):
         ...
 
 
+@runtime_checkable
+class Elsewhere(Processes, Protocol):
+    """Processes that learn from environments somewhere else, where collectors have a part of them each."""
+
+    remark: str
+    """What a report says of it."""
+
+    def share(self, num_envs: int) -> int:
+        """Environments of this process, beside the `num_envs` of all collectors: enough for statistics."""
+        ...
+
+    def collector(
+        self, task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
+        config: ExperimentConfig, seed: int,
+    ) -> Collector:  # fmt: skip
+        """What gives the `learner` of `policy`, built for `env`, the rollouts of all collectors; it begins when asked.
+
+        Raises:
+            UserError: for parts that cannot be somewhere else.
+        """
+        ...
+
+
 @contextmanager
 def one_after_another(world: Processes) -> Iterator[None]:
     """Process 0 runs the body first; the others find what it has made."""
@@ -64,6 +93,8 @@ def own_share(num_envs: int, world: World) -> int:
     Raises:
         UserError: if `num_envs` does not divide.
     """
+    if isinstance(world, Elsewhere):
+        return world.share(num_envs)
     if num_envs % world.size:
         usable = max(1, num_envs // world.size) * world.size
         raise UserError(f"num_envs={num_envs} does not divide among {world.size} processes; use num_envs={usable}")

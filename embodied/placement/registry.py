@@ -14,6 +14,7 @@ from omegaconf import MISSING
 from embodied.command_line.config import at_least
 from embodied.errors import UserError
 from embodied.placement.local import LocalConfig, Processes
+from embodied.placement.ray import RayConfig
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun tells its processes."""
@@ -50,12 +51,12 @@ class TorchrunConfig:
             yield processes
 
 
-PLACEMENTS: dict[str, type] = {"local": LocalConfig, "torchrun": TorchrunConfig}
+PLACEMENTS: dict[str, type] = {"local": LocalConfig, "ray": RayConfig, "torchrun": TorchrunConfig}
 
 
 @dataclass
 class PlacementOptions:
-    """Where a run is: `placement` is local or torchrun, which need not be given where torchrun starts train.py."""
+    """Where a run is: `placement` is local, ray or torchrun, which need not be given where torchrun starts it."""
 
     placement: Any = MISSING
 

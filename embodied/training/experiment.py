@@ -29,7 +29,7 @@ from embodied.evaluation.curves import CURVES
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining
 from embodied.evaluation.report import BASELINE, Report, title, told
-from embodied.placement.local import Local, Processes, one_after_another, own_share
+from embodied.placement.local import Elsewhere, Local, Processes, one_after_another, own_share
 from embodied.policy import Policy, PretrainedPolicy, TrainablePolicy
 from embodied.precision import precision_of
 from embodied.rollout.ahead import CollectorAhead
@@ -81,8 +81,7 @@ class Experiment(SavedRun):
         report = Report(task.name, task.asset_kind, seed, device=device, arguments=record.get("arguments"))
         super().__init__(directory, record, config.env_steps, report, world or Local(device=device))
         self.config, self.task, self.algorithm, self.seed, self.device = config, task, algorithm, seed, device
-        self._build_policy = policy.build
-        saved = self.saved(directory, record, config.env_steps)
+        self._build_policy, saved = policy.build, self.saved(directory, record, config.env_steps)
         seeding.seed_everything(seed)
         self.contract = task.contract(task.distributions[0])
         if saved:
@@ -91,22 +90,20 @@ class Experiment(SavedRun):
         self.policy = self._policy(None if saved else config.start_from)
         self.env = self._environment("train", task.distributions[0])
         self.report.exportable, self.report.notes = isinstance(self.policy, DeployablePolicy), lacking(self.env)
+        self.report.notes += [self.world.remark] if isinstance(self.world, Elsewhere) else []
         with seeding.undisturbed():
             self.evaluation_envs: dict[str, Environment] = {}
             if not isinstance(self.env, SwitchableEnvironment) and not self.world.rank:
                 self.evaluation_envs = {name: self._environment("eval", name) for name in task.distributions}
-            none = torch.zeros(0, *self.contract.action.shape)
-            self._try(Episodes.of(TensorDict({}, [0]), none))  # before demonstrations, which may take long
+            self._try(Episodes.of(TensorDict({}, [0]), torch.zeros(0, *self.contract.action.shape)))
             self.held_out = self._held_out()
         self.demonstrations = self._demonstrate(demonstrations)
         if self.own_seed != seed:
             seeding.seed_everything(self.own_seed)
-        self.stages = self._plan()
-        self.stage = self.stages[0]
+        self.stage, *_ = self.stages = self._plan()
         rows = self._restore(saved) if saved else 0
-        self.logger = NoLogger()
-        if not self.world.rank:
-            self.logger = Logger(directory, config=record, wandb_project=wandb_project, rows=rows)
+        told = {"config": record, "wandb_project": wandb_project, "rows": rows}
+        self.logger = NoLogger() if self.world.rank else Logger(directory, **told)
 
     def _plan(self) -> list[Stage]:
         """The stages of the run.
@@ -177,6 +174,9 @@ class Experiment(SavedRun):
         learner, collector = build(
             env, policy, self.algorithm, demonstrations, self.seed, self.world, own_seed=self.own_seed
         )
+        if isinstance(self.world, Elsewhere):
+            parts = self.task, self.algorithm, learner, env, policy, self.config, self.seed
+            return learner, self.world.collector(*parts)
         collector.storage, collector.folder = self.config.storage, self.directory
         if self.config.overlap and (self.world.size > 1 or not self.algorithm.max_staleness):
             raise UserError("overlap=true needs one process and an algorithm of max_staleness; use overlap=false")
@@ -295,9 +295,9 @@ class Experiment(SavedRun):
         self.timer.add("simulation", step.simulation_s)
         self.timer.add("policy", step.policy_s)
         self.timer.add("update", self.iteration_s - step.simulation_s - step.policy_s)
-        self.counters["cpu_s"] += float(self.world.sum(torch.tensor(time.process_time() - started)))
+        self.counters["cpu_s"] += step.cpu_s + float(self.world.sum(torch.tensor(time.process_time() - started)))
         self.counters["episodes"] += step.episodes
-        for name in ("lost", "pushed"):
+        for name in ("lost", "pushed", "lost_collectors", "dropped_rollouts"):
             self.counters[name] += getattr(step, name)
         self.logger.log(step.env_steps, step.logged)
         return step
@@ -394,7 +394,7 @@ class Experiment(SavedRun):
                 self.report.notes.append(f"No video: {error}.")
 
     def _write(self) -> None:
-        for name in ("env_steps", "episodes", "lost", "pushed", "cpu_s"):
+        for name in ("env_steps", "episodes", "lost", "pushed", "lost_collectors", "dropped_rollouts", "cpu_s"):
             setattr(self.report, name, self.counters[name])
         self.report.wall_s, self.report.phase_cpu_s = self.timer.seconds, self.timer.cpu
         self.report.write(self.directory, CURVES)

@@ -7,7 +7,7 @@ print(step.env_steps, step.ended.get("success"))
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,22 @@ class Iteration:
     metrics: dict[str, float]  # the learner's
     simulation_s: float
     policy_s: float
+    told: dict[str, float] = field(default_factory=dict)  # of where it was collected
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of collectors elsewhere, s."""
+        return self.told.get("cpu_s", 0.0)
+
+    @property
+    def lost_collectors(self) -> int:
+        """Collectors that died."""
+        return int(self.told.get("lost_collectors", 0))
+
+    @property
+    def dropped_rollouts(self) -> int:
+        """Rollouts that were too old to learn from."""
+        return int(self.told.get("dropped_rollouts", 0))
 
     @property
     def logged(self) -> dict[str, float]:
@@ -49,7 +65,8 @@ class Iteration:
         counted = {"diverged": self.diverged, "lost": self.lost, "pushed": self.pushed}
         shown = self.ended | {name: float(count) for name, count in counted.items() if count}
         rollout = {f"rollout/{name}": value for name, value in shown.items()}
-        return rollout | {f"rl/{name}": value for name, value in self.metrics.items()}
+        placement = {f"placement/{name}": value for name, value in self.told.items()}
+        return rollout | {f"rl/{name}": value for name, value in self.metrics.items()} | placement
 
     @property
     def note(self) -> str:
@@ -141,7 +158,10 @@ def iterations(
             if isinstance(collector.policy, RenormalisedPolicy):
                 collector.policy.renormalise(rollout.observation, world)
         collector.version += 1
-        yield Iteration(done, metrics=metrics, simulation_s=rollout.simulation_s, policy_s=rollout.policy_s, **told)
+        yield Iteration(
+            done, metrics=metrics, told=rollout.told, simulation_s=rollout.simulation_s, policy_s=rollout.policy_s,
+            **told,
+        )  # fmt: skip
 
 
 COUNTED = "env_steps", "episodes", "diverged", "lost", "pushed"

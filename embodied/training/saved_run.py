@@ -41,7 +41,7 @@ FREE = {
 
 COUNTERS = (
     "iteration", "env_steps", "planned_env_steps", "episodes", "rl_gradient_steps", "rl_checkpoint", "cpu_s", "lost",
-    "pushed",
+    "pushed", "lost_collectors", "dropped_rollouts",
 )  # fmt: skip
 """Counters of a run; schedules use `planned_env_steps`, the first `env_steps`; `rl_checkpoint` is RL's last."""
 

@@ -44,6 +44,10 @@ class RemoteTask:
         threads = max(1, (os.cpu_count() or 1) // self.processes)
         self._pool = Pool(options.python, module.partition(".")[0], threads)
 
+    def __reduce__(self) -> tuple[type[RemoteTask], tuple[Task, ProcessOptions]]:
+        """Sent to another process, it has children of its own there."""
+        return RemoteTask, (self.task, self.options)
+
     @property
     def asset_kind(self) -> str | None:
         """That of the task."""

@@ -51,6 +51,11 @@ def costs(record: Record) -> str:
             else {}
         ),
         **({"of these pushed": f"{record['pushed']:,}, by a person in the viewer"} if record["pushed"] else {}),
+        **{
+            what: f"{record[name]:,}"
+            for name, what in (("lost_collectors", "collectors that died"), ("dropped_rollouts", "rollouts too old"))
+            if record.get(name)
+        },
         "processor": f"{machine['processor']}, {machine['cores']} cores",
         "PyTorch": f"{machine['threads']} threads, device {machine['device']}",
         **({"GPU": machine["gpu"]} if "gpu" in machine else {}),

@@ -1,0 +1,166 @@
+"""Collectors on a Ray cluster of local nodes: throughput of two nodes against one, and a run with killed collectors.
+
+    python benchmarks/scale_ray.py [--seconds 180] [--iterations 12] [--output benchmarks/results/scale_ray.json]
+
+The simulator sleeps 4 ms for each environment and step, as one with a device of its own would: a collector waits as
+long as it has environments. A node has two CPUs and so two collectors; `num_envs` is the same with one node and with
+two, which are measured in turns. Then PPO trains on two nodes for `--seconds`, while a collector is killed (SIGKILL)
+every 20 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
+
+from embodied.algorithms.ppo import PPOConfig  # noqa: E402
+from embodied.environment import Transition  # noqa: E402
+from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
+from embodied.placement.collectors import RemoteCollectors  # noqa: E402
+from embodied.placement.ray import Actors, RayConfig, cluster, library  # noqa: E402
+from embodied.placement.worker import Recipe, part_of  # noqa: E402
+from embodied.rollout.rollout import first_decisions  # noqa: E402
+from embodied.training.loop import Iteration, build, iterations  # noqa: E402
+from embodied.wrapping import WrappedEnvironment  # noqa: E402
+from policies.mlp import MLPConfig  # noqa: E402
+from sims.quadrotor.task import HoverTask  # noqa: E402
+
+NUM_ENVS, T, CPUS = 32, 16, 2
+SLEEP_S, KILL_S = 0.004, 20.0
+ALGORITHM = PPOConfig(rollout_length=T, minibatch=256, epochs=2, learning_rate=3e-4, critic_warmup=0)
+
+
+class Slow(WrappedEnvironment):
+    """A simulator that takes time, and no CPU."""
+
+    def step(self, actions: torch.Tensor) -> Transition:
+        """As `Environment.step`, later."""
+        time.sleep(SLEEP_S * self.num_envs)
+        return super().step(actions)
+
+
+def slow(folder: str, first: int, count: int, seed: int) -> Slow:
+    """A part of the environments; its process writes its number into `folder`."""
+    env = Slow(part_of(HoverTask(), "cpu", first, count, seed))
+    Path(folder, str(os.getpid())).touch()
+    return env
+
+
+@contextmanager
+def nodes(count: int) -> Iterator[str]:
+    """The address of a cluster of so many nodes on this machine."""
+    library()
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
+    for _ in range(count - 1):
+        made.add_node(num_cpus=CPUS)
+    try:
+        yield made.address
+    finally:
+        made.shutdown()
+
+
+@contextmanager
+def training(count: int, folder: str, max_staleness: int = 0) -> Iterator[Iterator[Iteration]]:
+    """PPO on so many nodes."""
+    env = HoverTask().environment(NUM_ENVS, "robust", "train", 0, "cpu")
+    torch.manual_seed(0)
+    policy = MLPConfig(hidden=[64]).build(env.contract)
+    policy.fit(*first_decisions(env, torch.Generator().manual_seed(0), 256))
+    with nodes(count) as address:
+        config = RayConfig(collectors=CPUS * count, address=address, max_staleness=max_staleness)
+        with cluster(config):
+            learner, _ = build(env, policy, ALGORITHM, None, 0)
+            recipe = Recipe(partial(slow, folder), learner.collector, ALGORITHM.remote_starts, policy)
+            crew = Actors(config, recipe, NUM_ENVS)
+            yield iterations(learner, RemoteCollectors(crew, policy, max_staleness=max_staleness), T, 10**9)
+            crew.close()
+
+
+def throughput(count: int, repeats: int) -> float:
+    """Environment steps per second on so many nodes; the first iteration is not counted."""
+    with tempfile.TemporaryDirectory() as folder, training(count, folder) as steps:
+        before = next(steps).env_steps
+        began = time.perf_counter()
+        after = [next(steps).env_steps for _ in range(repeats)][-1]
+        return (after - before) / (time.perf_counter() - began)
+
+
+def killing(seconds: float) -> dict[str, Any]:
+    """Train on two nodes while collectors are killed, one every `KILL_S`."""
+    killed, done = [], threading.Event()
+    with tempfile.TemporaryDirectory() as folder, training(2, folder) as steps:
+
+        def kill() -> None:
+            while not done.wait(KILL_S):
+                alive = [pid for pid in map(int, os.listdir(folder)) if Path(f"/proc/{pid}").exists()]
+                if alive:
+                    killed.append(min(alive))
+                    os.kill(killed[-1], signal.SIGKILL)
+
+        thread, counted, iteration, began = threading.Thread(target=kill), {}, 0, time.perf_counter()
+        thread.start()
+        for step in steps:
+            iteration += 1
+            for name in ("lost_collectors", "collectors"):
+                counted[name] = counted.get(name, 0.0) + step.told[name]
+            counted["lost_episodes"] = counted.get("lost_episodes", 0) + step.lost
+            if done.is_set() and step.told["collectors"] == 2 * CPUS:
+                break
+            if time.perf_counter() - began > seconds:
+                done.set()
+        thread.join()
+        return {
+            "seconds": round(time.perf_counter() - began), "iterations": iteration, "env_steps": step.env_steps,
+            "killed": len(killed), "counted": int(counted["lost_collectors"]),
+            "lost_episodes": int(counted["lost_episodes"]),
+            "mean_collectors": round(counted["collectors"] / iteration, 2), "of": 2 * CPUS,
+        }  # fmt: skip
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    about = {
+        "git_commit": git_commit(), "versions": versions(), "cores": os.cpu_count(), "load_before": os.getloadavg()[0],
+        "num_envs": NUM_ENVS, "decisions": T, "sleep_ms_per_environment_and_step": 1000 * SLEEP_S,
+    }  # fmt: skip
+    found = {count: [] for count in (1, 2)}
+    for _ in range(options.runs):
+        for count, rates in found.items():
+            rates.append(throughput(count, options.iterations))
+    one, two = (statistics.median(rates) for rates in found.values())
+    about |= {"steps_per_s": {str(count): [round(rate) for rate in rates] for count, rates in found.items()}}
+    about |= {"ratio": round(two / one, 2), "kills": killing(options.seconds), "load_after": os.getloadavg()[0]}
+    print(table(["nodes", "environment steps/s"], [["1", f"{one:.0f}"], ["2", f"{two:.0f}"]]))
+    print(f"two nodes against one: {two / one:.2f}; kills: {about['kills']}")
+    if options.output:
+        options.output.write_text(json.dumps(about, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,400 @@
+"""Collectors as actors of a Ray cluster (arXiv 1712.05889), on any number of machines; those that die are replaced."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib import import_module
+from typing import Any, cast
+
+from torch import Tensor
+
+from embodied import seeding
+from embodied.command_line.config import at_least
+from embodied.command_line.extras import needs_extra
+from embodied.environment import Environment
+from embodied.errors import UserError
+from embodied.placement.collectors import RemoteCollectors
+from embodied.placement.local import Local
+from embodied.placement.worker import About, Place, Recipe, Worker, part_of, software
+from embodied.policy import TrainablePolicy
+from embodied.rollout.rollout import Collector, Rollout
+from embodied.rollout.storage import Storage
+from embodied.task import Learner, LearnerConfig, RemotelyCollected, Task
+from embodied.training.config import ExperimentConfig
+
+log = logging.getLogger(__name__)
+ZERO_COPY = ("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1")
+TICK_S = 0.5
+"""How often a learner that waits looks whether a collector hangs, s."""
+REACH_S = 5.0
+"""A head node that does not accept a connection within this time is not there, s."""
+OWN = 100
+"""Environments of the learner's process, at most."""
+LONGEST_REST_S = 60.0
+"""A collector that dies again and again before its first rollout is begun anew after at most this time, s."""
+
+
+@dataclass
+class RayConfig:
+    """Collectors on a Ray cluster, and the learner in this process.
+
+    `collectors` have `num_envs` environments together, each its part, on `cpus` and `gpus` of any machine. `address` is
+    null (Ray is started here, for this run), auto (the cluster that this machine is in) or HOST:PORT of a head node.
+    Rollouts are learned from up to `max_staleness` updates after their weights were sent (0: synchronous). A collector
+    that returns nothing for `timeout_s` counts as dead; dead ones are replaced, and the run ends after `patience_s`
+    without any.
+    """
+
+    collectors: int = 2
+    address: str | None = None
+    max_staleness: int = 0
+    cpus: float = 1.0
+    gpus: float = 0.0
+    timeout_s: float = 600.0
+    patience_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes."""
+        at_least(self, 1, "collectors")
+        at_least(self, 0, "max_staleness", "cpus", "gpus")
+        if min(self.timeout_s, self.patience_s) <= 0.0:
+            raise UserError(f"expected timeout_s and patience_s above 0, got {self.timeout_s}, {self.patience_s}")
+
+    @contextmanager
+    def start(self, device: str) -> Iterator[Connected]:
+        """This process, connected to the cluster.
+
+        Raises:
+            UserError: as `cluster`.
+        """
+        with cluster(self):
+            yield Connected(device=device, config=self)
+
+
+def library() -> Any:  # noqa: ANN401 - a module
+    """Ray itself, with nothing sent home, tensors that travel without copies, and time to start on a busy machine.
+
+    Raises:
+        UserError: if it is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+    os.environ.setdefault(*ZERO_COPY)
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # such tensors are only read here
+    warnings.filterwarnings("ignore", "Zero-copy tensor serialization is enabled")
+    with needs_extra("ray"):
+        return import_module("ray")
+
+
+@contextmanager
+def cluster(config: RayConfig) -> Iterator[None]:
+    """Be connected to the cluster of `config`; one that was started for it ends with the body.
+
+    Raises:
+        UserError: without Ray, and where there is no head node at the address.
+    """
+    ray = library()
+    if ray.is_initialized():  # the caller's
+        yield
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if config.address is None:
+        cores = max(os.cpu_count() or 1, math.ceil(config.collectors * config.cpus))
+        options |= {"address": "local", "num_cpus": cores, "include_dashboard": False}
+    else:
+        reach(config.address)
+        options |= {"address": config.address, "runtime_env": {"env_vars": dict([ZERO_COPY])}}
+    with _own_signals():
+        try:
+            ray.init(**options)
+        except Exception as error:  # of many kinds, with several lines
+            raise UserError(
+                f"Ray cannot be started, or joined at placement.address={config.address} ({_first_line(error)})"
+            ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def reach(address: str) -> None:
+    """Raise UserError unless something listens at `address`, HOST:PORT: Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"expected placement.address=null, auto or HOST:PORT, got {address}")
+    try:
+        socket.create_connection((host, int(port)), REACH_S).close()
+    except OSError as error:
+        raise UserError(
+            f"no Ray head node at placement.address={address} ({error}); start one with `ray start --head`, and see"
+            " whether this machine reaches it"
+        ) from error
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handler of SIGTERM, which saves the run: Ray sets its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@dataclass
+class _Asked:
+    """Something that a collector does or will do, and since when."""
+
+    result: Any  # Ray's reference
+    since: float
+
+
+@dataclass
+class _Slot:
+    """The place of one collector, in which there are several, one after the other."""
+
+    place: Place
+    actor: Any = None
+    about: About | None = None  # None: it has not made its environments yet
+    asked: deque[_Asked] = field(default_factory=deque)
+    failures: int = 0  # in a row, before a rollout
+    rest_until: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """It has made its environments."""
+        return self.about is not None
+
+    @property
+    def busy(self) -> int:
+        """Rollouts that it was asked for and has not given."""
+        return len(self.asked) if self.ready else 0
+
+
+class Actors:
+    """`config.collectors` actors that have `num_envs` environments together, as a `Crew`; `cluster` has to be entered.
+
+    Raises:
+        UserError: for more collectors than environments.
+    """
+
+    def __init__(self, config: RayConfig, recipe: Recipe, num_envs: int) -> None:
+        if config.collectors > num_envs:
+            raise UserError(f"expected num_envs of at least {config.collectors}, one per collector; got {num_envs}")
+        self.ray, self.config = library(), config
+        bounds = [num_envs * number // config.collectors for number in range(config.collectors + 1)]
+        places = [Place(number, low, bounds[number + 1] - low) for number, low in enumerate(bounds[:-1])]
+        self.slots = [_Slot(place) for place in places]
+        self.lost_episodes = self.lost_collectors = 0
+        self.sent_bytes = 0
+        try:
+            self._recipe, self._weights = self.ray.put(recipe), None
+        except (TypeError, AttributeError) as error:  # cannot be pickled
+            raise UserError(
+                f"what collectors are made of cannot be sent to them ({_first_line(error)}); viewer=true and objects of"
+                " one process need placement=local"
+            ) from error
+        self._size = 0
+        self._reason = ""  # why the last one died
+        self._alone_since: float | None = None  # since when no collector has been there
+        self._once = False  # whether one has ever been there
+
+    def close(self) -> None:
+        """End all collectors."""
+        for slot in self.slots:
+            self._end(slot)
+
+    def publish(self, weights: Mapping[str, Tensor]) -> None:
+        """Put `weights` where every collector can fetch them."""
+        self._size = sum(part.nbytes for part in weights.values())
+        self._weights = self.ray.put(dict(weights))
+
+    def ask(self, slot: _Slot, version: int, decisions: int) -> None:
+        """Ask `slot` for a rollout by the published weights, which are those of `version`."""
+        slot.asked.append(_Asked(slot.actor.collect.remote(self._weights, version, decisions), time.monotonic()))
+        self.sent_bytes += self._size
+
+    def hear(self) -> list[tuple[_Slot, Rollout]]:
+        """Wait a moment for collectors; returns what they gave. Those that are gone are replaced.
+
+        Raises:
+            UserError: if there has been no collector for too long.
+        """
+        for slot in self.slots:
+            if slot.actor is None and time.monotonic() >= slot.rest_until:
+                self._spawn(slot)
+        asked = {slot.asked[0].result: slot for slot in self.slots if slot.asked}
+        if asked:
+            done, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=0)
+            done = done or self.ray.wait(list(asked), num_returns=1, timeout=TICK_S)[0]
+        else:
+            done = []
+            time.sleep(TICK_S)
+        found = []
+        for result in done:
+            slot = asked[result]
+            if (rollout := self._take(slot)) is not None:
+                found.append((slot, rollout))
+        for slot in self.slots:
+            self._check_alive(slot)
+        self._check_patience()
+        return found
+
+    def _take(self, slot: _Slot) -> Rollout | None:
+        """What `slot` returned: a rollout; or it is ready, or dead."""
+        asked = slot.asked.popleft()
+        try:
+            value = self.ray.get(asked.result, timeout=self.config.timeout_s)
+        except self.ray.exceptions.RayTaskError as error:  # raised by our own code there
+            if isinstance(error.cause, UserError):
+                raise UserError(str(error.cause)) from None
+            raise
+        except self.ray.exceptions.RayError as error:
+            self._died(slot, _first_line(error))
+            return None
+        if slot.asked:
+            slot.asked[0].since = time.monotonic()
+        if isinstance(value, About):
+            self._admit(slot, value)
+            return None
+        slot.failures = 0
+        return value
+
+    def _spawn(self, slot: _Slot) -> None:
+        """Begin a collector in `slot`, on the machine that has most room."""
+        kind = self.ray.remote(Worker).options(
+            num_cpus=self.config.cpus, num_gpus=self.config.gpus, max_restarts=0, scheduling_strategy="SPREAD"
+        )
+        slot.actor, slot.about = kind.remote(), None
+        slot.asked = deque([_Asked(slot.actor.build.remote(self._recipe, slot.place), time.monotonic())])
+
+    def _admit(self, slot: _Slot, about: About) -> None:
+        """Let a collector begin if its software is ours.
+
+        Raises:
+            UserError: if it is not, and no collector has ever been there.
+        """
+        if wrong := about.differences(software()):
+            reason = f"node {about.node} has {wrong}; install the same everywhere"
+            if not self._once:
+                raise UserError(f"placement=ray: {reason}")
+            return self._died(slot, reason)
+        slot.about, self._once = about, True
+
+    def _died(self, slot: _Slot, reason: str) -> None:
+        """Count what was lost with the collector of `slot`, which will be replaced."""
+        episodes = slot.place.count if slot.ready else 0
+        where = f" on {slot.about.node}" if slot.about else ""
+        log.warning(
+            f"collector {slot.place.number}{where} is gone ({reason}); {episodes} episodes are lost, another one takes"
+            " its place"
+        )
+        self._reason = reason
+        self.lost_episodes += episodes
+        self.lost_collectors += 1
+        slot.failures += 1
+        slot.rest_until = time.monotonic() + min(LONGEST_REST_S, 2.0 ** (slot.failures - 1) - 1.0)
+        slot.place = replace(slot.place, before=slot.place.before + 1)
+        self._end(slot)
+
+    def _end(self, slot: _Slot) -> None:
+        if slot.actor is not None:
+            self.ray.kill(slot.actor)
+        slot.actor, slot.about = None, None
+        slot.asked.clear()
+
+    def _check_alive(self, slot: _Slot) -> None:
+        """A collector that hangs counts as dead."""
+        if not slot.asked:
+            return
+        limit_s = self.config.timeout_s if slot.ready else self.config.patience_s
+        if time.monotonic() - slot.asked[0].since > limit_s:
+            self._died(slot, f"it has not answered for {limit_s:g} s" if slot.ready else self._unplaced())
+
+    def _check_patience(self) -> None:
+        """Raise UserError if there has been no collector for `patience_s`."""
+        if any(slot.ready for slot in self.slots):
+            self._alone_since = None
+            return
+        now = time.monotonic()
+        self._alone_since = self._alone_since or now
+        if now - self._alone_since > self.config.patience_s:
+            why = self._reason or self._unplaced()
+            raise UserError(
+                f"no collector could be had for placement.patience_s={self.config.patience_s:g}: {why}; resume= goes on"
+                " from the last checkpoint"
+            )
+
+    def _unplaced(self) -> str:
+        """Why a collector has not begun, as far as is known."""
+        has = self.ray.cluster_resources()
+        return (
+            f"it did not begin for {self.config.patience_s:g} s; each needs {self.config.cpus:g} CPUs and"
+            f" {self.config.gpus:g} GPUs, the cluster has {has.get('CPU', 0):g} and {has.get('GPU', 0):g}"
+        )
+
+
+@dataclass(frozen=True)
+class Connected(Local):
+    """The learner's process of a run whose collectors are on a cluster, see `Elsewhere`."""
+
+    config: RayConfig = field(default_factory=RayConfig)
+    remark = (
+        "Collectors were on a Ray cluster: a resumed run goes on with its weights and counters, and with new episodes,"
+        " initial states and noise."
+    )
+
+    def share(self, num_envs: int) -> int:
+        """A few of its own, for normalisation statistics."""
+        return min(num_envs, OWN)
+
+    def collector(
+        self, task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
+        config: ExperimentConfig, seed: int,
+    ) -> Collector:  # fmt: skip
+        """As `Elsewhere.collector`."""
+        if not isinstance(algorithm, RemotelyCollected):
+            raise UserError(
+                "placement=ray is for learners of rollouts that stand alone, algorithm=ppo or grpo: others put episodes"
+                " together from successive rollouts, or need gradients of the simulator: use placement=local"
+            )
+        if self.config.max_staleness > algorithm.max_staleness:
+            raise UserError(
+                f"placement.max_staleness={self.config.max_staleness} is more than the algorithm takes,"
+                f" {algorithm.max_staleness}; ppo takes 4, and 8 with algorithm.importance_limit=2"
+            )
+        if config.overlap:
+            raise UserError("overlap=true is for environments of this process; use placement.max_staleness=1")
+        if config.storage is Storage.DISK:
+            raise UserError("storage=disk is for rollouts of this process; placement=ray has them in memory: use cpu")
+        algorithm.remote_starts(env, seeding.generator(seed, "starts"))  # refuses now what it would refuse there
+        with seeding.undisturbed():
+            sent = policy.fresh().to("cpu")
+        recipe = Recipe(
+            partial(part_of, task, device := "cuda" if self.config.gpus else "cpu"), learner.collector,
+            algorithm.remote_starts, sent, seed, device, config.precision, max(1, int(self.config.cpus)),
+        )  # fmt: skip
+        collectors = RemoteCollectors(
+            Actors(self.config, recipe, config.num_envs), policy, seed=seed, max_staleness=self.config.max_staleness,
+            patience_s=self.config.patience_s,
+        )  # fmt: skip
+        return cast(Collector, collectors)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,208 @@
+"""When rollouts are asked for, how old those are that are learned from, and what is counted; without Ray."""
+
+import pickle
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+import torch
+
+from embodied import seeding
+from embodied.algorithms.ppo import PPOConfig
+from embodied.placement.collectors import RemoteCollectors
+from embodied.placement.worker import About, Place, Recipe, Worker, part_of, software
+from embodied.rollout.joining import joined
+from embodied.rollout.rollout import Collector, Rollout
+from embodied.training.loop import build, iterations
+from policies.mlp import MLPConfig, MLPPolicy
+from sims.quadrotor.task import HoverTask
+from sims.registry import in_processes
+from tests.embodied.reach import Reach
+
+SHARE = 3
+"""Environments of each collector."""
+
+
+def part(first: int, count: int, seed: int) -> Reach:
+    return Reach(count, seed=seed)
+
+
+@pytest.fixture
+def policy() -> MLPPolicy:
+    torch.manual_seed(0)
+    env = Reach(8)
+    policy = MLPConfig(hidden=[8]).build(env.contract)
+    policy.fit(env.reset(), torch.rand(100, 1) - 0.5)
+    return policy
+
+
+@dataclass
+class Seat:
+    place: Place
+    worker: Worker
+    asked: deque[tuple[int, dict, int]] = field(default_factory=deque)
+    ready: bool = True
+
+    @property
+    def busy(self) -> int:
+        return len(self.asked)
+
+
+class Fake:
+    """A crew in this process: those whose `turns` come give the next rollout they were asked for."""
+
+    def __init__(self, policy: MLPPolicy, count: int, turns: list[int] | None = None, seed: int = 0) -> None:
+        recipe = Recipe(part, Collector, lambda env, generator: None, policy, seed)
+        self.lost_episodes = self.lost_collectors = self.sent_bytes = 0
+        self.slots = [Seat(Place(number, SHARE * number, SHARE), Worker()) for number in range(count)]
+        self.turns = deque(turns or [])
+        self.asked: list[tuple[int, int]] = []  # collector and version
+        for slot in self.slots:
+            slot.worker.build(recipe, slot.place)
+
+    def publish(self, weights: dict) -> None:
+        self.weights = {name: value.clone() for name, value in weights.items()}
+
+    def ask(self, slot: Seat, version: int, decisions: int) -> None:
+        self.asked.append((slot.place.number, version))
+        slot.asked.append((version, self.weights, decisions))
+        self.sent_bytes += 10
+
+    def hear(self) -> list[tuple[Seat, Rollout]]:
+        turn = self.turns.popleft() if self.turns else next(each.place.number for each in self.slots if each.asked)
+        slot = self.slots[turn]
+        version, weights, decisions = slot.asked.popleft()
+        return [(slot, slot.worker.collect(weights, version, decisions))]
+
+
+def alone(policy: MLPPolicy, *own: int) -> Collector:
+    """What a collector of that number, and with so many before it, should be like."""
+    worker = Worker()
+    worker.build(Recipe(part, Collector, lambda env, generator: None, policy, 0), Place(own[0], 0, SHARE, own[1]))
+    return worker.collector
+
+
+def test_synchronous_rollouts_are_those_of_the_newest_policy_in_order(policy: MLPPolicy) -> None:
+    crew = Fake(policy, 2, turns=[1, 0, 0, 1])
+    collectors, expected = RemoteCollectors(crew, policy), [alone(policy, 0, 0), alone(policy, 1, 0)]
+    for version in range(2):
+        rollout = collectors.collect(4)
+        for each in expected:
+            each.version, each.policy = version, policy
+        both = joined([each.collect(4) for each in expected])
+        assert torch.equal(rollout.actions, both.actions)
+        assert rollout.policy_version == version
+        assert rollout.told["staleness"] == 0.0
+        with torch.no_grad():
+            for parameter in policy.parameters():
+                parameter += 0.1
+        collectors.version += 1
+    assert crew.asked == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_one_collector_gives_the_numbers_of_a_run_in_one_process(policy: MLPPolicy) -> None:
+    ours = RemoteCollectors(Fake(policy, 1), policy)
+    theirs = Collector(Reach(SHARE), policy, seeding.generator(0, "noise"))
+    for _ in range(2):
+        assert torch.equal(ours.collect(4).log_prob, theirs.collect(4).log_prob)
+
+
+def test_collectors_go_on_while_the_learner_updates_but_never_too_far(policy: MLPPolicy) -> None:
+    """After the first update, each rollout is one update old; no more are begun than can be learned from in time."""
+    crew = Fake(policy, 2)
+    collectors = RemoteCollectors(crew, policy, max_staleness=1)
+    ages = []
+    for _ in range(5):
+        rollout = collectors.collect(3)
+        assert rollout.done.shape == (3, 2 * SHARE)
+        ages.append(collectors.version - rollout.policy_version)
+        assert sum(slot.busy for slot in crew.slots) + len(collectors.waiting) == 4
+        collectors.version += 1
+    assert ages == [0, 1, 1, 1, 1]
+    assert collectors.dropped == 0
+
+
+def test_a_rollout_that_comes_too_late_is_dropped_and_counted(policy: MLPPolicy) -> None:
+    """The first collector is four times as fast: what the other began at version 0 comes at version 2."""
+    crew = Fake(policy, 2, turns=[0, 0, 0, 0, 0, 1, 0])
+    collectors = RemoteCollectors(crew, policy, max_staleness=1)
+    dropped = []
+    for _ in range(3):
+        rollout = collectors.collect(3)
+        dropped.append(rollout.told["dropped_rollouts"])
+        assert collectors.version - rollout.policy_version <= 1
+        collectors.version += 1
+    assert dropped == [0.0, 0.0, 1.0]
+
+
+def test_what_died_is_told_once_and_its_episodes_are_lost(policy: MLPPolicy) -> None:
+    crew = Fake(policy, 2)
+    collectors = RemoteCollectors(crew, policy)
+    crew.lost_collectors, crew.lost_episodes, crew.slots[1].ready = 1, SHARE, False
+    collectors._begun = True
+    rollout = collectors.collect(3)
+    assert rollout.done.shape == (3, SHARE)  # the run goes on with those that are there
+    assert (rollout.lost, rollout.diverged, rollout.told["lost_collectors"]) == (SHARE, SHARE, 1.0)
+    assert rollout.told["collectors"] == 1.0
+    crew.slots[1].ready = True
+    rollout = collectors.collect(3)
+    assert rollout.done.shape == (3, 2 * SHARE)
+    assert (rollout.lost, rollout.told["lost_collectors"]) == (0, 0.0)
+
+
+def test_a_resumed_run_draws_other_numbers(policy: MLPPolicy) -> None:
+    first = RemoteCollectors(Fake(policy, 1), policy)
+    first.version = 3
+    again = RemoteCollectors(Fake(policy, 1), policy)
+    again.load_state_dict(first.state_dict())
+    assert again.version == 3
+    assert again.crew.slots[0].place.before == 1
+    a, b = alone(policy, 0, 0), alone(policy, 0, 1)
+    assert not torch.equal(a.collect(3).sample["raw"], b.collect(3).sample["raw"])
+    moved = RemoteCollectors(Fake(policy, 1), policy)
+    here = Collector(Reach(SHARE), policy, torch.Generator())
+    moved.load_state_dict(here.state_dict())  # the run was in one process before
+    assert moved.crew.slots[0].place.before == 1
+    here.load_state_dict(first.state_dict())  # and goes on in one
+    assert here.version == 3
+
+
+def test_a_worker_writes_into_weights_of_its_own(policy: MLPPolicy) -> None:
+    worker = Worker()
+    worker.build(Recipe(part, Collector, lambda env, generator: None, policy), Place(0, 0, SHARE))
+    before = policy.actor[0].weight.clone()
+    other = {name: value + 1.0 for name, value in policy.state_dict().items()}
+    worker.collect(other, 0, 2)
+    assert torch.equal(policy.actor[0].weight, before)
+
+
+def test_it_learns_from_old_rollouts(policy: MLPPolicy) -> None:
+    env = Reach(SHARE)
+    algorithm = PPOConfig(rollout_length=8, minibatch=64, critic_warmup=0, importance_limit=2.0)
+    learner, _ = build(env, policy, algorithm, None, 0)
+    collectors = RemoteCollectors(Fake(policy, 2), policy, max_staleness=2)
+    steps = list(iterations(learner, collectors, 8, 600))
+    assert steps[-1].env_steps >= 600
+    assert steps[-1].logged["placement/staleness"] >= 1.0
+    assert steps[-1].logged["rl/importance"] == pytest.approx(1.0, abs=0.5)
+    assert steps[-1].logged["rl/importance"] != 1.0
+
+
+def test_a_task_in_child_processes_can_be_sent_to_collectors() -> None:
+    task = in_processes(HoverTask(processes=2))
+    sent = pickle.loads(pickle.dumps(partial(part_of, task, "cpu")))
+    assert sent.args[0].processes == 2
+    assert sent.args[0].name == task.name
+    assert sent.args[0]._pool is not task._pool
+
+
+def test_software_that_differs_is_named_and_builds_of_one_version_do_not_differ() -> None:
+    ours = software()
+    assert ours["torch"] == torch.__version__
+    assert About("node", ours).differences(ours) == ""
+    assert About("node", ours | {"torch": "2.1.0"}).differences(ours).startswith("torch 2.1.0 where the learner has")
+    assert About("node", ours | {"code": "0" * 12}).differences(ours).startswith("code 000000000000 where the learner")
+    cuda = ours | {"torch": ours["torch"].partition("+")[0] + "+cu128", "cuda": "12.8"}
+    assert About("node", cuda).differences(ours) == ""
+    assert About("node", {}).differences({"numpy": "2.0"}) == "numpy none where the learner has 2.0"
