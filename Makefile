@@ -9,6 +9,7 @@
 # make test-isaac  install, then run the tests of Isaac Lab
 # make test-stock  install, then run policies in stock LIBERO (LIBERO_ASSETS=; stock is installed too, once)
 # make test-crazyflow  install, then fly policies in crazyflow (which is installed too, once)
+# make test-ray  install Ray, too, then run the tests of collectors on a Ray cluster of this machine
 # make docs    install, then build the documents as a site: build/site/index.html
 # make check   lint and types
 # make mutants  install, then put faults into a copy of the tree one by one: which do the tests catch? (half an hour)
@@ -24,7 +25,7 @@ ISAAC := .venv-isaac
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --no-warn-conflicts -c constraints.txt
 ARGS ?=
 
-.PHONY: pick hover vla navigate test ros test-ros isaac test-isaac test-stock test-crazyflow docs check mutants install clean
+.PHONY: pick hover vla navigate test ros test-ros isaac test-isaac test-stock test-crazyflow test-ray docs check mutants install clean
 
 pick: $(VENV)/installed
 	$(BIN)/python train.py task=libero_pick $(ARGS)
@@ -64,6 +65,11 @@ test-stock: $(VENV)/installed-dev
 test-crazyflow: $(VENV)/installed-dev
 	CI_CRAZYFLOW=required $(BIN)/python -m pytest tests/sims/quadrotor/test_crazyflow.py $(ARGS)
 
+# Clusters of processes on one machine: their tests wait on time limits, so that they run alone.
+test-ray: $(VENV)/installed-dev
+	$(PIP) --editable '.[ray]'
+	$(BIN)/python -m pytest tests/placement/test_ray.py $(ARGS)
+
 # Documents lie all over the tree: the site is built from a copy of what they link to.
 docs: $(VENV)/installed-dev
 	rm -rf build/docs && mkdir -p build/docs
@@ -97,7 +103,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/pip
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(PIP) --editable '.[devices,diffusion,gym,libero,maniskill,onnx,ray,rerun,robosuite,robot,rsl-rl,viewer,vla,dev]'
+	$(PIP) --editable '.[devices,diffusion,gym,libero,maniskill,onnx,rerun,robosuite,robot,rsl-rl,viewer,vla,dev]'
 	$(PIP) --no-deps torchrl
 	@touch $@
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -151,7 +151,7 @@ def iterations(
             if done < env_steps and isinstance(collector, CollectorAhead):
                 collector.begin(rollout_length)
             if rollout.value is not None and rollout.policy_version < collector.version:  # its critic knew less
-                rollout = replace(rollout, value=values(collector.policy, rollout.observation))
+                rollout = replace(rollout, value=values(cast(TrainablePolicy, collector.policy), rollout.observation))
             learned = learner.update(rollout, min(1.0, done / max(1, planned or env_steps)), world)
             metrics = world.mean(learned | rollout.starts)
             check_finite(losses(metrics), learner.gradient_steps)
