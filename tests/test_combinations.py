@@ -51,7 +51,8 @@ def test_what_a_task_takes_builds_and_its_own_comes_first(task: str):
     if task in LACKING:
         pytest.skip("its simulator or its assets are not installed here")
     env = own.task.environment(16, own.task.distributions[0], "train", 0)
-    assert combinations.chosen([f"task={task}"]) == tuple(record["choices"].values())
+    choices = tuple(record["choices"][part] for part in ("task", "policy", "algorithm"))
+    assert combinations.chosen([f"task={task}"]) == choices
     for policy, algorithm in combinations.taken(task):
         config = composed(task, policy, algorithm)
         if config.task != own.task:  # such as with pictures, for policies that see

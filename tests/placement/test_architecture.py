@@ -28,11 +28,22 @@ def test_only_the_placement_in_several_processes_imports_torch_distributed():
     assert found <= {"embodied/placement/torchrun.py", "embodied/placement/sharding.py"}
 
 
-def test_a_run_in_one_process_loads_no_other_placement():
+def test_a_run_in_one_process_loads_neither_ray_nor_what_runs_several():
     code = (
         "import sys, train; config, _ = train.composed(['task=quadrotor_hover']);"
         "placed = config.placement.start('cpu'); placed.__enter__();"
-        "print(sorted(name for name in sys.modules if name.startswith('embodied.placement.')))"
+        "print(sorted({'ray', *('embodied.placement.' + name for name in ('torchrun', 'sharding', 'averaging'))}"
+        " & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "['embodied.placement.local', 'embodied.placement.registry']"
+    assert run.stdout.strip() == "[]"
+
+
+def test_one_file_alone_imports_ray():
+    found = {
+        str(path.relative_to(ROOT))
+        for package in ("embodied", "policies", "sims", "real_robot")
+        for path in (ROOT / package).rglob("*.py")
+        if any(name.split(".")[0] == "ray" for name in imported(path)) or '"ray"' in path.read_text()
+    }
+    assert found <= {"embodied/placement/ray.py", "embodied/placement/registry.py"}
