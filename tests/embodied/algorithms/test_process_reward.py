@@ -15,6 +15,7 @@ from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.groups import WholeEpisodes, WholeRollout
 from embodied.rollout.rollout import Collector, Rollout
+from embodied.world import ALONE, World
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.recurrent import RecurrentConfig
 from tests.embodied.reach import Reach
@@ -114,7 +115,7 @@ def test_a_resumed_model_tells_the_same_and_is_not_trained_again() -> None:
 class Place:
     """A process model of one's own: progress is nearness to the origin."""
 
-    def __call__(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def __call__(self, rollout: Rollout, world: World = ALONE) -> tuple[Tensor, Tensor]:
         return tuple(
             1.0 - seen["position"].squeeze(-1).abs().clamp(0.0, 1.0)
             for seen in (rollout.observation, rollout.next_observation())
@@ -155,7 +156,8 @@ def test_grpo_tells_failures_apart_by_the_progress_at_their_end() -> None:
     found = WholeEpisodes(env, policy, torch.Generator().manual_seed(0), learner.starts).collect(20)
     found = replace(found, success=found.success & (torch.arange(16) < 3))
     episodes = WholeRollout.of(found)
-    outcome, won, near = learner._outcome(found, episodes), *map(episodes.at_end, (found.success, Place()(found)[1]))
+    outcome = learner._outcome(found, episodes, ALONE)
+    won, near = map(episodes.at_end, (found.success, Place()(found)[1]))
     torch.testing.assert_close(outcome, torch.where(won, torch.ones(len(won)), 0.6 * near))
     assert outcome[~won].std() > 0.0
 
