@@ -268,10 +268,16 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
+        """Continue from `state_dict`.
+
+        Raises:
+            UserError: for a state of an earlier release, which had initial states elsewhere.
+        """
         self.generator.set_state(state["generator"])
         self.version = state["version"]
         if self.starts:
+            if "starts" not in state:
+                raise UserError("this checkpoint is of an earlier release: go on from its weights with start_from=")
             self.starts.load_state_dict(state["starts"])
         if "env" not in state:
             self.abandon()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied.errors import UserError
 from embodied.policy import Decision
 from embodied.rollout.rollout import Collector, first_decisions
 from embodied.rollout.starts import RetryStarts
@@ -190,6 +191,16 @@ def test_a_simulator_that_writes_over_its_observations_gives_the_same_rollouts()
 def test_first_decisions_of_a_simulator_that_writes_over_its_observations() -> None:
     copied, buffered = (first_decisions(kind(3), torch.Generator().manual_seed(0), 50)[0] for kind in (Reach, Buffered))
     assert torch.equal(copied["position"], buffered["position"])
+
+
+def test_a_state_without_initial_states_says_how_to_go_on() -> None:
+    env = Reach(3)
+    starts = RetryStarts(env.task_index, retry=1.0, attempts=3, generator=torch.Generator())
+    collector = Collector(env, Constant(env, 0.1), torch.Generator(), starts)
+    state = collector.state_dict()
+    del state["starts"]
+    with pytest.raises(UserError, match="earlier release"):
+        collector.load_state_dict(state)
 
 
 def test_abandoned_episodes_did_not_fail() -> None:
