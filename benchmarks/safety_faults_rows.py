@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs fro
 
 from std_msgs.msg import Header
 
-from benchmarks.row_checker import Known, RowChecker, StoppedByCommands, StoppedByItself
+from benchmarks.row_checker import RowChecker, StoppedByCommands, StoppedByItself
+from benchmarks.row_known import Known
 from benchmarks.row_network import TROUBLES, Hosted, Network, hosted
 from benchmarks.row_robots import Crazyflie, Px4, Robot
 from benchmarks.safety_checker import ViolationError
