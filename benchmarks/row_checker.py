@@ -127,6 +127,8 @@ class StoppedByCommands(RowChecker):
         self.rates = np.array([dt_s if track.given.kind is Kind.VELOCITY else 1.0 for track in self.tracks])
         self.fresh, self.silent = True, False
         self.sent_s = self.ran_s = self.idle_s = -math.inf
+        self.now_s, self._clock_s = 0.0, math.inf
+        """Time that has passed: a clock that jumps back makes nothing undone."""
         self.commands = 0
         self.bounds: list[tuple[float, float, float]] = []
 
@@ -137,9 +139,12 @@ class StoppedByCommands(RowChecker):
 
     def check(self, before: str, values: list[Array]) -> None:
         """See the class."""
-        if self._now_s - self.ran_s > 1.01 * self.dt_s:  # it was suspended
-            self.idle_s = self._now_s
-        self.ran_s = self._now_s
+        clock_s = self.graph.ros_s if self.graph.simulated else self.graph.now_s
+        self.now_s += max(clock_s - self._clock_s, 0.0)
+        self._clock_s = clock_s
+        if self.now_s - self.ran_s > 1.01 * self.dt_s:  # it was suspended
+            self.idle_s = self.now_s
+        self.ran_s = self.now_s
         if self.state == "active":
             if values and (objection := self.known.objections()):
                 raise ViolationError(f"commanded although {objection}")
@@ -154,7 +159,7 @@ class StoppedByCommands(RowChecker):
                 track.rest(track.p)
             self.silent = False
         if not values:
-            self.silent = self.silent or self._now_s - self.idle_s > 2.01 * self.dt_s
+            self.silent = self.silent or self.now_s - self.idle_s > 2.01 * self.dt_s
         for each in values:
             if self.silent:
                 raise ViolationError("commanded after the stop")
@@ -162,12 +167,8 @@ class StoppedByCommands(RowChecker):
             self._within()
 
     @property
-    def _now_s(self) -> float:
-        return self.graph.ros_s if self.graph.simulated else self.graph.now_s
-
-    @property
     def _gap_s(self) -> float:
-        return self._now_s - self.sent_s
+        return self.now_s - self.sent_s
 
     def _active(self, values: Array) -> None:
         self.silent = False
@@ -231,7 +232,7 @@ class StoppedByCommands(RowChecker):
         for index, (track, value) in enumerate(zip(self.tracks, values * self.rates, strict=True)):
             if broken := track.take(float(value), kept):
                 raise ViolationError(f"element {index}: {broken}")
-        self.sent_s = self.idle_s = self._now_s
+        self.sent_s = self.idle_s = self.now_s
 
 
 class StoppedByItself(RowChecker):

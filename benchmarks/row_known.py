@@ -27,6 +27,8 @@ class Known:
 
     def forget(self) -> None:
         """A process that has just started has read nothing."""
+        self.gone_s = -math.inf
+        """What is stamped until then, and later than a simulator's clock, was on its way when that jumped back."""
         self.stamps: dict[str, float | None] = {}
         """Of the newest message of each topic; None of one that cannot be used."""
         self.position = np.empty(0)
@@ -36,6 +38,11 @@ class Known:
         self.bad_command = True
         self.status: Any = None
         self.refusals: dict[str, str] = {}
+
+    def jump_back(self, seconds: float) -> None:
+        """A simulator's clock has jumped back."""
+        self.stamps.clear()
+        self.gone_s = self.graph.ros_s + seconds + self.table.control_dt_s
 
     def read(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
         """A message has been handled."""
@@ -71,6 +78,9 @@ class Known:
             return
         except UserError:
             self.stamps[topic] = None
+            return
+        ahead_s = -math.inf if stamp_s is None else stamp_s - self.graph.ros_s
+        if self.graph.simulated and ahead_s > self.table.control_dt_s and self.graph.ros_s + ahead_s <= self.gone_s:
             return
         seen = self.table.contract.observation
         finite = all(

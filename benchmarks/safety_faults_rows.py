@@ -5,8 +5,8 @@
 The real safety_node with the row's codecs, in one process and a time of their own (`row_network`), between a policy and
 a robot that are classes (`row_robots`; PX4 is the tests' state machine of its commander). A sequence is one row
 with random limits for `PERIODS` control periods, in which faults of `FAULTS` come one after the other and together.
-`row_checker` raises `ViolationError` with the seed. Prints and writes JSON: sequences, seed, how often each fault was
-injected, and what the robots of each row did.
+`row_checker` raises `ViolationError`, which ends a sequence. Prints and writes JSON: sequences, seed, violations with
+their seeds, how often each fault was injected, and what the robots of each row did. Fails if there is a violation.
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ class Sequence:
         self.graph.jumped_s += change_s
         if change_s < 0.0 and self.graph.simulated and self.safety.alive:
             for forget in self.safety.on_jump:
-                forget()
-            self.checker.known.stamps.clear()
+                forget(-change_s)
+            self.checker.known.jump_back(-change_s)
 
 
 def run_one(number: int) -> tuple[str, Counter[str], Counter[str]]:
@@ -272,21 +272,30 @@ def run_one(number: int) -> tuple[str, Counter[str], Counter[str]]:
     return sequence.row, sequence.injected, sequence.checker.count
 
 
-def run(sequences: int, seed: int, processes: int = 1) -> dict[str, object]:
-    """Run sequences with the seeds from `seed` on; returns how often what was injected and done, by row.
+def _tried(number: int) -> tuple[str, Counter[str], Counter[str]] | str:
+    """The result of a sequence, or its violation."""
+    try:
+        return run_one(number)
+    except ViolationError as error:
+        return str(error)
 
-    Raises:
-        ViolationError: with the seed of the sequence.
-    """
+
+def run(sequences: int, seed: int, processes: int = 1) -> dict[str, object]:
+    """Run sequences with the seeds from `seed` on; returns the violations, and how often what was done, by row."""
     count, injected, done = Counter[str](), Counter[str](), dict[str, Counter[str]]()
+    violations: list[str] = []
     with Progress("faults", sequences, "sequence") as bar, Pool(processes) as pool:
-        for row, faults, actions in pool.imap(run_one, range(seed, seed + sequences), chunksize=18):
+        for result in pool.imap(_tried, range(seed, seed + sequences), chunksize=18):
+            bar.update()
+            if isinstance(result, str):
+                violations.append(result)
+                continue
+            row, faults, actions = result
             count[row] += 1
             injected.update(faults)
             done.setdefault(row, Counter()).update(actions)
-            bar.update()
     return {
-        "git_commit": git_commit(), "sequences": sequences, "first_seed": seed, "violations": 0,
+        "git_commit": git_commit(), "sequences": sequences, "first_seed": seed, "violations": violations,
         "injected": {fault: injected[fault] for fault in FAULTS},
         "rows": {row: {"sequences": count[row], **dict(sorted(done[row].items()))} for row in done},
     }  # fmt: skip
@@ -304,6 +313,7 @@ def main() -> None:
     print(json.dumps(found, indent=2))
     with complete_or_absent(arguments.json) as temporary:
         temporary.write_text(json.dumps(found, indent=2) + "\n")
+    sys.exit(1 if found["violations"] else 0)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class RosRobot:
         self._due = set(self._current)
         self._reading: Reading | None = None
         self._sequence = 0
-        self._newest_s = -np.inf
+        self._newest_s = self._gone_s = -np.inf
         self._refused = self._ignored = self._jumped = ""
         self._before: Array | None = None
         self._heard: dict[str, Any] = {}
@@ -86,8 +86,7 @@ class RosRobot:
 
     def clock(self) -> float:
         """ROS time, s; never earlier than a measurement that arrived before its /clock message."""
-        now_s = self._node.get_clock().now().nanoseconds / 1e9
-        return max(now_s, self._newest_s) if self.simulated else now_s
+        return max(self._now(), self._newest_s) if self.simulated else self._now()
 
     def steady(self) -> float:
         """Time in s for what lasts: steady time, or a simulator's."""
@@ -211,8 +210,12 @@ class RosRobot:
             period_s = 1.0 / (table.heartbeat.rate_hz if table.heartbeat else TICKS_HZ)
             self._node.own(self._node.create_timer(period_s, self._tick, clock=self._node.steady))
 
-    def _forget(self) -> None:
+    def _now(self) -> float:
+        return self._node.get_clock().now().nanoseconds / 1e9
+
+    def _forget(self, back_s: float) -> None:
         """Start anew after the clock has jumped back: what is known seems to come from the future."""
+        self._gone_s = max(self.clock(), self._now() + back_s) + self._table.control_dt_s
         self._latest = dict.fromkeys(self._latest)
         self._due, self._reading, self._before = set(self._current), None, None
         self._newest_s = -np.inf
@@ -233,13 +236,16 @@ class RosRobot:
             self._latest[topic.name] = self._reading = None
             self._node.get_logger().error(self._refused, throttle_duration_sec=1.0)
             return
+        if measured_s is None:
+            measured_s = self._now()
+        if self.simulated and self._now() + self._table.control_dt_s < measured_s <= self._gone_s:
+            self._ignored = f"{topic.name}: on its way since before the clock jumped back"
+            return
         self._sequence += 1
         self._reading = None
         if topic.jump:
             self._compare(topic.jump, self._heard.get(topic.name, message), message)
             self._heard[topic.name] = message
-        if measured_s is None:
-            measured_s = self._node.get_clock().now().nanoseconds / 1e9
         self._latest[topic.name] = Reading(arrays, measured_s, self._sequence)
         self._newest_s = max(self._newest_s, measured_s)
         self._due.discard(topic.name)

@@ -69,8 +69,8 @@ class ManagedNode(LifecycleNode, Generic[S]):
         self._service_change_state.callback = lambda request, response: self._change(change, request, response)
         backwards = JumpThreshold(min_forward=None, min_backward=Duration(nanoseconds=-1), on_clock_change=False)
         self._jumps = self.get_clock().create_jump_callback(backwards, post_callback=self._jumped)
-        self.on_jump: list[Callable[[], None]] = []
-        """Called when the clock has jumped back, as a simulator's does when it is reset."""
+        self.on_jump: list[Callable[[float], None]] = []
+        """Called when the clock has jumped back by s, as a simulator's does when it is reset."""
         self.settings: S
         self.reports: dict[str, Callable[[], Report]] = {}
         self.steady = Clock(clock_type=ClockType.STEADY_TIME)
@@ -226,9 +226,10 @@ class ManagedNode(LifecycleNode, Generic[S]):
         return SetParametersResult(successful=False, reason=reason)
 
     def _jumped(self, jump: TimeJump) -> None:
-        self.get_logger().error(f"the clock has jumped back by {-jump.delta.nanoseconds / 1e9:.3f} s")
+        back_s = -jump.delta.nanoseconds / 1e9
+        self.get_logger().error(f"the clock has jumped back by {back_s:.3f} s")
         for forget in self.on_jump:
-            forget()
+            forget(back_s)
 
     def _publish_diagnostics(self) -> None:
         reports = {name: report() for name, report in self.reports.items()}

@@ -185,7 +185,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
     def _hears_safety(self, alive: int) -> None:
         self._passed_on = alive > 0
 
-    def _jumped_back(self) -> None:
+    def _jumped_back(self, back_s: float) -> None:
         """Begin a new episode: the simulator has been reset."""
         if self._active:
             self._restart()

@@ -153,7 +153,8 @@ class SafetyNode(ManagedNode[SafetySettings]):
 
     def _catch_up(self) -> None:
         """Process commands with a simulated time that this process had not reached yet."""
-        if self._active and self._early and (self._early.stamp_s or 0.0) <= self._robot.clock():
+        reached = self._early and (self._early.stamp_s or 0.0) <= self._robot.clock()
+        if self._active and self._early and reached and not self._missing(waits=True):
             self._check(self._early)
 
     def _watch(self) -> None:

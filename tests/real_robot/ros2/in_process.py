@@ -22,6 +22,8 @@ class Graph:
         self.jumped_s = 0.0
         self.lost: Callable[[str], bool] = lambda topic: False
         self.heard: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
+        self.simulated = False
+        """Whether ROS time is a simulator's, which nodes then keep to."""
         self.services: dict[str, Callable[[Any, Any], Any]] = {}
         self.timers: list[list[Any]] = []
         self.logged: list[str] = []
@@ -72,7 +74,13 @@ class InProcess(ManagedNode[Any]):
         self.graph.now_s += duration.nanoseconds / 1e9
 
     def get_parameter(self, name: str) -> Any:
-        return SimpleNamespace(value=False)
+        return SimpleNamespace(value=self.graph.simulated)
+
+    def jump_back(self, seconds: float) -> None:
+        """The clock jumps back."""
+        self.graph.jumped_s -= seconds
+        for forget in self.on_jump:
+            forget(seconds)
 
     def get_clock(self) -> Any:
         return _clock(lambda: self.graph.ros_s)

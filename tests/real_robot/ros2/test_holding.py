@@ -41,8 +41,11 @@ class Node(safety.SafetyNode, InProcess):
 class Arm:
     """An arm that follows at once, safety_node, and a policy that moves it at a constant speed."""
 
-    def __init__(self, directory: Path, row: str, contract: Contract, limits: str, rate_hz: float) -> None:
+    def __init__(
+        self, directory: Path, row: str, contract: Contract, limits: str, rate_hz: float, simulated: bool = False
+    ) -> None:
         self.graph = Node.graph = Graph()
+        self.graph.simulated = simulated
         (directory / "contract.json").write_text(contract.to_json())
         (directory / "limits.yaml").write_text(limits)
         self.node = Node()
@@ -86,16 +89,16 @@ class Arm:
                 self.ask(self.wanted)
         return len(self.sent) - count
 
-    def measure(self) -> None:
+    def measure(self, stamp_s: float | None = None) -> None:
         (topic,) = self.table.states
         arrays = {key: np.zeros(spec.shape) for key, spec in topic.codec.specs.items()} | {
             "joint_position": self.position
         }
-        self.graph.send(topic.name, topic.codec.encode(arrays, interfaces, self.graph.ros_s))
+        self.graph.send(topic.name, topic.codec.encode(arrays, interfaces, stamp_s or self.graph.ros_s))
 
-    def ask(self, action: np.ndarray) -> None:
+    def ask(self, action: np.ndarray, stamp_s: float | None = None) -> None:
         command = self.table.command
-        message = command.codec.encode({ACTION: action}, interfaces, self.graph.ros_s)
+        message = command.codec.encode({ACTION: action}, interfaces, stamp_s or self.graph.ros_s)
         self.graph.send(f"policy/{command.name}", message)
 
     @property
@@ -108,8 +111,8 @@ def without_ros(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ros_robot, "types", interfaces)
 
 
-def moving(directory: Path, row: str = "forward_position") -> Arm:
-    made = Arm(directory, row, arm(), ARM_LIMITS, 1.0 / PERIOD_S)
+def moving(directory: Path, row: str = "forward_position", simulated: bool = False) -> Arm:
+    made = Arm(directory, row, arm(), ARM_LIMITS, 1.0 / PERIOD_S, simulated)
     for mode in made.table.modes:
         made.say(mode.name)
     made.run(0.5)
@@ -155,6 +158,24 @@ def test_an_arm_gets_the_certified_stop_and_then_nothing_whatever_ends_it(tmp_pa
     assert_stop(robot.sent[count:], robot.sent[:count])
     assert robot.run(60.0) == 0  # 26 a second before
     assert robot.state is (State.STOPPED if how == "emergency stop" else State.HOLDING)
+
+
+@pytest.mark.parametrize("back_s", [0.15, 60.0])
+def test_a_simulated_clock_that_jumps_back_delays_neither_the_stop_nor_what_comes_after(tmp_path, back_s):
+    robot = moving(tmp_path, simulated=True)
+    before_s, count, gaps = robot.graph.ros_s, len(robot.sent), []
+    robot.node.jump_back(back_s)
+    for period in range(12):
+        if period == 1:
+            robot.measure(before_s)  # a message that was still on its way
+        gaps.append(robot.run(PERIOD_S))
+    stop = robot.sent[count:]
+    assert gaps == [1] * len(stop) + [0] * (12 - len(stop))  # one command a period, then nothing
+    assert 4 < len(stop) < 12
+    assert_stop(stop, robot.sent[:count])
+    robot.wanted = robot.position.copy()
+    robot.run(0.4)  # recovery_s has passed
+    assert robot.state is State.ACTIVE
 
 
 def test_no_point_of_a_trajectory_is_outside_the_limits(tmp_path):
@@ -247,9 +268,8 @@ def test_an_arm_whose_driver_has_said_nothing_yet_is_not_moved(tmp_path, row):
     assert without.modes == ()
 
 
-def test_a_vehicle_brakes_within_its_limits_instead_of_in_one_step(tmp_path):
-    robot = Arm(tmp_path, "diff_drive", NAVIGATE, VEHICLE_LIMITS, 10.0)
-    assert robot.table.at_rest == (0.0, 0.0)
+def driving(directory: Path, simulated: bool = False, periods: int = 20) -> Arm:
+    robot = Arm(directory, "diff_drive", NAVIGATE, VEHICLE_LIMITS, 10.0, simulated)
     robot.node.activate()
     reading = ros_robot.Reading(
         {key: np.zeros(spec.shape, spec.dtype) for key, spec in robot.table.contract.observation.items()}, 0.0, 0
@@ -257,10 +277,24 @@ def test_a_vehicle_brakes_within_its_limits_instead_of_in_one_step(tmp_path):
     robot.node._robot.read = lambda: ros_robot.Reading(
         reading.observation, robot.graph.ros_s, round(100 * robot.graph.ros_s)
     )
-    for _ in range(20):
+    for _ in range(periods):
         robot.graph.tick(0.1)
         robot.graph.send("policy/heartbeat", Header())
         robot.ask(np.array([0.4, 0.2]))
+    return robot
+
+
+def test_a_command_that_waits_for_a_simulated_clock_is_not_carried_out_once_its_policy_is_dead(tmp_path):
+    robot = driving(tmp_path, simulated=True, periods=0)
+    robot.ask(np.array([0.4, 0.2]), robot.graph.ros_s + 0.35)
+    for _ in range(10):  # without heartbeats
+        robot.graph.tick(0.1)
+    assert robot.sent == []
+
+
+def test_a_vehicle_brakes_within_its_limits_instead_of_in_one_step(tmp_path):
+    robot = driving(tmp_path)
+    assert robot.table.at_rest == (0.0, 0.0)
     count = len(robot.sent)
     assert robot.sent[-1] == pytest.approx([0.4, 0.2])
     for _ in range(40):
