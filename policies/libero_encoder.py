@@ -233,4 +233,4 @@ class ObjectEncoder(Encoder):
         others = nn.functional.pad(mask, (0, 1), value=True)[rows]
         others = others & (torch.arange(others.shape[1], device=rows.device) != objects.unsqueeze(1))
         found = self.relations(torch.cat((away, names, said), -1)) * others.unsqueeze(-1)
-        return related.index_put((rows, objects), found.amax(1))
+        return related.index_put((rows, objects), found.amax(1).to(related.dtype))  # bfloat16 within autocast

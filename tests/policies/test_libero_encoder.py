@@ -5,6 +5,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.errors import UserError
+from embodied.precision import Precision
 from embodied.words import hash_words
 from policies.libero_encoder import RELATION_WIDTH, ObjectEncoder, mention, object_poses
 from tests.policies.observations import observations, text
@@ -158,6 +159,13 @@ def test_two_of_a_kind_are_told_apart_by_what_is_near_them() -> None:
     turned = observation.clone()
     turned["end_effector_position"] += 1.0  # the hand does not matter
     assert torch.equal(related(encoder, turned), seen)
+
+
+def test_two_of_a_kind_are_related_in_bfloat16_too() -> None:
+    encoder, observation = two_of_a_kind()
+    whole = encoder(observation)
+    with Precision.BFLOAT16.on("cpu"):
+        torch.testing.assert_close(encoder(observation).float(), whole, rtol=0.1, atol=0.1)
 
 
 def test_what_is_hidden_relates_to_nothing() -> None:
