@@ -22,7 +22,7 @@ from embodied.command_line.config import compose
 from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.placement.registry import PLACEMENTS, PlacementOptions, with_placement
 from embodied.training.experiment import Experiment, ExperimentConfig
-from embodied.training.plan import plan
+from embodied.training.fitting_memory import show
 from embodied.training.run_directory import shared_run
 from embodied.viewer.options import ViewerOptions, viewing
 from policies.registry import POLICIES
@@ -40,7 +40,7 @@ class TrainConfig(ViewerOptions, PlacementOptions, ExperimentConfig):
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
     names a project, `output` a new run's directory. `demonstrations` replaces the task's own: LeRobot, HDF5, recordings
     or another run's, or several [DIR1,DIR2]; `demonstration_weights` are their shares, null: by size. `resume` goes on
-    with a run, or one of its checkpoints, unchanged; `eval_only` evaluates it. `plan` only prints the memory it takes.
+    with a run, or a checkpoint of it; `eval_only` evaluates it. `plan` only prints the memory it takes, of `device_gb`.
     """
 
     task: Any = MISSING
@@ -49,6 +49,7 @@ class TrainConfig(ViewerOptions, PlacementOptions, ExperimentConfig):
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     seed: int = 0
     device: str = "cpu"
+    device_gb: float | None = None
     threads: int | None = None
     wandb: str | None = None
     output: str | None = None
@@ -64,16 +65,15 @@ def run(arguments: list[str]) -> None:
     if arguments == ["list=tasks"]:
         return log.info(listing.tasks(TASKS, NEEDS))
     config, record = composed(arguments)
-    shown, weights = sources(config.demonstrations, config.demonstration_weights), config.demonstration_weights
     if config.plan:
-        parts = with_latency(config.task, config.latency), config.policy, config.algorithm
-        return log.info(plan(config, *parts, device=config.device, demonstrations=shown).table())
+        return show(lambda more: composed([*arguments, *more])[0], sources)
+    shown, weights = sources(config.demonstrations, config.demonstration_weights), config.demonstration_weights
     prepare(config.device, config.threads)
     if config.eval_only:
         program.evaluate_instead(Path(__file__).with_name("evaluate.py"), config.resume, arguments, GROUPS)
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
     name = Path("outputs") / config.task.name / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_seed{config.seed}"
-    place, at = config.placement.start(config.device), (config.resume, config.output, name)
+    at, place = (config.resume, config.output, name), config.placement.start(config.device)
     with place as world, viewing(config, SHOWN) as seen, shared_run(world, *at) as directory:
         trainer = Experiment(
             config, seen(with_latency(in_processes(config.task), config.latency)), config.policy, config.algorithm,
@@ -81,7 +81,7 @@ def run(arguments: list[str]) -> None:
             demonstrations=partial(demonstrations, shown, weights=weights, task=config.task) if shown else None,
         )  # fmt: skip
         if not world.rank:
-            (directory / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(record["values"])))
+            OmegaConf.save(OmegaConf.create(record["values"]), directory / "config.yaml")
         log.info(trainer.run().summary(directory))
 
 

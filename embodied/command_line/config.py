@@ -128,8 +128,9 @@ def check_picture_size(option: str, pixels: int) -> None:
 
 
 def names(group: str, groups: Groups) -> list[str]:
-    """Choices of a group: its YAML files, or its classes if it has none."""
-    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")) or sorted(groups[group])
+    """Choices of a group: its YAML files, or its classes if it has none; of placements both."""
+    files = {path.stem for path in (CONFIGS / group).glob("*.yaml")}
+    return sorted(files if files and group not in MOVABLE else files | groups[group].keys())
 
 
 def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[str]) -> None:

@@ -101,6 +101,11 @@ def own_share(num_envs: int, world: World) -> int:
     return num_envs // world.size
 
 
+def divides(shard: bool | None, device: str) -> bool:
+    """Whether processes of torchrun divide the weights of large policies, as `shard` says; if it is None, on CUDA."""
+    return device.startswith("cuda") if shard is None else shard
+
+
 @dataclass(frozen=True)
 class Local(OneProcess):
     """The only process of a run."""

@@ -25,26 +25,41 @@ class TorchrunConfig:
     """The processes of torchrun, each with its share of the environments.
 
     A collective operation that takes longer than `timeout_s` ends the run. `shard` divides weights and optimiser among
-    the processes (FSDP2) where a policy names its layers; null: on CUDA.
+    the processes (FSDP2) where a policy names its layers; null: on CUDA. `processes` is how many there have to be, by
+    which plan=true counts, too; null: any number.
     """
 
     timeout_s: float = 600.0
     shard: bool | None = None
+    processes: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise UserError for an impossible limit."""
+        """Raise UserError for impossible numbers."""
         at_least(self, 1, "timeout_s")
+        if self.processes is not None:
+            at_least(self, 1, "processes")
+
+    @property
+    def size(self) -> int:
+        """Number of processes: torchrun's, or how many there have to be."""
+        return int(os.environ.get("WORLD_SIZE", self.processes or 1))
 
     @contextmanager
     def start(self, device: str) -> Iterator[Processes]:
         """This process among the others.
 
         Raises:
-            UserError: if torchrun did not start it, or the others cannot be reached.
+            UserError: if torchrun did not start it, or not as many as have to be, or the others cannot be reached.
         """
+        processes = self.processes or 2
         if missing := [name for name in VARIABLES if name not in os.environ]:
-            command = f"torchrun --nproc-per-node=2 {sys.argv[0]}"
-            raise UserError(f"placement=torchrun needs torchrun's {', '.join(missing)}: {command} task=... starts both")
+            command = f"torchrun --nproc-per-node={processes} {sys.argv[0]}"
+            raise UserError(f"placement=torchrun needs torchrun's {', '.join(missing)}: {command} task=... starts them")
+        if self.processes not in (None, self.size):
+            raise UserError(
+                f"expected placement.processes={self.processes}, but torchrun has started {self.size}: use "
+                f"--nproc-per-node={self.processes}, on several nodes less, or placement.processes={self.size}"
+            )
         from embodied.placement.torchrun import Torchrun
 
         with Torchrun(device, self.timeout_s, self.shard) as processes:

@@ -30,7 +30,7 @@ from embodied.algorithms.parts import reached
 from embodied.errors import UserError
 from embodied.placement import sharding
 from embodied.placement.averaging import average_gradients
-from embodied.placement.local import Result
+from embodied.placement.local import Result, divides
 from embodied.policy import LayeredPolicy, TrainablePolicy
 from embodied.training.interrupt import Stopped
 from embodied.training.logging import only_errors
@@ -153,8 +153,7 @@ class Torchrun:
         layered = isinstance(policy, LayeredPolicy)
         if self.shard and not layered:
             raise UserError("placement.shard=true divides large policies by their layers; use placement.shard=false")
-        divide = self.device.startswith("cuda") if self.shard is None else self.shard
-        if not (divide and layered):
+        if not (layered and divides(self.shard, self.device)):
             return policy
         return sharding.sharded(policy, init_device_mesh(self.device.partition(":")[0], (self.size,)))
 

@@ -74,15 +74,15 @@ def load_tree(path: str | Path) -> Tree:
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
 
 
-def copy_tree(tree: Tree) -> Tree:
-    """A deep copy of `tree`, including its tensors."""
+def copy_tree(tree: Tree, device: str | None = None) -> Tree:
+    """A deep copy of `tree`, including its tensors, which are on `device` if given."""
     if isinstance(tree, Tensor | TensorDictBase):
-        return tree.detach().clone()
+        return (tree.detach() if device is None else tree.detach().to(device)).clone()
     if isinstance(tree, np.ndarray):
         return tree.copy()
     if isinstance(tree, dict):
-        return {key: copy_tree(value) for key, value in tree.items()}
-    return type(tree)(map(copy_tree, tree)) if isinstance(tree, list | tuple) else tree
+        return {key: copy_tree(value, device) for key, value in tree.items()}
+    return type(tree)(copy_tree(value, device) for value in tree) if isinstance(tree, list | tuple) else tree
 
 
 class _Writer:

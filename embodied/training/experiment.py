@@ -219,7 +219,7 @@ class Experiment(SavedRun):
         learner = self.config.sft.build(self.policy, seeding.generator(self.seed, "sft"))
         self._supervise(learner, self.config.sft.steps)
         self._evaluate(self.policy, {"learner": learner})
-        self.before = copy_tree(learner.state_dict())
+        self.before = self._aside(learner.state_dict())
         self._next()
 
     def _with_privileged(self, observation: TensorDict) -> TensorDict:
@@ -247,7 +247,7 @@ class Experiment(SavedRun):
             if not self.config.start_from:
                 observation, actions = self._play(seeding.generator(self.seed, "random play"))
                 self.policy.fit(observation.to(self.device), actions.to(self.device))
-            self.before = {"policy": copy_tree(dict(self.policy.state_dict()))}
+            self.before = self._aside({"policy": dict(self.policy.state_dict())})
         if not self.parts:
             self.policy.start_critic()
         learner, alone = self._learner(self.env, self.policy, self.demonstrations)
@@ -303,7 +303,8 @@ class Experiment(SavedRun):
         return step
 
     def _control(self) -> None:
-        learner = self.config.sft.build(self._policy(), seeding.generator(self.seed, "sft"))
+        again = self.policy.fresh()  # adapters are of the same weights
+        learner = self.config.sft.build(again, seeding.generator(self.seed, "sft"))
         learner.load_state_dict(copy_tree(self.before))
         self._supervise(learner, self.config.sft.steps + self.counters["rl_gradient_steps"])
         self._evaluate(learner.policy, {"learner": learner})
@@ -375,14 +376,13 @@ class Experiment(SavedRun):
         """The policies of the video by caption, before and after; none if it is not asked for, or there already."""
         if not self.config.video or (self.directory / "video.mp4").exists():
             return {}
-        after = {"after: RL" if Stage.RL in self.stages else "after: SFT": self.world.whole(self.policy)}
         if Stage.RL not in self.stages:
-            return {**after}
+            return {"after: SFT": self.world.whole(self.policy)}
         with seeding.undisturbed():
             before = self._policy()
         before.load_state_dict(self.before["policy"])
         first = "SFT" if Stage.SFT in self.stages else "as it started" if self.config.start_from else "untrained"
-        return {f"before: {first}": self.world.whole(before), **after}
+        return {f"before: {first}": self.world.whole(before), "after: RL": self.world.whole(self.policy)}
 
     def _film(self, shown: dict[str, Policy]) -> None:
         """Write the video of the policies `shown`, or note why there is none."""

@@ -27,7 +27,10 @@ from embodied.algorithms.td3 import TD3
 from embodied.contract import Contract
 from embodied.environment import Transition
 from embodied.errors import UserError
-from embodied.policy import TrainablePolicy
+from embodied.placement.local import divides, own_share
+from embodied.placement.ray import RayConfig
+from embodied.placement.registry import TorchrunConfig
+from embodied.policy import LayeredPolicy, TrainablePolicy
 from embodied.precision import OwnPrecision, Precision, precision_of
 from embodied.rollout.episodes import Episodes
 from embodied.rollout.memory import STARTED, Memory
@@ -35,6 +38,7 @@ from embodied.rollout.replay import ChunkReplay, EpisodeReplay
 from embodied.rollout.storage import Storage
 from embodied.task import DemonstratingTask, LearnerConfig, PolicyConfig, Task
 from embodied.training.config import ExperimentConfig
+from embodied.world import OneProcess
 
 META = torch.device("meta")
 VARIABLE = 8
@@ -56,13 +60,20 @@ class Plan:
         """Bytes of a stage on a device."""
         return sum(size for (_, on), size in self.stages[stage].items() if on == device)
 
+    def most(self, device: str) -> tuple[str, int]:
+        """The stage that takes most of a device, and its bytes there."""
+        stage = max(self.stages, key=lambda each: self.total(each, device))
+        return stage, self.total(stage, device)
+
     def table(self) -> str:
         """The parts of every stage, the totals by device, and the remarks."""
         keys = list(dict.fromkeys(key for parts in self.stages.values() for key, size in parts.items() if size))
         rows = [["", "on", *self.stages]]
-        rows += [[part, on, *(_size(found.get((part, on), 0)) for found in self.stages.values())] for part, on in keys]
+        rows += [
+            [part, on, *(size_text(each.get((part, on), 0)) for each in self.stages.values())] for part, on in keys
+        ]
         for device in dict.fromkeys(on for _, on in keys):
-            rows.append(["total", device, *(_size(self.total(stage, device)) for stage in self.stages)])
+            rows.append(["total", device, *(size_text(self.total(stage, device)) for stage in self.stages)])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         first, second, *others = widths
         lines = [
@@ -80,34 +91,39 @@ def plan(
     *,
     device: str = "cpu",
     demonstrations: Sequence[str | Path] | None = None,
+    placement: object = None,
 ) -> Plan:
-    """The memory of a run with these parts, whose own arguments are those of `Experiment`; nothing is written.
+    """The memory of each process of a run with these parts, whose own arguments are those of `Experiment`.
+
+    Nothing is written. `placement` is a config of a placement; a run in one process if it is None.
 
     Raises:
         UserError: where the parts do not go together.
     """
     contract = task.contract(task.distributions[0])
     halved = precision_of(config.precision, policy) is Precision.BFLOAT16
-    if halved and isinstance(policy, OwnPrecision):
-        policy = replace(cast(Any, policy), precision=Precision.FLOAT32)  # shapes know no autocast
     steps = task.most_demonstrated if isinstance(task, DemonstratingTask) else 0
     asked = config.stages or (["sft", "rl"] if steps or demonstrations else ["rl"])
-    planned = _Planned(contract, config, policy, device)
-    found = Plan(f"Memory of task={task.name}, computed from shapes: nothing was allocated or written.")
+    several = placement if isinstance(placement, TorchrunConfig) else None
+    shard = several is not None and divides(several.shard, device)
+    planned = _Planned(contract, config, policy, device, several.size if several else 1, shard)
+    each = f", in each of {several.size} processes" if several else ""
+    found = Plan(f"Memory of task={task.name}{each}, computed from shapes: nothing was allocated or written.")
     if "sft" in asked:
         found.stages["SFT"] = planned.supervised()
     if "rl" in asked:
         found.stages["RL"] = planned.reinforced(algorithm, "sft" in asked)
     if config.control and len(asked) == 2:
-        found.stages["control"] = planned.supervised() | planned.kept()
-        found.stages["control"]["policy after RL", device] = planned.weights
+        found.stages["control"] = planned.supervised() | planned.kept() | planned.others()
     row = sum(spec_bytes(spec.shape, spec.dtype) for spec in (*contract.observation.values(), contract.action))
     data = sum(_file_bytes(Path(each)) for each in demonstrations) if demonstrations else steps * row
     read = asked != ["rl"] or algorithm.reads_demonstrations
     for parts in found.stages.values() if data and read else ():
         parts["demonstrations, mapped", DISK] = data
     if halved:
-        found.remarks.append("Counted in float32: in bfloat16 activations and frozen weights are smaller.")
+        found.remarks.append("Activations are counted in float32; in bfloat16 they take up to a half less.")
+    if isinstance(placement, RayConfig):
+        found.remarks.append("Of the learner: its collectors have environments and copies of the policy elsewhere.")
     if not (config.stages or steps or demonstrations):
         found.remarks.append("The task does not tell of demonstrations: stages=[sft,rl] counts SFT, too.")
     return _remarked(found, contract, bool(steps) and read and not demonstrations)
@@ -116,10 +132,20 @@ def plan(
 class _Planned:
     """The policy of a run on the meta device, and what its stages keep."""
 
-    def __init__(self, contract: Contract, config: ExperimentConfig, policy: PolicyConfig, device: str) -> None:
-        self.contract, self.config, self.device = contract, config, device
+    def __init__(
+        self, contract: Contract, config: ExperimentConfig, policy: PolicyConfig, device: str, processes: int,
+        shard: bool,
+    ) -> None:  # fmt: skip
+        self.contract, self.device, self.processes = contract, device, processes
+        self.config = replace(config, num_envs=own_share(config.num_envs, OneProcess(size=processes)))
         with seeding.undisturbed():
             self.policy: TrainablePolicy = _on_meta(lambda: policy.build(contract))
+            self.passing = self.policy
+            if isinstance(policy, OwnPrecision) and policy.precision is Precision.BFLOAT16:
+                whole = replace(cast(Any, policy), precision=Precision.FLOAT32)  # shapes know no autocast
+                self.passing = _on_meta(lambda: whole.build(contract))
+        self.parts = processes if shard and isinstance(self.policy, LayeredPolicy) else 1
+        """Among how many processes weights and optimiser are divided."""
         self.weights = _bytes(_tensors(cast(nn.Module, self.policy)))
 
     def supervised(self) -> dict[tuple[str, str], int]:
@@ -132,7 +158,22 @@ class _Planned:
         """Bytes of what is kept of SFT for the control: both sets of weights and the optimiser's state."""
         stored = _bytes(list(self.policy.state_dict().values()))
         trained = _bytes([weight for weight in self.policy.actor_parameters() if weight.requires_grad])
-        return {("SFT's state, for the control", self.device): 2 * stored + MOMENTS * trained}
+        return {("SFT's state, for the control", self.aside): self._part(2 * stored + MOMENTS * trained)}
+
+    def others(self) -> dict[tuple[str, str], int]:
+        """Bytes that the policy after RL takes while another of its kind is trained."""
+        with seeding.undisturbed():
+            again = [*_tensors(cast(nn.Module, self.policy.fresh())), *_tensors(cast(nn.Module, self.policy))]
+        return {("policy after RL", self.device): self._part(_bytes(again) - self.weights)}
+
+    @property
+    def aside(self) -> str:
+        """Where the state of another stage is kept."""
+        return "cpu" if self.processes == 1 else self.device
+
+    def _part(self, size: int) -> int:
+        """Bytes of what is divided among processes, in each."""
+        return -(-size // self.parts)
 
     def reinforced(self, algorithm: LearnerConfig, after_sft: bool) -> dict[tuple[str, str], int]:
         """Bytes of reinforcement learning, while SFT's state is kept."""
@@ -142,7 +183,7 @@ class _Planned:
             learner = algorithm.build(self.policy, nothing, cast(Any, env), seeding.generator(0, "plan"))
         length, count = algorithm.rollout_length, self.config.num_envs
         found = self._learned(learner, self._activations(learner, length))
-        before = {("weights as RL begins", self.device): _bytes(list(self.policy.state_dict().values()))}
+        before = {("weights as RL begins", self.aside): self._part(_bytes(list(self.policy.state_dict().values())))}
         found |= self.kept() if after_sft and self.config.control else before
         row = self._row_bytes()
         places = {Storage.DEVICE: "simulator", Storage.CPU: "cpu", Storage.DISK: DISK}
@@ -157,18 +198,21 @@ class _Planned:
         optimisers = list(reached(learner, (torch.optim.Optimizer,)))
         trained = [weight for each in optimisers for group in each.param_groups for weight in group["params"]]
         networks = [tensor for module in reached(learner, (nn.Module,)) for tensor in _tensors(module)]
+        copies = _bytes([*networks, *_tensors(cast(nn.Module, self.policy))]) - self.weights
+        learned = _bytes([weight for weight in trained if weight.requires_grad])
         parts = {
-            "weights": self.weights,
-            "copies of weights": _bytes([*networks, *_tensors(cast(nn.Module, self.policy))]) - self.weights,
-            "gradients": _bytes([weight for weight in trained if weight.requires_grad]),
-            "optimiser": MOMENTS * _bytes([weight for weight in trained if weight.requires_grad]),
+            "weights": self._part(self.weights),
+            "weights, gathered as they run": self.weights if self.parts > 1 else 0,
+            "copies of weights": self._part(copies),
+            "gradients": self._part(learned),
+            "optimiser": self._part(MOMENTS * learned),
             "activations": activations,
         }
         return {(part, self.device): size for part, size in parts.items()}
 
     def _activations(self, learner: object, length: int) -> int:
         """Bytes that the largest backward pass of `learner` keeps; 0 where it is not known."""
-        policy, config = cast(Any, self.policy), cast(Any, getattr(learner, "config", None))
+        policy, config = cast(Any, self.passing), cast(Any, getattr(learner, "config", None))
         if isinstance(learner, Clipped):
             imitated = self._imitation(config.bc_batch) if config.bc_coefficient else 0
             return max(imitated, self._scored(length, config.minibatch, config.memory_gb))
@@ -196,16 +240,17 @@ class _Planned:
             shape = (length, rows) if self._remembers else (rows,)
             seen = self._observation(*shape)
             drawn = sample.apply(lambda part: part.new_empty(*shape, *part.shape[1:]), batch_size=shape)
-            return self.policy.evaluate(seen, cast(TensorDict, drawn))
+            return self.passing.evaluate(seen, cast(TensorDict, drawn))
 
-        rows = min(minibatch, length * self.config.num_envs)
+        rows = min(-(-minibatch // self.processes), length * self.config.num_envs)
         rows = max(1, rows // length) if self._remembers else rows
         rows = rows_within(memory_gb, rows, passed)
         return saved_bytes(lambda: passed(rows))
 
     def _imitation(self, rows: int) -> int:
+        rows = -(-rows // self.processes)
         seen, actions = self._observation(rows), self._actions(rows)
-        return saved_bytes(lambda: self.policy.loss(seen, actions, actions[..., 0] > 0.0))
+        return saved_bytes(lambda: self.passing.loss(seen, actions, actions[..., 0] > 0.0))
 
     def _capacity(self, replay: ChunkReplay | EpisodeReplay) -> int:
         """Rows for which there is room; episodes are copied when some are added, and dropped a quarter late."""
@@ -230,7 +275,7 @@ class _Planned:
         return torch.empty(rows, self.contract.horizon, *self.contract.action.shape, device=META)
 
     def _decided(self) -> Any:  # noqa: ANN401 - a Decision
-        return self.policy.act(self._observation(1))
+        return self.passing.act(self._observation(1))
 
     def _observation_bytes(self) -> int:
         return _bytes(_leaves(self._observation(1)))
@@ -345,7 +390,7 @@ def _remarked(found: Plan, contract: Contract, own: bool) -> Plan:
     return found
 
 
-def _size(size: int) -> str:
+def size_text(size: int) -> str:
     """Bytes in decimal units, as makers of memory and of GPUs' data sheets count."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= scale:

@@ -84,6 +84,10 @@ class SavedRun:
         self.stage = self.stages[self.stages.index(self.stage) + 1]
         self._save(self._snapshot({}))
 
+    def _aside(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A copy of `state` that takes no memory of a GPU; of several processes each keeps its part where it is."""
+        return copy_tree(state, "cpu" if self.world.size == 1 else None)
+
     def _keep(self, parts: dict[str, Any], due: bool) -> None:
         """Save if `due` or asked to stop; the latter then ends the run.
 
@@ -111,7 +115,7 @@ class SavedRun:
             Stopped: when asked to.
         """
         before = self._snapshot(parts) if self.world.size == 1 else None
-        before = copy_tree(before) if changing else before
+        before = copy_tree(before, "cpu") if changing else before
         try:
             with self._stop.abandonable():
                 yield

@@ -173,8 +173,6 @@ def test_policies_of_pictures_and_words_are_planned(options: str) -> None:
     found = plan(config, config.task, config.policy, config.algorithm)
     halved = getattr(config.policy, "precision", Precision.FLOAT32) is Precision.BFLOAT16
     assert halved == any("bfloat16" in remark for remark in found.remarks)
-    if halved:
-        config.policy.precision = Precision.FLOAT32
     policy = config.policy.build(config.task.contract(config.task.distributions[0]))
     for parts in found.stages.values():
         assert parts["weights", "cpu"] == size([*policy.parameters(), *policy.buffers()])
