@@ -1,4 +1,4 @@
-"""Replays a recording: checks that a policy or executor still gives the recorded answers.
+"""Replays a recording: checks that a policy still gives the recorded answers.
 
 On the recording machine they match bit for bit. On another machine matrix products may round differently; the largest
 difference is reported.
@@ -6,7 +6,7 @@ difference is reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,9 +18,8 @@ from embodied.deployment.network import MEMORY
 from embodied.errors import UserError
 from embodied.policy import Decision, Policy
 from embodied.rollout.memory import STARTED, Memory
-from real_robot.recording.recording import Decided, Episode, Gap, Recording, Tick
-from real_robot.robots.control_loop import Executor
-from real_robot.robots.robot import Array, Clock
+from real_robot.recording.recording import Decided, Episode, Gap, Recording
+from real_robot.robots.robot import Array
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Replay:
     identical: int
     largest_difference: float
     skipped: int
-    episodes: tuple[tuple[tuple[Array | None, Array | None], ...], ...] = field(repr=False)
+    episodes: tuple[tuple[tuple[Array, Array], ...], ...] = field(repr=False)
 
     @property
     def exact(self) -> bool:
@@ -68,32 +67,7 @@ def replay(recording: Recording, policy: Policy, device: torch.device | str = "c
         if MEMORY in item.observation:
             pairs.append((_array(observation[MEMORY]), item.observation[MEMORY]))
         tally.add(pairs)
-    return tally.result("decisions; record with recorder.watch(policy)")
-
-
-def replay_executor(recording: Recording, make: Callable[[Clock], Executor]) -> Replay:
-    """Run an executor through every tick of `recording` again: chunk phases and blending are compared too.
-
-    `make` gets the recorded clock. The executor has to be synchronous, because inference times are not recorded.
-
-    Raises:
-        UserError: if the recording holds no ticks.
-    """
-    now, tally = 0.0, _Tally()
-    executor = make(lambda: now)
-    for item in recording:
-        if isinstance(item, Episode):
-            executor.reset()
-        if not isinstance(item, Tick):
-            tally.mark(item)
-            continue
-        now = item.now_s
-        if item.reading is not None:
-            executor.observe(item.reading)
-        found = executor.action(now)
-        if not item.intervention:
-            tally.add([(found, item.asked)])
-    return tally.result("ticks; record with Recorder.write")
+    return tally.result()
 
 
 def _ask(policy: Policy, observation: TensorDict, item: Decided, generator: torch.Generator) -> Decision:
@@ -126,7 +100,7 @@ class _Tally:
         self.compared = self.identical = self.skipped = 0
         self.largest = 0.0
         self.lost = False
-        self.episodes: list[list[tuple[Array | None, Array | None]]] = [[]]
+        self.episodes: list[list[tuple[Array, Array]]] = [[]]
 
     def mark(self, item: object) -> None:
         if isinstance(item, Gap):
@@ -135,7 +109,7 @@ class _Tally:
             self.lost = False
             self.episodes.append([])
 
-    def add(self, pairs: Sequence[tuple[Array | None, Array | None]]) -> None:
+    def add(self, pairs: Sequence[tuple[Array, Array]]) -> None:
         """Add one answer: all pairs of new and recorded parts, the action first."""
         if self.lost:
             self.skipped += 1
@@ -146,17 +120,15 @@ class _Tally:
         self.identical += not any(differences)
         self.largest = max(self.largest, *differences)
 
-    def result(self, expected: str) -> Replay:
+    def result(self) -> Replay:
         if not self.compared + self.skipped:
-            raise UserError(f"the recording holds no {expected}")
+            raise UserError("the recording holds no decisions; record with recorder.watch(policy)")
         episodes = tuple(tuple(answers) for answers in self.episodes if answers)
         return Replay(self.compared, self.identical, self.largest, self.skipped, episodes)
 
 
-def _difference(found: Array | None, recorded: Array | None) -> float:
-    """0 if every bit agrees, else the largest difference; infinity if one is absent or not a number."""
-    if found is None or recorded is None:
-        return 0.0 if found is recorded else np.inf
+def _difference(found: Array, recorded: Array) -> float:
+    """0 if every bit agrees, else the largest difference; infinity if one is not a number."""
     if (found.dtype, found.shape) != (recorded.dtype, recorded.shape):
         return np.inf
     if found.tobytes() == recorded.tobytes():

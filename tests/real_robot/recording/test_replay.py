@@ -18,9 +18,9 @@ from policies.mlp import MLPConfig
 from policies.recurrent import RecurrentConfig, RecurrentPolicy
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Gap, Recording, Tick
-from real_robot.recording.replay import replay, replay_executor
+from real_robot.recording.replay import replay
 from real_robot.robots.control_loop import Controller
-from real_robot.robots.robot import Array, Clock, Reading, SimulatedRobot
+from real_robot.robots.robot import Array, Reading, SimulatedRobot
 from real_robot.safety.limits import Limits
 from real_robot.safety.safety import Safety, State, Verdict
 from real_robot.serving.chunk_executor import ChunkExecutor
@@ -98,14 +98,11 @@ def test_same_actions_bit_for_bit(tmp_path: Path, executed: int, sampled: bool):
     result = replay(recording, policy)
     assert result.exact
     assert (result.compared, result.largest_difference) == (EPISODES * STEPS // executed, 0.0)
-    ticks = replay_executor(recording, lambda clock: Chunks(policy, executed, False))
-    assert ticks.compared == EPISODES * STEPS
-    assert ticks.exact is not sampled
     assert len({item.asked.tobytes() for item in recording if isinstance(item, Tick)}) > STEPS  # memory and noise act
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 0.15])
-def test_a_controlled_robot_is_replayed_tick_by_tick(tmp_path: Path, latency_s: float):
+def test_decisions_of_a_controlled_robot_are_replayed(tmp_path: Path, latency_s: float):
     """Controller, executor and safety as on a robot: chunks blended where they overlap, limits, memory."""
     policy = recurrent()
     policy.contract = replace(policy.contract, executed=2)
@@ -123,35 +120,8 @@ def test_a_controlled_robot_is_replayed_tick_by_tick(tmp_path: Path, latency_s: 
                 controller.tick()
     recording = Recording(tmp_path / "a.mcap")
     assert replay(recording, policy).exact
-    ticks = replay_executor(recording, lambda clock: ChunkExecutor(policy, robot.contract, clock=clock, **options))
-    assert ticks.exact
-    assert ticks.compared == EPISODES * STEPS
     asked = [item.asked for item in recording if isinstance(item, Tick) and item.asked is not None]
     assert len({action.tobytes() for action in asked}) > STEPS
-
-
-def test_another_chunk_phase_is_found(tmp_path: Path):
-    policy = recurrent()
-    fly(tmp_path / "a.mcap", policy, 3, sampled=False)
-    result = replay_executor(Recording(tmp_path / "a.mcap"), lambda clock: Chunks(policy, 2, False))
-    assert result.identical < result.compared
-
-
-def test_the_recorded_clock_is_given_to_the_executor(tmp_path: Path):
-    policy, seen = recurrent(), []
-    fly(tmp_path / "a.mcap", policy, 3, sampled=False)
-
-    class Timed(Chunks):
-        def __init__(self, clock: Clock) -> None:
-            super().__init__(policy, 3, False)
-            self.clock = clock
-
-        def observe(self, reading: Reading) -> None:
-            seen.append(self.clock())
-            super().observe(reading)
-
-    replay_executor(Recording(tmp_path / "a.mcap"), Timed)
-    assert seen == [item.now_s for item in Recording(tmp_path / "a.mcap") if isinstance(item, Tick)]
 
 
 @pytest.mark.parametrize("part", ["actor.0.weight", "gru.initial"])
@@ -206,9 +176,5 @@ def test_another_policy_or_nothing_recorded_is_reported(tmp_path: Path):
         replay(Recording(tmp_path / "a.mcap"), other)
     with Recorder(tmp_path / "empty.mcap", contract) as recorder:
         recorder.begin_episode()
-    for ask in (
-        lambda: replay(Recording(tmp_path / "empty.mcap"), policy),
-        lambda: replay_executor(Recording(tmp_path / "empty.mcap"), lambda _: Chunks(policy, 1, False)),
-    ):
-        with pytest.raises(ValueError, match="holds no"):
-            ask()
+    with pytest.raises(ValueError, match="holds no decisions"):
+        replay(Recording(tmp_path / "empty.mcap"), policy)
