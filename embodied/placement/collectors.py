@@ -108,7 +108,8 @@ class RemoteCollectors:
         share = min(1.0, waited_s / spent) if spent else 0.0  # of the time that collectors took, this process waited
         lost, told = self._counted()
         ages = [self.version - each.policy_version for each in given]
-        told |= {"waited_s": waited_s, "staleness": sum(ages) / len(ages), "most_staleness": float(max(ages))}
+        told |= {"waited_s": waited_s, "staleness": sum(ages) / len(ages)}
+        told |= {f"share_of_staleness_{age}": ages.count(age) / len(ages) for age in range(self.max_staleness + 1)}
         return replace(
             rollout, told=rollout.told | told, lost=rollout.lost + lost, diverged=rollout.diverged + lost,
             simulation_s=share * rollout.simulation_s, policy_s=share * rollout.policy_s,

@@ -184,7 +184,11 @@ def test_it_learns_from_old_rollouts(policy: MLPPolicy) -> None:
     collectors = RemoteCollectors(Fake(policy, 2), policy, max_staleness=2)
     steps = list(iterations(learner, collectors, 8, 600))
     assert steps[-1].env_steps >= 600
-    assert steps[-1].logged["placement/staleness"] >= 1.0
+    last = steps[-1].logged
+    shares = [last[f"placement/share_of_staleness_{age}"] for age in range(3)]
+    assert sum(shares) == pytest.approx(1.0)
+    assert last["placement/staleness"] == pytest.approx(shares[1] + 2 * shares[2])
+    assert last["placement/staleness"] >= 1.0
     assert steps[-1].logged["rl/importance"] == pytest.approx(1.0, abs=0.5)
     assert steps[-1].logged["rl/importance"] != 1.0
 
