@@ -1,11 +1,11 @@
 """Collectors on a Ray cluster of local nodes: throughput of two nodes against one, and a run with killed collectors.
 
-    python benchmarks/scale_ray.py [--seconds 180] [--iterations 12] [--output benchmarks/results/scale_ray.json]
+    python benchmarks/scale_ray.py [--iterations 12] [--env-steps N] [--output benchmarks/results/scale_ray.json]
 
 The simulator sleeps 4 ms for each environment and step, as one with a device of its own would: a collector waits as
 long as it has environments. A node has two CPUs and so two collectors; `num_envs` is the same with one node and with
-two, which are measured in turns. Then PPO trains on two nodes for `--seconds`, while a collector is killed (SIGKILL)
-every 20 s.
+two, which are measured in turns. Then `train.py` trains twice, by four collectors of which one is killed (SIGKILL)
+every 20 s, and undisturbed. Needs Ray and psutil.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
+import random
 import statistics
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,11 +56,9 @@ class Slow(WrappedEnvironment):
         return super().step(actions)
 
 
-def slow(folder: str, first: int, count: int, seed: int) -> Slow:
-    """A part of the environments; its process writes its number into `folder`."""
-    env = Slow(part_of(HoverTask(), "cpu", first, count, seed))
-    Path(folder, str(os.getpid())).touch()
-    return env
+def slow(first: int, count: int, seed: int) -> Slow:
+    """A part of the environments."""
+    return Slow(part_of(HoverTask(), "cpu", first, count, seed))
 
 
 @contextmanager
@@ -79,67 +77,68 @@ def nodes(count: int) -> Iterator[str]:
 
 
 @contextmanager
-def training(count: int, folder: str, max_staleness: int = 0) -> Iterator[Iterator[Iteration]]:
+def training(count: int) -> Iterator[Iterator[Iteration]]:
     """PPO on so many nodes."""
     env = HoverTask().environment(NUM_ENVS, "robust", "train", 0, "cpu")
     torch.manual_seed(0)
     policy = MLPConfig(hidden=[64]).build(env.contract)
     policy.fit(*first_decisions(env, torch.Generator().manual_seed(0), 256))
     with nodes(count) as address:
-        config = RayConfig(collectors=CPUS * count, address=address, max_staleness=max_staleness)
+        config = RayConfig(collectors=CPUS * count, address=address)
         with cluster(config):
             learner, _ = build(env, policy, ALGORITHM, None, 0)
-            recipe = Recipe(partial(slow, folder), learner.collector, ALGORITHM.remote_starts, policy)
+            recipe = Recipe(slow, learner.collector, ALGORITHM.remote_starts, policy)
             crew = Actors(config, recipe, NUM_ENVS)
-            yield iterations(learner, RemoteCollectors(crew, policy, max_staleness=max_staleness), T, 10**9)
+            yield iterations(learner, RemoteCollectors(crew, policy), T, 10**9)
             crew.close()
 
 
 def throughput(count: int, repeats: int) -> float:
     """Environment steps per second on so many nodes; the first iteration is not counted."""
-    with tempfile.TemporaryDirectory() as folder, training(count, folder) as steps:
+    with training(count) as steps:
         before = next(steps).env_steps
         began = time.perf_counter()
         after = [next(steps).env_steps for _ in range(repeats)][-1]
         return (after - before) / (time.perf_counter() - began)
 
 
-def killing(seconds: float) -> dict[str, Any]:
-    """Train on two nodes while collectors are killed, one every `KILL_S`."""
-    killed, done = [], threading.Event()
-    with tempfile.TemporaryDirectory() as folder, training(2, folder) as steps:
-
-        def kill() -> None:
-            while not done.wait(KILL_S):
-                alive = [pid for pid in map(int, os.listdir(folder)) if Path(f"/proc/{pid}").exists()]
-                if alive:
-                    killed.append(min(alive))
-                    os.kill(killed[-1], signal.SIGKILL)
-
-        thread, counted, iteration, began = threading.Thread(target=kill), {}, 0, time.perf_counter()
-        thread.start()
-        for step in steps:
-            iteration += 1
-            for name in ("lost_collectors", "collectors"):
-                counted[name] = counted.get(name, 0.0) + step.told[name]
-            counted["lost_episodes"] = counted.get("lost_episodes", 0) + step.lost
-            if done.is_set() and step.told["collectors"] == 2 * CPUS:
+def trained(folder: Path, env_steps: int, kill: bool) -> dict[str, Any]:
+    """`train.py task=mjcf_cartpole` with collectors, of which one is killed every `KILL_S` if `kill`, until it ends."""
+    options = f"task=mjcf_cartpole placement=ray placement.collectors=4 env_steps={env_steps} video=false"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "train.py", *options.split(), "placement.cpus=0.5", f"output={folder}"]
+    killed, began = 0, time.perf_counter()
+    with subprocess.Popen(command, cwd=ROOT, env=environment) as run:
+        while True:
+            try:
+                if run.wait(KILL_S):
+                    raise SystemExit(f"{' '.join(command)} has failed")
                 break
-            if time.perf_counter() - began > seconds:
-                done.set()
-        thread.join()
-        return {
-            "seconds": round(time.perf_counter() - began), "iterations": iteration, "env_steps": step.env_steps,
-            "killed": len(killed), "counted": int(counted["lost_collectors"]),
-            "lost_episodes": int(counted["lost_episodes"]),
-            "mean_collectors": round(counted["collectors"] / iteration, 2), "of": 2 * CPUS,
-        }  # fmt: skip
+            except subprocess.TimeoutExpired:
+                collectors = [each for each in psutil.Process(run.pid).children(True) if _collects(each)]
+                if kill and collectors:
+                    random.choice(collectors).kill()
+                    killed += 1
+    report = json.loads((folder / "report.json").read_text())
+    found = next(each for each in report["evaluations"] if each["stage"] == "rl")
+    return {
+        "command": " ".join(command[1:-1]), "wall_s": round(time.perf_counter() - began), "killed": killed,
+        "counted": report["lost_collectors"], "lost_episodes": report["lost"], "env_steps": report["env_steps"],
+        **{name: found[name] for name in ("success", "low", "high", "episodes")},
+    }  # fmt: skip
+
+
+def _collects(process: psutil.Process) -> bool:
+    try:
+        return "ray::Worker" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--env-steps", type=int, default=3_000_000, help="of the runs with and without kills")
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--output", type=Path)
@@ -154,9 +153,14 @@ def main() -> int:
             rates.append(throughput(count, options.iterations))
     one, two = (statistics.median(rates) for rates in found.values())
     about |= {"steps_per_s": {str(count): [round(rate) for rate in rates] for count, rates in found.items()}}
-    about |= {"ratio": round(two / one, 2), "kills": killing(options.seconds), "load_after": os.getloadavg()[0]}
+    about["ratio"] = round(two / one, 2)
     print(table(["nodes", "environment steps/s"], [["1", f"{one:.0f}"], ["2", f"{two:.0f}"]]))
-    print(f"two nodes against one: {two / one:.2f}; kills: {about['kills']}")
+    print(f"two nodes against one: {two / one:.2f}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        about["killed"] = trained(Path(folder, "killed"), options.env_steps, kill=True)
+        about["undisturbed"] = trained(Path(folder, "undisturbed"), options.env_steps, kill=False)
+    about["load_after"] = os.getloadavg()[0]
+    print(json.dumps({name: about[name] for name in ("killed", "undisturbed")}, indent=2))
     if options.output:
         options.output.write_text(json.dumps(about, indent=2) + "\n")
     return 0
