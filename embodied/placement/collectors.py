@@ -56,7 +56,7 @@ class Crew(Protocol):
         ...
 
     def publish(self, weights: Mapping[str, Tensor]) -> None:
-        """What is asked for from now on is collected with `weights`."""
+        """What is asked for from now on is collected with `weights`, which the learner will change in place."""
         ...
 
     def ask(self, slot: Any, version: int, decisions: int) -> None:  # noqa: ANN401 - one of its slots
@@ -100,7 +100,7 @@ class RemoteCollectors:
         if not self._begun:
             self._await_all()
         began = time.perf_counter()
-        self.crew.publish({name: part.detach().cpu() for name, part in self.policy.state_dict().items()})
+        self.crew.publish({name: part.detach() for name, part in self.policy.state_dict().items()})
         given = self._ready(decisions) if self.max_staleness else self._synchronous(decisions)
         waited_s = time.perf_counter() - began
         rollout = joined(given)

@@ -134,13 +134,3 @@ class Local(OneProcess):
     def write_divided(self, tree: Any, folder: Path) -> tuple[Any, bool]:  # noqa: ANN401 - a tree
         """`tree`: nothing is divided."""
         return tree, False
-
-
-@dataclass
-class LocalConfig:
-    """One process, on one device."""
-
-    @contextmanager
-    def start(self, device: str) -> Iterator[Processes]:
-        """The process."""
-        yield Local(device=device)

@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -25,13 +24,13 @@ from embodied.command_line.config import at_least
 from embodied.command_line.extras import needs_extra
 from embodied.environment import Environment
 from embodied.errors import UserError
-from embodied.placement.collectors import RemoteCollectors
+from embodied.placement import apart
+from embodied.placement.apart import places
 from embodied.placement.local import Local
-from embodied.placement.worker import About, Place, Recipe, Worker, part_of, software
+from embodied.placement.worker import About, Place, Recipe, Worker, software
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Collector, Rollout
-from embodied.rollout.storage import Storage
-from embodied.task import Learner, LearnerConfig, RemotelyCollected, Task
+from embodied.task import Learner, LearnerConfig, Task
 from embodied.training.config import ExperimentConfig
 
 log = logging.getLogger(__name__)
@@ -40,8 +39,6 @@ TICK_S = 0.5
 """How often a learner that waits looks whether a collector hangs, s."""
 REACH_S = 5.0
 """A head node that does not accept a connection within this time is not there, s."""
-OWN = 100
-"""Environments of the learner's process, at most."""
 LONGEST_REST_S = 60.0
 """A collector that dies again and again before its first rollout is begun anew after at most this time, s."""
 
@@ -194,12 +191,8 @@ class Actors:
     """
 
     def __init__(self, config: RayConfig, recipe: Recipe, num_envs: int) -> None:
-        if config.collectors > num_envs:
-            raise UserError(f"expected num_envs of at least {config.collectors}, one per collector; got {num_envs}")
         self.ray, self.config = library(), config
-        bounds = [num_envs * number // config.collectors for number in range(config.collectors + 1)]
-        places = [Place(number, low, bounds[number + 1] - low) for number, low in enumerate(bounds[:-1])]
-        self.slots = [_Slot(place) for place in places]
+        self.slots = [_Slot(place) for place in places(config.collectors, num_envs)]
         self.lost_episodes = self.lost_collectors = 0
         self.sent_bytes = 0
         try:
@@ -222,7 +215,7 @@ class Actors:
     def publish(self, weights: Mapping[str, Tensor]) -> None:
         """Put `weights` where every collector can fetch them."""
         self._size = sum(part.nbytes for part in weights.values())
-        self._weights = self.ray.put(dict(weights))
+        self._weights = self.ray.put({name: part.cpu() for name, part in weights.items()})
 
     def ask(self, slot: _Slot, version: int, decisions: int) -> None:
         """Ask `slot` for a rollout by the published weights, which are those of `version`."""
@@ -361,39 +354,24 @@ class Connected(Local):
 
     def share(self, num_envs: int) -> int:
         """A few of its own, for normalisation statistics."""
-        return min(num_envs, OWN)
+        return min(num_envs, apart.OWN)
 
     def collector(
         self, task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
         config: ExperimentConfig, seed: int,
     ) -> Collector:  # fmt: skip
         """As `Elsewhere.collector`."""
-        if not isinstance(algorithm, RemotelyCollected):
-            raise UserError(
-                "placement=ray is for learners of rollouts that stand alone, algorithm=ppo or grpo: others put episodes"
-                " together from successive rollouts, or need gradients of the simulator: use placement=local"
-            )
-        if self.config.max_staleness > algorithm.max_staleness:
-            raise UserError(
-                f"placement.max_staleness={self.config.max_staleness} is more than the algorithm takes,"
-                f" {algorithm.max_staleness}; ppo takes 4, and 8 with algorithm.importance_limit=2"
-            )
-        if config.overlap:
-            raise UserError("overlap=true is for environments of this process; use placement.max_staleness=1")
-        if config.storage is Storage.DISK:
-            raise UserError("storage=disk is for rollouts of this process; placement=ray has them in memory: use cpu")
-        algorithm.remote_starts(env, seeding.generator(seed, "starts"))  # refuses now what it would refuse there
         with seeding.undisturbed():
             sent = policy.fresh().to("cpu")
-        recipe = Recipe(
-            partial(part_of, task, device := "cuda" if self.config.gpus else "cpu"), learner.collector,
-            algorithm.remote_starts, sent, seed, device, config.precision, max(1, int(self.config.cpus)),
+
+        def crew(recipe: Recipe, num_envs: int) -> Actors:
+            return Actors(self.config, replace(recipe, policy=sent), num_envs)
+
+        device, threads = "cuda" if self.config.gpus else "cpu", max(1, int(self.config.cpus))
+        return apart.collector(
+            task, algorithm, learner, env, policy, config, seed, options=self.config, device=device, threads=threads,
+            crew=crew,
         )  # fmt: skip
-        collectors = RemoteCollectors(
-            Actors(self.config, recipe, config.num_envs), policy, seed=seed, max_staleness=self.config.max_staleness,
-            patience_s=self.config.patience_s,
-        )  # fmt: skip
-        return cast(Collector, collectors)
 
 
 def _first_line(error: Exception) -> str:

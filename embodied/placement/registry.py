@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,11 +14,47 @@ from omegaconf import MISSING
 
 from embodied.command_line.config import at_least
 from embodied.errors import UserError
-from embodied.placement.local import LocalConfig, Processes
+from embodied.placement.local import Local, Processes
 from embodied.placement.ray import RayConfig
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun tells its processes."""
+
+
+@dataclass
+class LocalConfig:
+    """One process, on one device.
+
+    With several `collectors` each is a thread with its part of the `num_envs` environments, and the policy acts for one
+    while others simulate: worth it for a policy on a GPU and simulators on the CPU. Rollouts are learned from up to
+    `max_staleness` updates after their weights were sent (0: collectors wait for each update).
+    """
+
+    collectors: int = 1
+    max_staleness: int = 0
+
+    patience_s = math.inf  # threads come
+
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes."""
+        at_least(self, 1, "collectors")
+        at_least(self, 0, "max_staleness")
+        if self.collectors == 1 and self.max_staleness:
+            raise UserError("placement.max_staleness is of several collectors; use overlap=true, or collectors=2")
+
+    @contextmanager
+    def start(self, device: str) -> Iterator[Processes]:
+        """The process."""
+        if self.collectors == 1:
+            yield Local(device=device)
+            return
+        from embodied.placement.threads import Beside
+
+        beside = Beside(device=device, options=self)
+        try:
+            yield beside
+        finally:
+            beside.close()
 
 
 @dataclass

@@ -78,8 +78,8 @@ class About:
 class Worker:
     """Makes a collector, then collects whenever it is asked to."""
 
-    def build(self, recipe: Recipe, place: Place) -> About:
-        """Make environments, policy and collector.
+    def build(self, recipe: Recipe, place: Place, policy: TrainablePolicy | None = None) -> About:
+        """Make environments, policy (a copy of the recipe's, unless given) and collector.
 
         The first collector of a run draws the numbers of a run in one process; every other, and each that takes the
         place of one that died, has numbers of its own.
@@ -89,7 +89,7 @@ class Worker:
         seed = seeding.derive(recipe.seed, "collector", *own) & 0x7FFFFFFF if own else recipe.seed
         seeding.seed_everything(seed)
         self.recipe = recipe
-        self.policy = copy.deepcopy(recipe.policy).to(recipe.device)  # what was sent is shared and read-only
+        self.policy = policy or copy.deepcopy(recipe.policy).to(recipe.device)  # what was sent is shared and read-only
         self.env = recipe.make(place.first, place.count, seed)
         noise = seeding.generator(recipe.seed, "noise", *own, device=self.policy.device)
         starts = recipe.starts(self.env, seeding.generator(recipe.seed, "starts", *own))

@@ -1,8 +1,11 @@
 """Collectors on a real Ray cluster of two nodes, all of them on this machine."""
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -29,6 +33,7 @@ from embodied.placement.worker import Place, Recipe, Worker  # noqa: E402
 from embodied.rollout.joining import joined  # noqa: E402
 from embodied.rollout.rollout import Collector, Rollout  # noqa: E402
 from embodied.rollout.storage import Storage  # noqa: E402
+from embodied.saving import checkpoint  # noqa: E402
 from embodied.training.experiment import Experiment, ExperimentConfig  # noqa: E402
 from embodied.training.logging import read_metrics  # noqa: E402
 from embodied.training.loop import build  # noqa: E402
@@ -248,6 +253,50 @@ def test_a_killed_run_goes_on_with_its_weights_and_counters_and_reports_what_die
     assert [row["placement/staleness"] for row in rows if "placement/staleness" in row] == [0.0] * len(rows)
 
 
+def test_a_job_that_is_killed_whole_leaves_nothing_running_and_is_resumed(tmp_path: Path) -> None:
+    run, root = tmp_path / "run", Path(__file__).parents[2]
+    options = [
+        "task=mjcf_cartpole",
+        "num_envs=8",
+        "env_steps=30000",
+        "algorithm.rollout_length=16",
+        "checkpoint_every=1",
+    ]
+    options += ["evaluation_starts=4", "evaluation_envs=4", "evaluate_every_steps=null", "video=false"]
+    options += ["placement=ray", "placement.cpus=0.5", "placement.patience_s=240"]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+
+    def started(*given: str) -> subprocess.Popen:
+        return subprocess.Popen([sys.executable, root / "train.py", *given], cwd=tmp_path, env=environment)
+
+    with started(*options, f"output={run}") as first:
+        wait_for(lambda: len(list((run / "checkpoint").glob("[0-9]*"))) > 1)
+        others = psutil.Process(first.pid).children(recursive=True)
+        first.kill()
+    assert any("ray::" in name for name in map(name_of, others))
+    wait_for(lambda: all(gone(each.pid) for each in others))
+
+    saved = checkpoint.load(run).counters
+    done = saved["env_steps"]
+    assert 0 < done < 30_000
+    with started(f"resume={run}") as second:
+        assert second.wait() == 0
+    report = json.loads((run / "report.json").read_text())
+    assert report["env_steps"] >= 30_000
+    assert report["episodes"] >= saved["episodes"]
+    rows = [row for row in read_metrics(run) if "placement/collectors" in row]
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(set(steps))  # each update once, those before the kill and those after it
+    assert steps[0] <= done < steps[-1]
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has ended meanwhile
+        return ""
+
+
 def test_what_cannot_be_collected_elsewhere_is_refused_before_anything_runs(nodes: Cluster, tmp_path: Path) -> None:
     (tmp_path / "learner").write_text(str(os.getpid()))
 
@@ -260,10 +309,10 @@ def test_what_cannot_be_collected_elsewhere_is_refused_before_anything_runs(node
             )  # fmt: skip
         assert not (tmp_path / "run").exists()
 
-    refuse(IMITATION, "placement=ray is for learners of rollouts that stand alone, algorithm=ppo or grpo")
+    refuse(IMITATION, "collectors are for learners of rollouts that stand alone, algorithm=ppo or grpo")
     refuse(ALGORITHM, r"placement\.max_staleness=5 is more than the algorithm takes, 4", max_staleness=5)
     refuse(GRPOConfig(group=2), r"placement\.max_staleness=1 is more than the algorithm takes, 0", max_staleness=1)
-    refuse(ALGORITHM, "storage=disk is for rollouts of this process", storage=Storage.DISK)
+    refuse(ALGORITHM, "storage=disk is for the learner's own environments", storage=Storage.DISK)
     refuse(ALGORITHM, "expected num_envs of at least 7, one per collector; got 6", collectors=7)
     refuse(
         replace(ALGORITHM, curriculum=0.5),

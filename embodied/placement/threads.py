@@ -1,0 +1,144 @@
+"""Collectors as threads of the learner's process: while one simulates, the policy acts for another.
+
+Simulators and PyTorch leave Python's lock while they compute, so that a simulator on the CPU and a policy on a GPU work
+at the same time (double-buffered sampling, arXiv 2006.11751).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from embodied import seeding
+from embodied.environment import Environment
+from embodied.placement import apart
+from embodied.placement.local import Local
+from embodied.placement.worker import Place, Recipe, Worker
+from embodied.policy import TrainablePolicy
+from embodied.rollout.rollout import Collector, Rollout
+from embodied.task import Learner, LearnerConfig, Task
+from embodied.training.config import ExperimentConfig
+
+
+@dataclass
+class Slot:
+    """The place of one collector, which works in a thread."""
+
+    place: Place
+    thread: ThreadPoolExecutor
+    worker: Worker | None = None
+    asked: deque[Future[Rollout]] = field(default_factory=deque)
+
+    @property
+    def ready(self) -> bool:
+        """It has made its environments."""
+        return self.worker is not None
+
+    @property
+    def busy(self) -> int:
+        """Rollouts that it was asked for and has not given."""
+        return len(self.asked)
+
+
+class Threads:
+    """`collectors` threads that have `num_envs` environments together, as a `Crew`.
+
+    Raises:
+        UserError: for more collectors than environments.
+    """
+
+    lost_episodes = lost_collectors = sent_bytes = 0  # threads do not die alone, and nothing is sent
+
+    def __init__(self, recipe: Recipe, num_envs: int, *, collectors: int) -> None:
+        self.recipe = recipe
+        started = torch.set_num_threads, (recipe.threads,)
+        self.slots: Sequence[Slot] = [
+            Slot(place, ThreadPoolExecutor(1, f"collector {place.number}", *started))
+            for place in apart.places(collectors, num_envs)
+        ]
+
+    def publish(self, weights: Mapping[str, Tensor]) -> None:
+        """Keep a copy of `weights`, since the learner changes its own."""
+        self._weights = {name: part.clone() for name, part in weights.items()}
+
+    def ask(self, slot: Slot, version: int, decisions: int) -> None:
+        """Ask `slot` for a rollout by the published weights, which are those of `version`."""
+        assert slot.worker is not None
+        slot.asked.append(slot.thread.submit(slot.worker.collect, self._weights, version, decisions))
+
+    def hear(self) -> list[tuple[Slot, Rollout]]:
+        """Wait for a collector; returns what those that are done gave. At first they make their environments.
+
+        Raises:
+            UserError: of an environment.
+        """
+        if not all(slot.ready for slot in self.slots):
+            self._build()
+            return []
+        done, _ = wait([slot.asked[0] for slot in self.slots if slot.asked], return_when=FIRST_COMPLETED)
+        found = [(slot, slot.asked.popleft()) for slot in self.slots if slot.asked and slot.asked[0] in done]
+        return [(slot, replace(each.result(), told={})) for slot, each in found]  # this process counts for all
+
+    def _build(self) -> None:
+        """One after the other: each sets the global random numbers and PyTorch's threads, which are then as before."""
+        threads = torch.get_num_threads()
+        with seeding.undisturbed():
+            for slot in self.slots:
+                worker = Worker()
+                worker.build(self.recipe, slot.place, self.recipe.policy.fresh())
+                slot.worker = worker
+        torch.set_num_threads(threads)
+
+    def close(self) -> None:
+        """End what runs, at its next decision, and all environments."""
+        for slot in self.slots:
+            for each in slot.asked:
+                each.cancel()
+            if slot.worker:
+                slot.worker.collector.cancelled = True
+        for slot in self.slots:
+            slot.thread.shutdown()
+            if slot.worker:
+                slot.worker.env.close()
+
+
+@dataclass(frozen=True)
+class Beside(Local):
+    """The learner of a run whose collectors are threads, see `Elsewhere`."""
+
+    options: apart.Apart = field(kw_only=True)
+    crews: list[Threads] = field(default_factory=list)
+    remark = (
+        "Collectors had environments of their own: a resumed run goes on with its weights and counters, and with new"
+        " episodes, initial states and noise."
+    )
+
+    def share(self, num_envs: int) -> int:
+        """A few of its own, for normalisation statistics."""
+        return min(num_envs, apart.OWN)
+
+    def collector(
+        self, task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
+        config: ExperimentConfig, seed: int,
+    ) -> Collector:  # fmt: skip
+        """As `Elsewhere.collector`."""
+
+        def crew(recipe: Recipe, num_envs: int) -> Threads:
+            self.crews.append(Threads(recipe, num_envs, collectors=self.options.collectors))
+            return self.crews[-1]
+
+        each = max(1, torch.get_num_threads() // self.options.collectors)
+        return apart.collector(
+            task, algorithm, learner, env, policy, config, seed, options=self.options, device=self.device,
+            threads=each, crew=crew,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End all collectors."""
+        for each in self.crews:
+            each.close()
