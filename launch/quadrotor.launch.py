@@ -1,4 +1,4 @@
-"""A policy on a quadrotor: safety_node and recorder_node run, policy_node waits for its activation.
+"""A policy on a quadrotor: safety_node runs, policy_node waits for its activation.
 
 ros2 launch embodied_ros2 quadrotor.launch.py checkpoint:=/path/to/run (more with --show-args)
 """

@@ -31,7 +31,6 @@ from real_robot.recording.recording import (
     Episode,
     Gap,
     Item,
-    Message,
     Tick,
 )
 from real_robot.robots.robot import Array, Clock, Reading
@@ -117,10 +116,6 @@ class Recorder:
             reading = Reading(observation, reading.stamp_s, reading.sequence, reading.frames)
         asked = None if asked is None else np.array(asked)
         self._put(Tick(now_s, reading, asked, verdict, intervention))
-
-    def message(self, topic: str, message_type: str, definition: str, data: bytes, stamp_s: float) -> None:
-        """Record a serialised ROS message (CDR) of `message_type`, such as "sensor_msgs/msg/Imu"."""
-        self._put(Message(stamp_s, topic, message_type, definition, data))
 
     def watch(self, policy: P) -> P:
         """`policy` with its decisions recorded (N = 1); deterministic unless asked otherwise."""
@@ -247,10 +242,8 @@ class _File:
             self._json("episode", item.stamp_s, {"stamp_s": item.stamp_s, "task": item.task})
         elif isinstance(item, Ended):
             self._json("end", item.stamp_s, {"stamp_s": item.stamp_s, "success": item.success})
-        elif isinstance(item, Gap):
-            self._json("gap", item.stamp_s, {"dropped": item.dropped, "stamp_s": item.stamp_s})
         else:
-            self._message(item)
+            self._json("gap", item.stamp_s, {"dropped": item.dropped, "stamp_s": item.stamp_s})
 
     def finish(self, dropped: int) -> None:
         self._writer.add_metadata(END, {"dropped": str(dropped)})
@@ -288,25 +281,19 @@ class _File:
             about = {"dtype": dtype}
             if spec is not None:
                 about |= {"unit": spec.unit, "frame": frame, "names": ",".join(spec.names)}
-            message_type = cdr.array_type(dtype, array.shape)
-            self._channels[key] = self._channel(f"{ROOT}/{name}", message_type, cdr.definition(message_type), about)
+            self._channels[key] = self._channel(name, cdr.array_type(dtype, array.shape), about)
         self._add(self._channels[key], stamp_s, cdr.encode_array(array, _nanoseconds(stamp_s), frame))
 
     def _json(self, name: str, stamp_s: float, fields: dict[str, Any]) -> None:
         if name not in self._channels:
-            self._channels[name] = self._channel(f"{ROOT}/{name}", cdr.STRING, cdr.definition(cdr.STRING), {})
+            self._channels[name] = self._channel(name, cdr.STRING, {})
         self._add(self._channels[name], stamp_s, cdr.encode_string(json.dumps(fields)))
 
-    def _message(self, item: Message) -> None:
-        key = item.topic, item.type
-        if key not in self._channels:
-            self._channels[key] = self._channel(item.topic, item.type, item.definition, {})
-        self._add(self._channels[key], item.stamp_s, item.data)
-
-    def _channel(self, topic: str, message_type: str, definition: str, about: dict[str, str]) -> int:
+    def _channel(self, name: str, message_type: str, about: dict[str, str]) -> int:
         if message_type not in self._schemas:
-            self._schemas[message_type] = self._writer.register_schema(message_type, "ros2msg", definition.encode())
-        return self._writer.register_channel(topic, "cdr", self._schemas[message_type], about)
+            definition = cdr.definition(message_type).encode()
+            self._schemas[message_type] = self._writer.register_schema(message_type, "ros2msg", definition)
+        return self._writer.register_channel(f"{ROOT}/{name}", "cdr", self._schemas[message_type], about)
 
     def _add(self, channel: int, stamp_s: float, data: bytes) -> None:
         stamp = _nanoseconds(stamp_s)
@@ -315,8 +302,6 @@ class _File:
 
 def _bytes(item: Item) -> int:
     """Memory that `item` takes, about."""
-    if isinstance(item, Message):
-        return ITEM_BYTES + len(item.data)
     arrays: list[Array | None] = []
     if isinstance(item, Tick):
         arrays = [item.asked, item.verdict.action, *(item.reading.observation.values() if item.reading else ())]

@@ -1,8 +1,8 @@
 """Recordings of a robot: MCAP files that ROS 2 tools and Foxglove open, with the contract inside.
 
-A recording is a sequence of items: an episode begins, the policy decides, the loop runs one tick, a ROS topic
-publishes. Arrays are standard messages (`cdr.py`) on topics under /embodied; their channels' metadata holds units,
-frames and names. Recordings contain enough to run a policy again: see `replay.py`.
+A recording is a sequence of items: an episode begins, the policy decides, the loop runs one tick. Arrays are standard
+messages (`cdr.py`) on topics under /embodied; their channels' metadata holds units, frames and names. Recordings
+contain enough to run a policy again: see `replay.py`.
 """
 
 from __future__ import annotations
@@ -72,17 +72,6 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Message:
-    """A serialised ROS message as it was received; `definition` is the ros2msg text of its type."""
-
-    stamp_s: float
-    topic: str
-    type: str
-    definition: str
-    data: bytes
-
-
-@dataclass(frozen=True)
 class Gap:
     """`dropped` items are missing here, the last of them at `stamp_s`: the disk was too slow."""
 
@@ -90,7 +79,7 @@ class Gap:
     stamp_s: float = 0.0  # in recordings of earlier versions
 
 
-Item = Episode | Ended | Decided | Tick | Message | Gap
+Item = Episode | Ended | Decided | Tick | Gap
 
 
 class Recording:
@@ -116,9 +105,7 @@ class Recording:
         collected: dict[str, Array] = {}
         for channel, schema, record in self._messages():
             name = channel.topic.removeprefix(ROOT + "/")
-            if name == channel.topic:
-                yield Message(record.log_time / 1e9, channel.topic, schema.name, schema.data.decode(), record.data)
-            elif schema.name == cdr.STRING:
+            if schema.name == cdr.STRING:
                 yield _item(name, json.loads(cdr.decode_string(record.data)), collected)
                 collected = {}
             else:
@@ -134,7 +121,7 @@ class Recording:
         return found
 
     def _messages(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Channel, schema and record of every message."""
+        """Channel, schema and record of every message of ours; earlier versions also recorded topics of ROS."""
         schemas: dict[int, Any] = {}
         channels: dict[int, Any] = {}
         for record in _records(self.path):
@@ -147,7 +134,8 @@ class Recording:
                 self.complete = True
             elif kind == "Message":
                 channel = channels[record.channel_id]
-                yield channel, schemas[channel.schema_id], record
+                if channel.topic.startswith(f"{ROOT}/"):
+                    yield channel, schemas[channel.schema_id], record
 
 
 def _item(name: str, fields: dict[str, Any], arrays: dict[str, Array]) -> Item:

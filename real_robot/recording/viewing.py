@@ -13,7 +13,7 @@ from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.text import decode
-from real_robot.recording.recording import ROOT, Decided, Ended, Episode, Gap, Item, Message, Recording, Tick
+from real_robot.recording.recording import ROOT, Decided, Ended, Episode, Gap, Item, Recording, Tick
 from real_robot.robots.robot import Array
 from real_robot.safety.safety import State
 
@@ -26,7 +26,7 @@ def to_rerun(recording: Recording, file: Path | None) -> int:
     """Show `recording` in rerun, or write it to the .rrd `file`; returns the number of control periods.
 
     Cameras are pictures, small arrays curves with the contract's names, positions points in space, text and what safety
-    said are logs. ROS topics of recorder_node are read by rerun itself.
+    said are logs.
 
     Raises:
         UserError: without the extra "rerun", and if `file` exists.
@@ -40,9 +40,8 @@ def to_rerun(recording: Recording, file: Path | None) -> int:
         rr.save(file)
     rr.send_blueprint(_blueprint(recording.contract))
     _name_curves(rr, recording.contract)
-    periods, begun, told, native = 0, 0, "", False
+    periods, begun, told = 0, 0, ""
     for item in recording:
-        native |= isinstance(item, Message)
         if isinstance(item, Tick):
             rr.set_time(TIME, duration=item.now_s)
             _log_tick(rr, item, recording.contract)
@@ -55,8 +54,6 @@ def to_rerun(recording: Recording, file: Path | None) -> int:
             begun += isinstance(item, Episode)
             rr.set_time(TIME, duration=item.stamp_s)
             rr.log("events", rr.TextLog(event, level="INFO"))
-    if native and not periods:
-        rr.log_file_from_path(recording.path)
     rr.disconnect()
     return periods
 
@@ -190,7 +187,6 @@ def summary(recording: Recording) -> str:
     decisions = missing = 0
     rows = [_Row("before the first episode")]
     outcomes = {number: "success" if success else "failure" for number, success in recording.outcomes().items()}
-    topics: dict[str, int] = {}
     for item in recording:
         if isinstance(item, Episode):
             number = len(rows) - 1
@@ -199,11 +195,8 @@ def summary(recording: Recording) -> str:
             rows[-1].add(item)
         decisions += isinstance(item, Decided)
         missing += item.dropped if isinstance(item, Gap) else 0
-        if isinstance(item, Message):
-            topics[item.topic] = topics.get(item.topic, 0) + 1
     lines = [f"{recording.path}, recorded with {json.dumps(recording.origin)}"]
     lines += [row.text() for row in rows[(rows[0].periods == 0) :]]
     lines += [f"{decisions} decisions of a policy"] * bool(decisions)
-    lines += [f"{topic}: {count} messages" for topic, count in topics.items()]
     lines += [f"{missing} items are missing: the disk was too slow"] * bool(missing)
     return "\n".join(lines + ["it was not finished: the end is missing"] * (not recording.complete))

@@ -8,7 +8,7 @@ from glob import glob
 from setuptools import setup
 
 PACKAGE = "embodied_ros2"
-NODES = ("policy_node", "safety_node", "cartesian_node", "scene_node", "recorder_node", "sim_node")
+NODES = ("policy_node", "safety_node", "cartesian_node", "scene_node", "sim_node")
 
 if __name__ == "__main__":  # to import it builds nothing
     setup(

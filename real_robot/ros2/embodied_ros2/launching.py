@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from launch import LaunchContext, LaunchDescription  # type: ignore[import-not-found]
 from launch.actions import (  # type: ignore[import-not-found]
     DeclareLaunchArgument,
+    ExecuteProcess,
     OpaqueFunction,
     Shutdown,
 )
@@ -35,7 +37,14 @@ def _start(context: LaunchContext, launch: Launch, files: dict[str, str]) -> lis
     """All nodes; arguments of the same names may replace `files`."""
     names = [argument.name for argument in launch.arguments]
     given = {name: context.launch_configurations[name] or files.get(name, "") for name in names}
-    return [_process(node, given) for node in launch.nodes]
+    recorders = [_recorder(Path(given["record"]))] if given["record"] else []
+    return [*(_process(node, given) for node in launch.nodes), *recorders]
+
+
+def _recorder(folder: Path) -> ExecuteProcess:
+    """rosbag2: its QoS follows the publishers', and what it lacks is not worth ending anything for."""
+    bag = folder / time.strftime("%Y-%m-%d_%H-%M-%S")
+    return ExecuteProcess(cmd=["ros2", "bag", "record", "--all", "--storage", "mcap", "--output", str(bag)])
 
 
 def _process(node: Node, given: dict[str, str]) -> Process:

@@ -25,6 +25,7 @@ PARAMETERS = Argument("parameters", "", "parameter file instead of the one in co
 ACTIVATED = Argument("activate", "false", "activate policy_node at once, instead of by ros2 lifecycle set")
 USE_SIM_TIME = Argument("use_sim_time", "false", "use the time of /clock")
 LIMITS = Argument("limits", "", "safety limits file instead of the one in config/")
+RECORD = Argument("record", "", "folder in which ros2 bag record writes all topics, a bag for every start; empty: none")
 CHECKPOINT = Argument("checkpoint", "", "a run of train.py, or one of its checkpoints")
 ROBOT = Argument("robot", "", "the robot's interface: a row of the README's table")
 RATE = Argument("rate_hz", "", "rate of commands, which must be the policy's")
@@ -52,7 +53,6 @@ NODES = {
         Node("policy_node", ALL | {"limits": "limits"}, waits=True),
         # nobody knows what made it end, and whether an emergency stop was latched: people look first
         Node("safety_node", ALL | {"limits": "limits"}, respawns=False),
-        Node("recorder_node", ALL),
         Node("sim_node", {"checkpoint": "checkpoint"}, respawns=False),
         Node("cartesian_node", ALL),
         Node("scene_node", ALL),
@@ -69,12 +69,12 @@ class Launch:
 
 
 def _launch(nodes: tuple[str, ...], *arguments: Argument) -> Launch:
-    return Launch(tuple(NODES[name] for name in nodes), (NAMESPACE, PARAMETERS, CHECKPOINT, *arguments))
+    return Launch(tuple(NODES[name] for name in nodes), (NAMESPACE, PARAMETERS, CHECKPOINT, RECORD, *arguments))
 
 
 ON_A_ROBOT = (LIMITS, ACTIVATED, USE_SIM_TIME, ROBOT, RATE)
 SIMULATED = (LIMITS, replace(ACTIVATED, default="true"), replace(USE_SIM_TIME, default="true"))
-CONTROLLER = ("safety_node", "recorder_node", "policy_node")
+CONTROLLER = ("safety_node", "policy_node")
 LAUNCHES = {
     "arm": _launch(CONTROLLER, *ON_A_ROBOT),
     "arm_cartesian": _launch(("cartesian_node", "scene_node", *CONTROLLER), *ON_A_ROBOT),

@@ -47,8 +47,7 @@ def test_everything_that_is_launched_starts(name: str, tmp_path: Path, hover: Pa
     (tmp_path / "robot1").mkdir()
     with Processes(tmp_path) as nodes:
         for node in started.nodes:
-            files = ["-p", f"directory:={tmp_path}"] if node.name == "recorder_node" else []
-            nodes.spawn(f"robot1/{node.name}", argv(node, tmp_path) + files)
+            nodes.spawn(f"robot1/{node.name}", argv(node, tmp_path))
         for full in list(nodes.running):
             node = full.split("/")[-1]
             if report := REPORTED.get(name, REPORTED.get(node, REPORTED.get(f"{name} {node}"))):

@@ -30,7 +30,7 @@ CONTRACT = Contract(
     TensorSpec((2,), unit="rad", names=JOINTS, low=(-1.0, -1.0), high=(1.0, 1.0)),
     0.05,
 )
-NODES = {"safety_node": "active", "recorder_node": "active", "policy_node": "inactive"}
+NODES = {"safety_node": "active", "policy_node": "inactive"}
 STARTED = re.compile(r"\[(\w+)-\d+\]: process started with pid \[(\d+)\]")
 
 
@@ -49,10 +49,7 @@ class Launched(Processes):
         self.limits.write_text("command_timeout_s: 1.0\n")
         options = {"rate_hz": 20.0, "joints": list(JOINTS)}
         common = {"robot": "forward_position", "options": options}
-        sections = {
-            "/**": common, "/**/recorder_node": {"directory": str(directory)},
-            "/**/safety_node": {"liveliness_s": 1.0},
-        }  # fmt: skip
+        sections = {"/**": common, "/**/safety_node": {"liveliness_s": 1.0}}
         parameters = directory / "parameters.yaml"
         parameters.write_text(yaml.safe_dump({name: {"ros__parameters": each} for name, each in sections.items()}))
         self.arguments = [f"checkpoint:={directory / 'run'}", f"parameters:={parameters}", f"limits:={self.limits}"]

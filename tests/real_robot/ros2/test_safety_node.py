@@ -143,7 +143,7 @@ def test_a_damaged_contract_of_an_export_is_refused(tmp_path: Path):
 def test_what_watches_over_a_robot_starts_without_torch(tmp_path: Path):
     untrained(tmp_path / "run", CONTRACT)
     program = (
-        "import sys; import real_robot.ros2.nodes.safety, real_robot.ros2.nodes.recorder as node;"
+        "import sys; import real_robot.ros2.nodes.safety as node;"
         "print(node.read_contract(sys.argv[1]).to_json(), 'torch' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, check=True)

@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[4] / "real_robot" / "ros2"
 LAUNCH = PACKAGE / "launch"
 RECORDED = {
     "launch": ("LaunchContext", "LaunchDescription"),
-    "launch.actions": ("DeclareLaunchArgument", "OpaqueFunction", "Shutdown"),
+    "launch.actions": ("DeclareLaunchArgument", "ExecuteProcess", "OpaqueFunction", "Shutdown"),
     "launch_ros": (),
     "launch_ros.actions": ("Node",),
 }

@@ -61,12 +61,21 @@ def test_arguments_reach_the_nodes_they_are_for():
         "checkpoint": "/run", "namespace": "cf1", "robot": "crazyswarm2", "rate_hz": "50", "use_sim_time": "true",
         "parameters": "/mine.yaml", "limits": "/limits.yaml",
     }  # fmt: skip
-    safety, recorder, policy = launched("quadrotor", given).nodes
-    assert {node.namespace for node in (safety, recorder, policy)} == {"cf1"}
+    safety, policy = launched("quadrotor", given).nodes
+    assert {node.namespace for node in (safety, policy)} == {"cf1"}
     overrides = {"checkpoint": "/run", "robot": "crazyswarm2", "options.rate_hz": 50.0, "use_sim_time": True}
-    assert recorder.parameters == ["/mine.yaml", overrides | {"autostart": "active"}]
     assert safety.parameters == ["/mine.yaml", overrides | {"limits": "/limits.yaml", "autostart": "active"}]
     assert policy.parameters == ["/mine.yaml", overrides | {"limits": "/limits.yaml", "autostart": "inactive"}]
+
+
+@each_launch
+def test_a_bag_is_recorded_if_a_folder_is_given(name):
+    *nodes, bag = launched(name, {"record": "/bags"}).nodes
+    assert len(nodes) == len(LAUNCHES[name].nodes)
+    assert kind(bag) == "ExecuteProcess"
+    assert bag.cmd[:4] == ["ros2", "bag", "record", "--all"]
+    assert bag.cmd[-1].startswith("/bags/20")
+    assert not hasattr(bag, "on_exit")
 
 
 def test_what_is_not_given_is_left_to_the_file():
