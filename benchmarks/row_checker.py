@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.row_known import CLOSE_S, Known
 from benchmarks.safety_checker import Track, ViolationError
 from real_robot.robots.robot import Array
-from real_robot.ros2.robots.quadrotors import CRAZYFLIE_LOCKED, CRAZYFLIE_TUMBLED, PX4_ARMED, PX4_HOLD, PX4_OFFBOARD
+from real_robot.ros2.robots.quadrotors import PX4_ARMED, PX4_HOLD, PX4_OFFBOARD
 from real_robot.ros2.robots.tables import ACTION
 from real_robot.safety.limits import ElementLimits, Kind
 
@@ -312,12 +312,7 @@ class StoppedByItself(RowChecker):
 
     def _condition(self) -> bool | None:
         """Whether the status that was read last says that commands are taken; None before the first."""
-        status = self.known.status
-        if status is None:
-            return None
-        if hasattr(status, "nav_state"):
-            return status.nav_state == PX4_OFFBOARD
-        return not status.supervisor_info & (CRAZYFLIE_LOCKED | CRAZYFLIE_TUMBLED)
+        return None if self.known.status is None else self.known.status.nav_state == PX4_OFFBOARD
 
 
 _DECODE = {

@@ -9,9 +9,7 @@ import numpy as np
 
 from benchmarks.row_network import Network
 from embodied.contract import Contract
-from real_robot.ros2.messages.codecs import set_stamp
 from real_robot.ros2.messages.frames import two_columns
-from real_robot.ros2.robots.quadrotors import CRAZYFLIE_ARMED, CRAZYFLIE_LOCKED, CRAZYFLIE_TUMBLED
 from real_robot.ros2.robots.tables import ACTION, Table
 from real_robot.safety.limits import Kind, Limits
 from tests.real_robot.ros2 import px4
@@ -158,45 +156,3 @@ class Px4(px4.Px4):
     def restart(self, down_s: float) -> None:
         """PX4 loses its power for a while."""
         self.alive, self.down_s = False, down_s
-
-
-class Crazyflie(Robot):
-    """Crazyswarm2 with one Crazyflie."""
-
-    def __init__(self, graph: Network, table: Table, limits: Limits) -> None:
-        super().__init__(graph, table, limits)
-        self.info = 0
-        self.said_s = -math.inf
-        for name in ("arm", "notify_setpoints_stop", "land", "emergency"):
-            self._serve(name)
-
-    def step(self, period_s: float) -> None:
-        """One period."""
-        super().step(period_s)
-        if self.down_s > 0.0 or self.graph.now_s - self.said_s < 0.2:
-            return
-        self.said_s = self.graph.now_s
-        status = types("crazyflie_interfaces/msg/Status")()
-        set_stamp(status, self.graph.ros_s)
-        status.supervisor_info = self.info
-        self.graph.send("status", status)
-
-    def change_mode(self, back: bool) -> None:
-        """It lies on its back, or is put upright."""
-        self.info = self.info & ~CRAZYFLIE_TUMBLED if back else self.info | CRAZYFLIE_TUMBLED
-
-    def take_over(self, back: bool) -> None:
-        """Somebody calls the emergency."""
-        self.info |= 0 if back else CRAZYFLIE_LOCKED
-
-    def restart(self, down_s: float) -> None:
-        """Reboot it."""
-        super().restart(down_s)
-        self.info = 0
-
-    def _serve(self, name: str) -> None:
-        def answer(request: Any, response: Any) -> None:  # noqa: ANN401 - of ROS
-            if self.down_s <= 0.0:
-                self.info |= {"emergency": CRAZYFLIE_LOCKED, "arm": CRAZYFLIE_ARMED}.get(name, 0)
-
-        self.graph.services[name] = answer

@@ -30,7 +30,7 @@ from std_msgs.msg import Header
 from benchmarks.row_checker import RowChecker, StoppedByCommands, StoppedByItself
 from benchmarks.row_known import Known
 from benchmarks.row_network import TROUBLES, Hosted, Network, hosted
-from benchmarks.row_robots import Crazyflie, Px4, Robot
+from benchmarks.row_robots import Px4, Robot
 from benchmarks.safety_checker import ViolationError
 from benchmarks.safety_faults import element_limits
 from embodied.command_line.progress import Progress
@@ -63,7 +63,7 @@ def rows() -> list[tuple[str, Contract, dict[str, Any]]]:
     """The registry's rows as the tests know them; quadrotors at 50 Hz, so that more happens in a sequence."""
     made = []
     for name, contract, options in ROWS:
-        if name.startswith(("px4", "crazyswarm2")):
+        if name.startswith("px4"):
             contract, options = replace(contract, control_dt_s=FLOWN_S), dict(options) | {"rate_hz": 1.0 / FLOWN_S}
         made.append((name, contract, options))
     return made
@@ -140,7 +140,7 @@ class Sequence:
         self.checker: RowChecker = kind(known, table.command.name)
         self.graph.sent, self.graph.settled = self.checker.send, self.checker.settle
         self.graph.read = lambda topic, message, name: known.read(topic, message) if name == "safety_node" else None
-        flown = Px4 if self.row.startswith("px4") else Crazyflie if self.row.startswith("crazy") else Robot
+        flown = Px4 if self.row.startswith("px4") else Robot
         self.robot = flown(self.graph, table, limits)
         self.policy = Policy(self.graph, table, known.command)
         self._start_safety()

@@ -7,7 +7,6 @@ due.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from enum import Enum
 
 from real_robot.robots.robot import Clock
@@ -42,7 +41,8 @@ class Engagement:
 
     def __init__(self, table: Table, clock: Clock) -> None:
         assert table.status is not None
-        self._table, self._status, self._clock = table, table.status, clock
+        assert table.heartbeat is not None
+        self._table, self._status, self._heartbeat, self._clock = table, table.status, table.heartbeat, clock
         self.condition: Condition | None = None
         self._heard_s = self._commanded_s = -math.inf
         self.reset()
@@ -125,7 +125,7 @@ class Engagement:
 
     @property
     def due(self) -> Behaviour | None:
-        """What has to be sent now; None if nothing. Repetitions, but those of an emergency stop, contain no calls."""
+        """What has to be sent now; None if nothing."""
         self._advance()
         now_s = self._clock()
         if self._stop_s < math.inf:
@@ -147,7 +147,7 @@ class Engagement:
         if repeated and not again:
             return None
         self._sent, self._sent_s = behaviour, self._clock()
-        return replace(behaviour, calls=()) if repeated else behaviour
+        return behaviour
 
     def _advance(self) -> None:
         if self.condition is None:
@@ -164,15 +164,14 @@ class Engagement:
             self._ask(self.condition)
 
     def _begin(self, condition: Condition) -> None:
-        heartbeat = self._table.heartbeat
         if self._ours is None:
-            if heartbeat and not condition.fault:
+            if not condition.fault:
                 self.phase, self.reason = Phase.LOST, "it follows somebody else's commands already"
                 return
             self._ours = True
         self._ours &= condition.request is not None
         now_s = self._clock()
-        if now_s - self._began_s < (heartbeat.before_s if heartbeat else 0.0):
+        if now_s - self._began_s < self._heartbeat.before_s:
             return
         if self._ours:
             self.phase, self._asked_s = Phase.ASKING, now_s

@@ -21,18 +21,17 @@ from embodied.saving import checkpoint
 from real_robot.firmware.record import CONTRACT, RECORD, exported_contract
 from real_robot.robots.robot import Array, Reading
 from real_robot.ros2.engagement import Engagement, Phase
-from real_robot.ros2.messages.codecs import BEFORE, ForeignError, fill, installed, read
+from real_robot.ros2.messages.codecs import BEFORE, ForeignError, installed, read
 from real_robot.ros2.nodes.managed import ERROR, WARN, ManagedNode, Report
-from real_robot.ros2.robots.tables import ACTION, Behaviour, Call, Condition, Fixed, Mode, Qos, Table, Topic
+from real_robot.ros2.robots.tables import ACTION, Behaviour, Condition, Fixed, Heartbeat, Mode, Qos, Table, Topic
 
 HEARTBEAT = "heartbeat"
 """Topic under the command's prefix with the heartbeat of an active policy node."""
+TRIGGER = "std_srvs/srv/Trigger"
 _LEASES = count(1)
 STANDSTILL_S = 1.0
 """Steady time after which a clock that stands still is reported."""
 types = cache(installed)
-TICKS_HZ = 20.0
-"""How often what is due is sent to a robot without a heartbeat."""
 
 
 class RosRobot:
@@ -76,7 +75,7 @@ class RosRobot:
         self._engagement = Engagement(table, lambda: node.steady_s) if table.status and not prefix else None
         self._told = ""
         self._behaviour: Behaviour | None = None
-        self._uncalled: list[Call] = []
+        self._uncalled: list[str] = []
         self._written = {key: np.resize(table.initial, spec.shape[0]) for key, spec in table.remembered.items()}
         self._publishers: dict[str, Any] = {}
         self._make(prefix)
@@ -148,7 +147,7 @@ class RosRobot:
         behaviour = self._table.emergency if self.stopped else self._table.hold
         self._before = None
         if behaviour is not self._behaviour:
-            self._behaviour, self._uncalled = behaviour, list(behaviour.calls)
+            self._behaviour, self._uncalled = behaviour, list(behaviour.services)
         self._send_all(behaviour)
         self._call()
 
@@ -199,16 +198,15 @@ class RosRobot:
         for entry in [*fixed, *([table.heartbeat.message] if table.heartbeat else [])]:
             self._publish(entry.name, entry.type, entry.qos)
         self._clients = {}
-        for call in (call for behaviour in behaviours for call in behaviour.calls):
-            if call.name not in self._clients:
-                self._clients[call.name] = self._node.own(self._node.create_client(types(call.type), call.name))
+        for name in {name for behaviour in behaviours for name in behaviour.services}:
+            self._clients[name] = self._node.own(self._node.create_client(types(TRIGGER), name))
         for mode in table.modes:
             subscribe(self._node, mode.name, mode.type, mode.qos, partial(self._hear_mode, mode))
         if table.status:
             subscribe(self._node, table.status.name, table.status.type, table.status.qos, self._hear_status)
-        if self._engagement:
-            period_s = 1.0 / (table.heartbeat.rate_hz if table.heartbeat else TICKS_HZ)
-            self._node.own(self._node.create_timer(period_s, self._tick, clock=self._node.steady))
+        if self._engagement and table.heartbeat:
+            beat = partial(self._beat, table.heartbeat)
+            self._node.own(self._node.create_timer(1.0 / table.heartbeat.rate_hz, beat, clock=self._node.steady))
 
     def _now(self) -> float:
         return self._node.get_clock().now().nanoseconds / 1e9
@@ -292,19 +290,17 @@ class RosRobot:
         assert self._engagement is not None
         behaviour, reason = self._engagement.due, self._engagement.reason
         if reason != self._told:
-            self._told, self._uncalled = reason, []  # what was asked for earlier is out of date
+            self._told = reason
             if reason:
                 self._node.get_logger().error(self._lost(self._engagement))
         if behaviour:
             self._send_all(behaviour)
-            self._uncalled += [call for call in behaviour.calls if call not in self._uncalled]
-        self._call()
 
-    def _tick(self) -> None:
-        engagement, heartbeat = self._engagement, self._table.heartbeat
+    def _beat(self, heartbeat: Heartbeat) -> None:
+        engagement = self._engagement
         assert engagement is not None
         self._pursue()
-        if heartbeat and engagement.beats:
+        if engagement.beats:
             self._send(heartbeat.message)
         if engagement.unconfirmed:
             self._node.get_logger().error(self._lost(engagement), throttle_duration_sec=1.0)
@@ -336,14 +332,14 @@ class RosRobot:
 
     def _call(self) -> None:
         """Make pending calls; a missing service is called once it appears."""
-        calls, self._uncalled = self._uncalled, []
-        for call in calls:
-            client = self._clients[call.name]
+        names, self._uncalled = self._uncalled, []
+        for name in names:
+            client = self._clients[name]
             if client.service_is_ready():
-                client.call_async(fill(types(call.type).Request(), call.fields))
+                client.call_async(types(TRIGGER).Request())
             else:
-                self._uncalled.append(call)
-                self._node.get_logger().error(f"no service {call.name}: it waits", throttle_duration_sec=1.0)
+                self._uncalled.append(name)
+                self._node.get_logger().error(f"no service {name}: it waits", throttle_duration_sec=1.0)
 
     def _send(self, entry: Fixed) -> None:
         self._publishers[entry.name].publish(entry.message(types, self.clock()))

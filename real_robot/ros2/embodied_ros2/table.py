@@ -20,7 +20,7 @@ class Argument:
     description: str
 
 
-NAMESPACE = Argument("namespace", "", "prefix of all relative topics and services, such as cf1")
+NAMESPACE = Argument("namespace", "", "prefix of all relative topics and services, such as robot1")
 PARAMETERS = Argument("parameters", "", "parameter file instead of the one in config/")
 ACTIVATED = Argument("activate", "false", "activate policy_node at once, instead of by ros2 lifecycle set")
 USE_SIM_TIME = Argument("use_sim_time", "false", "use the time of /clock")

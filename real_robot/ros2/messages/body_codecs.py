@@ -124,14 +124,10 @@ def check_frame(message: Message, expected: str) -> None:
 
 @dataclass
 class Odometry:
-    """nav_msgs/Odometry: pose in `frame_id`, the contract's world; the twist is in the body's axes on the wire.
-
-    `world_velocity` is for senders whose linear velocity is in the world's axes.
-    """
+    """nav_msgs/Odometry: pose in `frame_id`, the contract's world; the twist is in the body's axes on the wire."""
 
     quantities: Mapping[str, str]
     frame_id: str = "odom"
-    world_velocity: bool = False
     message: str = "nav_msgs/msg/Odometry"
     specs: Mapping[str, TensorSpec] = field(init=False)
 
@@ -144,7 +140,7 @@ class Odometry:
         check_frame(message, self.frame_id)
         position, rotation = read_pose(message.pose.pose)
         twist = message.twist.twist
-        velocity = vector(twist.linear) if self.world_velocity else frames.to_world(rotation, vector(twist.linear))
+        velocity = frames.to_world(rotation, vector(twist.linear))
         return observed(Motion(position, rotation, velocity, vector(twist.angular)), self.quantities)
 
     def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
@@ -154,8 +150,7 @@ class Odometry:
         set_stamp(message, stamp_s, self.frame_id)
         message.child_frame_id = "base_link"
         write_pose(message.pose.pose, motion.position, motion.rotation)
-        velocity = motion.velocity if self.world_velocity else frames.to_body(motion.rotation, motion.velocity)
-        set_vector(message.twist.twist.linear, velocity)
+        set_vector(message.twist.twist.linear, frames.to_body(motion.rotation, motion.velocity))
         set_vector(message.twist.twist.angular, motion.angular_velocity)
         return message
 

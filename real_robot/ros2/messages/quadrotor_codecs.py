@@ -1,7 +1,6 @@
-"""Codecs for quadrotors: PX4 over uXRCE-DDS (px4_msgs) and Crazyswarm2 (crazyflie_interfaces).
+"""Codecs for quadrotors: PX4 over uXRCE-DDS (px4_msgs).
 
-Actions and observations are ENU and FLU, as everywhere here. PX4's NED and FRD and the Crazyflie's degrees and inverted
-yaw rate are used on the wire only.
+Actions and observations are ENU and FLU, as everywhere here. PX4's NED and FRD are used on the wire only.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from numpy.typing import ArrayLike
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
 from real_robot.ros2.messages import frames
-from real_robot.ros2.messages.body_codecs import Motion, motion_of, motion_specs, observed, read_pose, write_pose
-from real_robot.ros2.messages.codecs import Arrays, Message, Types, as_spec, set_stamp, set_vector, vector
+from real_robot.ros2.messages.body_codecs import Motion, motion_of, motion_specs, observed
+from real_robot.ros2.messages.codecs import Arrays, Message, Types, as_spec, set_stamp
 
 POSE_FRAMES = {1: "NED", 2: "FRD"}
 """Of px4_msgs/VehicleOdometry: both are z down; FRD has an arbitrary heading."""
@@ -30,8 +29,6 @@ JUMP_M_S2 = 20.0
 """Acceleration that explains a change of velocity."""
 LONGEST_GAP_S = 0.1
 """Motion explains no more than what happens in this time."""
-CRAZYFLIE_FULL_THRUST = 60000.0
-"""Full thrust of cmd_vel_legacy, which starts no motor before it has received a thrust of 0."""
 
 
 @dataclass
@@ -160,56 +157,3 @@ MOTION = ("velocity", "angular_velocity")
 
 def _length(vector: ArrayLike) -> float:
     return float(np.linalg.norm(np.asarray(vector, np.float64)))
-
-
-@dataclass
-class CmdVelLegacy:
-    """Crazyswarm2's cmd_vel_legacy, a Twist: degrees, yaw rate clockwise in degrees/s, thrust from 0 to 60000."""
-
-    specs: Mapping[str, TensorSpec]
-    message: str = "geometry_msgs/msg/Twist"
-
-    def decode(self, message: Message) -> dict[str, np.ndarray]:
-        """The action (roll, pitch, yaw_rate, thrust)."""
-        ((key, spec),) = self.specs.items()
-        angles = np.deg2rad((message.linear.y, message.linear.x, -message.angular.z))
-        return {key: as_spec(key, spec, [*angles, message.linear.z / CRAZYFLIE_FULL_THRUST])}
-
-    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The set-point."""
-        ((key, spec),) = self.specs.items()
-        action = as_spec(key, spec, arrays[key]).astype(np.float64)
-        roll, pitch, yaw_rate = np.rad2deg(action[:3])
-        message = types(self.message)()
-        set_vector(message.linear, (pitch, roll, action[3] * CRAZYFLIE_FULL_THRUST))
-        message.angular.z = -float(yaw_rate)
-        return message
-
-
-@dataclass
-class FullState:
-    """Crazyswarm2's cmd_full_state: position, velocity, acceleration, yaw and yaw rate to follow, all in the world."""
-
-    specs: Mapping[str, TensorSpec]
-    message: str = "crazyflie_interfaces/msg/FullState"
-
-    def decode(self, message: Message) -> dict[str, np.ndarray]:
-        """The action (x, y, z, vx, vy, vz, ax, ay, az, yaw, yaw_rate)."""
-        ((key, spec),) = self.specs.items()
-        position, rotation = read_pose(message.pose)
-        yaw = np.arctan2(rotation[1, 0], rotation[0, 0])
-        parts = (position, vector(message.twist.linear), vector(message.acc), [yaw, message.twist.angular.z])
-        return {key: as_spec(key, spec, np.concatenate(parts))}
-
-    def encode(self, arrays: Arrays, types: Types, stamp_s: float) -> Message:
-        """The set-point."""
-        ((key, spec),) = self.specs.items()
-        action = as_spec(key, spec, arrays[key]).astype(np.float64)
-        message = types(self.message)()
-        set_stamp(message, stamp_s, "world")
-        half = 0.5 * action[9]
-        write_pose(message.pose, action[:3], frames.matrix((np.cos(half), 0.0, 0.0, np.sin(half))))
-        set_vector(message.twist.linear, action[3:6])
-        set_vector(message.acc, action[6:9])
-        message.twist.angular.z = float(action[10])
-        return message

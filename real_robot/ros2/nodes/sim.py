@@ -114,8 +114,8 @@ class SimNode(ManagedNode[SimSettings]):
         wall_s = self._period_s / settings.real_time_factor
         self.own(self.create_timer(wall_s, self._run_freely, clock=self.steady))
         self.own(self.create_service(Trigger, "~/reset", self._reset))
-        for call in {call.name: call for call in (*table.hold.calls, *table.emergency.calls)}.values():
-            self.own(self.create_service(types(call.type), call.name, self._hold))
+        for name in {*table.hold.services, *table.emergency.services}:
+            self.own(self.create_service(Trigger, name, self._hold))
         self._episodes = self._holds = 0
         self.reports["simulator"] = self._report
 
@@ -159,12 +159,11 @@ class SimNode(ManagedNode[SimSettings]):
         heard = all(out.get_subscription_count() >= self.settings.listeners for out in outs)
         return heard and self.count_publishers(self._table.command.name) > 0
 
-    def _hold(self, request: Any, response: Any) -> Any:  # noqa: ANN401 - of the table's own type
+    def _hold(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         """Hold on request: the robot follows its own safe behaviour until a command arrives."""
         self._holding, self._command = True, None
         self._holds += 1
-        if hasattr(response, "success"):
-            response.success = True
+        response.success = True
         return response
 
     def _hear(self, message: Any) -> None:  # noqa: ANN401 - a ROS message

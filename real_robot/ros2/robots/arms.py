@@ -22,7 +22,6 @@ from real_robot.ros2.robots.tables import (
     LATCHED,
     STATE,
     Behaviour,
-    Call,
     Mode,
     Table,
     Topic,
@@ -84,12 +83,12 @@ def ur(
     """
     names = tuple(f"{tf_prefix}{joint}" for joint in joints)
     table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
-    stop = Call("dashboard_client/stop", "std_srvs/srv/Trigger")
+    stop = Behaviour(services=("dashboard_client/stop",))
     modes = (
         Mode("io_and_status_controller/safety_mode", "ur_dashboard_msgs/msg/SafetyMode", LATCHED, ur_unsafe),
         Mode("io_and_status_controller/robot_program_running", "std_msgs/msg/Bool", LATCHED, ur_idle),
     )
-    return replace(table, name="ur", emergency=Behaviour(calls=(stop,)), modes=modes if driver_status else ())
+    return replace(table, name="ur", emergency=stop, modes=modes if driver_status else ())
 
 
 UR_SAFETY = {
@@ -135,10 +134,10 @@ def fr3(
     names = tuple(f"{arm_id}_{joint}" for joint in joints)
     pose = ("franka_robot_state_broadcaster/current_pose", "base")
     table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
-    stop = Call("franka_gripper/stop", "std_srvs/srv/Trigger")
+    stop = Behaviour(services=("franka_gripper/stop",))
     state = "franka_robot_state_broadcaster/robot_state"
     mode = Mode(state, "franka_msgs/msg/FrankaRobotState", STATE, fr3_stopped)
-    return replace(table, name="fr3", emergency=Behaviour(calls=(stop,)), modes=(mode,) if driver_status else ())
+    return replace(table, name="fr3", emergency=stop, modes=(mode,) if driver_status else ())
 
 
 def _arm(

@@ -17,7 +17,6 @@ from real_robot.ros2.robots.tables import (
     COMMAND,
     IMAGES,
     Behaviour,
-    Call,
     Table,
     Topic,
     action_spec,
@@ -42,7 +41,6 @@ def cartesian(
     seen = {key: spec for key, spec in _hand_specs(wanted).items() if key in wanted.observation}
     states = [Topic("cartesian_state", LabelledArrays(seen), COMMAND)]
     states += [_camera(wanted, key, topic) for key, topic in (cameras or {}).items()]
-    emergency = Behaviour(calls=tuple(Call(stop, "std_srvs/srv/Trigger") for stop in stops))
     translated: dict[str, Any] = {}
     if wanted.action.unit == DISPLACEMENTS:
         response = Response(1.0 / rate_hz)
@@ -52,6 +50,7 @@ def cartesian(
         translated = {"asked": asked, "translate": lambda executor: Displaced(executor, response)}
     command = Topic("cartesian_command", LabelledArrays({ACTION: action}), COMMAND)
     still = (0.0,) * 7  # a gripper that is told no direction keeps what it has
+    emergency = Behaviour(services=tuple(stops))
     return make_table(
         "cartesian", wanted, rate_hz, states, command, arrays, emergency=emergency, at_rest=still, **translated
     )

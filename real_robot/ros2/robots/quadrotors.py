@@ -1,33 +1,27 @@
-"""Quadrotors: PX4 over uXRCE-DDS, Crazyflies over Crazyswarm2."""
+"""Quadrotors: PX4 over uXRCE-DDS. Policies of Crazyflies run on board (`real_robot/firmware`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
-from real_robot.ros2.messages.body_codecs import Odometry, quantities_of
+from real_robot.ros2.messages.body_codecs import quantities_of
 from real_robot.ros2.messages.codecs import Codec, Message
 from real_robot.ros2.messages.quadrotor_codecs import (
     PX4_ROTORS,
     ActuatorMotors,
-    CmdVelLegacy,
-    FullState,
     VehicleOdometry,
     VehicleRatesSetpoint,
     px4_jump,
 )
 from real_robot.ros2.robots.tables import (
     ACTION,
-    COMMAND,
     PX4,
     PX4_COMMAND,
-    STATE,
     Behaviour,
-    Call,
     Condition,
     Fixed,
     Heartbeat,
@@ -55,10 +49,6 @@ PX4_MODES = {
 """nav_state of px4_msgs/VehicleStatus."""
 PX4_STATUS_TIMEOUT_S = 1.5
 """PX4 publishes its status twice a second, and when it changes."""
-CRAZYFLIE_ARMED, CRAZYFLIE_TUMBLED, CRAZYFLIE_LOCKED = 2, 32, 64
-"""Bits of supervisor_info of crazyflie_interfaces/Status."""
-CRAZYFLIE_STATUS_TIMEOUT_S = 3.5
-"""Crazyswarm2 publishes the status once a second unless configured otherwise."""
 
 
 def px4_actuators(wanted: Contract, rate_hz: float, version: str = "1.16", arrays: Sequence[str] = ()) -> Table:
@@ -83,45 +73,6 @@ def px4_rates(
 
 
 RATES = "rad/s (rates), 1 (thrust)"
-
-
-def crazyswarm2(
-    wanted: Contract, rate_hz: float, tilt_max_rad: float = 0.5, yaw_rate_max_rad_s: float = 3.5,
-    frame_id: str = "cf1", arrays: Sequence[str] = (),
-) -> Table:  # fmt: skip
-    """Crazyswarm2 with attitude, yaw rate and thrust (`cmd_vel_legacy`); use namespace:=/cf1.
-
-    Observes `odom` of the default backend, cpp: in a frame named after the Crazyflie, with velocity in the world's axes
-    and without angular velocity. The cflib backend uses other conventions and is refused because of its frame.
-
-    Holding hands over to the Crazyflie's high-level commander, which lands on the spot.
-    """
-    high = (tilt_max_rad, tilt_max_rad, yaw_rate_max_rad_s, 1.0)
-    low = (*(-limit for limit in high[:3]), 0.0)
-    unit = "rad (roll, pitch), rad/s (yaw rate), 1 (thrust)"
-    spec = TensorSpec((4,), unit=unit, frame="body", names=("roll", "pitch", "yaw_rate", "thrust"), low=low, high=high)
-    command = Topic("cmd_vel_legacy", CmdVelLegacy({ACTION: spec}), COMMAND)
-    # the firmware starts no motor before it has received a thrust of zero
-    unlock = Fixed("cmd_vel_legacy", "geometry_msgs/msg/Twist", {})
-    return _crazyswarm2("crazyswarm2", wanted, rate_hz, command, (unlock,), frame_id, arrays)
-
-
-def crazyswarm2_full_state(
-    wanted: Contract, rate_hz: float, position_max_m: float = 2.0, speed_max_m_s: float = 2.0,
-    acceleration_max_m_s2: float = 5.0, frame_id: str = "cf1", arrays: Sequence[str] = (),
-) -> Table:  # fmt: skip
-    """Crazyswarm2 with full-state set-points (`cmd_full_state`): position, velocity, acceleration, yaw, yaw rate.
-
-    Observes the same as `crazyswarm2`.
-    """
-    bounds = (position_max_m, speed_max_m_s, acceleration_max_m_s2)
-    high = (*(bound for bound in bounds for _ in range(3)), np.pi, np.pi)
-    names = ("x", "y", "z", "vx", "vy", "vz", "ax", "ay", "az", "yaw", "yaw_rate")
-    low = tuple(-bound for bound in high)
-    unit = "m, m/s, m/s^2, rad, rad/s"
-    spec = TensorSpec((11,), unit=unit, frame="world", names=names, low=low, high=high)
-    command = Topic("cmd_full_state", FullState({ACTION: spec}), COMMAND)
-    return _crazyswarm2("crazyswarm2_full_state", wanted, rate_hz, command, (), frame_id, arrays)
 
 
 def _px4(
@@ -187,40 +138,3 @@ def px4_condition(message: Message) -> Condition:
 
 def _no_rates(last: np.ndarray) -> np.ndarray:
     return np.concatenate((np.zeros_like(last[:3]), last[3:]))
-
-
-def _crazyswarm2(
-    name: str, wanted: Contract, rate_hz: float, command: Topic, first: tuple[Fixed, ...], frame_id: str,
-    arrays: Sequence[str],
-) -> Table:  # fmt: skip
-    seen = {key: spec for key, spec in wanted.observation.items() if key != "angular_velocity" and key not in arrays}
-    states = [Topic("odom", Odometry(quantities_of(seen), frame_id, world_velocity=True), STATE)]
-    released = Call("notify_setpoints_stop", "crazyflie_interfaces/srv/NotifySetpointsStop")
-    land = Call("land", "crazyflie_interfaces/srv/Land", {"height": 0.04, "duration.sec": 3})
-    begin = Behaviour(calls=(Call("arm", "crazyflie_interfaces/srv/Arm", {"arm": True}),), messages=first)
-    return make_table(
-        name,
-        wanted,
-        rate_hz,
-        states,
-        command,
-        arrays,
-        hold=Behaviour(calls=(released, land)),
-        emergency=Behaviour(calls=(Call("emergency", "std_srvs/srv/Empty"),)),
-        status=Status(
-            "status", "crazyflie_interfaces/msg/Status", STATE, partial(crazyflie_condition, begin), (begin,),
-            CRAZYFLIE_STATUS_TIMEOUT_S,
-        ),
-    )  # fmt: skip
-
-
-def crazyflie_condition(begin: Behaviour, message: Message) -> Condition:
-    """Whether a Crazyflie can fly, from its crazyflie_interfaces/Status; `begin` arms it and unlocks its motors.
-
-    Commands have priority over its high-level commander; that somebody uses this one is not told.
-    """
-    info = message.supervisor_info
-    stopped = bool(info & CRAZYFLIE_LOCKED)
-    if stopped or info & CRAZYFLIE_TUMBLED:
-        return Condition(False, f"the Crazyflie is {'locked' if stopped else 'tumbled'}: reboot it", stopped)
-    return Condition(True, "" if info & CRAZYFLIE_ARMED else "the Crazyflie is not armed", False, begin)

@@ -18,8 +18,8 @@ from real_robot.ros2.messages.body_codecs import Image
 from real_robot.ros2.messages.codecs import LabelledArrays
 from real_robot.ros2.robots.arms import forward_position, fr3, joint_trajectory, ur
 from real_robot.ros2.robots.cartesian import cartesian
-from real_robot.ros2.robots.quadrotors import crazyswarm2, crazyswarm2_full_state, px4_actuators, px4_rates
-from real_robot.ros2.robots.tables import ACTION, COMMAND, IMAGES, Behaviour, Call, Table, Topic
+from real_robot.ros2.robots.quadrotors import px4_actuators, px4_rates
+from real_robot.ros2.robots.tables import ACTION, COMMAND, IMAGES, Behaviour, Table, Topic
 from real_robot.ros2.robots.vehicles import ackermann, diff_drive
 
 
@@ -39,8 +39,8 @@ def simulation(wanted: Contract) -> Table:
         tuple(states),
         Topic("action", LabelledArrays({ACTION: wanted.action}), COMMAND),
         wanted.control_dt_s,
-        hold=Behaviour(calls=(Call("hold", "std_srvs/srv/Trigger"),)),
-        emergency=Behaviour(calls=(Call("emergency", "std_srvs/srv/Trigger"),)),
+        hold=Behaviour(services=("hold",)),
+        emergency=Behaviour(services=("emergency",)),
     )
 
 
@@ -48,7 +48,7 @@ ROBOTS: dict[str, Callable[..., Table]] = {
     build.__name__: build
     for build in (
         simulation, joint_trajectory, forward_position, ur, fr3, cartesian, px4_actuators, px4_rates,
-        crazyswarm2, crazyswarm2_full_state, diff_drive, ackermann,
+        diff_drive, ackermann,
     )
 }  # fmt: skip
 

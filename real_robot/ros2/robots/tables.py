@@ -82,23 +82,14 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A service call with the fields of its request."""
-
-    name: str
-    type: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Behaviour:
     """What the robot is asked to do, besides all commands: to follow them, to hold, to stop.
 
-    At the beginning, `messages` are published and `calls` made once.
+    At the beginning, `messages` are published and `services`, each a std_srvs/Trigger, called once.
     """
 
     messages: tuple[Fixed, ...] = ()
-    calls: tuple[Call, ...] = ()
+    services: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

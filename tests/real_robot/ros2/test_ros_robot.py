@@ -9,7 +9,6 @@ import rclpy
 from rclpy.executors import SingleThreadedExecutor
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, Float64MultiArray, String
-from std_srvs.srv import Trigger
 
 from embodied.contract import Contract, TensorSpec
 from real_robot.ros2.messages.codecs import LabelledArrays
@@ -20,7 +19,6 @@ from real_robot.ros2.robots.tables import (
     ACTION,
     COMMAND,
     Behaviour,
-    Call,
     Condition,
     Fixed,
     Heartbeat,
@@ -55,7 +53,7 @@ TABLE = Table(
     (Topic("observation", STATE, COMMAND),),
     Topic("action", LabelledArrays({ACTION: CONTRACT.action}), COMMAND),
     0.1,
-    hold=Behaviour(messages=(word("hold"),), calls=(Call("land", "std_srvs/srv/Trigger"),)),
+    hold=Behaviour(messages=(word("hold"),)),
     emergency=Behaviour(messages=(word("off"),)),
     heartbeat=Heartbeat(Fixed("alive", "std_msgs/msg/Bool", {"data": True}), rate_hz=50.0, before_s=0.0),
     status=Status("status", "std_msgs/msg/String", COMMAND, lambda m: CONDITIONS[m.data], (ARM,), 60.0),
@@ -78,7 +76,7 @@ class World:
         self.drone = rclpy.create_node("drone")
         self.robot = RosRobot(self.node, TABLE)
         self.said: list[str] = []
-        self.beats = self.landed = self.commanded = 0
+        self.beats = self.commanded = 0
         self.drone.create_subscription(Float64MultiArray, "action", self._command, 100)
         self.drone.create_subscription(String, "said", lambda m: self.said.append(m.data), 100)
         self.drone.create_subscription(Bool, "alive", self._count, 100)
@@ -98,10 +96,6 @@ class World:
 
     def write(self) -> None:
         self.robot.write(np.zeros(1))
-
-    def land(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        self.landed += 1
-        return response
 
     def until(self, condition) -> None:
         for _ in range(400):
@@ -151,13 +145,10 @@ def test_a_robot_that_others_fly_too_is_asked_followed_and_left(world: World):
     assert world.said == ["arm", "arm"]
     robot.leave("it was enough")
     world.until(lambda: world.said[2:] == ["hold"])
-    assert world.landed == 0
-    world.drone.create_service(Trigger, "land", world.land)
-    world.until(lambda: world.landed == 1)  # its service was not there before
     beats = world.beats
     world.write()
     world.spin()
-    assert (world.commanded, world.landed) == (1, 1)
+    assert world.commanded == 1
     assert world.beats <= beats + 1  # its own failsafe stands behind our hold
     assert robot.report().message == "it was enough; it gets nothing from here before ~/reset"
     world.status.publish(String(data="flown"))

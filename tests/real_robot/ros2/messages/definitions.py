@@ -8,8 +8,8 @@ import numpy as np
 from rosbags.interfaces import Nodetype
 from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
-# Messages that no package on PyPI has: fields of px4_msgs 1.16, ackermann_msgs and crazyflie_interfaces; of their
-# statuses only those that are read, in the published order.
+# Messages that no package on PyPI has: fields of px4_msgs 1.16, ackermann_msgs and others; of statuses only
+# those that are read, in the published order.
 DEFINITIONS = {
     "px4_msgs/msg/VehicleOdometry": """
         uint64 timestamp
@@ -86,14 +86,6 @@ DEFINITIONS = {
     "ackermann_msgs/msg/AckermannDriveStamped": """
         std_msgs/Header header
         ackermann_msgs/AckermannDrive drive""",
-    "crazyflie_interfaces/msg/Status": """
-        std_msgs/Header header
-        uint16 supervisor_info""",
-    "crazyflie_interfaces/msg/FullState": """
-        std_msgs/Header header
-        geometry_msgs/Pose pose
-        geometry_msgs/Twist twist
-        geometry_msgs/Vector3 acc""",
     "vision_msgs/msg/ObjectHypothesis": """
         string class_id
         float64 score""",

@@ -84,8 +84,6 @@ CODECS = [
     quadrotor_codecs.VehicleOdometry(MOTION),
     quadrotor_codecs.VehicleRatesSetpoint(action("roll_rate", "pitch_rate", "yaw_rate", "thrust")),
     quadrotor_codecs.ActuatorMotors(action(*ROTORS)),
-    quadrotor_codecs.CmdVelLegacy(action("roll", "pitch", "yaw_rate", "thrust")),
-    quadrotor_codecs.FullState(action("x", "y", "z", "vx", "vy", "vz", "ax", "ay", "az", "yaw", "yaw_rate")),
 ]
 
 
@@ -407,13 +405,6 @@ def test_px4_tells_jumps_of_its_estimate(change, jump):
     told = quadrotor_codecs.px4_jump(before, filled("px4_msgs/msg/VehicleOdometry", **changed))
     assert jump in told
     assert bool(told) == bool(jump)
-
-
-def test_crazyflie_takes_degrees_clockwise_and_sixteen_bits():
-    codec = quadrotor_codecs.CmdVelLegacy(action("roll", "pitch", "yaw_rate", "thrust"))
-    message = codec.encode({"action": np.array([math.pi / 18, math.pi / 6, math.pi / 2, 0.5])}, types, 0.0)
-    given = (message.linear.y, message.linear.x, message.angular.z, message.linear.z)
-    np.testing.assert_allclose(given, (10.0, 30.0, -90.0, 30000.0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["geometry_msgs/msg/Twist", "geometry_msgs/msg/TwistStamped"])

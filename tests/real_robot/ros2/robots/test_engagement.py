@@ -6,11 +6,9 @@ from real_robot.ros2.engagement import ASK_S, LEAVE_S, QUIET_S, STOP_AGAIN_S, En
 from real_robot.ros2.robots.quadrotors import ARM, TO_OFFBOARD
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import Condition
-from tests.real_robot.ros2.robots.test_tables import ATTITUDE, HOVER, flying
+from tests.real_robot.ros2.robots.test_tables import HOVER
 
 TABLE = robot_table("px4_actuators", HOVER, {"rate_hz": 100.0})
-CRAZYFLIE = robot_table("crazyswarm2", flying(ATTITUDE), {"rate_hz": 100.0, "arrays": ["angular_velocity"]})
-(BEGIN,) = CRAZYFLIE.status.requests
 IDLE = Condition(False, "idle", True, TO_OFFBOARD)
 DISARMED = Condition(True, "disarmed", True, ARM)
 FOLLOWS = Condition(True)
@@ -21,9 +19,9 @@ FAILSAFE = Condition(False, "a failsafe flies", beat=False)
 class Clock:
     """Time that passes in periods of 0.01 s."""
 
-    def __init__(self, table=TABLE) -> None:
+    def __init__(self) -> None:
         self.now_s = 5.0
-        self.engagement = Engagement(table, lambda: self.now_s)
+        self.engagement = Engagement(TABLE, lambda: self.now_s)
         self.sent: list[tuple[float, object]] = []
         self.beats = 0
 
@@ -213,17 +211,3 @@ def test_an_emergency_stop_is_sent_until_a_later_status_confirms_it(before: Cond
     sent = len(clock.sent)
     clock.run(3.0, FOLLOWS)
     assert (len(clock.sent), engagement.commands, engagement.beats) == (sent, False, False)
-
-
-def test_a_crazyflie_is_unlocked_once_before_commands_and_called_to_land_once():
-    clock = Clock(CRAZYFLIE)
-    ready = Condition(True, "", False, BEGIN)
-    clock.engagement.hear(ready)
-    clock.engagement.command()
-    assert not clock.engagement.commands
-    clock.run(1.0, ready)
-    assert (clock.asked(), clock.engagement.commands) == ([BEGIN], True)
-    clock.run(2.0, ready, commands=False)
-    first, *rest = clock.asked()[1:]
-    assert first == CRAZYFLIE.hold
-    assert all(not each.calls for each in rest)
