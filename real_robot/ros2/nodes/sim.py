@@ -33,8 +33,6 @@ from real_robot.ros2.ros_robot import publisher, subscribe, types
 
 CLOCK_AGAIN_S = 0.2
 """Wall time after which the clock is published again."""
-SILENT_S = 10.0
-"""Wall time without a command after which, in lock-step, a robot that is stopped by commands goes on without any."""
 
 
 @dataclass
@@ -49,6 +47,8 @@ class SimSettings:
         lock_step: see the module; otherwise real time, `real_time_factor` times as fast.
         hold_action: [A] what the robot's own controller does when it holds; zeros if empty.
         command_timeout_s: simulated time for which a command is valid in real time.
+        silence_s: wall time without a command after which, in lock-step, a robot that is stopped by commands goes on
+            without any.
         listeners: nodes that have to be connected before an episode begins in lock-step: if the first measurement were
             lost, the simulator would wait for ever.
         start: initial state that `~/reset` begins from; -1: the next one. May be set at any time.
@@ -63,6 +63,7 @@ class SimSettings:
     real_time_factor: float = 1.0
     hold_action: list[float] = field(default_factory=list)
     command_timeout_s: float = 0.1
+    silence_s: float = 10.0
     listeners: int = 1
     start: int = -1
 
@@ -194,7 +195,7 @@ class SimNode(ManagedNode[SimSettings]):
             if waited_s > CLOCK_AGAIN_S:
                 self._tell_time()
             # whoever has stopped it is silent, and would wait for its next measurement as it for a command
-            self._holding = waited_s > SILENT_S and bool(self._rows) and self._table.at_rest is not None
+            self._holding = waited_s > self.settings.silence_s and bool(self._rows) and self._table.at_rest is not None
             return
         fresh = self._command is not None and (
             self._robot.clock() - self._commanded_s <= self.settings.command_timeout_s

@@ -4,7 +4,6 @@ import signal
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from diagnostic_msgs.msg import DiagnosticStatus
 from rosgraph_msgs.msg import Clock
@@ -35,23 +34,10 @@ def driven(run: Path, start: int) -> np.ndarray:
     return np.array(actions)
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A policy that has hardly been trained."""
-    import train
-
-    run = tmp_path_factory.mktemp("navigate") / "run"
-    small = [
-        "env_steps=256", "num_envs=8", "evaluation_starts=2", "evaluation_envs=2", "task.step_limit=40", "video=false",
-    ]  # fmt: skip
-    train.run(["task=vehicle_navigate", f"output={run}", *small])
-    return run
-
-
-def test_a_navigating_vehicle_is_driven_over_the_topics_of_a_differential_drive(run: Path, tmp_path: Path):
+def test_a_navigating_vehicle_is_driven_over_the_topics_of_a_differential_drive(navigating: Path, tmp_path: Path):
     limits = tmp_path / "limits.yaml"
     limits.write_text("observation_timeout_s: 0.5\ncommand_timeout_s: 0.5\n")
-    row = {"checkpoint": str(run), "robot": "diff_drive", "options": {"rate_hz": 10.0}}
+    row = {"checkpoint": str(navigating), "robot": "diff_drive", "options": {"rate_hz": 10.0}}
     common = row | {"use_sim_time": True, "limits": str(limits)}
     outcomes, traces = [], []
     with Processes(tmp_path) as nodes:
@@ -66,19 +52,19 @@ def test_a_navigating_vehicle_is_driven_over_the_topics_of_a_differential_drive(
         nodes.wait(lambda: bool(outcomes and traces), "the end of the episode", 120.0)
     rows = np.asarray(traces[0].data).reshape(-1, 3)
     assert not np.isnan(rows[:, 0]).any()  # nothing was held
-    expected = driven(run, 5)
+    expected = driven(navigating, 5)
     np.testing.assert_allclose(rows[: len(expected), 1:], expected, atol=2e-3)
 
 
-def test_the_simulator_goes_on_where_nobody_commands_any_more(run: Path, tmp_path: Path):
+def test_the_simulator_goes_on_where_nobody_commands_any_more(navigating: Path, tmp_path: Path):
     """Safety is silent once it has stopped a robot, and lock-step waits for commands: without end, otherwise."""
-    row = {"checkpoint": str(run), "robot": "diff_drive", "options": {"rate_hz": 10.0}}
+    row = {"checkpoint": str(navigating), "robot": "diff_drive", "options": {"rate_hz": 10.0}}
     outcomes, traces, times = [], [], []
     with Processes(tmp_path) as nodes:
         nodes.node.create_subscription(DiagnosticStatus, "/sim_node/episode", outcomes.append, 10)
         nodes.node.create_subscription(Float64MultiArray, "/sim_node/trace", traces.append, 10)
         nodes.node.create_subscription(Clock, "/clock", times.append, 10)
-        still = {"overrides": "task.step_limit=300", "real_time_factor": 100.0}
+        still = {"overrides": "task.step_limit=300", "real_time_factor": 100.0, "silence_s": 1.0}
         nodes.start("sim_node", row | still | {"listeners": 1})
         nodes.start("policy_node", row | {"use_sim_time": True, "pace": "measurement", "prefix": ""})
         for name in ("sim_node", "policy_node"):

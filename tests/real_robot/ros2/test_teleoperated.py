@@ -23,15 +23,13 @@ ARM = Contract(
 )
 
 
-def test_a_vehicle_is_driven_through_safety_node_and_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import train
-
-    run, recording = tmp_path / "run", tmp_path / "drive/recording.mcap"
-    small = ["env_steps=256", "num_envs=8", "evaluation_starts=2", "evaluation_envs=2", "task.step_limit=40"]
-    train.run(["task=vehicle_navigate", f"output={run}", "video=false", *small])
+def test_a_vehicle_is_driven_through_safety_node_and_stopped(
+    navigating: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    recording = tmp_path / "drive/recording.mcap"
     limits = tmp_path / "limits.yaml"
     limits.write_text("observation_timeout_s: 1.0\ncommand_timeout_s: 1.0\n")
-    row = {"checkpoint": str(run), "robot": "diff_drive", "options": {"rate_hz": 10.0}}
+    row = {"checkpoint": str(navigating), "robot": "diff_drive", "options": {"rate_hz": 10.0}}
     common = row | {"use_sim_time": True, "limits": str(limits)}
     with Processes(tmp_path) as nodes:
         nodes.start("sim_node", row | {"lock_step": False, "start": 5})
