@@ -234,8 +234,7 @@ class RosRobot:
             self._latest[topic.name] = self._reading = None
             self._node.get_logger().error(self._refused, throttle_duration_sec=1.0)
             return
-        if measured_s is None:
-            measured_s = self._now()
+        measured_s = self._now() if measured_s is None else measured_s
         if self.simulated and self._now() + self._table.control_dt_s < measured_s <= self._gone_s:
             self._ignored = f"{topic.name}: on its way since before the clock jumped back"
             return
