@@ -89,7 +89,7 @@ def check_continues(before: Mapping[str, Any], now: Mapping[str, Any], free: Col
     refused = [
         f"{name}={old}, got {new}"
         for name, (old, new) in changed.items()
-        if name not in free and not (name == "env_steps" and new > old)
+        if name not in free and name.partition(".")[0] not in MOVABLE and not (name == "env_steps" and new > old)
     ]
     if refused:
         raise UserError(

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 FREE = {
     "video", "wandb", "device", "threads", "checkpoint_every", "evaluation_envs", "resume", "output", "eval_only",
     "evaluate_every_steps", "storage", "viewer", "viewer_port", "task.python", "task.timeout_s", "policy.compile",
-    "policy.gradient_checkpointing", "placement.timeout_s", "placement.shard",
+    "policy.gradient_checkpointing", "device_gb",
 }  # fmt: skip
 """Options that may change when a run is resumed: results depend on them by rounding at most."""
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from embodied.algorithms.td3 import TD3Config
+from embodied.command_line.config import check_continues
 from embodied.errors import UserError
 from embodied.placement.local import own_share
 from embodied.placement.registry import VARIABLES, TorchrunConfig, with_placement
@@ -21,6 +22,13 @@ def test_torchrun_is_found_by_its_variables_unless_another_placement_is_named(mo
         monkeypatch.setenv(name, "1")
     assert with_placement(["task=a"]) == ["task=a", "placement=torchrun"]
     assert with_placement(["placement=local"]) == ["placement=local"]
+
+
+def test_a_run_goes_on_elsewhere_whatever_that_calls_its_options() -> None:
+    of_ray, here = ({"values": {"seed": 0, "placement": {"collectors": count}}} for count in (2, 1))
+    check_continues(of_ray, here, set())
+    with pytest.raises(UserError, match="has seed=0, got 1"):
+        check_continues(of_ray, {"values": {"seed": 1}}, set())
 
 
 def test_without_torchrun_its_command_is_told(monkeypatch) -> None:
