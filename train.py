@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> None:
 
 def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     """The configuration and its record; of a run that is resumed its own."""
-    return compose(TrainConfig, "train", with_placement(arguments), GROUPS, program.resumed(arguments))
+    return compose(TrainConfig, "train", with_placement(arguments, saved := program.resumed(arguments)), GROUPS, saved)
 
 
 def describe(arguments: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -118,7 +118,17 @@ def started_by_torchrun() -> bool:
     return all(name in os.environ for name in VARIABLES)
 
 
-def with_placement(arguments: Sequence[str]) -> list[str]:
-    """`arguments` with placement=torchrun if torchrun started this process and they name none."""
-    named = any(each.startswith("placement=") for each in arguments)
-    return [*arguments] if named or not started_by_torchrun() else [*arguments, "placement=torchrun"]
+def with_placement(arguments: Sequence[str], saved: Mapping[str, Any] | None = None) -> list[str]:
+    """`arguments`, with a placement if they name none: torchrun if that started this process, or that of a `saved` run.
+
+    A run that torchrun had started goes on in this process if it is alone.
+    """
+    if any(each.startswith("placement=") for each in arguments):
+        return [*arguments]
+    if started_by_torchrun():
+        return ["placement=torchrun", *arguments]
+    options = (saved or {}).get("values", {}).get("placement", {})
+    if saved is None or "shard" in options:
+        return [*arguments]
+    before = [f"placement.{name}={value}" for name, value in options.items() if value is not None]
+    return [f"placement={saved['choices'].get('placement', 'local')}", *before, *arguments]

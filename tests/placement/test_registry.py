@@ -20,8 +20,23 @@ def test_torchrun_is_found_by_its_variables_unless_another_placement_is_named(mo
     assert with_placement(["task=a"]) == ["task=a"]
     for name in VARIABLES:
         monkeypatch.setenv(name, "1")
-    assert with_placement(["task=a"]) == ["task=a", "placement=torchrun"]
+    assert with_placement(["task=a"]) == ["placement=torchrun", "task=a"]
     assert with_placement(["placement=local"]) == ["placement=local"]
+
+
+def test_a_resumed_run_stays_where_it_was_unless_told_otherwise(monkeypatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    options = {"collectors": 3, "address": None, "patience_s": 5.0}
+    ray = {"choices": {"placement": "ray"}, "values": {"placement": options}}
+    kept = ["placement=ray", "placement.collectors=3", "placement.patience_s=5.0"]
+    assert with_placement(["resume=a"], ray) == [*kept, "resume=a"]
+    changed = with_placement(["resume=a", "placement.collectors=4"], ray)
+    assert changed.index("placement.collectors=4") > changed.index("placement.collectors=3")  # the later one holds
+    assert with_placement(["resume=a", "placement=local"], ray) == ["resume=a", "placement=local"]
+    torchrun = {"choices": {"placement": "torchrun"}, "values": {"placement": {"shard": None, "timeout_s": 1.0}}}
+    assert with_placement(["resume=a"], torchrun) == ["resume=a"]
+    assert with_placement(["resume=a"], {"choices": {}, "values": {}}) == ["placement=local", "resume=a"]
 
 
 def test_a_run_goes_on_elsewhere_whatever_that_calls_its_options() -> None:
