@@ -40,7 +40,7 @@ class TrainConfig(ViewerOptions, PlacementOptions, ExperimentConfig):
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
     names a project, `output` a new run's directory. `demonstrations` replaces the task's own: LeRobot, HDF5, recordings
     or another run's, or several [DIR1,DIR2]; `demonstration_weights` are their shares, null: by size. `resume` goes on
-    with a run, or a checkpoint of it; `eval_only` evaluates it. `plan` only prints the memory it takes, of `device_gb`.
+    with a run, or a checkpoint of it, unchanged; `eval_only` evaluates it. `plan` tells if `device_gb` of memory do.
     """
 
     task: Any = MISSING
@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> None:
         program.evaluate_instead(Path(__file__).with_name("evaluate.py"), config.resume, arguments, GROUPS)
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
     name = Path("outputs") / config.task.name / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_seed{config.seed}"
-    at, place = (config.resume, config.output, name), config.placement.start(config.device)
+    place, at = config.placement.start(config.device), (config.resume, config.output, name)
     with place as world, viewing(config, SHOWN) as seen, shared_run(world, *at) as directory:
         trainer = Experiment(
             config, seen(with_latency(in_processes(config.task), config.latency)), config.policy, config.algorithm,

@@ -9,7 +9,8 @@ own. Settings are the task's for each algorithm (`configs/settings`) and those o
 is `python train.py ...` in its own process, one after the other. A row is written to the JSON file as soon as it is
 done, with its commit; rows that are there are not measured again, and a run that was interrupted goes on from its last
 checkpoint. Intervals of success are Wilson's, those of gains are paired: the same episodes before and after. CPU
-seconds are those of collection and updates, wall seconds of the whole command with its two evaluations.
+seconds are those of collection and updates, wall seconds of the whole command with its evaluations, null if it was
+interrupted.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _start(folder: Path, options: Sequence[str], seed: int) -> Path:
 
 def _measured(name: str, options: Sequence[str], start: Path, run: Path) -> dict[str, Any]:
     """Success before and after, and the gain, by distribution; steps, seconds, commit and options."""
-    began = time.perf_counter()
+    began, whole = time.perf_counter(), not _saved(run)
     _train([*options, "stages=[rl]", f"start_from={start}"], run)
     wall_s = time.perf_counter() - began
     found = json.loads((run / "report.json").read_text())
@@ -137,14 +138,19 @@ def _measured(name: str, options: Sequence[str], start: Path, run: Path) -> dict
         if gain["over"] == "start"
     }
     return rates | {
-        "gain": gains, "env_steps": found["env_steps"], "cpu_s": found["cpu_s"], "wall_s": wall_s,
+        "gain": gains, "env_steps": found["env_steps"], "cpu_s": found["cpu_s"], "wall_s": wall_s if whole else None,
         "git_commit": git_commit(), "options": list(options),
     }  # fmt: skip
 
 
+def _saved(run: Path) -> bool:
+    """Whether a run was interrupted, or has ended."""
+    return any((run / "checkpoint").glob("[0-9]*"))
+
+
 def _train(options: Sequence[str], run: Path) -> None:
     """Run train.py with its output in `run`; from its last checkpoint if there is one, else from the beginning."""
-    if any((run / "checkpoint").glob("[0-9]*")):
+    if _saved(run):
         options = [f"resume={run}"]
     else:
         shutil.rmtree(run, ignore_errors=True)

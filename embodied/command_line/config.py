@@ -21,7 +21,7 @@ NUMBERS = "task.numbers"
 NAMED = (NUMBERS, "options", "axes")
 """Options by names that only what they are for knows, which refuses others."""
 MOVABLE = ("placement",)
-"""Groups that are no part of what a run computes: one that is resumed may be elsewhere."""
+"""Groups that are no part of what a run computes: one that is resumed may be elsewhere, if that is asked for."""
 C = TypeVar("C")
 Groups = Mapping[str, Mapping[str, type]]
 """Config classes by name, for each config group."""
@@ -56,9 +56,11 @@ def compose(
     for group, classes in groups.items():
         for key, node in classes.items():
             store.store(group=group, name=key, node=node)
-    kept = [group for group in groups if group not in MOVABLE]
-    choices = [f"{group}={saved['choices'][group]}" for group in kept] if saved else []
     chosen_now = [override for override in overrides if override.partition("=")[0] in groups]
+    before: Mapping[str, str] = saved["choices"] if saved else {}
+    named = {override.partition("=")[0] for override in chosen_now}
+    kept = [group for group in groups if group in before and not (group in MOVABLE and group in named)]
+    choices = [f"{group}={before[group]}" for group in kept]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -67,12 +69,11 @@ def compose(
             overrides = [_member(override, composed) for override in overrides]
             config = hydra_compose(name, [*choices, *map(_addable, overrides)])
         if saved:
-            _check_same({group: chosen[group] for group in kept}, saved["choices"])
+            _check_same({group: chosen[group] for group in kept}, before)
             given = [override for override in overrides if override.split("=")[0] not in groups]
-            config = OmegaConf.merge(
-                _saved(config, {name: value for name, value in saved["values"].items() if name not in MOVABLE}),
-                OmegaConf.from_dotlist(given),
-            )
+            left = [group for group in MOVABLE if group not in kept]
+            values = {name: value for name, value in saved["values"].items() if name not in left}
+            config = OmegaConf.merge(_saved(config, values), OmegaConf.from_dotlist(given))
         values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
         return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values, "arguments": arguments}
     except (HydraException, OmegaConfBaseException) as error:

@@ -1,8 +1,10 @@
-"""What collectors with environments of their own need of a run, whether they are threads here or actors of Ray."""
+"""The learner of a run whose collectors have environments of their own: threads here, or actors of Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, cast
 
@@ -10,6 +12,7 @@ from embodied import seeding
 from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.placement.collectors import Crew, RemoteCollectors
+from embodied.placement.local import Local
 from embodied.placement.worker import Place, Recipe, part_of
 from embodied.policy import TrainablePolicy
 from embodied.rollout.rollout import Collector
@@ -21,49 +24,70 @@ OWN = 100
 """Environments of the learner itself, at most: enough for normalisation statistics."""
 
 
-class Apart(Protocol):
-    """Options of a placement whose collectors have environments of their own."""
+class Collectors(Protocol):
+    """What a placement says of its collectors."""
 
     collectors: int
     max_staleness: int
-    patience_s: float
 
 
-def collector(
-    task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
-    config: ExperimentConfig, seed: int, *, options: Apart, device: str, threads: int,
-    crew: Callable[[Recipe, int], Crew],
-) -> Collector:  # fmt: skip
-    """What gives `learner` the rollouts of a `crew`, which is made of a recipe and the number of all environments.
+@dataclass(frozen=True)
+class Apart(Local):
+    """The learner's process, see `Elsewhere`; `_crew` makes the collectors."""
 
-    Collectors compute on `device`, with so many `threads` each.
+    config: Collectors = field(kw_only=True)
+    remark = (
+        "Collectors had environments of their own: a resumed run goes on with its weights and counters, and with new"
+        " episodes, initial states and noise."
+    )
 
-    Raises:
-        UserError: for parts that cannot be apart, before anything runs.
-    """
-    if not isinstance(algorithm, RemotelyCollected):
-        raise UserError(
-            "collectors are for learners of rollouts that stand alone, algorithm=ppo or grpo: others put episodes"
-            " together from successive rollouts, or need gradients of the simulator: use placement=local"
-            " placement.collectors=1"
+    @property
+    def patience_s(self) -> float:
+        """A collector that has not begun is waited for as long, s; threads all come."""
+        return math.inf
+
+    @property
+    def collecting_on(self) -> str:
+        """Device of the collectors."""
+        return self.device
+
+    def _crew(self, recipe: Recipe, num_envs: int) -> Crew:
+        """Collectors made of `recipe`, which have `num_envs` environments together."""
+        raise NotImplementedError
+
+    def share(self, num_envs: int) -> int:
+        """A few of its own, for normalisation statistics."""
+        return min(num_envs, OWN)
+
+    def collector(
+        self, task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
+        config: ExperimentConfig, seed: int,
+    ) -> Collector:  # fmt: skip
+        """As `Elsewhere.collector`."""
+        staleness = self.config.max_staleness
+        if not isinstance(algorithm, RemotelyCollected):
+            raise UserError(
+                "collectors are for learners of rollouts that stand alone, algorithm=ppo or grpo: others put episodes"
+                " together from successive rollouts, or need gradients of the simulator: use placement=local"
+                " placement.collectors=1"
+            )
+        if staleness > algorithm.max_staleness:
+            raise UserError(
+                f"placement.max_staleness={staleness} is more than the algorithm takes, {algorithm.max_staleness}; ppo"
+                " takes 4, and 8 with algorithm.importance_limit=2"
+            )
+        if config.overlap:
+            raise UserError("overlap=true is for the learner's own environments; use placement.max_staleness=1")
+        if config.storage is Storage.DISK:
+            raise UserError("storage=disk is for the learner's own environments; collectors have memory: use cpu")
+        algorithm.remote_starts(env, seeding.generator(seed, "starts"))  # refuses now what it would refuse there
+        make = partial(part_of, task, self.collecting_on)
+        recipe = Recipe(
+            make, learner.collector, algorithm.remote_starts, policy, seed, self.collecting_on, config.precision
         )
-    if options.max_staleness > algorithm.max_staleness:
-        raise UserError(
-            f"placement.max_staleness={options.max_staleness} is more than the algorithm takes,"
-            f" {algorithm.max_staleness}; ppo takes 4, and 8 with algorithm.importance_limit=2"
-        )
-    if config.overlap:
-        raise UserError("overlap=true is for the learner's own environments; use placement.max_staleness=1")
-    if config.storage is Storage.DISK:
-        raise UserError("storage=disk is for the learner's own environments; collectors have memory: use cpu")
-    algorithm.remote_starts(env, seeding.generator(seed, "starts"))  # refuses now what it would refuse there
-    recipe = Recipe(
-        partial(part_of, task, device), learner.collector, algorithm.remote_starts, policy, seed, device,
-        config.precision, threads,
-    )  # fmt: skip
-    made = crew(recipe, config.num_envs)
-    staleness, patience_s = options.max_staleness, options.patience_s
-    return cast(Collector, RemoteCollectors(made, policy, seed=seed, max_staleness=staleness, patience_s=patience_s))
+        crew = self._crew(recipe, config.num_envs)
+        remote = RemoteCollectors(crew, policy, seed=seed, max_staleness=staleness, patience_s=self.patience_s)
+        return cast(Collector, remote)
 
 
 def places(collectors: int, num_envs: int) -> Sequence[Place]:

@@ -22,16 +22,10 @@ from torch import Tensor
 from embodied import seeding
 from embodied.command_line.config import at_least
 from embodied.command_line.extras import needs_extra
-from embodied.environment import Environment
 from embodied.errors import UserError
-from embodied.placement import apart
-from embodied.placement.apart import places
-from embodied.placement.local import Local
+from embodied.placement.apart import Apart, places
 from embodied.placement.worker import About, Place, Recipe, Worker, software
-from embodied.policy import TrainablePolicy
-from embodied.rollout.rollout import Collector, Rollout
-from embodied.task import Learner, LearnerConfig, Task
-from embodied.training.config import ExperimentConfig
+from embodied.rollout.rollout import Rollout
 
 log = logging.getLogger(__name__)
 ZERO_COPY = ("RAY_ENABLE_ZERO_COPY_TORCH_TENSORS", "1")
@@ -343,35 +337,25 @@ class Actors:
 
 
 @dataclass(frozen=True)
-class Connected(Local):
-    """The learner's process of a run whose collectors are on a cluster, see `Elsewhere`."""
+class Connected(Apart):
+    """The learner's process of a run whose collectors are on a cluster."""
 
     config: RayConfig = field(default_factory=RayConfig)
-    remark = (
-        "Collectors were on a Ray cluster: a resumed run goes on with its weights and counters, and with new episodes,"
-        " initial states and noise."
-    )
 
-    def share(self, num_envs: int) -> int:
-        """A few of its own, for normalisation statistics."""
-        return min(num_envs, apart.OWN)
+    @property
+    def patience_s(self) -> float:
+        """A collector that has not begun is waited for as long, s."""
+        return self.config.patience_s
 
-    def collector(
-        self, task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
-        config: ExperimentConfig, seed: int,
-    ) -> Collector:  # fmt: skip
-        """As `Elsewhere.collector`."""
+    @property
+    def collecting_on(self) -> str:
+        """Device of the collectors."""
+        return "cuda" if self.config.gpus else "cpu"
+
+    def _crew(self, recipe: Recipe, num_envs: int) -> Actors:
         with seeding.undisturbed():
-            sent = policy.fresh().to("cpu")
-
-        def crew(recipe: Recipe, num_envs: int) -> Actors:
-            return Actors(self.config, replace(recipe, policy=sent), num_envs)
-
-        device, threads = "cuda" if self.config.gpus else "cpu", max(1, int(self.config.cpus))
-        return apart.collector(
-            task, algorithm, learner, env, policy, config, seed, options=self.config, device=device, threads=threads,
-            crew=crew,
-        )  # fmt: skip
+            sent = recipe.policy.fresh().to("cpu")
+        return Actors(self.config, replace(recipe, policy=sent, threads=max(1, int(self.config.cpus))), num_envs)
 
 
 def _first_line(error: Exception) -> str:

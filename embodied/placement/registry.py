@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,8 +32,6 @@ class LocalConfig:
     collectors: int = 1
     max_staleness: int = 0
 
-    patience_s = math.inf  # threads come
-
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "collectors")
@@ -50,7 +47,7 @@ class LocalConfig:
             return
         from embodied.placement.threads import Beside
 
-        beside = Beside(device=device, options=self)
+        beside = Beside(device=device, config=self)
         try:
             yield beside
         finally:
@@ -119,16 +116,13 @@ def started_by_torchrun() -> bool:
 
 
 def with_placement(arguments: Sequence[str], saved: Mapping[str, Any] | None = None) -> list[str]:
-    """`arguments`, with a placement if they name none: torchrun if that started this process, or that of a `saved` run.
+    """`arguments`, with a placement if they name none and it is another one than the default, or that of a `saved` run.
 
-    A run that torchrun had started goes on in this process if it is alone.
+    That is torchrun where that started this process; where it did not, a run that it had started goes on in one.
     """
     if any(each.startswith("placement=") for each in arguments):
         return [*arguments]
     if started_by_torchrun():
-        return ["placement=torchrun", *arguments]
-    options = (saved or {}).get("values", {}).get("placement", {})
-    if saved is None or "shard" in options:
-        return [*arguments]
-    before = [f"placement.{name}={value}" for name, value in options.items() if value is not None]
-    return [f"placement={saved['choices'].get('placement', 'local')}", *before, *arguments]
+        return [*arguments, "placement=torchrun"]
+    before = (saved or {}).get("values", {}).get("placement", {})
+    return [*arguments, "placement=local"] if "shard" in before else [*arguments]

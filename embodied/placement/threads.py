@@ -15,14 +15,9 @@ import torch
 from torch import Tensor
 
 from embodied import seeding
-from embodied.environment import Environment
-from embodied.placement import apart
-from embodied.placement.local import Local
+from embodied.placement.apart import Apart, places
 from embodied.placement.worker import Place, Recipe, Worker
-from embodied.policy import TrainablePolicy
-from embodied.rollout.rollout import Collector, Rollout
-from embodied.task import Learner, LearnerConfig, Task
-from embodied.training.config import ExperimentConfig
+from embodied.rollout.rollout import Rollout
 
 
 @dataclass
@@ -59,7 +54,7 @@ class Threads:
         started = torch.set_num_threads, (recipe.threads,)
         self.slots: Sequence[Slot] = [
             Slot(place, ThreadPoolExecutor(1, f"collector {place.number}", *started))
-            for place in apart.places(collectors, num_envs)
+            for place in places(collectors, num_envs)
         ]
 
     def publish(self, weights: Mapping[str, Tensor]) -> None:
@@ -108,35 +103,15 @@ class Threads:
 
 
 @dataclass(frozen=True)
-class Beside(Local):
-    """The learner of a run whose collectors are threads, see `Elsewhere`."""
+class Beside(Apart):
+    """The learner's process of a run whose collectors are threads of it."""
 
-    options: apart.Apart = field(kw_only=True)
     crews: list[Threads] = field(default_factory=list)
-    remark = (
-        "Collectors had environments of their own: a resumed run goes on with its weights and counters, and with new"
-        " episodes, initial states and noise."
-    )
 
-    def share(self, num_envs: int) -> int:
-        """A few of its own, for normalisation statistics."""
-        return min(num_envs, apart.OWN)
-
-    def collector(
-        self, task: Task, algorithm: LearnerConfig, learner: Learner, env: Environment, policy: TrainablePolicy,
-        config: ExperimentConfig, seed: int,
-    ) -> Collector:  # fmt: skip
-        """As `Elsewhere.collector`."""
-
-        def crew(recipe: Recipe, num_envs: int) -> Threads:
-            self.crews.append(Threads(recipe, num_envs, collectors=self.options.collectors))
-            return self.crews[-1]
-
-        each = max(1, torch.get_num_threads() // self.options.collectors)
-        return apart.collector(
-            task, algorithm, learner, env, policy, config, seed, options=self.options, device=self.device,
-            threads=each, crew=crew,
-        )  # fmt: skip
+    def _crew(self, recipe: Recipe, num_envs: int) -> Threads:
+        each = max(1, torch.get_num_threads() // self.config.collectors)
+        self.crews.append(Threads(replace(recipe, threads=each), num_envs, collectors=self.config.collectors))
+        return self.crews[-1]
 
     def close(self) -> None:
         """End all collectors."""

@@ -89,7 +89,8 @@ class Worker:
         seed = seeding.derive(recipe.seed, "collector", *own) & 0x7FFFFFFF if own else recipe.seed
         seeding.seed_everything(seed)
         self.recipe = recipe
-        self.policy = policy or copy.deepcopy(recipe.policy).to(recipe.device)  # what was sent is shared and read-only
+        # what was sent is shared and read-only
+        self.policy = copy.deepcopy(recipe.policy).to(recipe.device) if policy is None else policy
         self.env = recipe.make(place.first, place.count, seed)
         noise = seeding.generator(recipe.seed, "noise", *own, device=self.policy.device)
         starts = recipe.starts(self.env, seeding.generator(recipe.seed, "starts", *own))

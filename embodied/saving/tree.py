@@ -76,6 +76,8 @@ def load_tree(path: str | Path) -> Tree:
 
 def copy_tree(tree: Tree, device: str | None = None) -> Tree:
     """A deep copy of `tree`, including its tensors, which are on `device` if given."""
+    if isinstance(tree, Tensor) and device is not None:
+        return tree.detach().to(device, copy=True)
     if isinstance(tree, Tensor | TensorDictBase):
         return (tree.detach() if device is None else tree.detach().to(device)).clone()
     if isinstance(tree, np.ndarray):

@@ -40,6 +40,7 @@ from embodied.training.loop import build  # noqa: E402
 from policies.mlp import MLPConfig, MLPPolicy  # noqa: E402
 from tests.embodied.reach import Reach  # noqa: E402
 from tests.embodied.training.test_experiment import IMITATION, POLICY, ReachTask  # noqa: E402
+from tests.placement.test_threads import new_policy  # noqa: E402
 from tests.placement.watched_reach import WatchedReach, processes  # noqa: E402
 
 N, T = 6, 4
@@ -73,13 +74,6 @@ def nodes() -> Iterator[Cluster]:
 
 def no_starts(env: Any, generator: torch.Generator) -> None:
     return None
-
-
-def new_policy() -> MLPPolicy:
-    torch.manual_seed(0)
-    policy = MLPConfig(hidden=[8]).build(Reach(1).contract)
-    policy.fit(Reach(32).reset(starts=torch.arange(32)), torch.rand(100, 1) - 0.5)
-    return policy
 
 
 @contextmanager
@@ -255,14 +249,14 @@ def test_a_killed_run_goes_on_with_its_weights_and_counters_and_reports_what_die
 
 def test_a_job_that_is_killed_whole_leaves_nothing_running_and_is_resumed(tmp_path: Path) -> None:
     run, root = tmp_path / "run", Path(__file__).parents[2]
-    options = [
-        "task=mjcf_cartpole",
-        "num_envs=8",
-        "env_steps=30000",
-        "algorithm.rollout_length=16",
+    options = ["task=mjcf_cartpole", "num_envs=8", "env_steps=30000", "algorithm.rollout_length=16"]
+    options += [
         "checkpoint_every=1",
+        "evaluation_starts=4",
+        "evaluation_envs=4",
+        "evaluate_every_steps=null",
+        "video=false",
     ]
-    options += ["evaluation_starts=4", "evaluation_envs=4", "evaluate_every_steps=null", "video=false"]
     options += ["placement=ray", "placement.cpus=0.5", "placement.patience_s=240"]
     environment = os.environ | {"PYTHONPATH": str(root)}
 

@@ -1,17 +1,20 @@
 """Which placement a run has, and what several processes refuse, each on one line."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from embodied.algorithms.td3 import TD3Config
-from embodied.command_line.config import check_continues
+from embodied.command_line.config import check_continues, compose
 from embodied.errors import UserError
 from embodied.placement.local import own_share
-from embodied.placement.registry import VARIABLES, TorchrunConfig, with_placement
+from embodied.placement.registry import VARIABLES, LocalConfig, TorchrunConfig, with_placement
 from embodied.training.loop import build
 from embodied.world import OneProcess
 from policies.mlp import MLPConfig
 from tests.embodied.reach import Reach
+from train import GROUPS, TrainConfig
 
 
 def test_torchrun_is_found_by_its_variables_unless_another_placement_is_named(monkeypatch) -> None:
@@ -20,23 +23,29 @@ def test_torchrun_is_found_by_its_variables_unless_another_placement_is_named(mo
     assert with_placement(["task=a"]) == ["task=a"]
     for name in VARIABLES:
         monkeypatch.setenv(name, "1")
-    assert with_placement(["task=a"]) == ["placement=torchrun", "task=a"]
+    assert with_placement(["task=a"]) == ["task=a", "placement=torchrun"]
     assert with_placement(["placement=local"]) == ["placement=local"]
 
 
 def test_a_resumed_run_stays_where_it_was_unless_told_otherwise(monkeypatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    options = {"collectors": 3, "address": None, "patience_s": 5.0}
-    ray = {"choices": {"placement": "ray"}, "values": {"placement": options}}
-    kept = ["placement=ray", "placement.collectors=3", "placement.patience_s=5.0"]
-    assert with_placement(["resume=a"], ray) == [*kept, "resume=a"]
-    changed = with_placement(["resume=a", "placement.collectors=4"], ray)
-    assert changed.index("placement.collectors=4") > changed.index("placement.collectors=3")  # the later one holds
-    assert with_placement(["resume=a", "placement=local"], ray) == ["resume=a", "placement=local"]
-    torchrun = {"choices": {"placement": "torchrun"}, "values": {"placement": {"shard": None, "timeout_s": 1.0}}}
-    assert with_placement(["resume=a"], torchrun) == ["resume=a"]
-    assert with_placement(["resume=a"], {"choices": {}, "values": {}}) == ["placement=local", "resume=a"]
+
+    def placed(given: list[str], saved: dict | None = None) -> tuple[object, dict]:
+        config, record = compose(TrainConfig, "train", with_placement(given, saved), GROUPS, saved)
+        return config.placement, record
+
+    ray, saved = placed(["task=vehicle_navigate", "placement=ray", "placement.collectors=3"])
+    assert placed([], saved)[0] == ray
+    assert placed(["placement.collectors=4"], saved)[0] == replace(ray, collectors=4)
+    assert placed(["placement=local"], saved)[0] == LocalConfig()
+    assert placed([], saved)[1]["arguments"] == saved["arguments"]  # which are told as the command that repeats it
+    torchrun, saved = placed(["task=vehicle_navigate", "placement=torchrun", "placement.timeout_s=5"])
+    assert placed([], saved)[0] == LocalConfig()
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "1")
+    assert type(placed([], saved)[0]) is type(torchrun)
+    assert type(placed(["placement=local"], saved)[0]) is LocalConfig
 
 
 def test_a_run_goes_on_elsewhere_whatever_that_calls_its_options() -> None:
