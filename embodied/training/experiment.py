@@ -347,7 +347,7 @@ class Experiment(SavedRun):
                 continue
             label, starts = f"{title(stage)}, evaluation on {distribution}", self.config.evaluation_starts
             if stage != last.value:
-                starts = self.config.comparison_starts or starts
+                starts = min(starts, self.config.comparison_starts or starts)
             with (
                 self._abandonable(parts), self.timer("evaluation"), self._evaluation_env(distribution, parts) as env,
                 self.config.precision.on(self.device),
