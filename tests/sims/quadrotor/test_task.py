@@ -17,7 +17,7 @@ GOALS = {
     "track": (TrackTask, COMMON | CHOSEN),
     "recover": (RecoverTask, COMMON | CHOSEN),
     "race": (RaceTask, COMMON | CHOSEN),
-    "any": (AnyPlatformTask, COMMON),
+    "any": (AnyPlatformTask, COMMON | {"platforms", "training_steps"}),
     "swarm": (SwarmTask, {"name", "step_limit", "reward", "airframe"} | PROCESSES),
 }
 
