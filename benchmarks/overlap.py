@@ -1,10 +1,13 @@
-"""What `overlap=true` saves: `python benchmarks/overlap.py [--rows sleeping,libero_pick] [--output FILE]`.
+"""What `overlap=true` saves: `python benchmarks/overlap.py [--rows balanced,simulation,libero_pick] [--output FILE]`.
 
 Each row is measured with and without it in turns, so that other work on the machine disturbs both. Seconds are those of
-collection and updates alone.
+collection and updates alone. Where a collection takes C and an update U, the ratio cannot be below `bound`, max(C, U) /
+(C + U), of the CPU times of both and the sleep. The two threads need a core each: for `waited_s` they were ready and had
+none, as the kernel counts (needs Linux). `ratio_with_cores` is an estimate without that time.
 
-sleeping: PPO on quadrotors whose simulator sleeps as long as an update takes, and takes no CPU, as one with a device of
-its own would. libero_pick: `train.py` with its own settings, from one supervised policy, on both cores.
+balanced: PPO on quadrotors whose simulator sleeps, as one with a device of its own would, until a collection takes as
+long as an update. simulation: it sleeps until a collection takes twice as long. libero_pick: `train.py` with its own
+settings, from one supervised policy, on both cores.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import astuple, dataclass
 from itertools import islice
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +43,10 @@ from embodied.wrapping import WrappedEnvironment  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
 from sims.quadrotor.task import HoverTask  # noqa: E402
 
-T, NUM_ENVS, ITERATIONS = 32, 256, 20
+T, NUM_ENVS, ITERATIONS = 32, 256, 12
 PPO = PPOConfig(rollout_length=T, minibatch=512, epochs=4, learning_rate=3e-4, critic_warmup=0)
+SLEEPS = {"balanced": 1.0, "simulation": 2.0}
+"""How many times as long as an update a collection takes, by row."""
 
 
 class Sleeping(WrappedEnvironment):
@@ -54,25 +61,109 @@ class Sleeping(WrappedEnvironment):
         return super().step(actions)
 
 
-def sleeping(overlap: bool, seconds: float) -> float:
-    """Seconds of an iteration of PPO, of which each step sleeps for `seconds`; the first is not counted."""
+@dataclass(frozen=True)
+class Spent:
+    """What a thread spent in some time, s."""
+
+    wall: float
+    cpu: float
+    waited: float
+    """Ready to run, but without a core."""
+
+    @classmethod
+    def by_now(cls) -> Spent:
+        """By the calling thread since it began."""
+        cpu, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
+        return cls(time.perf_counter(), int(cpu) / 1e9, int(waited) / 1e9)
+
+    def since(self, before: Spent) -> Spent:
+        """The difference."""
+        return Spent(self.wall - before.wall, self.cpu - before.cpu, self.waited - before.waited)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Means of an iteration: of the thread that updates, of its updates, and of collections, in that thread or beside."""
+
+    learner: Spent
+    update: Spent
+    collection: Spent
+    overlap: bool
+
+    @property
+    def seconds_with_cores(self) -> float:
+        """An estimate of the time without waiting for cores, s."""
+        if not self.overlap:
+            return self.learner.wall - self.learner.waited
+        between = self.learner.cpu - self.update.cpu  # while nothing is collected
+        return max(self.learner.cpu, self.collection.wall - self.collection.waited + between)
+
+    @property
+    def waited_s(self) -> float:
+        """For cores, by both threads."""
+        return self.learner.waited + (self.collection.waited if self.overlap else 0.0)
+
+
+def sleeping(overlap: bool, sleep_s: float) -> Measured:
+    """PPO whose simulator sleeps `sleep_s` in a step; the first iteration is not counted."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     env = Sleeping(HoverTask().environment(NUM_ENVS, "robust", "train", 0, "cpu"))
     policy = MLPConfig(hidden=[64, 64]).build(env.contract)
     policy.fit(*first_decisions(env, torch.Generator().manual_seed(0), 256))
     learner, alone = build(env, policy, PPO, None, 0)
-    env.seconds = seconds
+    env.seconds = sleep_s
+    collecting, alone.collect = timed(alone.collect)
+    updating, learner.update = timed(learner.update)
     collector = CollectorAhead(alone, policy) if overlap else alone
     with collector if isinstance(collector, CollectorAhead) else nullcontext():
         steps = iterations(learner, collector, T, 10**9)
         next(steps)
-        began = time.perf_counter()
+        began = Spent.by_now()
         for _ in islice(steps, ITERATIONS):
             pass
-        took = (time.perf_counter() - began) / ITERATIONS
+        took = Spent.by_now().since(began)
     env.close()
-    return took
+    return Measured(mean([took], ITERATIONS), mean(updating[1:]), mean(collecting[1:]), overlap)
+
+
+def timed(work: Callable[..., Any]) -> tuple[list[Spent], Callable[..., Any]]:
+    """`work`, and what each call of it spent."""
+    spent: list[Spent] = []
+
+    def measured(*given: Any) -> Any:  # noqa: ANN401 - what `work` takes and gives
+        began = Spent.by_now()
+        result = work(*given)
+        spent.append(Spent.by_now().since(began))
+        return result
+
+    return spent, measured
+
+
+def mean(spent: list[Spent], count: int | None = None) -> Spent:
+    """The sum of `spent` over `count`, their number if None."""
+    return Spent(*(sum(each) / (count or len(spent)) for each in zip(*map(astuple, spent), strict=True)))
+
+
+def asleep(times: float, runs: int) -> dict[str, Any]:
+    """The row of a simulator that sleeps until a collection takes `times` as long as an update, both by CPU time."""
+    alone = sleeping(False, 0.0)
+    sleep_s = max(0.0, times * alone.update.cpu - alone.collection.cpu) / T
+    found: dict[bool, list[Measured]] = {False: [], True: []}
+    for _ in range(runs):
+        for overlap, measured in found.items():
+            measured.append(sleeping(overlap, sleep_s))
+    update = statistics.median(each.update.cpu for each in found[False])
+    collection = T * sleep_s + statistics.median(each.collection.cpu for each in found[False])
+    row = compared({overlap: [each.learner.wall for each in measured] for overlap, measured in found.items()})
+    row["bound"] = round(max(collection, update) / (collection + update), 3)
+    with_cores = [statistics.median(each.seconds_with_cores for each in found[overlap]) for overlap in (False, True)]
+    row["ratio_with_cores"] = round(with_cores[1] / with_cores[0], 3)
+    row["waited_s"], row["waited_s_with_overlap"] = (
+        [round(each.waited_s, 3) for each in measured] for measured in found.values()
+    )
+    row |= {"collection_s": round(collection, 3), "update_s": round(update, 3), "sleeps_s": round(sleep_s, 5)}
+    return row | {"num_envs": NUM_ENVS, "decisions": T}
 
 
 def libero(overlap: bool, start: Path, env_steps: int) -> float:
@@ -91,12 +182,8 @@ def trained(options: list[str], run: Path | None = None) -> dict[str, Any]:
         return json.loads((run / "report.json").read_text())
 
 
-def compared(measure: Callable[[bool], float], runs: int) -> dict[str, Any]:
-    """Seconds with and without overlap, in turns, and the ratio of their medians."""
-    found: dict[bool, list[float]] = {False: [], True: []}
-    for _ in range(runs):
-        for overlap, seconds in found.items():
-            seconds.append(measure(overlap))
+def compared(found: dict[bool, list[float]]) -> dict[str, Any]:
+    """Seconds without and with overlap, and the ratio of their medians."""
     without, beside = (statistics.median(seconds) for seconds in found.values())
     return {
         "seconds": [round(each, 3) for each in found[False]],
@@ -104,36 +191,46 @@ def compared(measure: Callable[[bool], float], runs: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def libero_row(runs: int, env_steps: int) -> dict[str, Any]:
+    """`libero_pick` in turns, from one supervised policy."""
+    found: dict[bool, list[float]] = {False: [], True: []}
+    with tempfile.TemporaryDirectory() as folder:
+        start = Path(folder, "start")
+        trained(["stages=[sft]"], start)
+        for _ in range(runs):
+            for overlap, seconds in found.items():
+                seconds.append(libero(overlap, start, env_steps))
+    return compared(found) | {"env_steps": env_steps}
+
+
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=lambda text: text.split(","), default=["sleeping", "libero_pick"])
+    parser.add_argument("--rows", type=lambda text: text.split(","), default=[*SLEEPS, "libero_pick"])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--env-steps", type=int, default=140_000, help="of each run of libero_pick")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     about: dict[str, Any] = {
         "git_commit": git_commit(), "versions": versions(), "cores": os.cpu_count(), "load_before": os.getloadavg()[0],
+        "runs": options.runs,
     }  # fmt: skip
-    if "sleeping" in options.rows:
-        awake = sleeping(False, 0.0)  # of which nearly all is the update
-        about["sleeping"] = compared(lambda overlap: sleeping(overlap, awake / T), options.runs)
-        about["sleeping"] |= {"num_envs": NUM_ENVS, "decisions": T, "sleeps_s": round(awake / T, 5)}
-    if "libero_pick" in options.rows:
-        with tempfile.TemporaryDirectory() as folder:
-            start = Path(folder, "start")
-            trained(["stages=[sft]"], start)
-            about["libero_pick"] = compared(lambda overlap: libero(overlap, start, options.env_steps), options.runs)
-        about["libero_pick"]["env_steps"] = options.env_steps
+    for name in options.rows:
+        if name in SLEEPS:
+            about[name] = asleep(SLEEPS[name], options.runs)
+        else:
+            about[name] = libero_row(options.runs, options.env_steps)
     about["load_after"] = os.getloadavg()[0]
     rows = [
         [name, *(f"{statistics.median(about[name][key]):.3f}" for key in ("seconds", "seconds_with_overlap")),
-         f"{about[name]['ratio']:.2f}"]
+         f"{about[name]['ratio']:.2f}", *(f"{about[name].get(key, nan):.2f}" for key in ("ratio_with_cores", "bound"))]
         for name in options.rows
     ]  # fmt: skip
-    print(table(["", "s", "s with overlap", "ratio"], rows))
+    print(table(["", "s", "s with overlap", "ratio", "with cores", "bound"], rows))
     if options.output:
-        options.output.write_text(json.dumps(about, indent=2) + "\n")
+        written = options.output.with_suffix(".part")
+        written.write_text(json.dumps(about, indent=2) + "\n")
+        written.replace(options.output)
     return 0
 
 

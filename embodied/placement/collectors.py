@@ -2,8 +2,9 @@
 
 An update needs as many rollouts as there are collectors. With `max_staleness` 0 each gives one, by the newest weights,
 and waits for the next. With more, collectors go on with the weights that they have, and an update takes the rollouts
-that are ready; as many are begun as can be learned from in time (AReaL, arXiv 2505.24298): running and waiting ones are
-fewer than (max_staleness + 1) x collectors. One that is too old all the same is dropped and counted.
+that are ready; as many are begun as can be learned from in time (AReaL, arXiv 2505.24298): before an update takes its
+own, running and waiting ones are at most (max_staleness + 1) x collectors. One that is too old all the same is dropped
+and counted.
 """
 
 from __future__ import annotations
@@ -163,7 +164,10 @@ class RemoteCollectors:
             given |= {slot.place.number: rollout for slot, rollout in self.crew.hear()}
 
     def _ready(self, decisions: int) -> list[Rollout]:
-        """As many rollouts as there are collectors, of those that came first; then the next ones are begun."""
+        """As many rollouts as there are collectors, of those that came first; the next ones are begun before.
+
+        After they are taken none is begun: by the weights of this version it would wait for one update too many.
+        """
         while True:
             self._begin(decisions)
             fresh = [each for each in self.waiting if self.version - each.policy_version <= self.max_staleness]
@@ -171,9 +175,7 @@ class RemoteCollectors:
             self.waiting = deque(fresh)
             wanted = max(1, sum(slot.ready for slot in self.crew.slots))
             if len(self.waiting) >= wanted:
-                given = [self.waiting.popleft() for _ in range(wanted)]
-                self._begin(decisions)
-                return given
+                return [self.waiting.popleft() for _ in range(wanted)]
             self.waiting.extend(rollout for _, rollout in self.crew.hear())
 
     def _begin(self, decisions: int) -> None:
