@@ -2,8 +2,8 @@
 
 Each row is measured with and without it in turns, so that other work on the machine disturbs both. Seconds are those of
 collection and updates alone. Where a collection takes C and an update U, the ratio cannot be below `bound`, max(C, U) /
-(C + U), of the CPU times of both and the sleep. The two threads need a core each: for `waited_s` they were ready and had
-none, as the kernel counts (needs Linux). `ratio_with_cores` is an estimate without that time.
+(C + U), of the CPU times of both and the sleep. The two threads need a core each: for `waited_s` they were ready and
+had none, as the kernel counts (needs Linux). `ratio_with_cores` is an estimate without that time.
 
 balanced: PPO on quadrotors whose simulator sleeps, as one with a device of its own would, until a collection takes as
 long as an update. simulation: it sleeps until a collection takes twice as long. libero_pick: `train.py` with its own
@@ -44,7 +44,8 @@ from policies.mlp import MLPConfig  # noqa: E402
 from sims.quadrotor.task import HoverTask  # noqa: E402
 
 T, NUM_ENVS, ITERATIONS = 32, 256, 12
-PPO = PPOConfig(rollout_length=T, minibatch=512, epochs=4, learning_rate=3e-4, critic_warmup=0)
+# without a stop by the KL divergence: all updates are of one length
+PPO = PPOConfig(rollout_length=T, minibatch=512, epochs=4, learning_rate=3e-4, critic_warmup=0, target_kl=1e9)
 SLEEPS = {"balanced": 1.0, "simulation": 2.0}
 """How many times as long as an update a collection takes, by row."""
 
@@ -73,8 +74,8 @@ class Spent:
     @classmethod
     def by_now(cls) -> Spent:
         """By the calling thread since it began."""
-        cpu, waited, _ = Path("/proc/thread-self/schedstat").read_text().split()
-        return cls(time.perf_counter(), int(cpu) / 1e9, int(waited) / 1e9)
+        waited = Path("/proc/thread-self/schedstat").read_text().split()[1]
+        return cls(time.perf_counter(), time.thread_time(), int(waited) / 1e9)
 
     def since(self, before: Spent) -> Spent:
         """The difference."""
@@ -83,7 +84,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Measured:
-    """Means of an iteration: of the thread that updates, of its updates, and of collections, in that thread or beside."""
+    """Means of an iteration: of the thread that updates, of its updates, and of collections, there or beside."""
 
     learner: Spent
     update: Spent

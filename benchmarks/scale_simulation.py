@@ -1,0 +1,355 @@
+"""A discrete-event model of collectors, inference and a learner, for `scale_model.py`.
+
+When rollouts are asked for, taken and dropped is decided by `RemoteCollectors` itself, the code of a run, whose crew is
+simulated here: time is a number that jumps from event to event. Collectors wait for a simulator that has a device of
+its own, and share cores with one another and the learner if they are said to.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, cast
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from embodied.errors import UserError
+from embodied.placement.collectors import RemoteCollectors
+from embodied.placement.worker import Place
+from embodied.policy import TrainablePolicy
+from embodied.rollout.rollout import Rollout
+
+Then = Callable[[], None]
+WARM_UP = 4
+"""Iterations before the first that counts, beside those that rollouts may be old."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A time that grows with a number: `base` + `each` * number, s."""
+
+    base: float
+    each: float
+
+    def __call__(self, number: float) -> float:
+        """The time of `number`."""
+        return self.base + self.each * number
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the parts take, s; of CPU unless said otherwise.
+
+    Raises:
+        UserError: for what is negative, or not finite, and for no decisions or environments.
+    """
+
+    decisions: int
+    """Of a rollout in each environment."""
+    environments: int
+    """Of each collector."""
+    wait_s: float
+    """Of a step of all environments of a collector, without CPU: the simulator's device."""
+    step_s: float
+    """Of such a step."""
+    act: Line
+    """Of the policy, for so many environments."""
+    update: Line
+    """Of an update, from so many decisions."""
+    publish_s: float = 0.0
+    """To make weights available."""
+    ask_s: float = 0.0
+    """To ask a collector."""
+    receive_s: float = 0.0
+    """To take a rollout."""
+    transit_s: float = 0.0
+    """From being asked to the first decision, and from the last decision to the learner, together, without CPU."""
+    round_trip_s: float = 0.0
+    """To inference elsewhere and back, without CPU."""
+    spread: float = 0.0
+    """Standard deviation of a rollout's time over its mean."""
+
+    def __post_init__(self) -> None:
+        """See `Raises`."""
+        if min(self.decisions, self.environments) < 1:
+            raise UserError(f"expected decisions and environments, got {self.decisions} and {self.environments}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            for number in (value.base, value.each) if isinstance(value, Line) else (value,):
+                if not (math.isfinite(number) and number >= 0):
+                    raise UserError(f"expected {each.name} of at least 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How many collectors, and how they work with the learner.
+
+    Rollouts may be `max_staleness` updates old: 0 is synchronous, 1 collects beside the update. `central` inference is
+    at one server, which acts at once for all that wait. `speeds[m - 1]` is how many cores `m` busy processes have
+    together on the machine that all share, the last for more; None: all have their own.
+
+    Raises:
+        UserError: for impossible numbers.
+    """
+
+    collectors: int
+    max_staleness: int = 0
+    central: bool = False
+    speeds: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """See `Raises`."""
+        if self.collectors < 1 or self.max_staleness < 0:
+            raise UserError(
+                f"expected collectors and max_staleness of at least 1 and 0, got {self.collectors} and"
+                f" {self.max_staleness}"
+            )
+        if self.speeds is not None and (not self.speeds or not min(self.speeds) > 0):
+            raise UserError(f"expected speeds above 0, got {self.speeds}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a setting gives: control steps per second, shares of time, ages of rollouts in updates."""
+
+    steps_per_s: float
+    learning: float
+    """Share of time in which the learner updates, or sends and takes rollouts."""
+    collecting: float
+    """Share of time in which a collector collects."""
+    inferring: float
+    """Share of time in which the central server acts."""
+    staleness: float
+    dropped: float
+    """Rollouts that were too old, of all."""
+
+
+class Clock:
+    """Events in the order of their times."""
+
+    def __init__(self) -> None:
+        self.now, self._events, self._order = 0.0, [], itertools.count()
+
+    def after(self, seconds: float, then: Then) -> None:
+        """Call `then` so much later."""
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), then))
+
+    def until(self, over: Callable[[], object]) -> None:
+        """Go on until `over`."""
+        while not over():
+            self.now, _, then = heapq.heappop(self._events)
+            then()
+
+
+class Cores:
+    """Cores that all work shares equally; `speeds` as in `Setting`."""
+
+    def __init__(self, clock: Clock, speeds: Sequence[float] | None) -> None:
+        self.clock, self.speeds = clock, speeds
+        self.jobs: list[tuple[float, int, Then]] = []  # by what each will have been given when it is done
+        self.given = self.at = 0.0  # CPU time of each job that is there since the beginning, and when it was so
+        self.order = itertools.count()
+        self.plan = 0
+
+    def serve(self, seconds: float, then: Then) -> None:
+        """Call `then` after so much CPU time."""
+        if self.speeds is None:
+            return self.clock.after(seconds, then)
+        self._give()
+        heapq.heappush(self.jobs, (self.given + seconds, next(self.order), then))
+        self._expect()
+
+    def _rate(self) -> float:
+        assert self.speeds is not None
+        return self.speeds[min(len(self.jobs), len(self.speeds)) - 1] / len(self.jobs)
+
+    def _give(self) -> None:
+        if self.jobs:
+            self.given += (self.clock.now - self.at) * self._rate()
+        self.at = self.clock.now
+
+    def _expect(self) -> None:
+        """Plan the end of the job that ends first; what was planned before does not hold."""
+        self.plan += 1
+        if self.jobs:
+            self.clock.after(max(0.0, self.jobs[0][0] - self.given) / self._rate(), partial(self._end, self.plan))
+
+    def _end(self, plan: int) -> None:
+        if plan == self.plan:
+            self._give()
+            then = heapq.heappop(self.jobs)[2]
+            self._expect()
+            then()
+
+
+class Server:
+    """Inference for all collectors: it acts at once for those that wait."""
+
+    def __init__(self, clock: Clock, cores: Cores, costs: Costs) -> None:
+        self.clock, self.cores, self.costs = clock, cores, costs
+        self.waiting: list[Then] = []
+        self.busy, self.busy_s = False, 0.0
+
+    def act(self, then: Then) -> None:
+        """Call `then` with the actions."""
+        self.clock.after(self.costs.round_trip_s / 2, partial(self._come, then))
+
+    def _come(self, then: Then) -> None:
+        self.waiting.append(then)
+        if not self.busy:
+            self.busy = True
+            self.clock.after(0.0, self._begin)  # with all that come at the same time
+
+    def _begin(self) -> None:
+        batch, self.waiting, self.busy = self.waiting, [], True
+        self.cores.serve(
+            self.costs.act(len(batch) * self.costs.environments), partial(self._end, batch, self.clock.now)
+        )
+
+    def _end(self, batch: list[Then], began: float) -> None:
+        self.busy, self.busy_s = False, self.busy_s + self.clock.now - began
+        for then in batch:
+            self.clock.after(self.costs.round_trip_s / 2, then)
+        if self.waiting:
+            self._begin()
+
+
+@dataclass
+class Slot:
+    """A simulated collector."""
+
+    place: Place
+    asked: deque[int] = field(default_factory=deque)  # versions
+    busy: int = 0
+    """Rollouts that it was asked for, and of which the learner has not heard yet."""
+    busy_s: float = 0.0
+    ready = True
+
+
+class Simulated:
+    """A `Crew` whose time is simulated."""
+
+    lost_episodes = lost_collectors = sent_bytes = 0
+
+    def __init__(self, costs: Costs, setting: Setting, seed: int) -> None:
+        self.costs, self.clock, self.random = costs, Clock(), random.Random(seed)
+        self.cores = Cores(self.clock, setting.speeds)
+        self.server = Server(self.clock, self.cores, costs) if setting.central else None
+        self.slots = [Slot(Place(number, number, 1)) for number in range(setting.collectors)]
+        self.arrived: list[tuple[Slot, int]] = []
+        self.learner_s = 0.0
+
+    def work(self, seconds: float) -> None:
+        """The learner computes, while all others go on."""
+        done: list[bool] = []
+        began = self.clock.now
+        self.cores.serve(seconds, lambda: done.append(True))
+        self.clock.until(lambda: done)
+        self.learner_s += self.clock.now - began
+
+    def publish(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes its time."""
+        self.work(self.costs.publish_s)
+
+    def ask(self, slot: Slot, version: int, decisions: int) -> None:
+        """`slot` begins, or will after what it does."""
+        self.work(self.costs.ask_s)
+        slot.asked.append(version)
+        slot.busy += 1
+        if len(slot.asked) == 1:
+            self._begin(slot)
+
+    def hear(self) -> list[tuple[Slot, Rollout]]:
+        """Wait for a rollout; all that have come, each of which has one environment in place of all of the slot's."""
+        self.clock.until(lambda: self.arrived)
+        found, self.arrived = self.arrived, []
+        for slot, _ in found:
+            slot.busy -= 1
+        self.work(self.costs.receive_s * len(found))
+        return [(slot, _rollout(version)) for slot, version in found]
+
+    def _begin(self, slot: Slot) -> None:
+        spread = math.sqrt(math.log1p(self.costs.spread**2))  # of a log-normal distribution with a mean of 1
+        factor = self.random.lognormvariate(-(spread**2) / 2, spread)
+        self.clock.after(
+            self.costs.transit_s, partial(self._decide, slot, self.costs.decisions, factor, self.clock.now)
+        )
+
+    def _decide(self, slot: Slot, left: int, factor: float, began: float) -> None:
+        """`left` decisions are left."""
+        costs = self.costs
+        if not left:
+            return self._come(slot, began)
+        following = partial(self._decide, slot, left - 1, factor, began)
+        computed = partial(self.clock.after, costs.wait_s * factor, following)
+        if self.server:
+            return self.server.act(partial(self.cores.serve, costs.step_s * factor, computed))
+        act_s = costs.act(costs.environments)
+        if self.cores.speeds is None:  # nothing comes between its decisions
+            decision = act_s + factor * (costs.step_s + costs.wait_s)
+            return self.clock.after(left * decision, partial(self._come, slot, began))
+        self.cores.serve(act_s + costs.step_s * factor, computed)
+
+    def _come(self, slot: Slot, began: float) -> None:
+        slot.busy_s += self.clock.now - began
+        self.arrived.append((slot, slot.asked.popleft()))
+        if slot.asked:
+            self._begin(slot)
+
+
+def simulate(costs: Costs, setting: Setting, *, updates: int = 20, seed: int = 0) -> Outcome:
+    """What `setting` gives in so many updates, after the first ones.
+
+    Raises:
+        UserError: for no updates.
+    """
+    if updates < 1:
+        raise UserError(f"expected updates of at least 1, got {updates}")
+    crew = Simulated(costs, setting, seed)
+    collectors = RemoteCollectors(crew, cast(TrainablePolicy, _NoWeights()), max_staleness=setting.max_staleness)
+    before, given, ages = _counts(crew, collectors), 0, 0.0
+    for update in range(WARM_UP + setting.max_staleness + updates):
+        if update == WARM_UP + setting.max_staleness:
+            before, given, ages = _counts(crew, collectors), 0, 0.0
+        rollout = collectors.collect(1)
+        count = rollout.done.shape[1]
+        given, ages = given + count, ages + count * rollout.told["staleness"]
+        crew.work(costs.update(count * costs.decisions * costs.environments))
+        collectors.version += 1
+    after = _counts(crew, collectors)
+    took, learner, collected, acted, dropped = (new - old for new, old in zip(after, before, strict=True))
+    return Outcome(
+        given * costs.decisions * costs.environments / took, learner / took, collected / took / setting.collectors,
+        acted / took, ages / given, dropped / (given + dropped),
+    )  # fmt: skip
+
+
+def _counts(crew: Simulated, collectors: RemoteCollectors) -> tuple[float, ...]:
+    acted = crew.server.busy_s if crew.server else 0.0
+    return crew.clock.now, crew.learner_s, sum(slot.busy_s for slot in crew.slots), acted, collectors.dropped
+
+
+class _NoWeights:
+    """What `RemoteCollectors` reads of a policy."""
+
+    device = torch.device("cpu")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def _rollout(version: int) -> Rollout:
+    """A decision of one environment: that a rollout has come, whatever is in it."""
+    nothing, no, zero = TensorDict({}, batch_size=[1, 1]), torch.zeros(1, 1, dtype=torch.bool), torch.zeros(1, 1, 1)
+    return Rollout(
+        observation=nothing, last_observation=nothing[0], actions=zero, sample=nothing, log_prob=zero, reward=zero,
+        executed=no, terminated=no, truncated=no, success=no, task_index=no[0], policy_version=version,
+    )  # fmt: skip
