@@ -1,6 +1,6 @@
 """Quadrotor results: `python benchmarks/quadrotor_training.py RESULT`, one of `MEASURED`, such as hover.
 
-    [--seeds 0,1,...] [--output FILE] [--options "key=value ..."]
+    [--seeds 0,1,...] [--output FILE] [--options "key=value ..."] [--keep FOLDER]
 
 Writes benchmarks/results/quadrotor_<result>.json, only from a clean commit; trials with other sizes go elsewhere:
 `hover --seeds 0 --options "env_steps=20000 evaluation_starts=32" --output /tmp/try.json`.
@@ -61,7 +61,8 @@ MEASURED = {
         "td3": Variant((*NOMINAL, "algorithm=td3"), analytic_gradients=False, seeds=(0,)),
     },
     **{name: {name: Variant((f"task=quadrotor_{name}",))} for name in ("track", "recover", "race")},
-    **{name: {name: Variant((f"task=quadrotor_{name}",), seeds=(0, 1))} for name in ("swarm", "any")},
+    "swarm": {"swarm": Variant(("task=quadrotor_swarm",), seeds=(0, 1))},
+    "any": {"any": Variant(("task=quadrotor_any",))},
     "latency": {
         "trained": Variant((*NOMINAL, LATE, "latency.observed=true")),
         "not trained": Variant(
@@ -91,12 +92,6 @@ ELSEWHERE = {
             "analytic_gradients": False, "wall_s": 18, "env_steps": 300_000, "source": "claimed in arXiv 2311.13081",
         },
     ],
-    "any": [
-        {
-            "what": "RAPTOR's published policy on the Crazyflie of Learning to Fly in Seconds", "survive": 0.98,
-            "source": "measured earlier on another machine, not by this program",
-        },
-    ],
 }  # fmt: skip
 
 
@@ -107,7 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, variant in MEASURED[args.result].items():
         for seed in variant.seeds if args.seeds is None else args.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                runs.append({"variant": name, **measure(variant, seed, args.options, Path(folder) / "run")})
+                run = (args.keep or Path(folder)) / f"{name.replace(' ', '_')}_seed{seed}"
+                runs.append({"variant": name, **measure(variant, seed, args.options, run)})
             if runs[-1]["git_commit"] != commit:
                 raise SystemExit(f"error: the files are no longer those of {commit}; measure in a separate worktree")
             sys.stderr.write(json.dumps({key: runs[-1][key] for key in ("variant", "seed", *TIMES)}) + "\n")
@@ -215,6 +211,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], help="those of all runs")
     parser.add_argument("--options", type=str.split, default=[], help="more options of train.py, for trials")
     parser.add_argument("--output", type=Path, help="benchmarks/results/quadrotor_<result>.json")
+    parser.add_argument("--keep", type=Path, help="a folder in which the runs stay")
     args = parser.parse_args(arguments)
     if args.output is None:
         if args.options:

@@ -1,4 +1,4 @@
-"""Physical parameters of quadrotors: known airframes, and random ones between 32 g and 2.4 kg.
+"""Physical parameters of quadrotors: known airframes, and others near them.
 
 Rotors form an X, in the order front-right, back-right, back-left, front-left (body axes: x forward, y left, z up); each
 one's thrust at the fraction u of its highest speed is thrust_0 + thrust_1 u + thrust_2 u^2.
@@ -194,48 +194,6 @@ AIRFRAMES = {
     "racer_5_inch": RACER_5_INCH,
     "platform_2kg": PLATFORM_2KG,
 }
-DRAWS = 12
-"""Number of uniform draws for one random platform."""
-
-
-def sample_platforms(draws: Tensor, lightest_kg: float = 0.032, heaviest_kg: float = 2.4) -> Tensor:
-    """Random plausible platforms: parameters [P, M], in the order of `PARAMETERS`, from `draws` [DRAWS, M] in (0, 1).
-
-    Mass is log-uniform. Size grows with its cube root and inertia with mass times size squared, as between the
-    airframes above. Thrust-to-weight is 1.8 to 5, up to 30% of the thrust curve is not quadratic, rotor lag grows with
-    size, and all parameters are scattered around these values.
-
-    Raises:
-        ValueError: for draws of another shape, or masses that are no range.
-    """
-    if draws.ndim != 2 or len(draws) != DRAWS:
-        raise ValueError(f"expected draws of shape ({DRAWS}, M), got {tuple(draws.shape)}")
-    if not 0.0 < lightest_kg <= heaviest_kg:
-        raise UserError(f"expected 0 < lightest_kg <= heaviest_kg, got {lightest_kg} and {heaviest_kg}")
-    u = list(draws.unbind(0))
-    mass = lightest_kg * (heaviest_kg / lightest_kg) ** u[0]
-    size = (mass / 0.03) ** (1.0 / 3.0)  # a crazyflie's
-    arm = 0.028 * size * _between(u[1], 0.85, 1.5)
-    inertia_x = mass * arm**2 * _between(u[2], 0.18, 0.55)
-    inertia_y = inertia_x * _between(u[3], 0.8, 1.25)
-    inertia_z = (inertia_x + inertia_y) * _between(u[4], 0.75, 1.0)  # never above the sum of the other two
-    highest = mass * GRAVITY * _between(u[5], 1.8, 5.0) / 4.0
-    linear = highest * _between(u[6], 0.0, 0.3)
-    rise = _between(u[7], 0.03, 0.1) * size**0.2
-    fall = rise * _between(u[8], 1.0, 3.0)
-    zero = torch.zeros_like(mass)
-    rows = {
-        "mass_kg": mass, "inertia_x": inertia_x, "inertia_y": inertia_y, "inertia_z": inertia_z,
-        "arm_x_m": arm, "arm_y_m": arm, "thrust_0_n": zero, "thrust_1_n": linear, "thrust_2_n": highest - linear,
-        "torque_per_thrust_m": arm * _between(u[9], 0.1, 0.25), "lag_rise_s": rise, "lag_fall_s": fall,
-        "speed_max_rpm": 22000.0 / size, "rotor_radius_m": 0.8 * arm,
-        "drag_x": mass * _between(u[10], 0.0, 0.4), "drag_y": mass * _between(u[10], 0.0, 0.4),
-        "drag_z": mass * _between(u[10], 0.0, 0.2), "delay_s": _between(u[11], 0.0, 0.02),
-        "observation_delay_s": zero, "sag": zero,
-    }  # fmt: skip
-    return torch.stack([rows[name] for name in PARAMETERS])
-
-
 SCATTER_MAX = 0.3
 
 
@@ -254,14 +212,15 @@ def scatter(found: Tensor, draws: Tensor, width: float) -> Tensor:
             f"expected draws of shape ({len(PARAMETERS)}, M) and 0 <= width <= {SCATTER_MAX}, "
             f"got {tuple(draws.shape)}, {width}"
         )
-    factors = _between(draws, 1.0 - width, 1.0 + width)
+    factors = between(draws, 1.0 - width, 1.0 + width)
     thrust = [PARAMETERS.index(f"thrust_{power}_n") for power in range(3)]
-    factors[thrust] = factors[PARAMETERS.index("mass_kg")] * _between(draws[thrust[0]], 1.0 - width / 2.0, 1.0 + width)
+    factors[thrust] = factors[PARAMETERS.index("mass_kg")] * between(draws[thrust[0]], 1.0 - width / 2.0, 1.0 + width)
     found = found * factors
     x, y, z = (PARAMETERS.index(f"inertia_{axis}") for axis in "xyz")
     found[z] = torch.minimum(found[z], found[x] + found[y])
     return found
 
 
-def _between(u: Tensor, low: float, high: float) -> Tensor:
+def between(u: Tensor, low: Tensor | float, high: float) -> Tensor:
+    """`u` in (0, 1) as numbers from `low` to `high`, evenly."""
     return low + (high - low) * u

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from embodied.engine import Outcome, RestorableEngine
 from embodied.rollout.rollout import Rollout
-from sims.quadrotor.airframes import CRAZYFLIE, DRAWS, PARAMETERS, Airframe, hover_speed, sample_platforms, scatter
+from sims.quadrotor.airframes import CRAZYFLIE, PARAMETERS, Airframe, hover_speed, scatter
 from sims.quadrotor.dynamics import BODY_ROWS, Body, Options, parameters
 from sims.quadrotor.episode import COUNTERS, Episode, Mdp
 from sims.quadrotor.observation import History, contract, split_rows
+from sims.quadrotor.platforms import DRAWS, Ranges
 from sims.quadrotor.starts import draws, keys
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.unroll import unroll, unroll_source
@@ -44,7 +45,7 @@ class QuadrotorEnvironment(RestorableEngine):
     Args:
         num_envs: N.
         mdp: the task.
-        airframe: the drone's; None: every episode has a random platform, see `airframes.sample_platforms`.
+        airframe: the drone's; None: every episode has a random platform of the ranges `platforms`.
         scatter_width: every episode's parameters differ from `airframe`'s by up to this share.
         variation: what else differs between episodes of `airframe`.
         options: effects of the dynamics.
@@ -64,6 +65,7 @@ class QuadrotorEnvironment(RestorableEngine):
         *,
         mdp: Mdp | None = None,
         airframe: Airframe | None = CRAZYFLIE,
+        platforms: Ranges | None = None,
         scatter_width: float = 0.0,
         variation: Variation | None = None,
         options: Options | None = None,
@@ -87,7 +89,7 @@ class QuadrotorEnvironment(RestorableEngine):
             device=device,
         )
         self.split, self.airframe, self.scatter_width = split, airframe, scatter_width
-        self.options = options or Options()
+        self.options, self.platforms = options or Options(), platforms or Ranges()
         self.variation = variation
         randomised = airframe is None or scatter_width > 0.0 or variation is not None
         self.episode = Episode(self.mdp, self.options, randomised=randomised, noise=noise)
@@ -239,7 +241,7 @@ class QuadrotorEnvironment(RestorableEngine):
 
     def _platforms(self, key: Tensor) -> Tensor:
         if self.airframe is None:
-            return sample_platforms(draws(key, DRAWS))
+            return self.platforms.platforms(draws(key, DRAWS))
         first = len(PARAMETERS)
         given = draws(key, first + VARIED)
         varied = (self.variation or Variation()).airframes(self.airframe, given[first:])

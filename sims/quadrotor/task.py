@@ -21,7 +21,8 @@ from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
 from sims.quadrotor.episode import Mdp, reweighted, weights
 from sims.quadrotor.flights import HISTORY, NOMINAL, SWEEPS, Flight, named_flights, prepared, swept
 from sims.quadrotor.observation import contract
-from sims.quadrotor.tasks.any_platform import MEASURED, POSITION_LIMIT_M, AnyHover
+from sims.quadrotor.platforms import MEASURED, Ranges
+from sims.quadrotor.tasks.any_platform import POSITION_LIMIT_M, AnyHover
 from sims.quadrotor.tasks.hover import Hover
 from sims.quadrotor.tasks.race import Race
 from sims.quadrotor.tasks.recover import Recover
@@ -85,7 +86,7 @@ class QuadrotorTask(ProcessOptions):
         """
         return self._simulator(
             num_envs, mdp=self._mdp(distribution), options=self.OPTIONS, split=split, history=self.history,
-            step_limit=self.step_limit, seed=seed, device=device, **self.flown(distribution),
+            step_limit=self._steps(split), seed=seed, device=device, **self.flown(distribution),
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
@@ -99,6 +100,10 @@ class QuadrotorTask(ProcessOptions):
         among = distribution or self.distributions[0]
         envs = {caption: self.environment(FILMED, among, "eval", device=device) for caption in policies}
         film_policies(path, envs, policies, self.flown(among)["airframe"] or AIRFRAMES["crazyflie"], device, first)
+
+    def _steps(self, split: str) -> int:
+        """Control steps of an episode."""
+        return self.step_limit
 
     @property
     def _simulator(self) -> type[QuadrotorEnvironment]:
@@ -314,9 +319,15 @@ class RaceTask(AirframeTask):
 
 @dataclass
 class AnyPlatformTask(QuadrotorTask):
-    """Hover with any platform: random ones for training, others for evaluation, by distribution."""
+    """Hover with any platform: random ones for training, others for evaluation, by distribution.
+
+    Every episode of training has a platform drawn from the ranges `platforms`, and takes `training_steps`, because
+    platforms are told apart in the beginning. Those of evaluation are never drawn.
+    """
 
     name: str = "quadrotor_any"
+    platforms: Ranges = field(default_factory=Ranges)
+    training_steps: int = 150
     reward: dict[str, float] = field(default_factory=lambda: weights(AnyHover()))
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {
@@ -324,9 +335,18 @@ class AnyPlatformTask(QuadrotorTask):
         **dict.fromkeys(MEASURED, Hover(position_limit_m=POSITION_LIMIT_M)),
     }
 
+    def __post_init__(self) -> None:
+        """Raise UserError for impossible sizes too."""
+        super().__post_init__()
+        at_least(self, 1, "training_steps")
+
     def flown(self, distribution: str) -> dict[str, Any]:
         """A random platform in every episode, or the evaluated one."""
-        return {"airframe": MEASURED.get(distribution)}
+        return {"airframe": MEASURED.get(distribution), "platforms": self.platforms}
+
+    def _steps(self, split: str) -> int:
+        """Episodes of training are shorter."""
+        return min(self.training_steps, self.step_limit) if split == "train" else self.step_limit
 
 
 def named_airframe(name: str) -> Airframe:

@@ -3,12 +3,21 @@
 import pytest
 import torch
 
+from embodied.errors import UserError
 from embodied.seeding import generator
-from sims.quadrotor.airframes import DRAWS, GRAVITY, PARAMETERS, Airframe, sample_platforms
+from sims.quadrotor.airframes import AIRFRAMES, GRAVITY, PARAMETERS, Airframe, hover_speed
+from sims.quadrotor.dynamics import parameters
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.platforms import APART, DRAWS, INSIDE, MEASURED, OUTSIDE, Ranges
 from sims.quadrotor.task import AnyPlatformTask
-from sims.quadrotor.tasks.any_platform import MEASURED, OUTSIDE, POSITION_LIMIT_M, UNSEEN, AnyHover
+from sims.quadrotor.tasks.any_platform import POSITION_LIMIT_M, AnyHover
 from sims.quadrotor.tasks.hover import Hover
+
+
+def sampled(ranges: Ranges | None = None) -> dict[str, torch.Tensor]:
+    """Parameters of many random platforms, by name."""
+    draws = torch.rand(DRAWS, 1 << 16, generator=generator(0, "draws"))
+    return dict(zip(PARAMETERS, (ranges or Ranges()).platforms(draws), strict=True))
 
 
 @pytest.mark.parametrize("backend", ["c", "torch"])
@@ -16,10 +25,10 @@ def test_what_a_teacher_observes_makes_the_platform_that_flies(backend: str):
     env = QuadrotorEnvironment(20, mdp=AnyHover(), airframe=None, backend=backend)
     platform = env.reset(starts=torch.arange(20))["platform"]
     assert env.contract.observation["platform"].privileged
-    torch.testing.assert_close(sample_platforms(platform.T), env._airframe[:, :20], rtol=1e-6, atol=0)
+    torch.testing.assert_close(Ranges().platforms(platform.T), env._airframe[:, :20], rtol=1e-6, atol=0)
     assert platform.min() > 0
     assert platform.max() < 1
-    assert len(platform.unique()) > 230
+    assert len(platform.unique()) > 250
     after = env.step(torch.zeros(20, 1, 4)).observation
     torch.testing.assert_close(after["platform"], platform)
 
@@ -35,39 +44,85 @@ def test_compiled_and_stepwise_unrolls_of_a_teacher_agree():
     torch.testing.assert_close(rollouts[0].reward, rollouts[1].reward, rtol=1e-4, atol=1e-5)
 
 
-def test_the_unseen_are_ten_from_32_g_to_2400_g_which_no_training_can_draw():
-    masses = [airframe.mass_kg for airframe in UNSEEN.values()]
-    assert len(masses) == 10
-    assert masses == sorted(masses)
-    assert (masses[0], masses[-1]) == (0.032, 2.4)
-    drawn = sample_platforms(torch.rand(DRAWS, 4096, generator=generator(0, "draws")))
-    forward, sideways = (drawn[PARAMETERS.index(f"arm_{axis}_m")] for axis in "xy")
-    assert torch.equal(forward, sideways)
-    for airframe in UNSEEN.values():
-        assert abs(airframe.arm_x_m / airframe.arm_y_m - 1.0) > 0.05
-        assert airframe.inertia_z <= airframe.inertia_x + airframe.inertia_y
-        assert 1.8 <= airframe.thrust_to_weight <= 5.0
+def test_no_training_draws_the_mass_of_a_named_platform():
+    drawn = sampled()["mass_kg"]
+    edges = []
+    for airframe in MEASURED.values():
+        away = (drawn / airframe.mass_kg - 1.0).abs()
+        edges.append(float(away.min()))
+        assert edges[-1] > 0.999 * APART
+    assert sorted(edges)[len(edges) // 2] < APART + 1e-3  # and no more is left out
 
 
-def test_only_the_unseen_lie_inside_the_ranges_but_for_their_arms():
-    """Thrust-to-weight, mass and rotor lags of platforms; their distribution is in `sample_platforms`."""
-    draws = torch.rand(DRAWS, 1 << 16, generator=generator(1, "draws"))
-    drawn = {name: row for name, row in zip(PARAMETERS, sample_platforms(draws), strict=True)}
+def test_platforms_cover_their_ranges_and_could_fly():
+    drawn = sampled()
     weight = drawn["mass_kg"] * GRAVITY
-    thrust = 4.0 * (drawn["thrust_0_n"] + drawn["thrust_1_n"] + drawn["thrust_2_n"])
-    ranges = {"thrust_to_weight": thrust / weight} | {
-        name: drawn[name] for name in ("mass_kg", "lag_rise_s", "lag_fall_s")
+    found = drawn | {
+        "thrust_to_weight": 4.0 * (drawn["thrust_0_n"] + drawn["thrust_1_n"] + drawn["thrust_2_n"]) / weight,
+        "arm_ratio": drawn["arm_x_m"] / drawn["arm_y_m"],
     }
+    for name, (low, high) in vars(Ranges()).items():
+        assert found[name].min() >= low * (1.0 - 1e-5)
+        assert found[name].max() <= high * (1.0 + 1e-5)
+        assert found[name].min() == pytest.approx(low, rel=0.03)
+        assert found[name].max() == pytest.approx(high, rel=0.03)
+    assert (drawn["lag_fall_s"] >= drawn["lag_rise_s"]).all()
+    assert (drawn["inertia_z"] <= (drawn["inertia_x"] + drawn["inertia_y"]) * (1.0 + 1e-5)).all()
+    assert all((values >= 0.0).all() for values in drawn.values())
+    hover = hover_speed(parameters(list(drawn.values())))
+    assert ((hover > 0.2) & (hover < 0.95)).all()
+    # Neither all alike nor implausible: as different as the known airframes.
+    for name in ("inertia_x", "arm_x_m", "torque_per_thrust_m"):
+        known = [getattr(frame, name) for frame in AIRFRAMES.values()]
+        assert drawn[name].min() <= min(known), name
+        assert drawn[name].max() >= 0.6 * max(known), name
 
+
+def test_small_masses_are_as_frequent_as_large_ones():
+    drawn = sampled(Ranges(mass_kg=[0.5 * 0.6, 2.0 * 0.6]))["mass_kg"]
+    assert float((drawn < 0.6).float().mean()) == pytest.approx(0.5, abs=0.06)
+
+
+def test_other_ranges_hold_as_well():
+    drawn = sampled(Ranges(mass_kg=[0.5, 0.6], lag_rise_s=[0.1, 0.1], lag_fall_s=[0.2, 0.3], arm_ratio=[1.0, 1.0]))
+    assert 0.5 <= drawn["mass_kg"].min() < drawn["mass_kg"].max() <= 0.6 * (1.0 + 1e-6)
+    assert (drawn["lag_rise_s"] == 0.1).all()
+    assert 0.2 <= drawn["lag_fall_s"].min() < drawn["lag_fall_s"].max() <= 0.3
+    assert torch.equal(drawn["arm_x_m"], drawn["arm_y_m"])
+
+
+@pytest.mark.parametrize(
+    ("ranges", "said"),
+    [
+        ({"mass_kg": [1.0, 0.5]}, "platforms.mass_kg as .lowest, highest. above 0, got .1.0, 0.5."),
+        ({"arm_ratio": [0.0, 1.0]}, "platforms.arm_ratio"),
+        ({"lag_fall_s": [0.1]}, "platforms.lag_fall_s"),
+        ({"thrust_to_weight": [1.0, 2.0]}, "platforms.thrust_to_weight above 1"),
+        ({"lag_fall_s": [0.03, 0.1]}, "lag_fall_s to reach as far"),
+    ],
+)
+def test_ranges_that_are_none_are_refused(ranges: dict[str, list[float]], said: str):
+    with pytest.raises(UserError, match=said):
+        Ranges(**ranges)
+
+
+def test_masses_that_are_all_near_a_named_platforms_are_refused():
+    with pytest.raises(UserError, match=r"0\.99 to 1\.01 kg: all near"):
+        sampled(Ranges(mass_kg=[0.99, 1.01]))
+
+
+def test_only_those_called_outside_are_outside_the_ranges():
     def inside(airframe: Airframe) -> bool:
-        slack = 1.0 + 1e-3
-        return all(
-            float(values.min()) / slack <= getattr(airframe, name) <= float(values.max()) * slack
-            for name, values in ranges.items()
-        )
+        mine = {name: getattr(airframe, name) for name in vars(Ranges()) if name != "arm_ratio"}
+        mine["arm_ratio"] = airframe.arm_x_m / airframe.arm_y_m
+        return all(low <= mine[name] <= high for name, (low, high) in vars(Ranges()).items())
 
-    assert all(inside(airframe) for airframe in UNSEEN.values())
-    assert not any(inside(airframe) for airframe in OUTSIDE.values())
+    assert [name for name, airframe in MEASURED.items() if not inside(airframe)] == list(OUTSIDE)
+    masses = [airframe.mass_kg for name, airframe in INSIDE.items() if name.startswith("unseen")]
+    assert (min(masses), max(masses), len(masses)) == (0.032, 2.4, 10)
+    assert {"crazyflie", "crazyflie_21", "slow_rotors", "low_thrust", "high_thrust"} < INSIDE.keys()
+    for airframe in MEASURED.values():
+        assert airframe.inertia_z <= airframe.inertia_x + airframe.inertia_y
 
 
 def test_the_unseen_fly_as_themselves():
@@ -80,11 +135,24 @@ def test_the_unseen_fly_as_themselves():
         assert not moved.terminated.any()
 
 
-def test_the_task_trains_on_random_platforms_alone():
-    task = AnyPlatformTask()
-    assert task.distributions == ("random", *UNSEEN, "crazyflie", "crazyflie_21")
-    assert task.environment(2, "random", "train").airframe is None
+def test_the_task_trains_on_random_platforms_of_its_ranges_alone():
+    task = AnyPlatformTask(platforms=Ranges(thrust_to_weight=[2.0, 2.1]))
+    assert task.distributions == ("random", *MEASURED)
+    env = task.environment(64, "random", "train")
+    env.reset()
+    drawn = dict(zip(PARAMETERS, env._airframe, strict=True))
+    ratio = 4.0 * (drawn["thrust_1_n"] + drawn["thrust_2_n"]) / (drawn["mass_kg"] * GRAVITY)
+    assert ((ratio >= 1.999) & (ratio <= 2.101)).all()
     for name, airframe in MEASURED.items():
         env = task.environment(2, name, "eval")
         assert env.airframe == airframe
         assert "platform" not in env.contract.observation
+
+
+def test_training_sees_beginnings_more_often_than_evaluation():
+    task = AnyPlatformTask()
+    assert task.environment(2, "random", "train").step_limit == 150
+    assert task.environment(2, "random", "eval").step_limit == 500
+    assert AnyPlatformTask(step_limit=40).environment(2, "random", "train").step_limit == 40
+    with pytest.raises(UserError, match="training_steps"):
+        AnyPlatformTask(training_steps=0)
