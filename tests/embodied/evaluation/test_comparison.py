@@ -233,9 +233,9 @@ def test_reports_of_earlier_versions_are_not_paired(tmp_path):
 
 def test_published_figures_can_be_compared():
     results = Path(__file__).parents[3] / "benchmarks" / "results"
-    paths = [results / f"libero_pick_{name}seed{seed}.json" for name in ("", "ppo_") for seed in range(3)]
+    paths = [results / f"libero_pick_{name}seed{seed}.json" for name in ("long_", "ppo_") for seed in range(3)]
     comparison = compare(paths)
-    assert names(comparison) == ["run=libero_pick", "run=libero_pick_ppo"]
+    assert names(comparison) == ["run=libero_pick_long", "run=libero_pick_ppo"]
     wide = next(each for each in comparison.differences() if each["distribution"] == "wide")
     assert wide["difference"] == pytest.approx((97.2 + 95.2 + 94.4 - 61.8 - 60.0 - 69.0) / 300)
     assert any("stand-in" in note for note in comparison.notes)
