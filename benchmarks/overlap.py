@@ -38,6 +38,7 @@ from embodied.environment import Transition  # noqa: E402
 from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
 from embodied.rollout.ahead import CollectorAhead  # noqa: E402
 from embodied.rollout.rollout import first_decisions  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.training.loop import build, iterations  # noqa: E402
 from embodied.wrapping import WrappedEnvironment  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
@@ -229,9 +230,8 @@ def main() -> int:
     ]  # fmt: skip
     print(table(["", "s", "s with overlap", "ratio", "with cores", "bound"], rows))
     if options.output:
-        written = options.output.with_suffix(".part")
-        written.write_text(json.dumps(about, indent=2) + "\n")
-        written.replace(options.output)
+        with complete_or_absent(options.output) as temporary:
+            temporary.write_text(json.dumps(about, indent=2) + "\n")
     return 0
 
 

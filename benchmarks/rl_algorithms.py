@@ -50,7 +50,9 @@ ROWS: dict[str, tuple[str, ...]] = {
     "ppo, DPPO": ("policy=diffusion", "algorithm=ppo"),
 }  # fmt: skip
 """Options of train.py by name; more important rows first. Noise, clip and entropy are those of the papers."""
-COMMON = ("task=libero_pick", "task.assets=stand-in", "video=false", "threads=1")
+COMMON = (
+    "task=libero_pick", "task.assets=stand-in", "video=false", "threads=1", "overlap=false", "comparison_starts=null",
+)  # fmt: skip
 RESULT = ROOT / "benchmarks" / "results" / "rl_algorithms.json"
 
 

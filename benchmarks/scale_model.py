@@ -47,6 +47,7 @@ from embodied.placement.worker import Recipe, part_of  # noqa: E402
 from embodied.policy import TrainablePolicy  # noqa: E402
 from embodied.rollout.joining import joined  # noqa: E402
 from embodied.rollout.rollout import first_decisions  # noqa: E402
+from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.training.loop import build, iterations  # noqa: E402
 from embodied.world import ALONE  # noqa: E402
 from embodied.wrapping import WrappedEnvironment  # noqa: E402
@@ -203,7 +204,7 @@ def sending(crew: Actors, policy: TrainablePolicy, rounds: int = 12) -> dict[str
     publish_spent, publish = timed(crew.publish)
     ask_spent, ask = timed(crew.ask)
     join_spent, join = timed(joined)
-    ways, hears, took = [], [], []
+    ways, hears, took, sent_before = [], [], [], crew.sent_bytes
     for version in range(rounds):
         publish({name: part.detach() for name, part in policy.state_dict().items()})
         began = Spent.by_now()
@@ -220,8 +221,8 @@ def sending(crew: Actors, policy: TrainablePolicy, rounds: int = 12) -> dict[str
     return {
         "publish_s": middle(each.cpu for each in publish_spent), "ask_s": middle(each.cpu for each in ask_spent),
         "receive_s": middle(hears) + middle(each.cpu for each in join_spent), "transit_s": max(0.0, middle(ways)),
-        "spread": statistics.stdev(took[1:]) / statistics.mean(took[1:]), "weights_mb": crew._size / 1e6,
-        "rollout_mb": rollout.told["received_mb"],
+        "spread": statistics.stdev(took[1:]) / statistics.mean(took[1:]),
+        "weights_mb": (crew.sent_bytes - sent_before) / rounds / 1e6, "rollout_mb": rollout.told["received_mb"],
     }  # fmt: skip
 
 
@@ -308,9 +309,8 @@ def main() -> int:
     options = parser.parse_args()
     about = json.loads(options.read.read_text()) if options.read else all_rows(options.runs)
     if options.output:
-        written = options.output.with_suffix(".part")
-        written.write_text(json.dumps(about, indent=2) + "\n")
-        written.replace(options.output)
+        with complete_or_absent(options.output) as temporary:
+            temporary.write_text(json.dumps(about, indent=2) + "\n")
     if options.plot:
         draw(about, options.plot)
     return 0
