@@ -171,7 +171,8 @@ def asleep(times: float, runs: int) -> dict[str, Any]:
 def libero(overlap: bool, start: Path, env_steps: int) -> float:
     """Seconds of reinforcement learning on libero_pick, from the run `start`."""
     options = ["stages=[rl]", f"start_from={start}", f"env_steps={env_steps}", f"overlap={str(overlap).lower()}"]
-    return sum(trained(options)["wall_s"][phase] for phase in ("simulation", "policy", "update"))
+    took = trained(options)["wall_s"]
+    return sum(took[phase] for phase in ("simulation", "policy", "update"))
 
 
 def trained(options: list[str], run: Path | None = None) -> dict[str, Any]:
