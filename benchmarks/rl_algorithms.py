@@ -52,6 +52,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 """Options of train.py by name; more important rows first. Noise, clip and entropy are those of the papers."""
 COMMON = (
     "task=libero_pick", "task.assets=stand-in", "video=false", "threads=1", "overlap=false", "comparison_starts=null",
+    "task.areas_share=0",
 )  # fmt: skip
 RESULT = ROOT / "benchmarks" / "results" / "rl_algorithms.json"
 

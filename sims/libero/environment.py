@@ -40,6 +40,7 @@ class LiberoEnvironment(RestorableEngine):
         num_envs: N.
         distribution: "official" (LIBERO's 50 initial states), "wide" or "areas", see `placement`.
         split: "train" or "eval": disjoint initial states of the wide distribution.
+        areas_share: of the training split of "wide", how many are of "areas".
         wording: one of `language.WORDINGS`; if it has several texts, the number of the initial state selects one.
         horizon: H, actions a policy predicts; `executed`: K, actions run between observations.
         step_limit: control steps after which an episode is truncated; the suite's own (`STEP_LIMITS`) if None.
@@ -60,6 +61,7 @@ class LiberoEnvironment(RestorableEngine):
         *,
         distribution: str = "wide",
         split: str = "train",
+        areas_share: float = 0.0,
         wording: str = "name",
         horizon: int = 8,
         executed: int = 8,
@@ -97,7 +99,7 @@ class LiberoEnvironment(RestorableEngine):
         self._observer = Observer(self.simulation, image_size, images)
         self._handling = Handling(of_each, self._observer.most, self.device)
         self._wordings = [Wordings(task, wording) for task in tasks]
-        self._placements = [Placement(scene, distribution, split) for scene in self.scenes]
+        self._placements = [Placement(scene, distribution, split, areas_share) for scene in self.scenes]
         self._moved: Tensor | None = None  # [N] bool, since the last observation; None: all
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:

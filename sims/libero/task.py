@@ -36,7 +36,8 @@ class LiberoTask(ProcessOptions):
     """`tasks` (names or numbers; all if empty) of one LIBERO suite, for one policy.
 
     Training and evaluation start from the distribution `starts`: wide (any object anywhere, at any yaw) or areas (where
-    LIBERO's own resets place each); evaluations start from LIBERO's official initial states, too.
+    LIBERO's own resets place each); evaluations start from LIBERO's official initial states, too. Of wide, a share
+    `areas_share` of training episodes and demonstrations begins in areas.
     `horizon` actions are predicted and `executed` run between observations. `episodes` demonstrations of each task with
     action noise `noise` come from the scripted expert. Evaluation episodes are truncated at `step_limit` control steps
     (None: the suite's, `suite.STEP_LIMITS`), training episodes at `train_step_limit` (None: half of that), because
@@ -53,6 +54,7 @@ class LiberoTask(ProcessOptions):
 
     name: str = "libero"
     starts: str = "wide"
+    areas_share: float = 0.0
     suite: str = "libero_object"
     tasks: list[str] = field(default_factory=list)
     assets: str | None = None
@@ -73,6 +75,8 @@ class LiberoTask(ProcessOptions):
         check_picture_size("task.image_size", self.image_size)
         if self.starts not in ("wide", "areas"):
             raise UserError(f"unknown task.starts={self.starts}; expected one of wide, areas")
+        if not 0.0 <= self.areas_share <= 1.0:
+            raise UserError(f"expected task.areas_share in [0, 1], got {self.areas_share}")
 
     @property
     def distributions(self) -> tuple[str, ...]:
@@ -155,8 +159,8 @@ class LiberoTask(ProcessOptions):
         start, _, wording = distribution.partition(":")
         wording = wording or ("training" if split == "train" else "name")
         return LiberoEnvironment(
-            tasks, num_envs, distribution=start, split=split, wording=wording, horizon=self.horizon,
-            executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
+            tasks, num_envs, distribution=start, split=split, areas_share=self.areas_share, wording=wording,
+            horizon=self.horizon, executed=self.executed, step_limit=step_limit, assets=self._assets(), seed=seed,
             joints=self.joints, sim=self.sim, device=device, randomisation=self.randomisation, **self._pictures(),
         )  # fmt: skip
 
@@ -179,6 +183,8 @@ class LiberoTask(ProcessOptions):
         made = {
             "assets": self._assets(), "seed": seed, "noise": self.noise, "step_limit": limit, "starts": self.starts
         }  # fmt: skip
+        if self.areas_share:
+            made["areas_share"] = self.areas_share
         origin = {**made, "tasks": [task.name for task in tasks], "assets": self.asset_kind, "episodes": self.episodes}
         return made_once(
             directory,

@@ -47,6 +47,7 @@ def collect(
     images: Sequence[str] = (),
     stride: int = 1,
     starts: str = "wide",
+    areas_share: float = 0.0,
 ) -> None:
     """Run the expert until it has succeeded in `episodes` episodes of each task.
 
@@ -66,6 +67,7 @@ def collect(
         images: their cameras.
         stride: control steps from one observation to the next if there are pictures.
         starts: distribution of initial states.
+        areas_share: see `LiberoEnvironment`.
 
     Raises:
         UserError: if the expert cannot do a task.
@@ -74,7 +76,7 @@ def collect(
         raise UserError(f"expected at least one episode per task, got {episodes}")
     num_envs = len(tasks) * min(episodes, AT_ONCE)
     env = LiberoEnvironment(
-        tasks, num_envs, distribution=starts, split="train", horizon=1, executed=1,
+        tasks, num_envs, distribution=starts, split="train", areas_share=areas_share, horizon=1, executed=1,
         step_limit=step_limit, assets=assets, seed=seed, threads=threads,
     )  # fmt: skip
     eyes = Observer(env.simulation, image_size, images)

@@ -79,10 +79,11 @@ class InitialState(NamedTuple):
 class Placement:
     """Initial states of one scene by index.
 
-    Official states repeat after the last one and are the same in both splits.
+    Official states repeat after the last one and are the same in both splits. A share `areas_share` of the training
+    split of `wide` are of `areas`.
     """
 
-    def __init__(self, scene: Scene, distribution: str, split: str) -> None:
+    def __init__(self, scene: Scene, distribution: str, split: str, areas_share: float = 0.0) -> None:
         check_names(distribution, split)
         self.scene = scene
         self.official = initial_states(scene.task)[:, 1:]
@@ -91,6 +92,9 @@ class Placement:
             raise AssertionError(f"{scene.task.name}: states of width {self.official.shape[1]} do not fit the scene")
         drawn = {"wide": _Wide, "areas": _Areas}.get(distribution)
         self._drawn = drawn(scene, self.official[0, : self._nq]) if drawn else None
+        mixed = areas_share > 0.0 and (distribution, split) == ("wide", "train")
+        self._areas = _Areas(scene, self.official[0, : self._nq]) if mixed else None
+        self._areas_share = areas_share
         shared = 0 if self._drawn is None else SPLITS.index(split)
         self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), shared)
 
@@ -101,7 +105,9 @@ class Placement:
         if self._drawn is None:
             qpos, qvel = np.split(self.official[index].copy(), [self._nq])
             return InitialState(qpos, qvel, *places)
-        qpos = self._drawn.sample(np.random.default_rng((*self._key, index)), *places)
+        rng = np.random.default_rng((*self._key, index))
+        drawn = self._areas if self._areas is not None and rng.random() < self._areas_share else self._drawn
+        qpos = drawn.sample(rng, *places)
         return InitialState(qpos, np.zeros(self.official.shape[1] - self._nq), *places)
 
 

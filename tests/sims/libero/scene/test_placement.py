@@ -66,6 +66,20 @@ def test_areas_are_those_of_the_description_and_objects_stand_as_in_liberos_stat
     assert not np.array_equal(evaluation(5)[0], states[5])
 
 
+def test_a_share_of_wide_training_starts_is_of_areas_and_no_evaluation_start():
+    mixed, wide = (Placement(SCENE, "wide", "train", areas_share=share) for share in (0.3, 0.0))
+    stored = poses(initial_states(SCENE.task)[:, 1:])[0][..., :2]
+    centre, states = np.median(stored, 0), np.stack([mixed(index)[0] for index in range(100)])
+    others = np.stack([wide(index)[0] for index in range(20)])
+    near, near_without = ((np.abs(poses(each)[0][..., :2] - centre) < 0.06).all((1, 2)) for each in (states, others))
+    assert 15 <= near.sum() <= 45
+    assert not near_without.any()
+    np.testing.assert_array_equal(mixed(7)[0], states[7])
+    held_out, before = (Placement(SCENE, "wide", "eval", areas_share=share) for share in (0.3, 0.0))
+    for index in range(10):
+        np.testing.assert_array_equal(held_out(index)[0], before(index)[0])
+
+
 def test_tasks_have_states_of_their_own():
     other = build_scene(load_tasks("libero_object", [1])[0], SCENE.assets)
     first, second = (Placement(scene, "wide", "train")(0)[0] for scene in (SCENE, other))
