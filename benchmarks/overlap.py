@@ -1,4 +1,4 @@
-"""What `overlap=true` saves: `python benchmarks/overlap.py [--rows balanced,simulation,libero_pick] [--output FILE]`.
+"""What `overlap=true` saves: `python benchmarks/overlap.py [--rows ROW,ROW] [--output FILE]`, all rows by default.
 
 Each row is measured with and without it in turns, so that other work on the machine disturbs both. Seconds are those of
 collection and updates alone. Where a collection takes C and an update U, the ratio cannot be below `bound`, max(C, U) /
@@ -6,8 +6,9 @@ collection and updates alone. Where a collection takes C and an update U, the ra
 had none, as the kernel counts (needs Linux). `ratio_with_cores` is an estimate without that time.
 
 balanced: PPO on quadrotors whose simulator sleeps, as one with a device of its own would, until a collection takes as
-long as an update. simulation: it sleeps until a collection takes twice as long. libero_pick: `train.py` with its own
-settings, from one supervised policy, on both cores.
+long as an update. simulation: it sleeps until a collection takes twice as long. large: as balanced, with 4096
+environments in place of 256, as many as such simulators run; operations of fewer are so short that the threads wait for
+Python's lock. libero_pick: `train.py` with its own settings, from one supervised policy, on both cores.
 """
 
 from __future__ import annotations
@@ -44,11 +45,9 @@ from embodied.wrapping import WrappedEnvironment  # noqa: E402
 from policies.mlp import MLPConfig  # noqa: E402
 from sims.quadrotor.task import HoverTask  # noqa: E402
 
-T, NUM_ENVS, ITERATIONS = 32, 256, 12
-# without a stop by the KL divergence: all updates are of one length
-PPO = PPOConfig(rollout_length=T, minibatch=512, epochs=4, learning_rate=3e-4, critic_warmup=0, target_kl=1e9)
-SLEEPS = {"balanced": 1.0, "simulation": 2.0}
-"""How many times as long as an update a collection takes, by row."""
+T, ITERATIONS = 32, 12
+SLEEPS = {"balanced": (1.0, 256), "simulation": (2.0, 256), "large": (1.0, 4096)}
+"""How many times as long as an update a collection takes, and the number of environments, by row."""
 
 
 class Sleeping(WrappedEnvironment):
@@ -106,14 +105,18 @@ class Measured:
         return self.learner.waited + (self.collection.waited if self.overlap else 0.0)
 
 
-def sleeping(overlap: bool, sleep_s: float) -> Measured:
+def sleeping(overlap: bool, sleep_s: float, num_envs: int) -> Measured:
     """PPO whose simulator sleeps `sleep_s` in a step; the first iteration is not counted."""
+    # without a stop by the KL divergence: all updates are of one length
+    ppo = PPOConfig(
+        rollout_length=T, minibatch=2 * num_envs, epochs=4, learning_rate=3e-4, critic_warmup=0, target_kl=1e9
+    )
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    env = Sleeping(HoverTask().environment(NUM_ENVS, "robust", "train", 0, "cpu"))
+    env = Sleeping(HoverTask().environment(num_envs, "robust", "train", 0, "cpu"))
     policy = MLPConfig(hidden=[64, 64]).build(env.contract)
     policy.fit(*first_decisions(env, torch.Generator().manual_seed(0), 256))
-    learner, alone = build(env, policy, PPO, None, 0)
+    learner, alone = build(env, policy, ppo, None, 0)
     env.seconds = sleep_s
     collecting, alone.collect = timed(alone.collect)
     updating, learner.update = timed(learner.update)
@@ -147,14 +150,14 @@ def mean(spent: list[Spent], count: int | None = None) -> Spent:
     return Spent(*(sum(each) / (count or len(spent)) for each in zip(*map(astuple, spent), strict=True)))
 
 
-def asleep(times: float, runs: int) -> dict[str, Any]:
+def asleep(times: float, num_envs: int, runs: int) -> dict[str, Any]:
     """The row of a simulator that sleeps until a collection takes `times` as long as an update, both by CPU time."""
-    alone = sleeping(False, 0.0)
+    alone = sleeping(False, 0.0, num_envs)
     sleep_s = max(0.0, times * alone.update.cpu - alone.collection.cpu) / T
     found: dict[bool, list[Measured]] = {False: [], True: []}
     for _ in range(runs):
         for overlap, measured in found.items():
-            measured.append(sleeping(overlap, sleep_s))
+            measured.append(sleeping(overlap, sleep_s, num_envs))
     update = statistics.median(each.update.cpu for each in found[False])
     collection = T * sleep_s + statistics.median(each.collection.cpu for each in found[False])
     row = compared({overlap: [each.learner.wall for each in measured] for overlap, measured in found.items()})
@@ -165,7 +168,7 @@ def asleep(times: float, runs: int) -> dict[str, Any]:
         [round(each.waited_s, 3) for each in measured] for measured in found.values()
     )
     row |= {"collection_s": round(collection, 3), "update_s": round(update, 3), "sleeps_s": round(sleep_s, 5)}
-    return row | {"num_envs": NUM_ENVS, "decisions": T}
+    return row | {"num_envs": num_envs, "decisions": T}
 
 
 def libero(overlap: bool, start: Path, env_steps: int) -> float:
@@ -220,7 +223,7 @@ def main() -> int:
     }  # fmt: skip
     for name in options.rows:
         if name in SLEEPS:
-            about[name] = asleep(SLEEPS[name], options.runs)
+            about[name] = asleep(*SLEEPS[name], options.runs)
         else:
             about[name] = libero_row(options.runs, options.env_steps)
     about["load_after"] = os.getloadavg()[0]
