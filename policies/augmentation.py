@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from policies.libero_encoder import mention, namesakes
+from policies.libero_encoder import matches, namesakes
 
 CARTESIAN = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 """First elements of actions that can be rotated."""
@@ -56,8 +56,7 @@ class CartesianScene:
         """One random change for each row."""
         if self.turn_rad:
             observation, actions = random_image(observation, actions, self.turn_rad)
-        observation = hide_words(observation, self.hidden_words)
-        return hide_distractors(observation, self.hidden_distractors), actions
+        return hide(observation, words=self.hidden_words, distractors=self.hidden_distractors), actions
 
 
 def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> tuple[TensorDict, Tensor]:
@@ -74,42 +73,24 @@ def random_image(observation: TensorDict, actions: Tensor, turn_rad: float) -> t
     return image(observation, actions, angle, side)
 
 
-def hide_distractors(observation: TensorDict, probability: float) -> TensorDict:
-    """Hide each object that the instruction does not mention with `probability`: such objects seldom matter.
+def hide(observation: TensorDict, *, words: float = 0.0, distractors: float = 0.0) -> TensorDict:
+    """Hide words that name no object, and objects that the instruction does not mention, each with its probability.
 
-    If it mentions none of the visible objects, or two of a kind, any of them may matter, and all stay.
+    "grab" for "pick up" means the same, and such objects seldom matter. If the instruction mentions none of the visible
+    objects, any of them may matter, and all stay. So do all objects, and all words, if it mentions one that has a
+    namesake: words tell them apart by their places.
     """
-    mask = observation["object_mask"]
-    mentioned = _mentioned(observation)
-    hidden = ~mentioned & (torch.rand(mask.shape, device=mask.device) < probability)
+    names, mask, instruction = (observation[key] for key in ("object_names", "object_mask", "instruction"))
+    equal = matches(names, instruction)
+    mentioned = mask & equal.any(2).any(1).t()  # [N, M]
+    told_apart = (namesakes(names, mask) & mentioned).any(-1, keepdim=True)  # [N, 1]
+    naming = equal.any(1).any(0).t()  # [N, L']
     seen = observation.clone(recurse=False)
-    seen["object_mask"] = mask & ~(hidden & mentioned.any(-1, keepdim=True) & ~_told_apart(observation))
+    kept = naming | (torch.rand(naming.shape, device=naming.device) >= words)
+    seen["instruction"] = instruction * (kept | told_apart)
+    hidden = ~mentioned & (torch.rand(mask.shape, device=mask.device) < distractors)
+    seen["object_mask"] = mask & ~(hidden & mentioned.any(-1, keepdim=True) & ~told_apart)
     return seen
-
-
-def hide_words(observation: TensorDict, probability: float) -> TensorDict:
-    """Hide each word of the instruction that names no object with `probability`.
-
-    "grab" for "pick up" means the same; words that name objects stay, and all that tell apart two of a kind.
-    """
-    instruction = observation["instruction"]
-    naming = (instruction[:, :, None, None] == observation["object_names"].unsqueeze(1)).any(-1).any(-1)  # [N, L]
-    seen = observation.clone(recurse=False)
-    kept = naming | (torch.rand(naming.shape, device=naming.device) >= probability)
-    seen["instruction"] = instruction * (kept | _told_apart(observation))
-    return seen
-
-
-def _mentioned(observation: TensorDict) -> Tensor:
-    """Which objects the instruction mentions, [N, M]."""
-    named = mention(observation["object_names"], observation["instruction"])[..., 0] > 0
-    return observation["object_mask"] & named
-
-
-def _told_apart(observation: TensorDict) -> Tensor:
-    """Whether the instruction mentions an object that has a namesake, [N, 1]: it tells them apart by their places."""
-    alike = namesakes(observation["object_names"], observation["object_mask"])
-    return (alike & _mentioned(observation)).any(-1, keepdim=True)
 
 
 def image(observation: TensorDict, actions: Tensor, angle: Tensor, side: Tensor) -> tuple[TensorDict, Tensor]:

@@ -49,19 +49,32 @@ def mention(names: Tensor, instruction: Tensor) -> Tensor:
     the share of the instruction's object words that come before. "pick the milk and place it in the basket" mentions
     both objects, the milk earlier, and so does "milk: basket". Words that name no object change neither.
     """
-    words = names != 0
-    equal = (names.unsqueeze(-1) == instruction[:, None, None, :]) & words.unsqueeze(-1)  # [N, M, L, L']
-    share = equal.any(-1).sum(-1) / words.sum(-1).clamp_min(1)
-    naming = equal.any((1, 2)).float()  # [N, L']
-    before = (naming.cumsum(-1) - naming) / naming.sum(-1, keepdim=True).clamp_min(1.0)
-    place = before.gather(1, equal.any(-2).float().argmax(-1))
-    return torch.stack((share, place * (share > 0)), dim=-1)
+    equal = matches(names, instruction)
+    share = equal.any(2).sum(1) / (names != 0).sum(-1).t().clamp_min(1)  # [M, N]
+    named = equal.any(1)  # [M, L', N]
+    naming = named.any(0).float()
+    before = (naming.cumsum(0) - naming) / naming.sum(0).clamp_min(1.0)  # [L', N]
+    last = named.shape[1] - 1
+    number = torch.arange(last + 1, dtype=torch.int32, device=names.device).unsqueeze(-1)
+    first = torch.where(named, number, last).amin(1).long()
+    return torch.stack((share, before.gather(0, first) * (share > 0)), dim=-1).transpose(0, 1)
+
+
+def matches(names: Tensor, instruction: Tensor) -> Tensor:
+    """Whether words of objects' names [N, M, L] are words of the instruction [N, L'], [M, L, L', N].
+
+    N is last, where reductions over the others take half as long.
+    """
+    words = names.to(torch.int32).permute(1, 2, 0).contiguous()
+    said = instruction.to(torch.int32).t().contiguous()
+    return (words.unsqueeze(2) == said) & (words != 0).unsqueeze(2)
 
 
 def namesakes(names: Tensor, mask: Tensor) -> Tensor:
     """Which of the objects that are there, `mask` [N, M], share their name, [N, M, L], with another one, [N, M]."""
-    same = (names.unsqueeze(2) == names.unsqueeze(1)).all(-1) & mask.unsqueeze(1)
-    return mask & (same.sum(-1) > 1)
+    words = names.to(torch.int32).permute(1, 2, 0).contiguous()
+    same = (words.unsqueeze(1) == words.unsqueeze(0)).all(2) & mask.t()  # [M, M, N]
+    return mask & (same.sum(1) > 1).t()
 
 
 def rotation_matrix(two_columns: Tensor) -> Tensor:
@@ -168,7 +181,7 @@ class ObjectEncoder(Encoder):
         tokens = self.objects(self._object_inputs(observation))  # [N, M, width]
         query = self.query(state).unflatten(-1, (self.heads, -1))
         key = self.key(tokens).unflatten(-1, (self.heads, -1))
-        score = torch.einsum("nhd,nmhd->nhm", query, key) / key.shape[-1] ** 0.5
+        score = (query.unsqueeze(1) * key).sum(-1).transpose(1, 2) / key.shape[-1] ** 0.5  # [N, heads, M]
         there = observation["object_mask"].unsqueeze(1)  # [N, 1, M]
         # Not -inf, whose softmax is NaN where nothing is there: then every weight is 0.
         weights = score.masked_fill(~there, torch.finfo(score.dtype).min).softmax(-1) * there

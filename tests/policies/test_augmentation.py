@@ -5,7 +5,7 @@ import math
 import torch
 
 from embodied.words import hash_words
-from policies.augmentation import hide_distractors, hide_words, image, random_image
+from policies.augmentation import hide, image, random_image
 from policies.libero_encoder import ObjectEncoder, mention, rotation_matrix
 from tests.policies import observations as given
 
@@ -65,31 +65,31 @@ def test_distances_and_the_given_observation_stay() -> None:
 def test_what_the_instruction_mentions_is_never_hidden() -> None:
     torch.manual_seed(0)
     observation = observations(400)  # milk and basket are mentioned, the alphabet soup is not
-    seen = hide_distractors(observation, 0.2)["object_mask"]
+    seen = hide(observation, distractors=0.2)["object_mask"]
     assert seen[:, [0, 2]].all()
     assert 0.7 < seen[:, 1].float().mean() < 0.9
     assert observation["object_mask"].all()
     observation["object_mask"][:, 1] = False
-    assert not hide_distractors(observation, 0.0)["object_mask"][:, 1].any()
+    assert not hide(observation, distractors=0.0)["object_mask"][:, 1].any()
 
 
 def test_where_nothing_in_sight_is_mentioned_nothing_is_hidden() -> None:
     observation = observations(100)
     observation["instruction"][:50] = 0
     observation["object_mask"][50:, [0, 2]] = False  # mentioned objects
-    seen = hide_distractors(observation, 1.0)["object_mask"]
+    seen = hide(observation, distractors=1.0)["object_mask"]
     assert torch.equal(seen, observation["object_mask"])
 
 
 def test_words_are_hidden_unless_they_name_something() -> None:
     torch.manual_seed(0)
     observation = observations(400)  # "pick the milk and place it in the basket", padded
-    seen = hide_words(observation, 0.3)["instruction"]
+    seen = hide(observation, words=0.3)["instruction"]
     assert torch.equal(seen[:, [2, 8]], observation["instruction"][:, [2, 8]])
     assert 0.25 < (seen[:, [0, 1, 3, 4, 5, 6, 7]] == 0).float().mean() < 0.35
     names = observation["object_names"]
     assert torch.equal(mention(names, seen), mention(names, observation["instruction"]))
-    assert torch.equal(hide_words(observation, 0.0)["instruction"], observation["instruction"])
+    assert torch.equal(hide(observation, words=0.0)["instruction"], observation["instruction"])
 
 
 def test_all_that_tells_two_of_a_kind_apart_stays() -> None:
@@ -97,9 +97,9 @@ def test_all_that_tells_two_of_a_kind_apart_stays() -> None:
     observation = observations(200)
     observation["object_names"][:, 1] = observation["object_names"][:, 0]  # two milks, and a basket near one of them
     observation["instruction"] = torch.tensor([hash_words("pick the milk over there", 20)]).expand(200, -1).clone()
-    assert hide_distractors(observation, 1.0)["object_mask"].all()
-    assert torch.equal(hide_words(observation, 1.0)["instruction"], observation["instruction"])
+    assert hide(observation, distractors=1.0)["object_mask"].all()
+    assert torch.equal(hide(observation, words=1.0)["instruction"], observation["instruction"])
     observation["object_mask"][:100, 1] = False  # one of them is not there
-    seen = hide_words(observation, 1.0)["instruction"]
+    seen = hide(observation, words=1.0)["instruction"]
     assert (seen[:100, 0] == 0).all()
     assert torch.equal(seen[100:], observation["instruction"][100:])
