@@ -19,7 +19,7 @@ class ExperimentConfig:
 
     RL takes `env_steps` control steps in `num_envs` environments, saving every `checkpoint_every` iterations.
     Evaluations run `evaluation_starts` initial states of each task and distribution, those of what RL is compared with
-    at most the first `comparison_starts` of them (null: all), as failures take longest. RL is also evaluated every
+    and of other wordings at most the first `comparison_starts` of them (null: all). RL is also evaluated every
     `evaluate_every_steps` control steps, on other ones (auto: as often as 5% of the time allow, null: never).
     `control` and `video` can be turned off. `stages` are sft, rl or both; if None both, or rl without demonstrations.
     `start_from` names a run, a checkpoint or a .safetensors file with the policy's initial weights and statistics. The

@@ -346,7 +346,7 @@ class Experiment(SavedRun):
             if (stage, distribution) in self.report.results:
                 continue
             label, starts = f"{title(stage)}, evaluation on {distribution}", self.config.evaluation_starts
-            if stage != last.value:
+            if stage != last.value or distribution not in self.task.distributions:
                 starts = min(starts, self.config.comparison_starts or starts)
             with (
                 self._abandonable(parts), self.timer("evaluation"), self._evaluation_env(distribution, parts) as env,

@@ -130,13 +130,15 @@ def test_a_run_reports_every_stage(tmp_path: Path, algorithm: str) -> None:
     assert trainer(tmp_path, algorithm).run().to_dict()["evaluations"] == report["evaluations"]
 
 
-def test_what_rl_is_compared_with_may_run_fewer_starts(tmp_path: Path) -> None:
+def test_what_rl_is_compared_with_and_other_wordings_may_run_fewer_starts(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(ReachTask, "variants", ("wide:held_out",), raising=False)
     run = trainer(tmp_path, "ppo")
     run.config.comparison_starts = 2
     record = run.run().to_dict()
-    assert [(row["stage"], row["episodes"]) for row in record["evaluations"]] == [
-        ("sft", 4), ("sft_control", 4), ("rl", 12)
-    ]  # fmt: skip
+    assert {(row["stage"], row["distribution"]): row["episodes"] for row in record["evaluations"]} == {
+        ("sft", "wide"): 4, ("sft_control", "wide"): 4, ("rl", "wide"): 12, ("rl", "wide:held_out"): 4,
+    }  # fmt: skip
+    record["evaluations"] = [row for row in record["evaluations"] if row["distribution"] == "wide"]
     rows = {row["stage"]: [each["outcomes"].split() for each in row["per_task"]] for row in record["evaluations"]}
     won = [rl[start] > sft[start] for sft, rl in zip(rows["sft"], rows["rl"], strict=True) for start in range(2)]
     lost = [rl[start] < sft[start] for sft, rl in zip(rows["sft"], rows["rl"], strict=True) for start in range(2)]
