@@ -13,6 +13,7 @@ workspace are moved and turned together, and each only a little by itself.
 from __future__ import annotations
 
 import copy
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
+from embodied.engine import STARTS_PER_SEED
 from embodied.errors import UserError
 from sims.libero.scene.arena import workspace_of
 from sims.libero.scene.bddl import Region
@@ -80,7 +82,7 @@ class Placement:
     """Initial states of one scene by index.
 
     Official states repeat after the last one and are the same in both splits. A share `areas_share` of the training
-    split of `wide` are of `areas`.
+    split of `wide` are of `areas`, evenly spread: at 0.2 every fifth of a seed's states, from its first one on.
     """
 
     def __init__(self, scene: Scene, distribution: str, split: str, areas_share: float = 0.0) -> None:
@@ -92,9 +94,8 @@ class Placement:
             raise AssertionError(f"{scene.task.name}: states of width {self.official.shape[1]} do not fit the scene")
         drawn = {"wide": _Wide, "areas": _Areas}.get(distribution)
         self._drawn = drawn(scene, self.official[0, : self._nq]) if drawn else None
-        mixed = areas_share > 0.0 and (distribution, split) == ("wide", "train")
-        self._areas = _Areas(scene, self.official[0, : self._nq]) if mixed else None
-        self._areas_share = areas_share
+        self._areas_share = areas_share if (distribution, split) == ("wide", "train") else 0.0
+        self._areas = _Areas(scene, self.official[0, : self._nq]) if self._areas_share else None
         shared = 0 if self._drawn is None else SPLITS.index(split)
         self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), shared)
 
@@ -105,9 +106,10 @@ class Placement:
         if self._drawn is None:
             qpos, qvel = np.split(self.official[index].copy(), [self._nq])
             return InitialState(qpos, qvel, *places)
-        rng = np.random.default_rng((*self._key, index))
-        drawn = self._areas if self._areas is not None and rng.random() < self._areas_share else self._drawn
-        qpos = drawn.sample(rng, *places)
+        number = index % STARTS_PER_SEED
+        in_areas = math.ceil((number + 1) * self._areas_share) > math.ceil(number * self._areas_share)
+        drawn = self._areas if self._areas is not None and in_areas else self._drawn
+        qpos = drawn.sample(np.random.default_rng((*self._key, index)), *places)
         return InitialState(qpos, np.zeros(self.official.shape[1] - self._nq), *places)
 
 
