@@ -39,6 +39,7 @@ from sims.swarm.mdp import Swarm  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 NOMINAL = ("task=quadrotor_hover", "task.nominal=true")
+BEFORE = ("env_steps=425_000", "num_envs=64", "algorithm.rollout_length=48", "algorithm.learning_rate=7e-3")
 LATE = "latency.action_s=[0.0,0.04]"
 STEP_LATE = "[0.01,0.01]"
 
@@ -56,7 +57,7 @@ class Variant:
 MEASURED = {
     "hover": {"bptt": Variant(("task=quadrotor_hover",))},
     "hover_nominal": {
-        "bptt": Variant((*NOMINAL, "env_steps=425_000", "algorithm.learning_rate=7e-3")),
+        "bptt": Variant((*NOMINAL, *BEFORE)),
         "ppo": Variant((*NOMINAL, "algorithm=ppo"), analytic_gradients=False),
         "td3": Variant((*NOMINAL, "algorithm=td3"), analytic_gradients=False, seeds=(0,)),
     },

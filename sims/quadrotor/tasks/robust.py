@@ -92,9 +92,17 @@ class RobustHover(Hover):
         return [*super().remember(before, after, limit), where(touching & (fast | tilted), 1.0, 0.0)]
 
     def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
-        """`Hover`'s, with twice the cost of position: what disturbs it for long must not displace it."""
+        """`Hover`'s, with twice the cost of position, ten times that of velocity, and a cost of changing actions.
+
+        Damping brings weak drones through throws; smooth actions bear delays.
+        """
         found = super().reward(before, after, action, previous, airframe)
-        return found - self.weight_position * squares(after.body.position)
+        changes = [a - b for a, b in zip(action, previous, strict=True)]
+        return found - (
+            self.weight_position * squares(after.body.position)
+            + 9.0 * self.weight_velocity * squares(after.body.velocity)
+            + 20.0 * self.weight_action * squares(changes)
+        )
 
     def terminated(self, now: Moment) -> Value:
         """Whether a coordinate left the limits, or it crashed."""

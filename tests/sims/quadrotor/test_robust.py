@@ -8,8 +8,9 @@ import torch
 
 from sims.quadrotor import air
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, GRAVITY, PARAMETERS
-from sims.quadrotor.dynamics import DT_S, SAG_S, Options
+from sims.quadrotor.dynamics import DT_S, SAG_S, Body, Options
 from sims.quadrotor.environment import QuadrotorEnvironment
+from sims.quadrotor.episode import Moment
 from sims.quadrotor.flights import swept
 from sims.quadrotor.task import HoverTask
 from sims.quadrotor.tasks.hover import Hover
@@ -27,6 +28,19 @@ def made(num_envs=4, mdp=CALM, variation=Variation(), noise=False, **options):  
     env = QuadrotorEnvironment(num_envs, mdp=mdp, variation=variation, noise=noise, **options)
     env.reset(starts=torch.arange(num_envs))
     return env
+
+
+def test_its_reward_damps_and_smooths_what_hovers_does_not():
+    def cost(mdp, position=0.0, velocity=0.0, change=0.0):
+        body = Body([position, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, velocity, 0.0], [0.0] * 3, [0.0] * 4)
+        now, action = Moment(body, 1.0, [], []), [CRAZYFLIE.hover_action] * 4
+        return mdp.reward_alive - mdp.reward(now, now, action, [action[0] - change, *action[1:]], CRAZYFLIE)
+
+    hover, robust = Hover(), RobustHover()
+    assert cost(robust, position=0.2) == pytest.approx(2.0 * cost(hover, position=0.2))
+    assert cost(robust, velocity=0.5) == pytest.approx(10.0 * cost(hover, velocity=0.5))
+    assert cost(hover, change=0.1) == pytest.approx(0.0)
+    assert cost(robust, change=0.1) == pytest.approx(20.0 * hover.weight_action * 0.1**2)
 
 
 def some_actions(num_envs, step, around=CRAZYFLIE.hover_action):
