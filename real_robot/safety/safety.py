@@ -199,7 +199,8 @@ class Safety:
 
     def _hold(self, state: State, reason: str, blocked: dict[str, Array] | None = None) -> Verdict:
         """Take the next step of the stop, if there is one; `blocked` is the observation of a robot that lags behind."""
-        begins = self.state is State.ACTIVE
+        tripped = state is State.STOPPED and self.state is not State.STOPPED  # nothing goes back to anywhere any more
+        begins = self.state is State.ACTIVE or (tripped and self._stopping)
         self.state = state if state is State.STOPPED else State.READY if self.state is State.READY else State.HOLDING
         self.reason, own = reason, self._robot.at_rest is None or state is State.STOPPED
         long = self._steady_s - self._written_s > LONG * self._limits.command_timeout_s
@@ -227,7 +228,9 @@ class Safety:
     def _time(self) -> float:
         """The time; if the clock went back, what was known by the old time is forgotten."""
         (now_s, steady_s), last_s = (self._clock(), self._steady()), self._now_s
-        self._written_s += min(steady_s - self._steady_s, 0.0)  # a simulator's time may go back
+        if steady_s < self._steady_s:  # a simulator's time went back: a period may have passed meanwhile
+            self._written_s += steady_s - self._steady_s
+            self._credit += 1.0
         self._now_s, self._steady_s = now_s, steady_s
         if now_s < last_s:
             self._inputs.reset()

@@ -170,6 +170,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self._complain("commands stopped", fault=False)
         else:
             self._safety.watch()
+            self._say()
 
     def _missing(self, waits: bool) -> str:
         """Why nothing may be commanded, whatever is asked for; "" if all live that have to.

@@ -224,6 +224,43 @@ def test_a_blocked_arm_is_noticed_and_its_command_is_brought_back_to_where_it_is
     assert safety.command(at, plant.tick()).state is State.ACTIVE
 
 
+def test_an_emergency_stop_on_the_way_back_ends_it_where_it_is():
+    plant = Stuck(Kind.POSITION, np.zeros(2))
+    safety = Safety(plant, limits_of(Kind.POSITION, following_s=1.0), plant.clock)
+    for index in range(60):
+        safety.command(np.full(2, 0.01 * index), plant.tick())
+    plant.blocked, at = True, plant.position.copy()
+    while safety.command(np.full(2, written(plant)[-1, 0] + 0.01), plant.tick()).state is State.ACTIVE:
+        pass
+    while np.diff(written(plant)[-2:], axis=0).min() > -0.5 * DT_S:  # until it is fast on its way back
+        safety.command(np.ones(2), plant.tick())
+    safety.reset()
+    last = written(plant)[-1]
+    safety.trip("button")
+    for _ in range(100):
+        safety.command(np.ones(2), plant.tick())
+    gone = np.abs(written(plant)[-1] - last).max()
+    speed = 0.5 + 2 * 5.0 * DT_S + 5.0**2 / (2 * 100.0)  # and what it gains while acceleration turns
+    assert gone <= speed**2 / (2 * 5.0) + speed * (5.0 / 100.0 + 3 * DT_S)  # braking, jerk, whole periods
+    assert np.abs(last - at).min() > 2 * gone
+
+
+def test_a_stop_goes_on_in_the_next_period_when_a_simulators_time_goes_back():
+    plant, back = Plant(Kind.POSITION, np.zeros(2)), [0.0]
+    safety = Safety(plant, limits_of(Kind.POSITION), lambda: plant.clock() - back[0])
+    for index in range(60):
+        safety.command(np.full(2, 0.005 * index), plant.tick())
+    safety.trip("button")
+    for _ in range(2):
+        plant.tick()
+        safety.watch()
+    before = len(written(plant))
+    plant.tick()
+    back[0] = 0.3
+    safety.watch()
+    assert len(written(plant)) == before + 1
+
+
 @pytest.mark.parametrize("late", [0, 5])
 def test_an_arm_that_lags_but_follows_is_not_blocked(late):
     plant = Plant(Kind.POSITION, np.zeros(2))
