@@ -60,12 +60,12 @@ class GenerativeConfig:
     fixed-size observations (plain: without layers), of which distances may be `reciprocal` (as for policy=mlp). Beside
     pictures the critic reads object tokens where a simulator has them. The `network` has layers of width `hidden` and
     `depth` residual blocks, a UNet as many levels. With `augmentation` of Cartesian scenes, the supervised loss and
-    the advantage's loss see scenes mirrored and rotated by up to `turn_rad` (0: unchanged) without a share
-    `hidden_words` of words that name no object, the supervised loss also without a share `hidden_distractors` of
-    unmentioned objects: the advantage learns that they may be in the way. When ranking, the best of `candidates` chunks
-    by advantage is executed, of `explored_candidates` while exploring. The log-probability of a chunk is an `aggregate`
-    over noisy denoising steps and the executed actions' elements: sum, step_mean or mean. The supervised loss is a mean
-    over `draws` noises of each chunk, which cost little where encoding the observation costs much.
+    the advantage's loss see scenes mirrored and rotated by up to `turn_rad` (0: unchanged), without a share
+    `hidden_distractors` of unmentioned objects and a share `hidden_words` of words that name no object. When
+    ranking, the best of `candidates` chunks by advantage is executed, of `explored_candidates` while exploring. The
+    log-probability of a chunk is an `aggregate` over noisy denoising steps and the executed actions' elements: sum,
+    step_mean or mean. The supervised loss is a mean over `draws` noises of each chunk, which cost little where
+    encoding the observation costs much.
     """
 
     encoder: EncoderKind = EncoderKind.AUTO
@@ -112,7 +112,6 @@ class GenerativePolicy(nn.Module, ABC):
         self.past, self.generated = 0, contract.horizon  # of generated chunks: actions before now, and all
         self.encoder = _encoder(contract, config)
         self.augment = _augmentation(contract, config, self.encoder)
-        self.augment_ranked = _augmentation(contract, replace(config, hidden_distractors=0.0), self.encoder)
         self.value_encoder = _encoder(contract, config, objects=True, privileged=True)
         self.advantage_encoder = _encoder(contract, config, objects=True)
         actions, hidden = contract.action.shape[-1], config.hidden
@@ -266,7 +265,7 @@ class GenerativePolicy(nn.Module, ABC):
 
     def advantage_loss(self, observation: TensorDict, actions: Tensor, target: Tensor) -> Tensor:
         """Mean squared error of the advantage of executed `actions` [N, H, A] against `target` [N], one scalar."""
-        observation, actions = self._augmented(observation, actions, self.augment_ranked)
+        observation, actions = self._augmented(observation, actions)
         return (self.advantage(observation, actions.unsqueeze(1)).squeeze(1) - target).square().mean()
 
     def value(self, observation: TensorDict) -> Tensor:
@@ -275,17 +274,15 @@ class GenerativePolicy(nn.Module, ABC):
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """The denoising error, its mean over actions weighted by `valid` [N, H]; one scalar."""
-        observation, actions = self._augmented(observation, actions, self.augment)
+        observation, actions = self._augmented(observation, actions)
         target = (actions - self.action_mean) / self.action_std
         draws, features = self.config.draws, self.encoder(observation)
         error = self._error(*(each.repeat_interleave(draws, 0) for each in (target, features)))
         return (error.unflatten(0, (-1, draws)).mean(1) * valid).sum() / valid.sum().clamp_min(1)
 
-    def _augmented(
-        self, observation: TensorDict, actions: Tensor, augment: Augmentation | None
-    ) -> tuple[TensorDict, Tensor]:
+    def _augmented(self, observation: TensorDict, actions: Tensor) -> tuple[TensorDict, Tensor]:
         observation = self.encoder.read(observation)
-        return augment(observation, actions) if augment else (observation, actions)
+        return self.augment(observation, actions) if self.augment else (observation, actions)
 
     def to_robot(self, x: Tensor) -> Tensor:
         """Normalised actions in robot units, clamped to the contract's limits."""
