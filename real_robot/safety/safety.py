@@ -228,9 +228,7 @@ class Safety:
     def _time(self) -> float:
         """The time; if the clock went back, what was known by the old time is forgotten."""
         (now_s, steady_s), last_s = (self._clock(), self._steady()), self._now_s
-        if steady_s < self._steady_s:  # a simulator's time went back: a period may have passed meanwhile
-            self._written_s += steady_s - self._steady_s
-            self._credit += 1.0
+        self._written_s += min(steady_s - self._steady_s, 0.0)  # a simulator's time may go back
         self._now_s, self._steady_s = now_s, steady_s
         if now_s < last_s:
             self._inputs.reset()

@@ -245,22 +245,6 @@ def test_an_emergency_stop_on_the_way_back_ends_it_where_it_is():
     assert np.abs(last - at).min() > 2 * gone
 
 
-def test_a_stop_goes_on_in_the_next_period_when_a_simulators_time_goes_back():
-    plant, back = Plant(Kind.POSITION, np.zeros(2)), [0.0]
-    safety = Safety(plant, limits_of(Kind.POSITION), lambda: plant.clock() - back[0])
-    for index in range(60):
-        safety.command(np.full(2, 0.005 * index), plant.tick())
-    safety.trip("button")
-    for _ in range(2):
-        plant.tick()
-        safety.watch()
-    before = len(written(plant))
-    plant.tick()
-    back[0] = 0.3
-    safety.watch()
-    assert len(written(plant)) == before + 1
-
-
 @pytest.mark.parametrize("late", [0, 5])
 def test_an_arm_that_lags_but_follows_is_not_blocked(late):
     plant = Plant(Kind.POSITION, np.zeros(2))
