@@ -199,7 +199,7 @@ class Safety:
 
     def _hold(self, state: State, reason: str, blocked: dict[str, Array] | None = None) -> Verdict:
         """Take the next step of the stop, if there is one; `blocked` is the observation of a robot that lags behind."""
-        tripped = state is State.STOPPED and self.state is not State.STOPPED  # nothing goes back to anywhere any more
+        tripped = state is State.STOPPED and self.state is not State.STOPPED  # which ends a way back
         begins = self.state is State.ACTIVE or (tripped and self._stopping)
         self.state = state if state is State.STOPPED else State.READY if self.state is State.READY else State.HOLDING
         self.reason, own = reason, self._robot.at_rest is None or state is State.STOPPED
