@@ -66,14 +66,13 @@ class RosRobot:
         self._due = set(self._current)
         self._reading: Reading | None = None
         self._sequence = 0
-        self._newest_s = self._gone_s = -np.inf
-        self._refused = self._ignored = self._jumped = ""
+        self._newest_s, self._gone_s, self._back_s = -np.inf, -np.inf, 0.0
+        self._refused = self._ignored = self._jumped = self._told = ""
         self._before: Array | None = None
         self._heard: dict[str, Any] = {}
         self._condition: Condition | None = None
         self._modes: dict[str, str | None] = dict.fromkeys(mode.name for mode in table.modes)
         self._engagement = Engagement(table, lambda: node.steady_s) if table.status and not prefix else None
-        self._told = ""
         self._behaviour: Behaviour | None = None
         self._uncalled: list[str] = []
         self._written = {key: np.resize(table.initial, spec.shape[0]) for key, spec in table.remembered.items()}
@@ -88,8 +87,8 @@ class RosRobot:
         return max(self._now(), self._newest_s) if self.simulated else self._now()
 
     def steady(self) -> float:
-        """Time in s for what lasts: steady time, or a simulator's."""
-        return self.clock() if self.simulated else self._node.steady_s
+        """Time in s for what lasts: steady time, or a simulator's without what its clock has jumped back by."""
+        return self.clock() + self._back_s if self.simulated else self._node.steady_s
 
     @property
     def stands_s(self) -> float:
@@ -213,7 +212,8 @@ class RosRobot:
 
     def _forget(self, back_s: float) -> None:
         """Start anew after the clock has jumped back: what is known seems to come from the future."""
-        self._gone_s = max(self.clock(), self._now() + back_s) + self._table.control_dt_s
+        before_s = max(self.clock(), self._now() + back_s)
+        self._gone_s, self._back_s = before_s + self._table.control_dt_s, self._back_s + before_s - self._now()
         self._latest = dict.fromkeys(self._latest)
         self._due, self._reading, self._before = set(self._current), None, None
         self._newest_s = -np.inf

@@ -32,6 +32,7 @@ def test_no_row_publishes_anything_outside_its_limits_or_its_mode():
     "number",
     [
         pytest.param(290, id="an emergency stop on the way back to where the arm was"),
+        pytest.param(2466, id="a clock that goes back during a stop"),
         pytest.param(3274, id="a stop that began while the state still said active"),
     ],
 )
