@@ -208,7 +208,7 @@ class Safety:
             self._stopping = self._filters.begin_stop(blocked, after_gap=long)
             own = own or not self._stopping
         action = None
-        if self._stopping and self._due():
+        if self._stopping and self._due(jitter=0.5):
             action, ended = self._filters.stop()
             self._write(action)
             self._stopping = not ended
@@ -235,10 +235,13 @@ class Safety:
             self._went_back = f"the clock went back by {last_s - now_s:.3g} s: {CLOCKS}"
         return now_s
 
-    def _due(self) -> bool:
-        """Whether a period has passed since the last command; if so, counts it as used."""
+    def _due(self, jitter: float = 1.0) -> bool:
+        """Whether a period has passed since the last command, or up to `jitter` periods less after a late one.
+
+        If so, counts it as used. A stop, which is carried on from several callbacks, is never two steps in one.
+        """
         since_s = self._steady_s - self._written_s
-        credit = min(self._credit + since_s / self._period_s, 2.0)
+        credit = min(self._credit + since_s / self._period_s, 1.0 + jitter)
         if credit < 1.0 - 1e-6:
             return False
         self._credit, self._written_s = credit - 1.0, self._steady_s

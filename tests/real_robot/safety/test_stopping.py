@@ -78,6 +78,17 @@ def test_a_hold_slows_down_within_all_limits_and_then_is_silent(kind, how):
     assert ((plant.position - before) <= 0.5**2 / 10.0 + 0.5 * 5.0 / 200.0 + 2 * 0.005).all()
 
 
+def test_a_stop_that_two_callbacks_carry_on_makes_one_step_a_period():
+    plant, safety, _ = moving(Kind.POSITION)
+    reading = plant.tick()
+    for _ in range(4):
+        count = len(written(plant))
+        safety.command(NAN, reading)
+        safety.watch()
+        assert len(written(plant)) == count + 1
+        reading = plant.tick()
+
+
 def test_a_stop_needs_no_fresh_measurement_and_does_not_go_where_an_old_one_was():
     plant, safety, _ = moving(Kind.POSITION)
     reading, last = plant.read(), plant.commands[-1]
