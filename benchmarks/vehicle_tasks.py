@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,14 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lambda name: task.environment(NUM_ENVS, name, "eval"), task.distributions, policies | planners(task),
         starts_per_task=EPISODES, first_start=FIRST,
     )  # fmt: skip
-    found = {who: result for (who, _), result in results.items()}
     report = {
         "command": f"python benchmarks/vehicle_tasks.py {args.result} RUN ...", "git_commit": git_commit(),
         "versions": versions(), "first_start": FIRST, "episodes": EPISODES,
         "training": [trained for _, _, trained in loaded],
-        "evaluations": rows(found, policies),
+        "evaluations": [row for name in task.distributions for row in rows(name, results, policies)],
     }  # fmt: skip
-    sys.stdout.write(evaluation_table(found) + "\n")
+    for name in task.distributions:
+        found = {who: result for (who, on), result in results.items() if on == name}
+        sys.stdout.write(f"{name}\n{evaluation_table(found)}\n")
     with complete_or_absent(Path(__file__).parent / "results" / f"vehicle_{args.result}.json") as temporary:
         temporary.write_text(json.dumps(report, indent=2) + "\n")
 
@@ -68,16 +70,29 @@ def load(run: Path) -> tuple[Task, Policy, dict[str, Any]]:
     return trained.task, policy, {"seed": trained.seed, **spent, "weights_sha256": saved.weights_sha256}
 
 
-def rows(found: dict[str, EvaluationResult], policies: dict[str, Policy]) -> list[dict[str, Any]]:
-    """One row per policy and planner; policies' rows include the paired difference from each planner."""
-    table = []
+def rows(
+    distribution: str, results: dict[tuple[str, str], EvaluationResult], policies: dict[str, Policy]
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row per policy and planner; policies' rows include the paired differences from each planner."""
+    table, found = [], {who: result for (who, on), result in results.items() if on == distribution}
     for who, result in found.items():
         row = {key: value for key, value in result.summary().items() if key != "per_task"}
-        table.append({"who": who, **row})
+        table.append({"who": who, "distribution": distribution, **row})
         if who in policies:
-            over = {name: result.gain_over(other) for name, other in found.items() if name not in policies}
-            table[-1]["over"] = {name: vars(gain) for name, gain in over.items()}
+            planned = {name: other for name, other in found.items() if name not in policies}
+            table[-1]["over"] = {name: vars(result.gain_over(other)) for name, other in planned.items()}
+            table[-1]["sooner"] = {name: sooner(result, other) for name, other in planned.items()}
     return table
+
+
+def sooner(result: EvaluationResult, other: EvaluationResult) -> dict[str, float]:
+    """Mean difference of time, s, with a 95% interval, over the episodes that both succeeded in."""
+    key = next(name for name in result.metrics if name.endswith("time_s"))
+    both = result.success & other.success
+    apart = (result.metrics[key] - other.metrics[key])[both]
+    half = 1.96 * float(apart.std()) / math.sqrt(len(apart))
+    mean = float(apart.mean())
+    return {"time_s": mean, "low": mean - half, "high": mean + half, "episodes": len(apart)}
 
 
 if __name__ == "__main__":

@@ -19,12 +19,13 @@ from embodied.seeding import derive
 from sims.counter_rng import mix
 from sims.vehicle.episode import FORWARD, STEERING, Mdp, Moment
 from sims.vehicle.geometry import Lidar
+from sims.vehicle.mapping import local_map
 from sims.vehicle.simulator import Simulator
 from sims.vehicle.vehicles import Model, Vehicle
 from sims.vehicle.viewing import VehicleView
 from sims.vehicle.worlds import worlds
 
-MOMENT = ("state", "ranges", "steps", "memory")
+MOMENT = ("state", "ranges", "steps", "memory", "map")
 
 
 class VehicleEnvironment(RestorableEngine):
@@ -39,6 +40,7 @@ class VehicleEnvironment(RestorableEngine):
         vehicle: parameters of the vehicle.
         randomisation: share by which `vehicles.SCATTERED` parameters vary between episodes.
         lidar: replaces the task's lidar.
+        mapped: whether vehicles make maps, of whose shortest paths to the goal they observe waypoints.
         split: "train" or "eval": disjoint sets of worlds.
         executed: K, actions of a chunk, all executed.
         step_limit: control steps after which an episode is truncated; the task's if None.
@@ -55,6 +57,7 @@ class VehicleEnvironment(RestorableEngine):
         vehicle: Vehicle,
         randomisation: float = 0.0,
         lidar: Lidar | None = None,
+        mapped: bool = False,
         split: str = "train",
         executed: int = 1,
         step_limit: int | None = None,
@@ -66,8 +69,9 @@ class VehicleEnvironment(RestorableEngine):
         self.simulator = Simulator(
             mdp.MODEL, lidar or mdp.LIDAR, dt_s=mdp.DT_S, substeps=mdp.SUBSTEPS, device=device, backend=backend
         )
+        self.map = local_map(self.simulator.lidar, vehicle, mdp.DT_S) if mapped else None
         super().__init__(
-            contract(mdp, vehicle, self.simulator.lidar, executed),
+            contract(mdp, vehicle, self.simulator.lidar, executed, mapped),
             num_envs,
             mdp.STEP_LIMIT if step_limit is None else step_limit,
             task_names=(type(mdp).__name__.lower(),),
@@ -97,6 +101,8 @@ class VehicleEnvironment(RestorableEngine):
         self._key[ids] = torch.where(key < 1 << 31, key, key - (1 << 32)).to(self.device, torch.int32)
         self._previous[ids], self._hit[ids] = 0.0, False
         now.ranges[ids] = self._scan(state, ids)
+        if self.map:
+            now.map[ids] = self.map.begin(*(part[ids] for part in self._measured()))
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Execute the chunk; a vehicle that touches something fails, even at the goal."""
@@ -118,7 +124,8 @@ class VehicleEnvironment(RestorableEngine):
     def observe(self) -> TensorDict:
         """Observations of the lidar, the task and the last command."""
         now = self.now
-        seen = {"lidar": now.ranges, **self.mdp.observe(now), "previous_action": self._previous}
+        mapped = self.map.observe(now.map) if self.map else {}
+        seen = {"lidar": now.ranges, **self.mdp.observe(now), **mapped, "previous_action": self._previous}
         return TensorDict({name: part.clone() for name, part in seen.items()}, batch_size=[self.num_envs])
 
     def save(self) -> dict[str, Any]:
@@ -141,7 +148,9 @@ class VehicleEnvironment(RestorableEngine):
         state = torch.zeros(count, STEERING + 1, device=device)
         memory = self.mdp.begin(state, world)
         ranges = torch.zeros(count, self.simulator.lidar.beams, device=device)
-        self.now = Moment(state, ranges, torch.zeros(count, dtype=torch.int32, device=device), memory, world)
+        steps = torch.zeros(count, dtype=torch.int32, device=device)
+        maps = torch.zeros(count, self.map.size if self.map else 0, device=device)
+        self.now = Moment(state, ranges, steps, memory, world, maps)
         self.parameters = self.vehicle.scattered(world["draws"], self.randomisation)
         self._key = torch.zeros(count, dtype=torch.int32, device=device)
         self._previous = torch.zeros(count, 2, device=device)
@@ -156,6 +165,10 @@ class VehicleEnvironment(RestorableEngine):
         after = replace(before, state=state, steps=before.steps + active.int())
         self.now = after
         after.ranges = self._scan(state)
+        if self.map and bool(active.any()):
+            maps = after.map[active]
+            self.map.update(maps, *(part[active] for part in self._measured()))
+            after.map[active] = maps
         middle, half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
         scaled, previous = (action - middle) / half, (self._previous - middle) / half
         outcome = self.mdp.outcome(before, after, hit, scaled, previous)
@@ -163,17 +176,23 @@ class VehicleEnvironment(RestorableEngine):
         self._previous = torch.where(active.unsqueeze(1), action, self._previous)
         return torch.where(active, outcome.reward, 0.0), active & hit, active & outcome.done & ~hit
 
+    def _measured(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ranges [N, B], speed and yaw rate [N, 2], the goal [N, 2] (m, base)."""
+        seen = self.mdp.observe(self.now)
+        return self.now.ranges, seen["velocity"], seen["goal_distance"] * seen["goal_direction"]
+
     def _scan(self, state: Tensor, ids: Tensor | slice = slice(None)) -> Tensor:
         now = self.now
         circles, segments = now.world["circles"][ids], now.world["segments"][ids]
         return self.simulator.scan(state, self.parameters[ids], circles, segments, self._key[ids], now.steps[ids])
 
 
-def contract(mdp: Mdp, vehicle: Vehicle, lidar: Lidar, executed: int = 1) -> Contract:
+def contract(mdp: Mdp, vehicle: Vehicle, lidar: Lidar, executed: int = 1, mapped: bool = False) -> Contract:
     """The contract: chunks of K actions, all executed."""
     action = action_spec(mdp, vehicle)
     specs = {
         "lidar": TensorSpec((lidar.beams,), unit="m", frame="lidar"), **mdp.OBSERVED,
+        **(local_map(lidar, vehicle, mdp.DT_S).specs if mapped else {}),
         "previous_action": replace(action, low=(), high=()),
     }  # fmt: skip
     return Contract(specs, action, mdp.DT_S, horizon=executed, executed=executed)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+import torch
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -27,6 +28,7 @@ class Moment:
     steps: Tensor  # [N] int32, control steps so far
     memory: Tensor  # [N, R]
     world: TensorDict  # [N], see `worlds.Maker`
+    map: Tensor = field(default_factory=lambda: torch.empty(0, 0))  # [N, M], see `local_map.LocalMap`; M = 0 without
 
 
 @dataclass

@@ -19,6 +19,9 @@ from sims.vehicle.shortest_paths import path_length_at, path_lengths
 from sims.vehicle.vehicles import Model
 from sims.vehicle.worlds import Array
 
+PLACE, FACING = slice(1, 3), 3
+"""Columns of the memory with the errors of odometry; the first is the length of the driven path."""
+
 
 @dataclass(frozen=True)
 class Navigate:
@@ -28,6 +31,8 @@ class Navigate:
         goal_m: an episode succeeds this close to the goal.
         half_m, divided, obstacles_low, obstacles_high, gap_m, distance_m: parameters of the rooms, see `rooms.rooms`.
         reward_goal, reward_collision: at the end; reward_progress: per m of the shortest path to the goal.
+        odometry_share: largest error of the distance that odometry measures, as a share; constant in an episode.
+        odometry_yaw_rad_m: largest drift of its heading per m driven; likewise.
         weight_time: penalty per second; weight_turn: penalty of the squared change of the yaw rate command, in half
             ranges.
     """
@@ -39,8 +44,10 @@ class Navigate:
     obstacles_high: int = 20
     gap_m: float = 0.75
     distance_m: float = 6.0
+    odometry_share: float = 0.0
+    odometry_yaw_rad_m: float = 0.0
     reward_goal: float = 8.0
-    reward_collision: float = -8.0
+    reward_collision: float = -16.0
     reward_progress: float = 1.0
     weight_time: float = 0.2
     weight_turn: float = 0.005
@@ -72,12 +79,12 @@ class Navigate:
         return made | {"path_length": path_lengths(circles, segments, route[:, 0], self.half_m).numpy()}
 
     def begin(self, state: Tensor, world: TensorDict) -> Tensor:
-        """Length of the driven path, m."""
-        return torch.zeros(len(state), 1, device=state.device)
+        """Length of the driven path, m, and errors of odometry's position and heading."""
+        return torch.zeros(len(state), FACING + 1, device=state.device)
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
-        """Goal relative to the vehicle, velocity; for the critic, elapsed time and length of the shortest path."""
-        to_goal, yaw = _to_goal(now), now.state[:, YAW]
+        """Goal relative to where odometry is, velocity; for the critic, elapsed time, length of the shortest path."""
+        to_goal, yaw = _to_goal(now) - now.memory[:, PLACE], now.state[:, YAW] + now.memory[:, FACING]
         distance, angle = to_goal.norm(dim=1, keepdim=True), torch.atan2(to_goal[:, 1], to_goal[:, 0]) - yaw
         return {
             "goal_distance": distance,
@@ -94,8 +101,7 @@ class Navigate:
         turn = (action[:, 1] - previous[:, 1]).square()
         reward = self.reward_progress * (far - near) - self.weight_time * self.DT_S - self.weight_turn * turn
         reward = reward + torch.where(hit, self.reward_collision, torch.where(done, self.reward_goal, 0.0))
-        driven = (after.state[:, :2] - before.state[:, :2]).norm(dim=1, keepdim=True)
-        return Outcome(reward, done, before.memory + driven)
+        return Outcome(reward, done, self._drifted(before, after))
 
     def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
         """Collisions; for successes, time, path length, and path length over straight distance."""
@@ -104,6 +110,15 @@ class Navigate:
         return {"collision": hit.float()} | {
             name: torch.where(success, value, torch.nan) for name, value in arrived.items()
         }
+
+    def _drifted(self, before: Moment, after: Moment) -> Tensor:
+        """The memory after the step from `before`; the world says how large odometry's errors are."""
+        x, y = (after.state[:, :2] - before.state[:, :2]).unbind(1)
+        driven, (share, drift) = torch.hypot(x, y), before.world["odometry"].unbind(1)
+        turned = self.odometry_yaw_rad_m * drift * driven
+        angle, scale = before.memory[:, FACING] + 0.5 * turned, 1.0 + self.odometry_share * share
+        cos, sin = scale * angle.cos() - 1.0, scale * angle.sin()
+        return before.memory + torch.stack((driven, cos * x - sin * y, sin * x + cos * y, turned), 1)
 
     def _remaining(self, now: Moment) -> Tensor:
         """Length of the shortest path [N], m; the straight distance if no grid cell near the vehicle is free."""

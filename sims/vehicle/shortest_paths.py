@@ -6,15 +6,15 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from embodied.deployment import local_map
+from embodied.deployment.local_map import AROUND
 from sims.native import choose
 from sims.vehicle.compiled import library, pointers
 
 CELL_M, CLEAR_M = 0.25, 0.2
 """Width of a cell, m, and clearance of free cells' centres, m: slightly less than robots need."""
 BLOCKED_M = 1e3
-AROUND = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
 
 
 def path_lengths(circles: Tensor, segments: Tensor, goal: Tensor, half_m: float, backend: str | None = None) -> Tensor:
@@ -37,25 +37,12 @@ def path_lengths(circles: Tensor, segments: Tensor, goal: Tensor, half_m: float,
 
 
 def shortest_distances(start: Tensor, cost: Tensor, cell_m: float, backend: str | None = None) -> Tensor:
-    """Shortest distances [M, G, G] on the 8-connected grid to the cells of finite `start` [M, G, G], plus `start`.
-
-    Bellman-Ford on all grids at once: every cell takes the minimum over its eight neighbours of their distance plus the
-    step length times its own `cost` [M, G, G], until none changes. Infinite if unreachable.
-    """
-    size = start.shape[1]
-    if choose(backend, start.device) == "c":
-        found, cost = start.contiguous().clone(), cost.contiguous()
-        library().shortest_distances(len(start), size, cell_m, *pointers(cost, found))
-        return found
-    found = functional.pad(start, (1, 1, 1, 1), value=torch.inf)
-    inner = found[:, 1:-1, 1:-1]
-    while True:
-        before = inner.clone()
-        for i, j in AROUND[:4] + AROUND[5:]:
-            neighbour = found[:, 1 + i : 1 + i + size, 1 + j : 1 + j + size]
-            inner.copy_(torch.minimum(inner, neighbour + cell_m * math.hypot(i, j) * cost))
-        if torch.equal(before, inner):
-            return before
+    """As `local_map.shortest_distances`, by compiled C where `backend` is "c" (None: the default)."""
+    if choose(backend, start.device) != "c":
+        return local_map.shortest_distances(start, cost, cell_m)
+    found, cost = start.contiguous().clone(), cost.contiguous()
+    library().shortest_distances(len(start), start.shape[1], cell_m, *pointers(cost, found))
+    return found
 
 
 def path_length_at(lengths: Tensor, position: Tensor, half_m: float) -> Tensor:

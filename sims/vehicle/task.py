@@ -34,6 +34,8 @@ from sims.vehicle.vehicles import F1TENTH, JACKAL, Vehicle
 
 FILMED, STRIDE = 4, 2
 """Episodes in a video, and control steps between its frames."""
+DRIFT, NOISE = {"odometry_share": 0.01, "odometry_yaw_rad_m": 0.005}, 3.0
+"""Of the distribution "drift": errors of odometry, see `Navigate`; the lidar's noise as a multiple of the usual one."""
 T = TypeVar("T", bound=Any)
 
 
@@ -82,7 +84,7 @@ class VehicleTask(ProcessOptions):
             UserError: for an unknown distribution.
         """
         self._check(distribution)
-        return contract(self._mdp, self._vehicle, self._lidar)
+        return contract(self._mdp, self._vehicle, self._lidar, mapped=self._mapped)
 
     def environment(
         self, num_envs: int, distribution: str, split: str, seed: int = 0, device: str = "cpu"
@@ -93,9 +95,10 @@ class VehicleTask(ProcessOptions):
             UserError: for an unknown distribution or split.
         """
         self._check(distribution)
+        mdp, lidar = self._as(distribution)
         return VehicleEnvironment(
-            num_envs, mdp=self._mdp, vehicle=self._vehicle, lidar=self._lidar, randomisation=self.randomisation,
-            split=split, step_limit=self.step_limit, seed=seed, device=device,
+            num_envs, mdp=mdp, vehicle=self._vehicle, lidar=lidar, randomisation=self.randomisation,
+            mapped=self._mapped, split=split, step_limit=self.step_limit, seed=seed, device=device,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
@@ -125,6 +128,15 @@ class VehicleTask(ProcessOptions):
         with complete_or_absent(paths_beside(path)) as temporary:
             Image.fromarray(np.concatenate(last)).save(temporary, format="png")
 
+    @property
+    def _mapped(self) -> bool:
+        """Whether vehicles make maps."""
+        return False
+
+    def _as(self, distribution: str) -> tuple[Mdp, Lidar]:
+        """What differs between distributions."""
+        return self._mdp, self._lidar
+
     def _check(self, distribution: str) -> None:
         if distribution not in self.distributions:
             raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
@@ -132,22 +144,37 @@ class VehicleTask(ProcessOptions):
 
 @dataclass
 class NavigateTask(VehicleTask):
-    """Drive a Jackal among unmapped obstacles in random rooms."""
+    """Drive a Jackal among unmapped obstacles in random rooms.
+
+    With `map` it observes waypoints of the shortest path on a map that it makes of its own lidar, see `LocalMap`. In
+    the distribution "drift" odometry has errors of up to 1% and 0.3 degrees per m, and the lidar three times its noise.
+    """
 
     name: str = "vehicle_navigate"
     vehicle: dict[str, float] = field(default_factory=lambda: _numbers(JACKAL))
     numbers: dict[str, float] = field(default_factory=lambda: _numbers(Navigate()))
     lidar: dict[str, float] = field(default_factory=lambda: _numbers(Navigate.LIDAR))
     step_limit: int = Navigate.STEP_LIMIT
+    map: bool = True
 
     MDP: ClassVar[Mdp] = Navigate()
     VEHICLE: ClassVar[Vehicle] = JACKAL
-    distributions: ClassVar[tuple[str, ...]] = ("rooms",)
+    distributions: ClassVar[tuple[str, ...]] = ("rooms", "drift")
 
     def baselines(self) -> dict[str, Policy]:
         """The dynamic window, without and with a map."""
         known = self.contract("rooms"), self._vehicle, self._lidar
         return {"DWA": DynamicWindow(*known), "map and DWA": MappingPlanner(*known)}
+
+    @property
+    def _mapped(self) -> bool:
+        return self.map
+
+    def _as(self, distribution: str) -> tuple[Mdp, Lidar]:
+        if distribution == "rooms":
+            return self._mdp, self._lidar
+        lidar = replace(self._lidar, noise_m=NOISE * self._lidar.noise_m)
+        return _changed(self._mdp, DRIFT, "the distribution"), lidar
 
 
 @dataclass

@@ -37,7 +37,9 @@ class Maker(Protocol):
 
 
 def worlds(maker: Maker, split: str, starts: Tensor) -> TensorDict:
-    """The worlds of initial states `starts` [M] int64: what `maker` makes, `draws` [M, D] in [-1, 1].
+    """The worlds of initial states `starts` [M] int64: what `maker` makes; `draws` [M, D], `odometry` [M, 2].
+
+    Those two are in [-1, 1].
 
     `world` [M, 2] identifies them: the split, as a number, and the initial state.
 
@@ -56,6 +58,7 @@ def _block(maker: Maker, split: str, number: int) -> TensorDict:
     seed = derive(0, "vehicle", type(maker).__name__, split, number)
     rng = np.random.Generator(np.random.Philox(key=seed))
     made = maker.worlds(rng, BLOCK) | {"draws": rng.uniform(-1.0, 1.0, (BLOCK, len(SCATTERED)))}
+    made["odometry"] = rng.uniform(-1.0, 1.0, (BLOCK, 2))
     tensors = {name: torch.from_numpy(part).float() for name, part in made.items()}
     numbers = BLOCK * number + torch.arange(BLOCK)
     tensors["world"] = torch.stack((torch.full_like(numbers, SPLITS.index(split)), numbers), 1)

@@ -21,6 +21,7 @@ from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
 from real_robot.ros2.nodes.supervision import SAFETY_STATE, signed
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
+from real_robot.ros2.robots.vehicles import WAYPOINTS
 from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_contract, subscribe
 from real_robot.safety.limits import read_limits
 from real_robot.safety.safety import Command, Safety, State
@@ -70,7 +71,9 @@ class SafetyNode(ManagedNode[SafetySettings]):
         if not settings.heartbeat_timeout_s > 0:
             raise UserError(f"expected heartbeat_timeout_s > 0, got {settings.heartbeat_timeout_s}")
         self._limits = read_limits(settings.limits)
-        table = robot_table(settings.robot, read_contract(settings.checkpoint), settings.options)
+        contract = read_contract(settings.checkpoint)
+        measured = {key: spec for key, spec in contract.observation.items() if key not in WAYPOINTS}  # makes no map
+        table = robot_table(settings.robot, replace(contract, observation=measured), settings.options)
         self._table = table.within(self._limits)
         self._robot = RosRobot(self, self._table, measured=self._catch_up)
         self._safety = Safety(self._robot, self._limits, self._robot.clock, self._robot.steady)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
 from real_robot.ros2.messages.body_codecs import IMU, Fields, Imu, LaserScan, Odometry, Pose, quantities_of
 from real_robot.ros2.messages.codecs import Arrays, JointState
 from real_robot.ros2.robots.tables import (
@@ -30,14 +31,16 @@ def diff_drive(
     """Differential drives and Nav2 bases: `cmd_vel` as TwistStamped (Jazzy and newer), or Twist with stamped: false.
 
     Observes `odom`, `scan`, `imu` and, for policies with a goal, `goal_pose`; odometry and goal in `frame_id`. Lidar
-    and inertial unit must have the base's axes.
+    and inertial unit must have the base's axes. Waypoints are those of a map that is made here, anew for each goal.
     """
     message = "geometry_msgs/msg/TwistStamped" if stamped else "geometry_msgs/msg/Twist"
     start = "twist." if stamped else ""
     paths = {"speed": f"{start}linear.x", "yaw_rate": f"{start}angular.z"}
     codec = Fields({ACTION: action_spec(wanted, ("speed", "yaw_rate"), "m/s, rad/s", "base")}, message, paths)
     states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, (frame_id, lidar_frame_id, imu_frame_id))
-    return _vehicle("diff_drive", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays)
+    known = set(wanted.observation) - set(arrays)
+    guide = _guide(wanted, known, rate_hz, lidar_field_deg, lidar_range_m) if WAYPOINTS & known else None
+    return _vehicle("diff_drive", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays, guide)
 
 
 def ackermann(
@@ -66,19 +69,29 @@ def _seen_by_vehicle(wanted: Contract, field_deg: float, range_m: float, frames:
     if imu := {key: spec for key, spec in IMU.items() if key in wanted.observation}:
         states.append(Topic("imu", Imu(imu, imu_frame_id), STATE))
     if "lidar" in wanted.observation:
-        beams = wanted.observation["lidar"].shape[0]
-        # over a full turn the last beam is one spacing before the first, otherwise both ends of the field have a beam
-        spacing = np.deg2rad(field_deg) / (beams if field_deg >= 360.0 else beams - 1)
-        angles = spacing * np.arange(beams) - 0.5 * np.deg2rad(field_deg)
-        spec = TensorSpec((beams,), unit="m", frame="lidar")
+        angles = _beams(wanted, field_deg)
+        spec = TensorSpec((len(angles),), unit="m", frame="lidar")
         states.append(Topic("scan", LaserScan({"lidar": spec}, angles, range_m, lidar_frame_id), STATE))
     return states
+
+
+def _beams(wanted: Contract, field_deg: float) -> np.ndarray:
+    """Angles of the observed beams, rad."""
+    beams = wanted.observation["lidar"].shape[0]
+    # over a full turn the last beam is one spacing before the first, otherwise both ends of the field have a beam
+    spacing = np.deg2rad(field_deg) / (beams if field_deg >= 360.0 else beams - 1)
+    return spacing * np.arange(beams) - 0.5 * np.deg2rad(field_deg)
 
 
 GOAL = {
     "goal_distance": TensorSpec((1,), unit="m"),
     "goal_direction": TensorSpec((2,), unit="1", frame="base", names=("x", "y")),
 }
+
+WAYPOINTS = {"waypoints", "path_cost"}
+"""What a `LocalMap` tells."""
+ANOTHER_M = 0.3
+"""A goal this far from where it should be is another one, for which the map begins anew."""
 
 
 def _of_vehicle(wanted: Contract) -> dict[str, str]:
@@ -89,15 +102,21 @@ def _of_vehicle(wanted: Contract) -> dict[str, str]:
 
 def _vehicle(
     name: str, wanted: Contract, rate_hz: float, command: Topic, states: list[Topic], frame_id: str,
-    arrays: Sequence[str],
+    arrays: Sequence[str], guide: Callable[[Arrays], dict[str, np.ndarray]] | None = None,
 ) -> Table:  # fmt: skip
-    derived = None
-    if goal := {key: spec for key, spec in GOAL.items() if key in wanted.observation and key not in arrays}:
+    """`guide` computes what else is known of the way to the goal."""
+    derived, compute = None, guide or _to_goal
+    known = GOAL | {key: spec for key, spec in wanted.observation.items() if guide and key in WAYPOINTS}
+    if goal := {key: spec for key, spec in known.items() if key in wanted.observation and key not in arrays}:
         states.append(Topic("goal_pose", Pose({"goal": "position"}, frame_id), COMMAND, lasting=True))
         used = ("goal", *(key for key in ("position", "rotation") if key not in wanted.observation))
-        derived = Derived(goal, used, lambda seen: {key: _to_goal(seen)[key] for key in goal}, _from_goal)
+        derived = Derived(goal, used, lambda seen: _only(goal, compute(seen)), _from_goal)
     at_rest = tuple(math.nan if element == "steering_angle" else 0.0 for element in command.codec.specs[ACTION].names)
     return make_table(name, wanted, rate_hz, states, command, arrays, at_rest=at_rest, derived=derived)
+
+
+def _only(wanted: Mapping[str, TensorSpec], found: Arrays) -> dict[str, np.ndarray]:
+    return {key: found[key] for key in wanted}
 
 
 def _to_goal(seen: Arrays) -> dict[str, np.ndarray]:
@@ -107,6 +126,35 @@ def _to_goal(seen: Arrays) -> dict[str, np.ndarray]:
     angle = np.arctan2(way[1], way[0]) - np.arctan2(rotation[1, 0], rotation[0, 0])
     direction = np.array([np.cos(angle), np.sin(angle)], np.float32)
     return {"goal_distance": np.array([np.hypot(*way)], np.float32), "goal_direction": direction}
+
+
+def _guide(
+    wanted: Contract, known: set[str], rate_hz: float, field_deg: float, range_m: float
+) -> Callable[[Arrays], dict[str, np.ndarray]]:  # fmt: skip
+    """Makes a map of the lidar, measurement by measurement, for waypoints to the goal besides its place."""
+    import torch  # others need none
+
+    from embodied.deployment.local_map import LocalMap
+
+    if missing := [key for key in ("lidar", "velocity", *GOAL) if key not in known]:
+        raise UserError(f"waypoints are found on a map that needs {', '.join(missing)} of the robot's own topics")
+    chart = LocalMap(tuple(_beams(wanted, field_deg).tolist()), range_m, 1.0 / rate_hz)
+    memory, goal = torch.zeros(1, chart.size), np.full(3, np.nan)
+
+    def compute(seen: Arrays) -> dict[str, np.ndarray]:
+        nonlocal memory, goal
+        told = _to_goal(seen)
+        place = torch.from_numpy(told["goal_distance"] * told["goal_direction"]).unsqueeze(0)
+        lidar, velocity = (torch.from_numpy(np.float32(seen[key])).unsqueeze(0) for key in ("lidar", "velocity"))
+        another = bool((chart.expected(memory, velocity) - place).norm() > ANOTHER_M)
+        if another and not np.array_equal(goal, seen["goal"]):  # in odometry that begins anew every goal is another one
+            memory = chart.begin(lidar, velocity, place)
+        else:
+            chart.update(memory, lidar, velocity, place)
+        goal = np.array(seen["goal"])
+        return told | {key: value[0].numpy() for key, value in chart.observe(memory).items()}
+
+    return compute
 
 
 def _from_goal(observation: Arrays) -> dict[str, np.ndarray]:

@@ -12,7 +12,6 @@ from embodied.rollout.memory import STARTED
 from sims import native
 from sims.vehicle.planners.dwa import SPEEDS, Weights, clearance
 from sims.vehicle.planners.gap import FollowTheGap
-from sims.vehicle.planners.mapping import CELL_M, POSE, SIDE
 from sims.vehicle.planners.raceline import Raceline, RacelineNumbers, least_curvature
 from sims.vehicle.task import NavigateTask, RaceTask
 from sims.vehicle.vehicles import F1TENTH, JACKAL
@@ -108,9 +107,9 @@ def test_what_is_mapped_is_where_it_is():
     x = (goal - first) / (goal - first).norm(dim=1, keepdim=True)  # the map's x axis is the line to the goal
     y = torch.stack((-x[:, 1], x[:, 0]), 1)
     for row in range(4):
-        cells = memory[row, POSE:].view(SIDE, SIDE).nonzero()
+        cells = MAPPING.map.seen(memory)[row].nonzero()
         assert len(cells) > 60
-        at = (cells + 0.5 - 0.5 * SIDE) * CELL_M
+        at = (cells + 0.5 - 0.5 * MAPPING.map.side) * MAPPING.map.cell_m
         place = 0.5 * (first + goal)[row] + at[:, :1] * x[row] + at[:, 1:] * y[row]
         circles, segments = env.now.world["circles"][row], env.now.world["segments"][row]
         apart = ((place.unsqueeze(1) - circles[:, :2]).norm(dim=2) - circles[:, 2]).abs().amin(1)
@@ -118,7 +117,7 @@ def test_what_is_mapped_is_where_it_is():
         share = ((place.unsqueeze(1) - segments[:, :2]) * edge).sum(2) / edge.square().sum(1).clamp_min(1e-9)
         foot = segments[:, :2] + share.clamp(0.0, 1.0).unsqueeze(2) * edge
         apart = torch.minimum(apart, (place.unsqueeze(1) - foot).norm(dim=2).amin(1))
-        assert apart.max() < 0.75 * CELL_M + 0.05
+        assert apart.max() < 0.75 * MAPPING.map.cell_m + 0.05
 
 
 def test_a_wall_that_was_seen_once_is_driven_around():

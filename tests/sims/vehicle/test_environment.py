@@ -104,6 +104,45 @@ def test_the_goal_is_seen_from_the_vehicle():
     assert env.contract.observation["path_length"].privileged
 
 
+def test_odometry_drifts_by_what_the_world_says():
+    env = navigate(64, split="eval")
+    drifting = NavigateTask().environment(64, "drift", "eval")
+    for each in (env, drifting):
+        each.reset(starts=torch.arange(64))
+    ahead = torch.tensor([[[0.6, 0.3]]]).expand(64, 1, 2)
+    found = [[each.step(ahead).observation for _ in range(40)][-1] for each in (env, drifting)]
+    path = env.now.memory[:, 0]
+    kept = (env.now.steps == 40) & (path > 1.5)  # the others have touched something
+    assert kept.sum() > 20
+    goals = [each["goal_distance"] * each["goal_direction"] for each in found]
+    off = (goals[1] - goals[0]).norm(dim=1)[kept]
+    limit = 0.01 * path + 0.005 * path * (path + env.now.world["length_m"])
+    assert (off < limit[kept]).all()
+    assert off.mean() > 0.02
+    share, drift = env.now.world["odometry"].unbind(1)
+    assert torch.allclose(drifting.now.memory[:, 3], 0.005 * drift * path, atol=1e-4)
+    assert torch.equal(env.now.state, drifting.now.state)
+    assert not torch.equal(env.now.ranges, drifting.now.ranges)  # three times the noise
+
+
+def test_maps_go_on_where_they_were_saved_and_begin_anew_with_episodes():
+    env = navigate(3, mapped=True)
+    env.reset(starts=torch.arange(3))
+    first = env.now.map.clone()
+    turn = torch.tensor([[[0.5, 0.5]]]).expand(3, 1, 2)
+    for _ in range(7):
+        env.step(turn)
+    saved = env.state_dict()
+    after = [env.step(turn).observation for _ in range(7)][-1]
+    env.load_state_dict(saved)
+    again = [env.step(turn).observation for _ in range(7)][-1]
+    assert torch.equal(after["waypoints"], again["waypoints"])
+    seen = env.map.seen(env.now.map).sum((1, 2))
+    assert (seen > env.map.seen(first).sum((1, 2))).all()
+    env.reset(torch.tensor([False, True, False]), starts=torch.arange(3))
+    assert torch.equal(env.now.map[1], first[1])
+
+
 def test_laps_are_counted_forwards_and_a_race_ends_after_the_last():
     env = race(1)
     env.reset(starts=torch.tensor([3]))

@@ -1,0 +1,208 @@
+"""Maps that vehicles make of their own lidar while they drive, and shortest paths to the goal on them.
+
+A small version of Nav2's costmap and NavFn: lidar hits are stored on a grid around the line from start to goal; the
+vehicle's pose on it comes from odometry and the goal's direction; cells near hits cost more, unknown ones are free.
+What a vehicle knows is a row of a memory [N, M]. Letters: N vehicles, B beams, G cells along a side of a map, W
+waypoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from embodied.contract import TensorSpec
+
+HEADING, CENTRE, COUNT = 0, 1, 6
+VELOCITY, GOAL = slice(2, 4), slice(4, 6)
+"""Memory before the map: heading (rad) and half the initial goal distance (m), its position; last velocity, goal."""
+LONGEST_M = 50.0
+"""Costs of paths are told up to this length."""
+AROUND = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+
+
+def shortest_distances(start: Tensor, cost: Tensor, cell_m: float) -> Tensor:
+    """Shortest distances [M, G, G] on the 8-connected grid to the cells of finite `start` [M, G, G], plus `start`.
+
+    Bellman-Ford on all grids at once: every cell takes the minimum over its eight neighbours of their distance plus the
+    step length times its own `cost` [M, G, G], until none changes. Infinite if unreachable.
+    """
+    size = start.shape[1]
+    found = functional.pad(start, (1, 1, 1, 1), value=torch.inf)
+    inner = found[:, 1:-1, 1:-1]
+    while True:
+        before = inner.clone()
+        for i, j in AROUND[:4] + AROUND[5:]:
+            neighbour = found[:, 1 + i : 1 + i + size, 1 + j : 1 + j + size]
+            inner.copy_(torch.minimum(inner, neighbour + cell_m * math.hypot(i, j) * cost))
+        if torch.equal(before, inner):
+            return before
+
+
+@dataclass(frozen=True)
+class LocalMap:
+    """Sensor, grid and costs of a map.
+
+    Attributes:
+        angles: of the B beams from the front, rad.
+        range_m: ranges from here on are no hits.
+        dt_s: control period.
+        lidar_x_m: distance of the lidar in front of the vehicle's middle.
+        side, cell_m: cells along a side, and their width.
+        every: control periods between plans.
+        blocked_m, near_m: cells nearer to a hit than the first cost `blocked` times their width, decreasing to once at
+            the second.
+        blocked, near: cost factors of blocked cells and of those just beyond.
+        ahead_m: distances of the waypoints.
+        distances: finds shortest distances.
+    """
+
+    angles: tuple[float, ...]
+    range_m: float
+    dt_s: float
+    lidar_x_m: float = 0.0
+    side: int = 64
+    cell_m: float = 0.25
+    every: int = 5
+    blocked_m: float = 0.3
+    near_m: float = 0.7
+    blocked: float = 50.0
+    near: float = 4.0
+    ahead_m: tuple[float, ...] = (0.5, 1.0, 2.0)
+    distances: Callable[[Tensor, Tensor, float], Tensor] = shortest_distances
+
+    @property
+    def specs(self) -> dict[str, TensorSpec]:
+        """What `observe` returns."""
+        names = tuple(f"{axis}_{ahead_m:g}_m" for ahead_m in self.ahead_m for axis in "xy")
+        return {
+            "waypoints": TensorSpec((len(names),), unit="m", frame="base", names=names),
+            "path_cost": TensorSpec((1,), unit="m"),
+        }
+
+    @property
+    def size(self) -> int:
+        """M: elements of a memory."""
+        return COUNT + 1 + 2 * self.side * self.side
+
+    def begin(self, lidar: Tensor, velocity: Tensor, goal: Tensor) -> Tensor:
+        """Memory [N, M] of vehicles that measure ranges [N, B], speed and yaw rate [N, 2], the goal [N, 2], m, base."""
+        memory = torch.zeros(len(goal), self.size, device=goal.device)
+        memory[:, HEADING] = -torch.atan2(goal[:, 1], goal[:, 0])
+        memory[:, CENTRE] = 0.5 * goal.norm(dim=1)
+        memory[:, VELOCITY], memory[:, GOAL] = velocity, goal
+        self._mark(memory, lidar)
+        self._plan(memory)
+        return memory
+
+    def expected(self, memory: Tensor, velocity: Tensor) -> Tensor:
+        """Where the goal [N, 2], m, base, is in the next period, if the vehicles drive `velocity` [N, 2]."""
+        moved, turn = self._moved(memory, velocity)
+        return turned(memory[:, GOAL] - moved, -turn)
+
+    def update(self, memory: Tensor, lidar: Tensor, velocity: Tensor, goal: Tensor) -> None:
+        """Take the measurements of the next period, as for `begin`, into `memory`; plan when it is time to."""
+        moved, turn = self._moved(memory, velocity)
+        # the change of the goal's direction measures the rotation better than the yaw rate, unless the goal is near
+        before = memory[:, GOAL] - moved
+        off = torch.atan2(before[:, 1], before[:, 0]) - torch.atan2(goal[:, 1], goal[:, 0]) - turn
+        off = torch.atan2(off.sin(), off.cos())
+        memory[:, HEADING] += turn + torch.where(goal.norm(dim=1) > 1.0, off, 0.0)
+        memory[:, VELOCITY], memory[:, GOAL] = velocity, goal
+        self._mark(memory, lidar)
+        memory[:, COUNT] += 1.0
+        if (due := memory[:, COUNT] >= self.every).any():
+            planned = memory[due]
+            self._plan(planned)
+            memory[due] = planned
+
+    def observe(self, memory: Tensor) -> dict[str, Tensor]:
+        """Waypoints [N, 2 W] on the path at distances `ahead_m`, or the goal where that is nearer; its cost [N, 1]."""
+        left = self._grids(memory)[:, 1].flatten(1)
+        heading, goal, at = memory[:, HEADING], memory[:, GOAL], self._at(memory)
+        end = self._end(memory)
+        cell = self._cell(at)
+        cost = left.gather(1, self._index(cell).unsqueeze(1))
+        around = torch.tensor(AROUND, device=memory.device)
+        rows = torch.arange(len(memory), device=memory.device)
+        targets = [end.clone() for _ in self.ahead_m]
+        going = [torch.ones(len(memory), dtype=torch.bool, device=memory.device) for _ in self.ahead_m]
+        for _ in range(math.ceil(max(self.ahead_m) / self.cell_m) + 1):
+            near = (cell.unsqueeze(1) + around).clamp(0, self.side - 1)
+            cell = near[rows, left.gather(1, self._index(near)).argmin(1)]
+            place = (cell + 0.5 - 0.5 * self.side) * self.cell_m
+            far = (place - at).norm(dim=1)
+            for index, ahead_m in enumerate(self.ahead_m):
+                targets[index] = torch.where(going[index].unsqueeze(1), place, targets[index])
+                going[index] &= far < ahead_m
+        found = []
+        for target in targets:
+            arrived = (target - end).norm(dim=1, keepdim=True) < 1.5 * self.cell_m
+            found.append(torch.where(arrived, goal, turned(target - at, -heading)))
+        return {"waypoints": torch.cat(found, 1), "path_cost": cost.clamp_max(LONGEST_M)}
+
+    def seen(self, memory: Tensor) -> Tensor:
+        """Cells [N, G, G] of hits, above 0; a view of `memory`."""
+        return self._grids(memory)[:, 0]
+
+    def _grids(self, memory: Tensor) -> Tensor:
+        """Hits, and costs of paths from there, [N, 2, G, G]; a view of `memory`."""
+        return memory[:, COUNT + 1 :].unflatten(1, (2, self.side, self.side))
+
+    def _moved(self, memory: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
+        """How far [N, 2], m, in the frame before, and by which angle [N] vehicles have moved in a period."""
+        speed, rate = (0.5 * (memory[:, VELOCITY] + velocity)).unbind(1)
+        turn, way = rate * self.dt_s, speed * self.dt_s
+        return torch.stack((way * (0.5 * turn).cos(), way * (0.5 * turn).sin()), 1), turn
+
+    def _plan(self, memory: Tensor) -> None:
+        """Find costs of the shortest paths to the goal from all cells."""
+        memory[:, COUNT] = 0.0
+        seen, left = self._grids(memory).unbind(1)
+        apart = self.distances(torch.where(seen > 0.0, 0.0, torch.inf), torch.ones_like(seen), self.cell_m)
+        share = (self.near_m - apart) / (self.near_m - self.blocked_m)
+        cost = 1.0 + (self.near - 1.0) * share.clamp(0.0, 1.0).square()
+        cost = torch.where(apart < self.blocked_m, self.blocked, cost)
+        start = torch.full_like(cost, torch.inf).flatten(1)
+        start.scatter_(1, self._index(self._cell(self._end(memory))).unsqueeze(1), 0.0)
+        left.copy_(self.distances(start.view_as(cost), cost, self.cell_m))
+
+    def _mark(self, memory: Tensor, lidar: Tensor) -> None:
+        """Store the hits of ranges [N, B]."""
+        angles = torch.tensor(self.angles, device=lidar.device)
+        points = lidar.unsqueeze(2) * torch.stack((angles.cos(), angles.sin()), 1)
+        points[..., 0] += self.lidar_x_m
+        hits = self._at(memory).unsqueeze(1) + turned(points, memory[:, HEADING].unsqueeze(1))
+        hit = (hits.abs() < 0.5 * self.side * self.cell_m).all(2) & (lidar < self.range_m)
+        seen = memory[:, COUNT + 1 : COUNT + 1 + self.side * self.side]  # flat
+        seen.scatter_reduce_(1, self._index(self._cell(hits)), hit.float(), "amax")
+
+    def _at(self, memory: Tensor) -> Tensor:
+        """Position [N, 2], m from the map's centre, half way to the goal."""
+        at = turned(-memory[:, GOAL], memory[:, HEADING])
+        at[:, 0] += memory[:, CENTRE]
+        return at
+
+    def _end(self, memory: Tensor) -> Tensor:
+        """Position [N, 2] of the goal on the map."""
+        return torch.stack((memory[:, CENTRE], torch.zeros_like(memory[:, CENTRE])), 1)
+
+    def _cell(self, place: Tensor) -> Tensor:
+        """Cell [..., 2] of a position `place` [..., 2], m from the map's centre; the nearest cell if outside."""
+        return (place / self.cell_m + 0.5 * self.side).floor().long().clamp(0, self.side - 1)
+
+    def _index(self, cell: Tensor) -> Tensor:
+        """Index of a `cell` [..., 2] in the flat map."""
+        return cell[..., 0] * self.side + cell[..., 1]
+
+
+def turned(points: Tensor, angle: Tensor) -> Tensor:
+    """`points` [..., 2] rotated by `angle` [...], rad."""
+    cos, sin = angle.cos(), angle.sin()
+    x, y = points.unbind(-1)
+    return torch.stack((cos * x - sin * y, sin * x + cos * y), -1)

@@ -1,0 +1,89 @@
+"""Maps of a lidar: shortest paths around what was seen, and which goal is expected where."""
+
+import math
+
+import pytest
+import torch
+
+from embodied.deployment.local_map import LONGEST_M, LocalMap
+
+ANGLES = tuple(math.radians(4.0) * beam - math.pi for beam in range(90))
+MAP = LocalMap(ANGLES, 6.0, 0.1)
+FAR = torch.full((1, 90), 6.0)
+STILL = torch.zeros(1, 2)
+
+
+def goal(x: float, y: float = 0.0) -> torch.Tensor:
+    return torch.tensor([[x, y]])
+
+
+def wall(ahead_m: float) -> torch.Tensor:
+    """Ranges to a wall across the way, 6 m wide."""
+    angles = torch.tensor(ANGLES)
+    return torch.where(angles.abs() < 1.0, ahead_m / angles.cos(), 6.0).clamp_max(6.0).unsqueeze(0)
+
+
+@pytest.mark.parametrize("direction", [0.0, 2.0, -3.0])
+def test_in_the_open_waypoints_are_on_the_line_to_the_goal(direction):
+    place = 5.0 * torch.tensor([[math.cos(direction), math.sin(direction)]])
+    told = MAP.observe(MAP.begin(FAR, STILL, place))
+    points = told["waypoints"].view(3, 2)
+    aside = points @ torch.tensor([-math.sin(direction), math.cos(direction)])
+    assert aside.abs().max() < 0.25
+    for point, ahead_m in zip(points, MAP.ahead_m, strict=True):
+        assert ahead_m - 0.15 <= float(point.norm()) <= ahead_m + 0.4
+    assert float(told["path_cost"]) == pytest.approx(5.0, abs=0.4)
+
+
+def test_a_wall_is_driven_around_also_when_it_is_seen_no_more():
+    memory = MAP.begin(wall(2.0), STILL, goal(4.0))
+    around = MAP.observe(memory)
+    assert float(around["waypoints"][0, 5].abs()) > 0.5
+    assert float(around["path_cost"]) > 5.0
+    for _ in range(2 * MAP.every):
+        MAP.update(memory, FAR, STILL, goal(4.0))
+    assert torch.allclose(MAP.observe(memory)["waypoints"], around["waypoints"], atol=0.3)
+
+
+def test_what_is_out_of_range_is_no_wall():
+    assert not MAP.seen(MAP.begin(FAR, STILL, goal(4.0))).any()
+    assert MAP.seen(MAP.begin(FAR - 0.5, STILL, goal(4.0))).sum() > 50
+
+
+def test_the_goal_is_where_it_is_when_it_is_near():
+    told = MAP.observe(MAP.begin(FAR, STILL, goal(0.3, 0.2)))["waypoints"]
+    assert torch.allclose(told, torch.tensor([[0.3, 0.2] * 3]), atol=1e-6)
+
+
+def test_paths_are_planned_now_and_then_and_hits_stored_in_every_period():
+    memory = MAP.begin(FAR, STILL, goal(4.0))
+    costs = []
+    for _ in range(MAP.every):
+        MAP.update(memory, wall(2.0), STILL, goal(4.0))
+        assert MAP.seen(memory).any()
+        costs.append(float(MAP.observe(memory)["path_cost"]))
+    assert costs[:-1] == [pytest.approx(4.0, abs=0.4)] * (MAP.every - 1)
+    assert costs[-1] > 5.0
+
+
+def test_a_vehicle_that_turns_and_drives_expects_its_goal_where_it_is():
+    memory = MAP.begin(FAR, torch.tensor([[1.0, 1.0]]), goal(4.0))
+    expected = MAP.expected(memory, torch.tensor([[1.0, 1.0]]))
+    distance, angle = math.hypot(4.0 - 0.1 * math.cos(0.05), 0.1 * math.sin(0.05)), -0.1
+    assert float(expected.norm()) == pytest.approx(distance, abs=1e-4)
+    assert math.atan2(*expected[0].flip(0).tolist()) == pytest.approx(angle, abs=0.005)
+
+
+def test_costs_are_finite_where_nothing_leads_to_the_goal():
+    ring = LocalMap(ANGLES, 6.0, 0.1, blocked=math.inf)
+    told = ring.observe(ring.begin(torch.full((1, 90), 1.0), STILL, goal(4.0)))
+    assert float(told["path_cost"]) == LONGEST_M
+    assert told["waypoints"].isfinite().all()
+
+
+def test_rows_do_not_depend_on_others():
+    lidar, goals = torch.cat((FAR, wall(2.0), wall(3.0))), torch.cat((goal(4.0), goal(5.0, 1.0), goal(4.0, -1.0)))
+    together = MAP.observe(MAP.begin(lidar, STILL.expand(3, 2), goals))
+    for row in range(3):
+        alone = MAP.observe(MAP.begin(lidar[row : row + 1], STILL, goals[row : row + 1]))
+        assert torch.equal(together["waypoints"][row : row + 1], alone["waypoints"])

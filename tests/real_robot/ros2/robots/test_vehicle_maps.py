@@ -1,0 +1,77 @@
+"""Waypoints on a robot are those of the simulator, from what its topics carry."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from embodied.errors import UserError
+from real_robot.ros2.robots.registry import robot_table
+from real_robot.ros2.robots.tables import Table
+from sims.vehicle.environment import VehicleEnvironment
+from sims.vehicle.navigate import Navigate
+from sims.vehicle.vehicles import JACKAL
+
+
+def simulated() -> VehicleEnvironment:
+    return VehicleEnvironment(1, mdp=Navigate(), vehicle=JACKAL, mapped=True)
+
+
+def row(**options) -> Table:
+    return robot_table("diff_drive", simulated().contract, {"rate_hz": 10.0} | options)
+
+
+def told(env: VehicleEnvironment, seen: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What odometry, lidar and RViz publish of a simulated vehicle."""
+    x, y, yaw = env.now.state[0, :3].tolist()
+    cos, sin = math.cos(yaw), math.sin(yaw)
+    return {
+        "position": np.array([x, y, 0.0]), "rotation": np.array([cos, -sin, 0, sin, cos, 0, 0, 0, 1.0]),
+        "goal": np.array([*env.now.world["route"][0, 0].tolist(), 0.0]), "lidar": seen["lidar"],
+        "velocity": seen["velocity"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("odometry", ["since the start", "anew in every period"])
+def test_a_robot_finds_the_simulators_waypoints(odometry):
+    env, table, ways = simulated(), row(), []
+    observation = env.reset(starts=torch.tensor([5]))
+    for step in range(70):
+        seen = {key: value[0].numpy() for key, value in observation.items()}
+        arrays = told(env, seen) if odometry == "since the start" else table.measured(seen)
+        found = table.observe(arrays)
+        np.testing.assert_allclose(found["waypoints"], seen["waypoints"], atol=2e-3, err_msg=f"step {step}")
+        np.testing.assert_allclose(found["path_cost"], seen["path_cost"], atol=2e-3)
+        ways.append(seen["waypoints"])
+        x, y = seen["waypoints"][2:4]
+        angle = math.atan2(y, x)
+        action = [max(1.0 - abs(angle), 0.1), max(min(2.0 * angle, 1.5), -1.5)]
+        observation = env.step(torch.tensor([[action]])).observation
+    assert not env.success[0]  # still driving
+    assert np.ptp(np.stack(ways), 0).max() > 0.5
+
+
+def scan(**hits: float) -> np.ndarray:
+    """The lidar's ranges with a wall ahead, if any, 6 m wide."""
+    angles = simulated().simulator.angles.numpy()
+    ahead = np.abs(angles) < 1.0
+    return np.where(ahead, hits.get("ahead", 6.0) / np.cos(np.where(ahead, angles, 0.0)), 6.0)
+
+
+def test_what_was_seen_once_is_driven_around_until_there_is_another_goal():
+    table = row()
+    pose = {"position": np.zeros(3), "rotation": np.eye(3).reshape(9), "velocity": np.zeros(2)}
+    goal = np.array([4.0, 0.0, 0.0])
+    around = table.observe(pose | {"goal": goal, "lidar": scan(ahead=2.0)})["waypoints"]
+    assert abs(around[5]) > 0.5  # the waypoint 2 m ahead is aside
+    for _ in range(20):
+        still = table.observe(pose | {"goal": goal, "lidar": scan()})["waypoints"]
+    np.testing.assert_allclose(still, around, atol=0.3)
+    other = table.observe(pose | {"goal": goal + [1.0, 0.0, 0.0], "lidar": scan()})["waypoints"]
+    assert abs(other[5]) < 0.2
+
+
+def test_a_map_needs_a_goal_in_odometry():
+    with pytest.raises(UserError, match="needs goal_distance of the robot's own topics"):
+        row(arrays=["goal_distance"])
