@@ -145,6 +145,7 @@ class Sequence:
         self.policy = Policy(self.graph, table, known.command)
         self._start_safety()
         self.faults: dict[str, int] = {}  # and for how many more periods
+        self.suspended_s = 0.0
         self.injected = Counter[str]()
 
     def run(self) -> None:
@@ -225,7 +226,7 @@ class Sequence:
             if fault.endswith("killed"):
                 process.kill() if isinstance(process, Hosted) else setattr(process, "alive", False)
             else:
-                process.paused = True
+                process.paused, self.suspended_s = True, graph.ros_s
 
     def _end(self, fault: str) -> None:
         graph = self.graph
@@ -243,6 +244,8 @@ class Sequence:
             self.policy = Policy(graph, self.table, self.policy.topic)
         elif fault.endswith("paused"):
             process = self._process(fault)
+            if fault.startswith("safety_node"):
+                self._tell_jump(graph.ros_s - self.suspended_s)  # all that a process sees that did not run meanwhile
             process.resume() if isinstance(process, Hosted) else setattr(process, "paused", False)
 
     def _process(self, fault: str) -> Any:  # noqa: ANN401 - a node or the policy
@@ -251,7 +254,12 @@ class Sequence:
     def _jump(self) -> None:
         change_s = float(self.rng.choice([-1.0, 1.0]) * self.rng.exponential(2.0))
         self.graph.jumped_s += change_s
-        if change_s < 0.0 and self.graph.simulated and self.safety.alive:
+        if self.graph.frozen_s is None and self.safety.runs:
+            self._tell_jump(change_s)
+
+    def _tell_jump(self, change_s: float) -> None:
+        """What ROS tells nodes of a simulator's clock that goes back."""
+        if change_s < 0.0 and self.graph.simulated:
             for forget in self.safety.on_jump:
                 forget(-change_s)
             self.checker.known.jump_back(-change_s)
