@@ -21,6 +21,8 @@ from embodied.contract import TensorSpec
 HEADING, CENTRE, COUNT = 0, 1, 6
 VELOCITY, GOAL = slice(2, 4), slice(4, 6)
 """Memory before the map: heading (rad) and half the initial goal distance (m), its position; last velocity, goal."""
+FADES, APART = 0.34, 2
+"""What a hit of 1 loses when a beam goes through; every how many beams are looked along for that."""
 LONGEST_M = 50.0
 """Costs of paths are told up to this length."""
 AROUND = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
@@ -58,6 +60,7 @@ class LocalMap:
         blocked_m, near_m: cells nearer to a hit than the first cost `blocked` times their width, decreasing to once at
             the second.
         blocked, near: cost factors of blocked cells and of those just beyond.
+        clears: whether hits that beams go through again and again are forgotten: what stood there has moved.
         ahead_m: distances of the waypoints.
         distances: finds shortest distances.
     """
@@ -74,6 +77,7 @@ class LocalMap:
     blocked: float = 50.0
     near: float = 4.0
     ahead_m: tuple[float, ...] = (0.5, 1.0, 2.0)
+    clears: bool = False
     distances: Callable[[Tensor, Tensor, float], Tensor] = shortest_distances
 
     @property
@@ -174,13 +178,24 @@ class LocalMap:
 
     def _mark(self, memory: Tensor, lidar: Tensor) -> None:
         """Store the hits of ranges [N, B]."""
-        angles = torch.tensor(self.angles, device=lidar.device)
-        points = lidar.unsqueeze(2) * torch.stack((angles.cos(), angles.sin()), 1)
-        points[..., 0] += self.lidar_x_m
-        hits = self._at(memory).unsqueeze(1) + turned(points, memory[:, HEADING].unsqueeze(1))
-        hit = (hits.abs() < 0.5 * self.side * self.cell_m).all(2) & (lidar < self.range_m)
         seen = memory[:, COUNT + 1 : COUNT + 1 + self.side * self.side]  # flat
-        seen.scatter_reduce_(1, self._index(self._cell(hits)), hit.float(), "amax")
+        if self.clears:
+            far = self.cell_m * torch.arange(1, math.ceil(self.range_m / self.cell_m), device=lidar.device)
+            free = far < lidar[:, ::APART, None] - 1.5 * self.cell_m
+            cells, inside = self._reached(memory, far.expand(free.shape), slice(None, None, APART))
+            through = (free & inside).flatten(1).float()
+            seen.sub_(FADES * torch.zeros_like(seen).scatter_reduce_(1, cells.flatten(1), through, "amax"))
+            seen.clamp_min_(0.0)
+        cells, inside = self._reached(memory, lidar.unsqueeze(2))
+        hit = inside.squeeze(2) & (lidar < self.range_m)
+        seen.scatter_reduce_(1, cells.squeeze(2), hit.float(), "amax")
+
+    def _reached(self, memory: Tensor, far: Tensor, beams: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Indices of the cells at distances `far` [N, B, D], m, along `beams`, and whether they are on the map."""
+        angles = torch.tensor(self.angles, device=far.device)[beams].view(1, -1, 1)
+        points = torch.stack((far * angles.cos() + self.lidar_x_m, far * angles.sin()), -1)
+        places = self._at(memory)[:, None, None] + turned(points, memory[:, HEADING].view(-1, 1, 1))
+        return self._index(self._cell(places)), (places.abs() < 0.5 * self.side * self.cell_m).all(-1)
 
     def _at(self, memory: Tensor) -> Tensor:
         """Position [N, 2], m from the map's centre, half way to the goal."""

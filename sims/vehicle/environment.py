@@ -69,7 +69,7 @@ class VehicleEnvironment(RestorableEngine):
         self.simulator = Simulator(
             mdp.MODEL, lidar or mdp.LIDAR, dt_s=mdp.DT_S, substeps=mdp.SUBSTEPS, device=device, backend=backend
         )
-        self.map = local_map(self.simulator.lidar, vehicle, mdp.DT_S) if mapped else None
+        self.map = local_map(self.simulator.lidar, vehicle, mdp.DT_S, clears=mdp.moving) if mapped else None
         super().__init__(
             contract(mdp, vehicle, self.simulator.lidar, executed, mapped),
             num_envs,
@@ -160,19 +160,19 @@ class VehicleEnvironment(RestorableEngine):
         """One control step of the `active` vehicles; returns reward, contact and success, [N] each."""
         before, world = self.now, self.now.world
         state, hit = self.simulator.advance(
-            before.state, action, self.parameters, world["circles"], world["segments"], ~active
+            before.state, action, self.parameters, self.mdp.circles(before), world["segments"], ~active
         )
         after = replace(before, state=state, steps=before.steps + active.int())
         self.now = after
+        middle, half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
+        scaled, previous = (action - middle) / half, (self._previous - middle) / half
+        outcome = self.mdp.outcome(before, after, hit, scaled, previous)
+        after.memory = torch.where(active.unsqueeze(1), outcome.memory, before.memory)
         after.ranges = self._scan(state)
         if self.map and bool(active.any()):
             maps = after.map[active]
             self.map.update(maps, *(part[active] for part in self._measured()))
             after.map[active] = maps
-        middle, half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
-        scaled, previous = (action - middle) / half, (self._previous - middle) / half
-        outcome = self.mdp.outcome(before, after, hit, scaled, previous)
-        after.memory = torch.where(active.unsqueeze(1), outcome.memory, before.memory)
         self._previous = torch.where(active.unsqueeze(1), action, self._previous)
         return torch.where(active, outcome.reward, 0.0), active & hit, active & outcome.done & ~hit
 
@@ -183,7 +183,7 @@ class VehicleEnvironment(RestorableEngine):
 
     def _scan(self, state: Tensor, ids: Tensor | slice = slice(None)) -> Tensor:
         now = self.now
-        circles, segments = now.world["circles"][ids], now.world["segments"][ids]
+        circles, segments = self.mdp.circles(now)[ids], now.world["segments"][ids]
         return self.simulator.scan(state, self.parameters[ids], circles, segments, self._key[ids], now.steps[ids])
 
 

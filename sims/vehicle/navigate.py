@@ -12,6 +12,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import TensorSpec
+from sims.vehicle import people
 from sims.vehicle.episode import FORWARD, YAW, YAW_RATE, Moment, Outcome
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.rooms import rooms
@@ -20,7 +21,7 @@ from sims.vehicle.vehicles import Model
 from sims.vehicle.worlds import Array
 
 PLACE, FACING = slice(1, 3), 3
-"""Columns of the memory with the errors of odometry; the first is the length of the driven path."""
+"""Columns of the memory with the errors of odometry; the first is the length of the driven path, then come people."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Navigate:
         goal_m: an episode succeeds this close to the goal.
         half_m, divided, obstacles_low, obstacles_high, gap_m, distance_m: parameters of the rooms, see `rooms.rooms`.
         reward_goal, reward_collision: at the end; reward_progress: per m of the shortest path to the goal.
+        people: up to so many walk about, see `people`.
         odometry_share: largest error of the distance that odometry measures, as a share; constant in an episode.
         odometry_yaw_rad_m: largest drift of its heading per m driven; likewise.
         weight_time: penalty per second; weight_turn: penalty of the squared change of the yaw rate command, in half
@@ -44,6 +46,7 @@ class Navigate:
     obstacles_high: int = 20
     gap_m: float = 0.75
     distance_m: float = 6.0
+    people: int = 0
     odometry_share: float = 0.0
     odometry_yaw_rad_m: float = 0.0
     reward_goal: float = 8.0
@@ -76,11 +79,23 @@ class Navigate:
             distance_m=self.distance_m,
         )  # fmt: skip
         circles, segments, route = (torch.from_numpy(made[name]).float() for name in ("circles", "segments", "route"))
-        return made | {"path_length": path_lengths(circles, segments, route[:, 0], self.half_m).numpy()}
+        made |= {"path_length": path_lengths(circles, segments, route[:, 0], self.half_m).numpy()}
+        return made | (people.lines(rng, made, self.people, self.half_m) if self.people else {})
+
+    @property
+    def moving(self) -> bool:
+        """Whether there are people."""
+        return self.people > 0
+
+    def circles(self, now: Moment) -> Tensor:
+        """Those of the room, and people."""
+        still = now.world["circles"]
+        return torch.cat((still, people.circles(self._people(now))), 1) if self.people else still
 
     def begin(self, state: Tensor, world: TensorDict) -> Tensor:
-        """Length of the driven path, m, and errors of odometry's position and heading."""
-        return torch.zeros(len(state), FACING + 1, device=state.device)
+        """Length of the driven path, m, errors of odometry's position and heading, states of people."""
+        alone = torch.zeros(len(state), FACING + 1, device=state.device)
+        return torch.cat((alone, people.begin(world["walks"]).flatten(1)), 1) if self.people else alone
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
         """Goal relative to where odometry is, velocity; for the critic, elapsed time, length of the shortest path."""
@@ -101,7 +116,12 @@ class Navigate:
         turn = (action[:, 1] - previous[:, 1]).square()
         reward = self.reward_progress * (far - near) - self.weight_time * self.DT_S - self.weight_turn * turn
         reward = reward + torch.where(hit, self.reward_collision, torch.where(done, self.reward_goal, 0.0))
-        return Outcome(reward, done, self._drifted(before, after))
+        memory = self._drifted(before, after)
+        if self.people:
+            world, place = before.world, after.state[:, :2]
+            known = world["walks"], world["pace"], place, world["circles"], world["segments"]
+            memory = torch.cat((memory, people.walk(self._people(before), *known, self.DT_S).flatten(1)), 1)
+        return Outcome(reward, done, memory)
 
     def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
         """Collisions; for successes, time, path length, and path length over straight distance."""
@@ -112,13 +132,17 @@ class Navigate:
         }
 
     def _drifted(self, before: Moment, after: Moment) -> Tensor:
-        """The memory after the step from `before`; the world says how large odometry's errors are."""
+        """Path and odometry's errors after the step from `before`; the world says how large the errors are."""
         x, y = (after.state[:, :2] - before.state[:, :2]).unbind(1)
         driven, (share, drift) = torch.hypot(x, y), before.world["odometry"].unbind(1)
         turned = self.odometry_yaw_rad_m * drift * driven
         angle, scale = before.memory[:, FACING] + 0.5 * turned, 1.0 + self.odometry_share * share
         cos, sin = scale * angle.cos() - 1.0, scale * angle.sin()
-        return before.memory + torch.stack((driven, cos * x - sin * y, sin * x + cos * y, turned), 1)
+        return before.memory[:, : FACING + 1] + torch.stack((driven, cos * x - sin * y, sin * x + cos * y, turned), 1)
+
+    def _people(self, now: Moment) -> Tensor:
+        """States [N, P, STATE] of people."""
+        return now.memory[:, FACING + 1 :].unflatten(1, (self.people, people.STATE))
 
     def _remaining(self, now: Moment) -> Tensor:
         """Length of the shortest path [N], m; the straight distance if no grid cell near the vehicle is free."""

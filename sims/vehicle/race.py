@@ -70,6 +70,15 @@ class Race:
             half_width_m=(self.half_width_low_m, self.half_width_high_m),
         )  # fmt: skip
 
+    @property
+    def moving(self) -> bool:
+        """No."""
+        return False
+
+    def circles(self, now: Moment) -> Tensor:
+        """Those of the world: none, tracks have walls."""
+        return now.world["circles"]
+
     def begin(self, state: Tensor, world: TensorDict) -> Tensor:
         """Progress since the first point of the centre line, m; place on it, m; laps; steps at the end of the last."""
         return torch.zeros(len(state), 4, device=state.device)

@@ -34,6 +34,8 @@ from sims.vehicle.vehicles import F1TENTH, JACKAL, Vehicle
 
 FILMED, STRIDE = 4, 2
 """Episodes in a video, and control steps between its frames."""
+PEOPLE = 6
+"""Most of the distribution "people"."""
 DRIFT, NOISE = {"odometry_share": 0.01, "odometry_yaw_rad_m": 0.005}, 3.0
 """Of the distribution "drift": errors of odometry, see `Navigate`; the lidar's noise as a multiple of the usual one."""
 T = TypeVar("T", bound=Any)
@@ -147,7 +149,8 @@ class NavigateTask(VehicleTask):
     """Drive a Jackal among unmapped obstacles in random rooms.
 
     With `map` it observes waypoints of the shortest path on a map that it makes of its own lidar, see `LocalMap`. In
-    the distribution "drift" odometry has errors of up to 1% and 0.3 degrees per m, and the lidar three times its noise.
+    the distribution "drift" odometry has errors of up to 1% and 0.3 degrees per m, and the lidar three times its noise;
+    in "people" up to six walk about, and maps forget what has moved.
     """
 
     name: str = "vehicle_navigate"
@@ -159,7 +162,7 @@ class NavigateTask(VehicleTask):
 
     MDP: ClassVar[Mdp] = Navigate()
     VEHICLE: ClassVar[Vehicle] = JACKAL
-    distributions: ClassVar[tuple[str, ...]] = ("rooms", "drift")
+    distributions: ClassVar[tuple[str, ...]] = ("rooms", "drift", "people")
 
     def baselines(self) -> dict[str, Policy]:
         """The dynamic window, without and with a map."""
@@ -173,6 +176,8 @@ class NavigateTask(VehicleTask):
     def _as(self, distribution: str) -> tuple[Mdp, Lidar]:
         if distribution == "rooms":
             return self._mdp, self._lidar
+        if distribution == "people":
+            return _changed(self._mdp, {"people": PEOPLE}, "the distribution"), self._lidar
         lidar = replace(self._lidar, noise_m=NOISE * self._lidar.noise_m)
         return _changed(self._mdp, DRIFT, "the distribution"), lidar
 
@@ -215,7 +220,8 @@ class _Drive:
         for row in ids.tolist():
             pose = now.state[row, :3].cpu().numpy()
             self.trails[row].append(pose)
-            world = Map(*(now.world[name][row].cpu().numpy() for name in ("circles", "segments", "route")))
+            parts = self.env.mdp.circles(now)[row], now.world["segments"][row], now.world["route"][row]
+            world = Map(*(part.cpu().numpy() for part in parts))
             angles = pose[2] + lidar.angles().numpy()
             mounted = self.env.vehicle.lidar_x_m * np.array([np.cos(pose[2]), np.sin(pose[2])])
             rays = now.ranges[row].cpu().numpy()[:, None] * np.stack((np.cos(angles), np.sin(angles)), 1)

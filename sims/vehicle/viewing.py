@@ -9,7 +9,7 @@ import numpy as np
 from embodied.viewer import shapes
 from embodied.viewer.shapes import Mesh
 from embodied.viewer.viewable import Array, Body, Scene
-from sims.vehicle.episode import FORWARD, LEFTWARD, YAW, Moment
+from sims.vehicle.episode import FORWARD, LEFTWARD, YAW, Mdp, Moment
 from sims.vehicle.geometry import FAR_M
 from sims.vehicle.vehicles import Vehicle
 
@@ -17,8 +17,9 @@ NAME = "vehicle"
 HERE = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0)
 WALL, SHAPE, GOAL, SHELL = (0.62, 0.65, 0.7), (0.45, 0.55, 0.68), (0.25, 0.7, 0.35), (0.93, 0.6, 0.2)
 WHEEL, FRONT = (0.13, 0.13, 0.15), (0.9, 0.28, 0.24)
-TALL_M, THIN_M = 0.15, 0.02
-"""Half the height of walls, half their thickness."""
+PERSON = (0.75, 0.35, 0.55)
+TALL_M, THIN_M, HIGH_M = 0.15, 0.02, 0.85
+"""Half the height of walls, half their thickness, half the height of people."""
 WHEEL_M = 0.06
 
 
@@ -27,6 +28,7 @@ class Driven(Protocol):
 
     now: Moment
     vehicle: Vehicle
+    mdp: Mdp
 
 
 class VehicleView:
@@ -53,14 +55,24 @@ class VehicleView:
             parts.append(shapes.cylinder(0.3, 0.01).moved(flat[0]).coloured(GOAL))
         else:
             parts.append(shapes.path(np.concatenate((flat, flat[:1])), 0.02).coloured(GOAL))
-        bodies = (Body(NAME, _vehicle(self._env.vehicle)), Body("world", shapes.joined(parts)))
+        bodies = [Body(NAME, _vehicle(self._env.vehicle)), Body("world", shapes.joined(parts))]
+        for number, (_, _, radius) in enumerate(self._moving(row), 1):
+            person = shapes.cylinder(radius, HIGH_M).moved((0.0, 0.0, HIGH_M)).coloured(PERSON)
+            bodies.append(Body(f"person {number}", person))
         eye = (*(middle + reach * np.array([0.5, -1.7])).tolist(), 1.9 * reach)
-        return Scene(bodies, eye, (*middle.tolist(), 0.0), 0.0, 1.5 * reach, (NAME,))
+        return Scene(tuple(bodies), eye, (*middle.tolist(), 0.0), 0.0, 1.5 * reach, (NAME,))
 
     def poses(self, row: int) -> Array:
-        """The vehicle, and the world at rest."""
+        """The vehicle, the world at rest, and people."""
         x, y, yaw = self._env.now.state[row, :3].tolist()
-        return np.array([(x, y, 0.0, np.cos(0.5 * yaw), 0.0, 0.0, np.sin(0.5 * yaw)), HERE])
+        people = [(*place, *HERE[2:]) for *place, _ in self._moving(row)]
+        return np.array([(x, y, 0.0, np.cos(0.5 * yaw), 0.0, 0.0, np.sin(0.5 * yaw)), HERE, *people])
+
+    def _moving(self, row: int) -> list[list[float]]:
+        """Centres and radii of what moves."""
+        now = self._env.now
+        circles = self._env.mdp.circles(now)[row, now.world["circles"].shape[1] :]
+        return [circle for circle in circles.tolist() if abs(circle[0]) < FAR_M / 2]
 
     def push(self, row: int, body: str, change_m_s: Array) -> None:
         """As `View.push`, on the ground; wheels that cannot slip only take what is along them."""

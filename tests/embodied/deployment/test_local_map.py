@@ -87,3 +87,17 @@ def test_rows_do_not_depend_on_others():
     for row in range(3):
         alone = MAP.observe(MAP.begin(lidar[row : row + 1], STILL, goals[row : row + 1]))
         assert torch.equal(together["waypoints"][row : row + 1], alone["waypoints"])
+
+
+def test_what_has_moved_is_forgotten_after_a_while_where_maps_clear():
+    clearing = LocalMap(ANGLES, 6.0, 0.1, clears=True)
+    memory = clearing.begin(wall(2.0), STILL, goal(4.0))
+    count = int((clearing.seen(memory) > 0).sum())
+    clearing.update(memory, FAR, STILL, goal(4.0))
+    assert int((clearing.seen(memory) > 0).sum()) == count  # once is not enough
+    for _ in range(4):
+        clearing.update(memory, FAR, STILL, goal(4.0))
+    assert int((clearing.seen(memory) > 0).sum()) < 0.25 * count
+    for _ in range(10):
+        clearing.update(memory, wall(2.0), STILL, goal(4.0))
+    assert int((clearing.seen(memory) > 0).sum()) >= count  # what stays is kept
