@@ -1,7 +1,8 @@
 """Maps that vehicles make of their own lidar while they drive, and shortest paths to the goal on them.
 
-A small version of Nav2's costmap and NavFn: lidar hits are stored on a grid around the line from start to goal; the
-vehicle's pose on it comes from odometry and the goal's direction; cells near hits cost more, unknown ones are free.
+A small version of Nav2's costmap and NavFn: lidar hits are stored on a grid around the line from start to goal, until
+beams go through them; the vehicle's pose on it comes from odometry and the goal's direction; cells near hits cost more,
+unknown ones are free.
 What a vehicle knows is a row of a memory [N, M]. Letters: N vehicles, B beams, G cells along a side of a map, W
 waypoints.
 """
@@ -60,7 +61,6 @@ class LocalMap:
         blocked_m, near_m: cells nearer to a hit than the first cost `blocked` times their width, decreasing to once at
             the second.
         blocked, near: cost factors of blocked cells and of those just beyond.
-        clears: whether hits that beams go through again and again are forgotten: what stood there has moved.
         ahead_m: distances of the waypoints.
         distances: finds shortest distances.
     """
@@ -77,7 +77,6 @@ class LocalMap:
     blocked: float = 50.0
     near: float = 4.0
     ahead_m: tuple[float, ...] = (0.5, 1.0, 2.0)
-    clears: bool = False
     distances: Callable[[Tensor, Tensor, float], Tensor] = shortest_distances
 
     @property
@@ -177,15 +176,14 @@ class LocalMap:
         left.copy_(self.distances(start.view_as(cost), cost, self.cell_m))
 
     def _mark(self, memory: Tensor, lidar: Tensor) -> None:
-        """Store the hits of ranges [N, B]."""
+        """Store the hits of ranges [N, B]; forget those that beams go through again and again, for they have moved."""
         seen = memory[:, COUNT + 1 : COUNT + 1 + self.side * self.side]  # flat
-        if self.clears:
-            far = self.cell_m * torch.arange(1, math.ceil(self.range_m / self.cell_m), device=lidar.device)
-            free = far < lidar[:, ::APART, None] - 1.5 * self.cell_m
-            cells, inside = self._reached(memory, far.expand(free.shape), slice(None, None, APART))
-            through = (free & inside).flatten(1).float()
-            seen.sub_(FADES * torch.zeros_like(seen).scatter_reduce_(1, cells.flatten(1), through, "amax"))
-            seen.clamp_min_(0.0)
+        far = self.cell_m * torch.arange(1, math.ceil(self.range_m / self.cell_m), device=lidar.device)
+        free = far < lidar[:, ::APART, None] - 1.5 * self.cell_m
+        cells, inside = self._reached(memory, far.expand(free.shape), slice(None, None, APART))
+        through = (free & inside).flatten(1).float()
+        seen.sub_(FADES * torch.zeros_like(seen).scatter_reduce_(1, cells.flatten(1), through, "amax"))
+        seen.clamp_min_(0.0)
         cells, inside = self._reached(memory, lidar.unsqueeze(2))
         hit = inside.squeeze(2) & (lidar < self.range_m)
         seen.scatter_reduce_(1, cells.squeeze(2), hit.float(), "amax")

@@ -69,7 +69,7 @@ class VehicleEnvironment(RestorableEngine):
         self.simulator = Simulator(
             mdp.MODEL, lidar or mdp.LIDAR, dt_s=mdp.DT_S, substeps=mdp.SUBSTEPS, device=device, backend=backend
         )
-        self.map = local_map(self.simulator.lidar, vehicle, mdp.DT_S, clears=mdp.moving) if mapped else None
+        self.map = local_map(self.simulator.lidar, vehicle, mdp.DT_S) if mapped else None
         super().__init__(
             contract(mdp, vehicle, self.simulator.lidar, executed, mapped),
             num_envs,

@@ -54,11 +54,6 @@ class Mdp(Maker, Protocol):
     ENDLESS: ClassVar[bool]
     """Whether a success truncates the episode (the task could continue) or terminates it."""
 
-    @property
-    def moving(self) -> bool:
-        """Whether circles move."""
-        ...
-
     def circles(self, now: Moment) -> Tensor:
         """Circles [N, C, 3] that vehicles may see and touch, m, world."""
         ...

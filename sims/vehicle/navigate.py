@@ -82,11 +82,6 @@ class Navigate:
         made |= {"path_length": path_lengths(circles, segments, route[:, 0], self.half_m).numpy()}
         return made | (people.lines(rng, made, self.people, self.half_m) if self.people else {})
 
-    @property
-    def moving(self) -> bool:
-        """Whether there are people."""
-        return self.people > 0
-
     def circles(self, now: Moment) -> Tensor:
         """Those of the room, and people."""
         still = now.world["circles"]

@@ -70,11 +70,6 @@ class Race:
             half_width_m=(self.half_width_low_m, self.half_width_high_m),
         )  # fmt: skip
 
-    @property
-    def moving(self) -> bool:
-        """No."""
-        return False
-
     def circles(self, now: Moment) -> Tensor:
         """Those of the world: none, tracks have walls."""
         return now.world["circles"]

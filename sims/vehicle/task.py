@@ -150,7 +150,7 @@ class NavigateTask(VehicleTask):
 
     With `map` it observes waypoints of the shortest path on a map that it makes of its own lidar, see `LocalMap`. In
     the distribution "drift" odometry has errors of up to 1% and 0.3 degrees per m, and the lidar three times its noise;
-    in "people" up to six walk about, and maps forget what has moved.
+    in "people" up to six walk about.
     """
 
     name: str = "vehicle_navigate"

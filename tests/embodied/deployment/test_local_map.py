@@ -41,8 +41,8 @@ def test_a_wall_is_driven_around_also_when_it_is_seen_no_more():
     assert float(around["waypoints"][0, 5].abs()) > 0.5
     assert float(around["path_cost"]) > 5.0
     for _ in range(2 * MAP.every):
-        MAP.update(memory, FAR, STILL, goal(4.0))
-    assert torch.allclose(MAP.observe(memory)["waypoints"], around["waypoints"], atol=0.3)
+        MAP.update(memory, torch.full((1, 90), 0.7), STILL, goal(4.0))  # something near hides it
+    assert float(MAP.observe(memory)["path_cost"]) > 5.0
 
 
 def test_what_is_out_of_range_is_no_wall():
@@ -89,15 +89,14 @@ def test_rows_do_not_depend_on_others():
         assert torch.equal(together["waypoints"][row : row + 1], alone["waypoints"])
 
 
-def test_what_has_moved_is_forgotten_after_a_while_where_maps_clear():
-    clearing = LocalMap(ANGLES, 6.0, 0.1, clears=True)
-    memory = clearing.begin(wall(2.0), STILL, goal(4.0))
-    count = int((clearing.seen(memory) > 0).sum())
-    clearing.update(memory, FAR, STILL, goal(4.0))
-    assert int((clearing.seen(memory) > 0).sum()) == count  # once is not enough
+def test_what_has_moved_is_forgotten_after_a_while():
+    memory = MAP.begin(wall(2.0), STILL, goal(4.0))
+    count = int((MAP.seen(memory) > 0).sum())
+    MAP.update(memory, FAR, STILL, goal(4.0))
+    assert int((MAP.seen(memory) > 0).sum()) == count  # once is not enough
     for _ in range(4):
-        clearing.update(memory, FAR, STILL, goal(4.0))
-    assert int((clearing.seen(memory) > 0).sum()) < 0.25 * count
+        MAP.update(memory, FAR, STILL, goal(4.0))
+    assert int((MAP.seen(memory) > 0).sum()) < 0.25 * count
     for _ in range(10):
-        clearing.update(memory, wall(2.0), STILL, goal(4.0))
-    assert int((clearing.seen(memory) > 0).sum()) >= count  # what stays is kept
+        MAP.update(memory, wall(2.0), STILL, goal(4.0))
+    assert int((MAP.seen(memory) > 0).sum()) >= count  # what stays is kept

@@ -65,8 +65,7 @@ def test_what_was_seen_once_is_driven_around_until_there_is_another_goal():
     goal = np.array([4.0, 0.0, 0.0])
     around = table.observe(pose | {"goal": goal, "lidar": scan(ahead=2.0)})["waypoints"]
     assert abs(around[5]) > 0.5  # the waypoint 2 m ahead is aside
-    for _ in range(20):
-        still = table.observe(pose | {"goal": goal, "lidar": scan()})["waypoints"]
+    still = table.observe(pose | {"goal": goal, "lidar": scan()})["waypoints"]
     np.testing.assert_allclose(still, around, atol=0.3)
     other = table.observe(pose | {"goal": 1.25 * goal, "lidar": scan()})["waypoints"]
     assert abs(other[5]) < 0.2
