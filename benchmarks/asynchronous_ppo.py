@@ -35,7 +35,7 @@ ROWS = {
 }
 """Options by staleness and objective."""
 TASKS = {
-    "vehicle_navigate": ("env_steps=2500000",),
+    "vehicle_navigate": ("env_steps=2500000", "task.map=false", "task.numbers.reward_collision=-8"),
     "libero_pick": (
         "env_steps=300000", "task.tasks=[0,1,2,3,4]", "task.assets=stand-in", "task.episodes=2", "task.areas_share=0",
         "evaluation_starts=50", "comparison_starts=null", "sft.steps=4000",
@@ -58,7 +58,8 @@ def measured(task: str, row: str, seed: int, folder: Path) -> dict[str, Any]:
     apart = ["control=false", "evaluate_every_steps=null", "placement.collectors=2"]
     trained([*options, *apart, *ROWS[row]], run)
     report = json.loads((run / "report.json").read_text())
-    found = next(each for each in report["evaluations"] if each["stage"] == "rl")  # the training's own distribution
+    own = ("rl", report["distributions"][0])  # the training's
+    found = next(each for each in report["evaluations"] if (each["stage"], each["distribution"]) == own)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     metrics = [each for each in metrics if "rollout/success" in each]
     spent, began = report["wall_s"], metrics[0]["time"]
