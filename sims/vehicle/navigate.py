@@ -52,7 +52,7 @@ class Navigate:
     reward_goal: float = 8.0
     reward_collision: float = -16.0
     reward_progress: float = 1.0
-    weight_time: float = 0.6
+    weight_time: float = 0.2
     weight_turn: float = 0.005
 
     INSTRUCTION: ClassVar[str] = "drive to the goal without touching anything"
