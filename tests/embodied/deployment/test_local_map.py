@@ -83,10 +83,16 @@ def test_costs_are_finite_where_nothing_leads_to_the_goal():
 
 def test_rows_do_not_depend_on_others():
     lidar, goals = torch.cat((FAR, wall(2.0), wall(3.0))), torch.cat((goal(4.0), goal(5.0, 1.0), goal(4.0, -1.0)))
-    together = MAP.observe(MAP.begin(lidar, STILL.expand(3, 2), goals))
+    together = MAP.begin(lidar, STILL.expand(3, 2), goals)
+    for _ in range(MAP.every):
+        MAP.update(together, lidar.flip(0), STILL.expand(3, 2), goals)
     for row in range(3):
-        alone = MAP.observe(MAP.begin(lidar[row : row + 1], STILL, goals[row : row + 1]))
-        assert torch.equal(together["waypoints"][row : row + 1], alone["waypoints"])
+        own = slice(row, row + 1)
+        alone = MAP.begin(lidar[own], STILL, goals[own])
+        for _ in range(MAP.every):
+            MAP.update(alone, lidar.flip(0)[own], STILL, goals[own])
+        assert torch.equal(together[own], alone)
+        assert torch.equal(MAP.observe(together)["waypoints"][own], MAP.observe(alone)["waypoints"])
 
 
 def test_what_has_moved_is_forgotten_after_a_while():
