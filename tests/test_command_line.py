@@ -100,17 +100,18 @@ def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
     completed = run("train.py", "task=vehicle_navigate", *small, "video=false", f"output={tmp_path / 'run'}")
     assert completed.returncode == 0, completed.stdout + completed.stderr
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert [row["stage"] for row in report["evaluations"]] == ["baseline DWA", "baseline map and DWA", "rl"]
+    planners = ["baseline DWA", "baseline map and DWA"]
+    found = {(row["stage"], row["distribution"]): row for row in report["evaluations"]}
+    assert set(found) == {(who, on) for who in (*planners, "rl") for on in ("rooms", "drift", "people")}
     assert {"collision", "time_s", "path_m"} <= report["evaluations"][0].keys()
     assert "RL over DWA on rooms" in completed.stdout
-    options = ["baselines=true", "episodes=3"]
+    options = ["baselines=true", "episodes=3", "distributions=[rooms]"]
     completed = run("evaluate.py", f"checkpoint={tmp_path / 'run'}", *options)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert record["num_envs"] == 3  # as many worlds as in training's evaluations
-    planners = ["baseline DWA", "baseline map and DWA"]
     assert [row["stage"] for row in record["evaluations"]] == ["policy", *planners]
-    beside = [{key: row[key] for key in record["evaluations"][1]} for row in report["evaluations"][:2]]
+    beside = [{key: found[who, "rooms"][key] for key in record["evaluations"][1]} for who in planners]
     assert record["evaluations"][1:] == beside  # the same episodes as beside the trained policy
     assert [gain["over"] for gain in record["gains"]] == planners
     assert "policy over map and DWA on rooms: " in completed.stdout
