@@ -90,8 +90,10 @@ GOAL = {
 
 WAYPOINTS = {"waypoints", "path_cost"}
 """What a `LocalMap` tells."""
-ANOTHER_M = 0.3
-"""A goal this far from where it should be is another one, for which the map begins anew."""
+ANOTHER_M, LOST_M = 0.3, 2.0
+"""A new goal this far from where the last one should be is another one, for which the map begins anew; as it does if
+the same goal is this far from there: odometry has jumped.
+"""
 
 
 def _of_vehicle(wanted: Contract) -> dict[str, str]:
@@ -146,8 +148,9 @@ def _guide(
         told = _to_goal(seen)
         place = torch.from_numpy(told["goal_distance"] * told["goal_direction"]).unsqueeze(0)
         lidar, velocity = (torch.from_numpy(np.float32(seen[key])).unsqueeze(0) for key in ("lidar", "velocity"))
-        another = bool((chart.expected(memory, velocity) - place).norm() > ANOTHER_M)
-        if another and not np.array_equal(goal, seen["goal"]):  # in odometry that begins anew every goal is another one
+        off_m = float((chart.expected(memory, velocity) - place).norm())
+        changed = not np.array_equal(goal, seen["goal"])  # always, where odometry begins anew in every period
+        if off_m > LOST_M or (changed and off_m > ANOTHER_M):
             memory = chart.begin(lidar, velocity, place)
         else:
             chart.update(memory, lidar, velocity, place)

@@ -71,6 +71,15 @@ def test_what_was_seen_once_is_driven_around_until_there_is_another_goal():
     assert abs(other[5]) < 0.2
 
 
+def test_odometry_that_jumps_begins_a_new_map():
+    table = row()
+    pose = {"position": np.zeros(3), "rotation": np.eye(3).reshape(9), "velocity": np.zeros(2)}
+    goal = np.array([7.0, 0.0, 0.0])
+    table.observe(pose | {"goal": goal, "lidar": scan(ahead=4.5)})
+    there = pose | {"position": np.array([2.5, 0.0, 0.0]), "goal": goal, "lidar": scan()}  # 2 m before that wall
+    assert abs(table.observe(there)["waypoints"][5]) < 0.2
+
+
 def test_a_map_needs_a_goal_in_odometry():
     with pytest.raises(UserError, match="needs goal_distance of the robot's own topics"):
         row(arrays=["goal_distance"])
