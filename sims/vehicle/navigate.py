@@ -12,10 +12,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import TensorSpec
-from sims.vehicle import people
 from sims.vehicle.episode import FORWARD, YAW, YAW_RATE, Moment, Outcome
 from sims.vehicle.geometry import Lidar
-from sims.vehicle.rooms import rooms
+from sims.vehicle.places import people
+from sims.vehicle.places.rooms import rooms
 from sims.vehicle.shortest_paths import path_length_at, path_lengths
 from sims.vehicle.vehicles import Model
 from sims.vehicle.worlds import Array

@@ -14,7 +14,7 @@ from torch import Tensor
 from embodied.contract import TensorSpec
 from sims.vehicle.episode import FORWARD, LEFTWARD, STEERING, YAW, YAW_RATE, Moment, Outcome
 from sims.vehicle.geometry import Lidar
-from sims.vehicle.tracks import POINTS, tracks
+from sims.vehicle.places.tracks import POINTS, tracks
 from sims.vehicle.vehicles import Model
 from sims.vehicle.worlds import Array
 

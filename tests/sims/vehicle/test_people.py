@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from sims.vehicle import people
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.navigate import Navigate
+from sims.vehicle.places import people
 from sims.vehicle.task import NavigateTask
 from sims.vehicle.vehicles import JACKAL
 from sims.vehicle.worlds import worlds

@@ -6,8 +6,8 @@ import torch
 
 from sims.vehicle.geometry import FAR_M, touching
 from sims.vehicle.navigate import Navigate
+from sims.vehicle.places.tracks import POINTS
 from sims.vehicle.race import Race
-from sims.vehicle.tracks import POINTS
 from sims.vehicle.vehicles import F1TENTH, JACKAL
 from sims.vehicle.worlds import BLOCK, worlds
 

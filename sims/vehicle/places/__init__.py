@@ -1,0 +1,1 @@
+"""What vehicles drive in: rooms and the people in them, tracks."""
