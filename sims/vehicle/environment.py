@@ -169,7 +169,9 @@ class VehicleEnvironment(RestorableEngine):
         outcome = self.mdp.outcome(before, after, hit, scaled, previous)
         after.memory = torch.where(active.unsqueeze(1), outcome.memory, before.memory)
         after.ranges = self._scan(state)
-        if self.map and bool(active.any()):
+        if self.map and bool(active.all()):
+            self.map.update(after.map, *self._measured())
+        elif self.map and bool(active.any()):
             maps = after.map[active]
             self.map.update(maps, *(part[active] for part in self._measured()))
             after.map[active] = maps
