@@ -8,6 +8,7 @@ executed actions of a chunk, A action dimension.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -151,6 +152,12 @@ class DifferentiableEnvironment(Environment, Protocol):
     def detach(self) -> None:
         """Cut the graph: gradients of later steps end at the present state."""
         ...
+
+
+def clip_gradient(actions: Tensor, most: float) -> None:
+    """Scale every environment's gradient by `actions` [N, ...] down to norm `most`, also for what came before them."""
+    if actions.requires_grad and most < math.inf:
+        actions.register_hook(lambda grad: grad.flatten(1).renorm(2, 0, most).view_as(grad))
 
 
 def lacking(env: Environment) -> list[str]:

@@ -12,7 +12,10 @@ A comparison of results with those of other learners must state that gradients a
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,12 +36,18 @@ from embodied.world import ALONE, World
 
 @dataclass
 class BPTTConfig:
-    """Hyper-parameters; `rollout_length` is the horizon. The learning rate decays linearly to its `final_lr_share`."""
+    """Hyper-parameters; `rollout_length` is the horizon. The learning rate decays linearly to its `final_lr_share`.
+
+    The gradient of an environment's return by one of its actions is scaled down to norm `max_action_gradient`, in units
+    of reward, before it flows on to earlier actions: otherwise few environments that the policy does not yet stabilise
+    decide its gradient, for theirs grow exponentially with the horizon. inf does not limit it.
+    """
 
     rollout_length: int = 48
     learning_rate: float = 5e-3
     final_lr_share: float = 0.05
     max_gradient_norm: float = 0.5
+    max_action_gradient: float = math.inf
     discount: float = 1.0
     terminal_weight: float = 5.0
     critic: bool = False
@@ -50,7 +59,7 @@ class BPTTConfig:
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "rollout_length", "value_epochs", "value_minibatch")
-        at_least(self, 0, "learning_rate", "value_learning_rate")
+        at_least(self, 0, "learning_rate", "value_learning_rate", "max_action_gradient")
         if self.critic and self.discount >= 1.0:
             raise UserError(f"expected a discount below 1 with critic=true, got {self.discount}")
 
@@ -87,7 +96,6 @@ class BPTT:
     """Maximises the return of differentiable rollouts by gradient ascent."""
 
     starts = None
-    collector = DifferentiableCollector
 
     def __init__(self, policy: DeterministicPolicy, config: BPTTConfig, generator: torch.Generator) -> None:
         self.policy, self.config, self.generator = policy, config, generator
@@ -95,6 +103,11 @@ class BPTT:
         self.optimiser = torch.optim.Adam(self.parameters, config.learning_rate, fused=True)
         self.value_optimiser = torch.optim.Adam(policy.critic_parameters(), config.value_learning_rate, fused=True)
         self.gradient_steps = 0
+
+    @property
+    def collector(self) -> Callable[..., DifferentiableCollector]:
+        """Makes the collector, which limits gradients."""
+        return partial(DifferentiableCollector, max_action_gradient=self.config.max_action_gradient)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """One gradient step of the actor, `value_epochs` of the critic; returns the mean reward and losses."""

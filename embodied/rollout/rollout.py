@@ -6,6 +6,7 @@ episode ends.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from embodied.environment import (
     Restorable,
     Transition,
     Watched,
+    clip_gradient,
 )
 from embodied.errors import UserError
 from embodied.policy import Decision, DensePolicy, DeterministicPolicy, Policy
@@ -333,12 +335,14 @@ def _executed(decision: Decision, transition: Transition) -> Tensor:
 class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
     """A DifferentiableEnvironment that runs a whole feed-forward policy itself, faster than step by step."""
 
-    def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
+    def unroll(
+        self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
+    ) -> Rollout:
         """Run `decisions` single actions of a feed-forward policy from the present state.
 
         `layers` are (weight [out, in], bias [out]) with tanh after each, from the concatenated observations that the
         policy's contract reads to actions in half ranges around the middle. Reward, observations and actions carry
-        gradients to the layers. An environment whose episode ends stays frozen.
+        gradients to the layers, through `clip_gradient`. An environment whose episode ends stays frozen.
         """
         ...
 
@@ -346,19 +350,28 @@ class UnrolledEnvironment(DifferentiableEnvironment, Protocol):
 class DifferentiableCollector(Collector):
     """Collects deterministic decisions; rewards and observations carry gradients to the policy.
 
-    Environments restart only between rollouts: one whose episode ends inside a rollout stays frozen until its end.
+    Environments restart only between rollouts: one whose episode ends inside a rollout stays frozen until its end. A
+    gradient by one decision, of a mean over all, has at most that decision's share of norm `max_action_gradient`.
     """
+
+    def __init__(
+        self, env: Environment, policy: Policy, generator: torch.Generator, starts: Starts | None = None,
+        max_action_gradient: float = math.inf,
+    ) -> None:  # fmt: skip
+        super().__init__(env, policy, generator, starts)
+        self.max_action_gradient = max_action_gradient
 
     def collect(self, decisions: int) -> Rollout:
         """Run `decisions` single actions in every environment, from where the last rollout ended."""
         started = time.perf_counter()
         self._restart(self.finished, bool(self.finished.any()))
         env = cast(DifferentiableEnvironment, self.env)
+        most = self.max_action_gradient / (env.num_envs * decisions)
         if isinstance(env, UnrolledEnvironment) and isinstance(self.policy, DensePolicy):
             layers = [(weight.to(env.device), bias.to(env.device)) for weight, bias in self.policy.layers()]
-            rollout = env.unroll(layers, decisions)
+            rollout = env.unroll(layers, decisions, most)
         else:
-            rollout = self._by_steps(decisions)
+            rollout = self._by_steps(decisions, most)
         env.detach()
         self.finished, self.success = rollout.done[-1], rollout.success[-1]
         self.observation = rollout.last_observation.detach()
@@ -367,13 +380,14 @@ class DifferentiableCollector(Collector):
         counted = {"simulation_s": time.perf_counter() - started, "policy_version": self.version}
         return self._with_totals(replace(rollout, **counted, **ended))
 
-    def _by_steps(self, decisions: int) -> Rollout:
+    def _by_steps(self, decisions: int, max_action_gradient: float) -> Rollout:
         """As `UnrolledEnvironment.unroll`, for any environment and policy, step by step."""
         policy = cast(DeterministicPolicy, self.policy)
         seen, made, pushed, frozen = [cast(TensorDict, self.observation)], [], 0, torch.zeros_like(self.finished)
         empty = TensorDict({}, batch_size=[self.env.num_envs])
         for _ in range(decisions):
             actions = policy.actions(seen[-1].to(policy.device)).to(self.env.device)
+            clip_gradient(actions, max_action_gradient)
             transition = self.env.step(actions[:, : self.env.contract.executed])
             made.append(_row(Decision(actions, empty, actions.new_zeros(len(actions), 1)), transition))
             seen.append(transition.observation)

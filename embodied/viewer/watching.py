@@ -6,6 +6,7 @@ Letters in shape comments: N environments, K executed actions, A action dimensio
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -122,12 +123,14 @@ class WatchedEnvironment(WrappedEnvironment):
         pushed = self._pushed.clone() if bool(self._pushed.any()) else None
         return transition if pushed is None else replace(transition, pushed=pushed)
 
-    def _unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
+    def _unroll(
+        self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
+    ) -> Rollout:
         """As `UnrolledEnvironment.unroll`: the state is shown before and after, for nobody sees it in between."""
         self.actions = None
         self._push(self._screen.before(self))
         before = self._pushed & ~self.done
-        rollout = cast(UnrolledEnvironment, self.env).unroll(layers, decisions)
+        rollout = cast(UnrolledEnvironment, self.env).unroll(layers, decisions, max_action_gradient)
         self.observation = rollout.last_observation
         reward, executed = (each.transpose(0, 1).flatten(1) for each in (rollout.reward, rollout.executed))
         self._add(reward, executed, rollout.done[-1], rollout.success[-1], rollout.has_success)

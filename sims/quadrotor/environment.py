@@ -6,6 +6,7 @@ Letters in shape comments: N environments, K executed actions of a chunk, M envi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -195,9 +196,11 @@ class QuadrotorEnvironment(RestorableEngine):
         seen, history = self._seen[:, : self.num_envs], self._history.seen(self.num_envs)
         return TensorDict(split_rows(self.contract.observation, seen, history), batch_size=[self.num_envs])
 
-    def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
+    def unroll(
+        self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
+    ) -> Rollout:
         """Run `decisions` steps with an MLP policy, differentiable by its layers; see `unroll.unroll`."""
-        return unroll(self, layers, decisions)
+        return unroll(self, layers, decisions, max_action_gradient)
 
     def detach(self) -> None:
         """Detach the current state: gradients of later steps end here."""

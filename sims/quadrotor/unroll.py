@@ -5,6 +5,7 @@ Letters: T decisions, N environments, L lanes.
 
 from __future__ import annotations
 
+import math
 import time
 from itertools import pairwise
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from embodied.environment import clip_gradient
 from embodied.errors import UserError
 from embodied.rollout.rollout import Rollout
 from sims.quadrotor.episode import COUNTERS, Episode
@@ -24,15 +26,16 @@ Environment = Any
 """A `QuadrotorEnvironment`, whose module imports this one."""
 
 
-def unroll(env: Environment, layers: Layers, decisions: int) -> Rollout:
+def unroll(env: Environment, layers: Layers, decisions: int, max_action_gradient: float = math.inf) -> Rollout:
     """Run `decisions` steps in every environment with the policy a = tanh(W_n ... tanh(W_1 x + b_1) ... + b_n).
 
     x are the task's observations and past actions, concatenated in the order of the contract. Reward, observations and
     actions of the rollout carry gradients to the layers, starting at the current state, so that none flow into earlier
-    steps. An environment whose episode ends during the rollout freezes: from the next decision on `executed` is False,
-    `reward` is 0, the observation is its last one, and its actions mean nothing. Afterwards `env` is where the rollout
-    ended, detached, and finished environments wait for `env.reset(mask=...)`. On the CPU forward and backward are one
-    call of compiled C each; elsewhere the same is done step by step.
+    steps; that by one environment's action is scaled down to norm `max_action_gradient`. An environment whose episode
+    ends during the rollout freezes: from the next decision on `executed` is False, `reward` is 0, the observation is
+    its last one, and its actions mean nothing. Afterwards `env` is where the rollout ended, detached, and finished
+    environments wait for `env.reset(mask=...)`. On the CPU forward and backward are one call of compiled C each;
+    elsewhere the same is done step by step.
 
     Raises:
         UserError: for layers that do not fit the contract, another chunk than K = 1, or before the first reset.
@@ -40,7 +43,9 @@ def unroll(env: Environment, layers: Layers, decisions: int) -> Rollout:
     _check(env, layers, decisions)
     started = time.perf_counter()
     env.detach()
-    rollout = (_compiled if env._kernels.library is not None else _by_steps)(env, layers, decisions)
+    rollout = (_compiled if env._kernels.library is not None else _by_steps)(
+        env, layers, decisions, max_action_gradient
+    )
     env.detach()
     rollout.simulation_s = time.perf_counter() - started
     return rollout
@@ -70,7 +75,7 @@ def _check(env: Environment, layers: Layers, decisions: int) -> None:
         raise ValueError(f"expected 4 outputs of the last layer, one per rotor, got {widths[-1]}")
 
 
-def _by_steps(env: Environment, layers: Layers, decisions: int) -> Rollout:
+def _by_steps(env: Environment, layers: Layers, decisions: int, max_action_gradient: float) -> Rollout:
     """Unroll step by step: for devices without the compiled unroll, and to check it."""
     specs = env.contract.observation.items()
     keys = [key for key, spec in specs if key in env.mdp.OBSERVED or not spec.privileged]
@@ -80,6 +85,7 @@ def _by_steps(env: Environment, layers: Layers, decisions: int) -> Rollout:
         for weight, bias in layers:
             x = torch.tanh(torch.nn.functional.linear(x, weight, bias))
         actions.append(x.unsqueeze(1))
+        clip_gradient(actions[-1], max_action_gradient)
         made.append(env.step(actions[-1]))
         observations.append(made[-1].observation)
     fields = ("reward", "executed", "terminated", "truncated", "success")
@@ -91,11 +97,12 @@ def _step(episode: Episode) -> Program:
     return next(program for program in episode.programs() if program.name == "step")
 
 
-def _compiled(env: Environment, layers: Layers, decisions: int) -> Rollout:
+def _compiled(env: Environment, layers: Layers, decisions: int, max_action_gradient: float) -> Rollout:
     N, length = env.num_envs, env._history.length
     past = env._history.rows if length > 1 else env._seen[env.episode.previous]
     given = {**env._inputs(), "observation": env._seen}
-    flown = run(env._kernels.library, _step(env.episode), layers, decisions, given, past.view(length, 4, -1))
+    past = past.view(length, 4, -1)
+    flown = run(env._kernels.library, _step(env.episode), layers, decisions, given, past, max_action_gradient)
     seen, actions, record = flown.observation, flown.actions, flown.record
     executed = flown.executed > 0.5
     old = _histories(actions, executed) if length > 1 else None

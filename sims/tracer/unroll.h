@@ -22,6 +22,7 @@ typedef struct {
     int64_t width[MAX_LAYERS + 1], padded[MAX_LAYERS + 1];
     int64_t activations; /* floats of all layers of one lane */
     int64_t packed;      /* floats of all weights and biases, padded */
+    float max_action_gradient; /* norm, of one lane's action */
 } Sizes;
 
 /* Tensors, all float but for key; [rows, lanes] unless said otherwise. */
@@ -203,6 +204,19 @@ static void seen_vjp_(const Sizes *s, const Tensors *x, int64_t t, int64_t lane,
     }
 }
 
+/* Scale a block's gradients of actions down to norm `most`, lane by lane. */
+static void clip_(float *action, float most)
+{
+    for (int i = 0; i < LANES; i++) {
+        float square = 0.0f;
+        for (int row = 0; row < ACTION_ROWS; row++)
+            square += action[row * LANES + i] * action[row * LANES + i];
+        const float factor = square > most * most ? most / sqrtf(square) : 1.0f;
+        for (int row = 0; row < ACTION_ROWS; row++)
+            action[row * LANES + i] *= factor;
+    }
+}
+
 /* Gradients of the weights for lanes [first, last), after `unroll`; nothing flows to before the first decision. */
 void unroll_vjp(int64_t first, int64_t last, const Sizes *s, const Tensors *x)
 {
@@ -222,6 +236,7 @@ void unroll_vjp(int64_t first, int64_t last, const Sizes *s, const Tensors *x)
             for (int row = 0; row < ACTION_ROWS; row++)
                 for (int i = 0; i < LANES; i++)
                     action[row * LANES + i] += later[row * L + i];
+            clip_(action, s->max_action_gradient);
             const float *const inputs = policy_vjp_(s, x, t, lane, action);
             if (t > 0)
                 seen_vjp_(s, x, t, lane, inputs, seen);

@@ -6,6 +6,7 @@ Letters: T decisions, L lanes, S O A rows of state, observation and action, H pa
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -75,8 +76,9 @@ def source(step: Program, observed: int) -> str:
 
 
 def run(
-    library: ctypes.CDLL, step: Program, layers: Layers, decisions: int, given: Mapping[str, Tensor], past: Tensor
-) -> Unrolled:
+    library: ctypes.CDLL, step: Program, layers: Layers, decisions: int, given: Mapping[str, Tensor], past: Tensor,
+    max_action_gradient: float = math.inf,
+) -> Unrolled:  # fmt: skip
     """Step `decisions` times with the policy of `layers`.
 
     Args:
@@ -86,8 +88,9 @@ def run(
         decisions: T.
         given: the program's inputs except the action, and the first "observation" [O, L].
         past: actions before the first decision, oldest first, [H, A, L]; H >= 1.
+        max_action_gradient: to which norm the gradient by a lane's action is scaled down, also for what came before it.
     """
-    buffers = _Buffers(library, step, layers, decisions, given, past)
+    buffers = _Buffers(library, step, layers, decisions, given, past, max_action_gradient)
     reward, observation, actions = _Fused.apply(buffers, *(tensor for layer in layers for tensor in layer))
     kept = {name: buffers.tensors[name] for name in ("state", "record", "executed")}
     return Unrolled(reward, observation, actions, **kept)
@@ -106,6 +109,7 @@ class _Sizes(ctypes.Structure):
         ("width", ctypes.c_int64 * (MAX_LAYERS + 1)),
         ("padded", ctypes.c_int64 * (MAX_LAYERS + 1)),
         *((name, ctypes.c_int64) for name in ("activations", "packed")),
+        ("max_action_gradient", ctypes.c_float),
     )
 
 
@@ -132,7 +136,7 @@ class _Buffers:
 
     def __init__(
         self, library: ctypes.CDLL, step: Program, layers: Layers, decisions: int, given: Mapping[str, Tensor],
-        past: Tensor,
+        past: Tensor, max_action_gradient: float,
     ) -> None:  # fmt: skip
         history, A, L = past.shape
         self.library, self.lanes = library, L
@@ -142,6 +146,7 @@ class _Buffers:
         self.sizes = _Sizes(decisions, history, len(layers), L)
         self.sizes.width[: len(self.widths)], self.sizes.padded[: len(self.padded)] = self.widths, self.padded
         self.sizes.activations, self.sizes.packed = sum(self.padded), packed
+        self.sizes.max_action_gradient = max_action_gradient
         self.constants = [given[name] for name in _constants(step)]
         T, first = decisions, {"state": given["state"], "record": given["record"], "seen": given["observation"]}
         self.tensors = {name: torch.empty(T + 1, len(rows), L) for name, rows in first.items()}

@@ -1,5 +1,6 @@
 """A small differentiable environment: Reach with the negative squared distance as reward."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from embodied.environment import Transition
+from embodied.environment import Transition, clip_gradient
 from embodied.rollout.rollout import Rollout
 from tests.embodied.reach import Reach
 
@@ -29,7 +30,9 @@ class SmoothReach(Reach):
     def detach(self) -> None:
         self.position = self.position.detach()
 
-    def unroll(self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int) -> Rollout:
+    def unroll(
+        self, layers: Sequence[tuple[Tensor, Tensor]], decisions: int, max_action_gradient: float = math.inf
+    ) -> Rollout:
         self.detach()
         seen, acted, made = [], [], []
         for _ in range(decisions):
@@ -38,6 +41,7 @@ class SmoothReach(Reach):
             for weight, bias in layers:
                 hidden = torch.tanh(hidden @ weight.T + bias)
             acted.append(0.25 * hidden.unsqueeze(1))
+            clip_gradient(acted[-1], max_action_gradient)
             made.append(self.step(acted[-1]))
         shape = (decisions, self.num_envs)
         return Rollout(

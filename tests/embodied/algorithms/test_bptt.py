@@ -21,7 +21,7 @@ def make(seed: int = 0, envs: int = 16, **settings) -> tuple[MLPPolicy, BPTT, Di
     policy.fit(env.reset(starts=torch.arange(envs)), torch.zeros(1, 1))
     generator = torch.Generator().manual_seed(seed)
     learner = BPTTConfig(rollout_length=5, **settings).build(policy, None, env, generator)
-    return policy, learner, DifferentiableCollector(env, policy, generator)
+    return policy, learner, learner.collector(env, policy, generator, None)
 
 
 def test_objective_by_hand() -> None:
@@ -64,6 +64,24 @@ def test_gradients_are_clipped() -> None:
     assert learner.update(collector.collect(5), 0.0)["gradient_norm"] > 1e-3
     norm = torch.stack([parameter.grad.norm() for parameter in learner.parameters]).norm()
     assert float(norm) == pytest.approx(1e-4, rel=1e-3)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradients_by_actions_are_limited_on_their_way_back(fused: bool) -> None:
+    policy, learner, collector = make(envs=2, terminal_weight=1.0, max_action_gradient=1.5)
+    if not fused:
+        collector.env.unroll = None
+    with torch.no_grad():
+        policy.actor[0].weight.zero_()  # no action depends on a position: gradients are sums over later ones
+    rollout = collector.collect(3)
+    assert rollout.executed.all()
+    x = rollout.next_observation()["position"].squeeze(-1).detach()
+    by_action = (-2.0 * x).flip(0).cumsum(0).flip(0)
+    assert (by_action.abs() > 1.5).any()
+    assert (by_action.abs() < 1.5).any()
+    (slope,) = torch.autograd.grad(learner._objective(rollout), policy.actor[-2].bias)
+    by_bias = 0.25 - rollout.actions[0, 0, 0].detach().square() / 0.25  # an action is 0.25 tanh(bias)
+    torch.testing.assert_close(slope, (by_action.clamp(-1.5, 1.5).sum() / 6 * by_bias).expand(1))
 
 
 def test_nothing_follows_an_episode_that_terminated_within_the_horizon() -> None:
