@@ -63,7 +63,7 @@ MEASURED = {
     },
     **{name: {name: Variant((f"task=quadrotor_{name}",))} for name in ("track", "recover", "race")},
     "swarm": {"swarm": Variant(("task=quadrotor_swarm",), seeds=(0, 1))},
-    "any": {"any": Variant(("task=quadrotor_any",), seeds=(0, 1, 2))},
+    "any": {"any": Variant(("task=quadrotor_any",), seeds=(0, 1, 2, 3, 4))},
     "latency": {
         "trained": Variant((*NOMINAL, LATE, "latency.observed=true")),
         "not trained": Variant(

@@ -56,11 +56,12 @@ INSIDE = {
     "crazyflie": CRAZYFLIE,
     "crazyflie_21": CRAZYFLIE_21,
     "slow_rotors": _ratios(0.060, (0.038, 0.035), 2.5, (0.15, 0.16, 0.28), 0.10, 0.16, (0.160, 0.200)),
+    "slower_rotors": _ratios(0.040, (0.030, 0.032), 3.0, (0.10, 0.11, 0.20), 0.10, 0.16, (0.260, 0.310)),
     "low_thrust": _ratios(0.500, (0.082, 0.090), 1.45, (0.16, 0.15, 0.28), 0.10, 0.15, (0.050, 0.080)),
     "high_thrust": _ratios(0.300, (0.070, 0.064), 5.7, (0.15, 0.17, 0.29), 0.05, 0.15, (0.035, 0.060)),
 }
 """Platforms inside the ranges of training; all but the Crazyflies have typical values of small to large machines."""
-OUTSIDE = {"beyond_slow_rotors": _ratios(0.040, (0.030, 0.032), 3.0, (0.10, 0.11, 0.20), 0.10, 0.16, (0.260, 0.310))}
+OUTSIDE = {"beyond_slow_rotors": _ratios(0.048, (0.032, 0.034), 3.0, (0.11, 0.12, 0.22), 0.10, 0.16, (0.420, 0.500))}
 """Platforms outside them."""
 MEASURED = INSIDE | OUTSIDE
 """Platforms for evaluation, besides random ones."""
@@ -80,8 +81,8 @@ class Ranges:
 
     mass_kg: list[float] = field(default_factory=lambda: [0.02, 2.6])
     thrust_to_weight: list[float] = field(default_factory=lambda: [1.3, 6.0])
-    lag_rise_s: list[float] = field(default_factory=lambda: [0.03, 0.25])
-    lag_fall_s: list[float] = field(default_factory=lambda: [0.03, 0.3])
+    lag_rise_s: list[float] = field(default_factory=lambda: [0.03, 0.36])
+    lag_fall_s: list[float] = field(default_factory=lambda: [0.03, 0.43])
     arm_ratio: list[float] = field(default_factory=lambda: [0.8, 1.25])
 
     def __post_init__(self) -> None:

@@ -64,8 +64,8 @@ def test_platforms_cover_their_ranges_and_could_fly():
     for name, (low, high) in vars(Ranges()).items():
         assert found[name].min() >= low * (1.0 - 1e-5)
         assert found[name].max() <= high * (1.0 + 1e-5)
-        assert found[name].min() == pytest.approx(low, rel=0.03)
-        assert found[name].max() == pytest.approx(high, rel=0.03)
+        assert found[name].min() == pytest.approx(low, rel=0.05)
+        assert found[name].max() == pytest.approx(high, rel=0.05)
     assert (drawn["lag_fall_s"] >= drawn["lag_rise_s"]).all()
     assert (drawn["inertia_z"] <= (drawn["inertia_x"] + drawn["inertia_y"]) * (1.0 + 1e-5)).all()
     assert all((values >= 0.0).all() for values in drawn.values())
