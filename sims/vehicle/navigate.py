@@ -50,7 +50,7 @@ class Navigate:
     odometry_share: float = 0.0
     odometry_yaw_rad_m: float = 0.0
     reward_goal: float = 8.0
-    reward_collision: float = -32.0
+    reward_collision: float = -16.0
     reward_progress: float = 1.0
     weight_time: float = 0.2
     weight_turn: float = 0.005
