@@ -61,9 +61,8 @@ MEASURED = {
         "ppo": Variant((*NOMINAL, "algorithm=ppo"), analytic_gradients=False),
         "td3": Variant((*NOMINAL, "algorithm=td3"), analytic_gradients=False),
     },
-    **{name: {name: Variant((f"task=quadrotor_{name}",))} for name in ("track", "recover", "race")},
+    **{name: {name: Variant((f"task=quadrotor_{name}",))} for name in ("track", "recover", "race", "any")},
     "swarm": {"swarm": Variant(("task=quadrotor_swarm",), seeds=(0, 1))},
-    "any": {"any": Variant(("task=quadrotor_any",), seeds=(0, 1, 2, 3, 4))},
     "latency": {
         "trained": Variant((*NOMINAL, LATE, "latency.observed=true")),
         "not trained": Variant(
