@@ -23,6 +23,7 @@ from sims.swarm.mdp import FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm, col
 from sims.swarm.physics import Physics
 from sims.swarm.practice import Curriculum, Replay
 from sims.swarm.viewing import SwarmView
+from sims.swarm.ways import Ways
 from sims.swarm.worlds import Worlds, build
 
 STEP_LIMIT = 1500
@@ -90,6 +91,7 @@ class SwarmEnvironment(RestorableEngine):
         self.curriculum = Curriculum() if split == "train" else None
         self._physics = Physics(self.mdp, airframe, self.options, noise)
         self._worlds = self._build(keys(split, torch.zeros(self.num_worlds, dtype=torch.int64)))
+        self._ways = Ways(self.mdp, self._worlds)
         self._replay = Replay(self._worlds) if split == "train" else None
         self._replaying = False
         self._over = torch.ones(self.num_worlds, dtype=torch.bool)
@@ -136,7 +138,7 @@ class SwarmEnvironment(RestorableEngine):
                 self._worlds.put(worlds[again], self._replay.take(u[1, again]))
             self._replay.begin(self._worlds, worlds)
         self._over = self._over.index_fill(0, worlds, False)
-        fresh = self._physics.look(self._worlds, self._worlds.fate == FLYING).seen
+        fresh = self._physics.look(self._worlds, self._ways, self._worlds.fate == FLYING).seen
         self._seen = self._seen.index_copy(0, ids, fresh.flatten(0, 1)[ids])
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
@@ -195,7 +197,7 @@ class SwarmEnvironment(RestorableEngine):
         worlds.state = torch.where((flying & ~lost).unsqueeze(-1), moved, before)
         worlds.steps = worlds.steps + flying
         change = action.clamp(-1.0, 1.0) - before[..., BODY_ROWS : BODY_ROWS + 4]
-        seen, flight, near = self._physics.look(worlds, flying, change)
+        seen, flight, near = self._physics.look(worlds, self._ways, flying, change)
         self._seen = torch.where(flying.view(-1, 1), seen.flatten(0, 1), self._seen)
         found = torch.where(flying, reward(self.mdp, flight, worlds.cylinders, near), 0.0)
         with torch.no_grad():

@@ -57,7 +57,6 @@ class Swarm:
             vector, rad.
         force_scale, torque_scale: standard deviation of the episode's force and torque per axis, in weights.
         speed_m_s: desired speed far from the goal.
-        flow_radius_m: of the cylinders that the desired velocity flows around, see `wanted_velocity`.
         slow_m: distance from the goal at which the desired speed is 0.7 of that.
         neighbour_margin_m, obstacle_margin_m, room_margin_m: gaps without penalty.
         foresight_s: closing gaps are predicted this far ahead.
@@ -81,7 +80,6 @@ class Swarm:
     torque_scale: float = 1.0 / 10000.0
     speed_m_s: float = 2.0
     slow_m: float = 1.0
-    flow_radius_m: float = 0.5
     neighbour_margin_m: float = 0.5
     obstacle_margin_m: float = 0.3
     room_margin_m: float = 0.5
@@ -190,13 +188,14 @@ def length(vector: Tensor) -> Tensor:
 
 
 class Flight(NamedTuple):
-    """Reward inputs, each [W, M, ...]: true states after a step, the vector to the goal, actions of two steps."""
+    """Reward inputs, each [W, M, ...]: true states after a step, way to the goal (`ways.Ways`), actions' change."""
 
     position: Tensor
     rotation: Tensor
     velocity: Tensor
     angular_velocity: Tensor
     to_goal: Tensor
+    way: Tensor
     change: Tensor
 
 
@@ -204,8 +203,7 @@ def reward(mdp: Swarm, flight: Flight, cylinders: Tensor, near: Around) -> Tenso
     """A constant for staying alive minus squared penalties, [W, M].
 
     Penalties are the velocity's distance from the desired one, turning, yawing, jerk, and how far margins to drones,
-    obstacles and the room are entered. The desired velocity points at the goal, decreases near it, and flows around
-    obstacles.
+    obstacles and the room are entered. The desired velocity points along the way and decreases near the goal.
     """
     position = flight.position
     world = torch.arange(len(position), device=position.device).view(-1, 1, 1)
@@ -213,7 +211,7 @@ def reward(mdp: Swarm, flight: Flight, cylinders: Tensor, near: Around) -> Tenso
     apart = foreseen(mdp, relative, flight.velocity[world, near.neighbour] - flight.velocity.unsqueeze(2))
     apart = torch.where(near.neighbour_gap < AWAY_M - 1.0, apart - 2.0 * RADIUS_M, AWAY_M)
     relative = cylinders[world, near.obstacle] - position[..., :2].unsqueeze(2)
-    wanted = wanted_velocity(mdp, flight.to_goal, relative)
+    wanted = flight.way * (mdp.speed_m_s / (length(flight.way).square() + mdp.slow_m**2).sqrt()).unsqueeze(-1)
     beside = foreseen(mdp, relative, -flight.velocity[..., :2].unsqueeze(2)) - (OBSTACLE_RADIUS_M + RADIUS_M)
     aside = position - position.new_tensor([0.0, 0.0, HALF_ROOM_M])
     closing = (flight.velocity * aside.sign()).clamp_min(0.0)
@@ -229,21 +227,6 @@ def reward(mdp: Swarm, flight: Flight, cylinders: Tensor, near: Around) -> Tenso
         + mdp.weight_room * entered(inside, mdp.room_margin_m)
     )
     return mdp.reward_alive - cost
-
-
-def wanted_velocity(mdp: Swarm, to_goal: Tensor, cylinders: Tensor) -> Tensor:
-    """Desired velocity, m/s, [W, M, 3], for `to_goal` [W, M, 3] and `cylinders` at [W, M, K, 2] relative to the drone.
-
-    The flow around a cylinder of radius a at the distance r turns U into U + (a / r)^2 (U - 2 (U e) e), with the
-    direction e of its middle: at its surface nothing flows towards it (Milne-Thomson, Theoretical Hydrodynamics).
-    """
-    straight = to_goal * (mdp.speed_m_s / (length(to_goal).square() + mdp.slow_m**2).sqrt()).unsqueeze(-1)
-    level = straight[..., None, :2]
-    apart = length(cylinders).unsqueeze(-1)
-    towards = cylinders / apart
-    share = (mdp.flow_radius_m / apart).clamp(max=1.0).square()
-    turned = share * (level - 2.0 * (level * towards).sum(-1, keepdim=True) * towards)
-    return torch.cat((straight[..., :2] + turned.sum(-2), straight[..., 2:]), -1)
 
 
 def foreseen(mdp: Swarm, relative: Tensor, moving: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from sims.quadrotor.dynamics import BODY_ROWS, Body, Options
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.tasks.hover import Hover
 from sims.swarm.mdp import Around, Flight, Swarm, around, carrot, downwash, tokens
+from sims.swarm.ways import Ways
 from sims.swarm.worlds import Worlds
 from sims.tracer.arithmetic import Rows
 from sims.tracer.kernels import Kernels, pad
@@ -47,7 +48,7 @@ class Physics:
         inputs = {"state": _rows(worlds.state), "action": _rows(action), "force": _rows(force)}
         return _unrolled(self._kernels("fly", inputs | {"airframe": self._parameters})["state"], worlds)
 
-    def look(self, worlds: Worlds, flying: Tensor, change: Tensor | None = None) -> Sight:
+    def look(self, worlds: Worlds, ways: Ways, flying: Tensor, change: Tensor | None = None) -> Sight:
         """What drones see of themselves and of those `flying`; `change` [W, M, 4] is the change of their actions."""
         inputs = {"state": _rows(worlds.state), "key": _rows(worlds.key)}
         inputs["steps"] = _rows(worlds.steps.unsqueeze(-1).float())
@@ -56,14 +57,18 @@ class Physics:
         goal, position = worlds.goal(), true[..., :3]
         with torch.no_grad():
             near = around(self.mdp, position, flying, worlds.cylinders)
+            ways.update(worlds, position)
         neighbours, obstacles = tokens(self.mdp, sensed[..., :3], sensed[..., 12:15], worlds.cylinders, near)
+        told = ways.along(goal - sensed[..., :3], sensed[..., :3])
         seen = (
-            carrot(self.mdp, goal - sensed[..., :3]), sensed[..., 3:], sensed[..., 2:3],
+            carrot(self.mdp, told), sensed[..., 3:], sensed[..., 2:3],
             neighbours.flatten(2), obstacles.flatten(2), worlds.state[..., BODY_ROWS : BODY_ROWS + 4],
             worlds.disturbance, worlds.state[..., BODY_ROWS - 4 : BODY_ROWS] + self.airframe.hover_speed,
         )  # fmt: skip
         change = torch.zeros_like(position) if change is None else change
-        flight = Flight(position, true[..., 3:12], true[..., 12:15], true[..., 15:], goal - position, change)
+        to_goal = goal - position
+        way = ways.along(to_goal, position)
+        flight = Flight(position, true[..., 3:12], true[..., 12:15], true[..., 15:], to_goal, way, change)
         return Sight(torch.cat(seen, -1), flight, near)
 
     def _programs(self) -> tuple[Program, Program]:

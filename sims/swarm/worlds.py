@@ -33,6 +33,7 @@ class Worlds:
         cylinders: middles of the obstacles, m, world, [W, C, 2]; absent ones are far away.
         goals: m, world, [W, LEGS, M, 3].
         leg_s: duration of each goal except the last, [W].
+        seen: obstacles that each drone has seen, [W, M, C] bool.
         steps: control steps that each drone has flown, [W, M] int64.
         fate: FLYING, or what it has hit, [W, M] int64.
         error: sum of the distance from the goal over the last second of the episode, m, [W, M].
@@ -44,6 +45,7 @@ class Worlds:
     cylinders: Tensor
     goals: Tensor
     leg_s: Tensor
+    seen: Tensor
     steps: Tensor
     fate: Tensor
     error: Tensor
@@ -91,6 +93,7 @@ def build(mdp: Swarm, airframe: Airframe, options: Options, key: Tensor, density
         cylinders=cylinders,
         goals=_exchanged(places, u),
         leg_s=leg_s,
+        seen=torch.zeros(W, M, CELLS, dtype=torch.bool),
         steps=torch.zeros(W, M, dtype=torch.int64),
         fate=torch.full((W, M), FLYING),
         error=torch.zeros(W, M),

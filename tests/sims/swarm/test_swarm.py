@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY
-from sims.quadrotor.dynamics import Options
+from sims.quadrotor.dynamics import DT_S, Options
 from sims.quadrotor.starts import keys
 from sims.swarm.mdp import (
     AWAY_M,
+    CELLS,
     FLYING,
     HIT_DRONE,
     HIT_OBSTACLE,
@@ -22,8 +23,8 @@ from sims.swarm.mdp import (
     downwash,
     reward,
     tokens,
-    wanted_velocity,
 )
+from sims.swarm.ways import CLEAR_M, Ways
 from sims.swarm.worlds import LEGS, Worlds, build
 
 EYE = torch.eye(3, dtype=torch.float64).flatten()
@@ -115,9 +116,9 @@ def test_a_goal_far_away_is_seen_nearer_in_its_direction():
     assert carrot(Swarm(), ways).flatten().tolist() == pytest.approx([1.2, 1.6, 0.0, 0.0, 0.6, 0.8], abs=1e-6)
 
 
-def flight(position: torch.Tensor, velocity: torch.Tensor, to_goal: torch.Tensor, turning: float = 0.0) -> Flight:
+def flight(position: torch.Tensor, velocity: torch.Tensor, way: torch.Tensor, turning: float = 0.0) -> Flight:
     level = EYE.expand(*position.shape[:2], 9)
-    return Flight(position, level, velocity, torch.full_like(position, turning), to_goal, torch.zeros(1, 1, 4))
+    return Flight(position, level, velocity, torch.full_like(position, turning), way, way, torch.zeros(1, 1, 4))
 
 
 def test_the_reward_is_what_the_formula_says():
@@ -133,22 +134,100 @@ def test_the_reward_is_what_the_formula_says():
     assert float(turning[0, 0]) == pytest.approx(1.0 - 12.0 * mdp.weight_angular_velocity, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("cylinder", "expected"),
-    [
-        ((0.5, 0.0), (0.0, 0.0)),  # at its surface nothing flows towards it,
-        ((0.0, 0.5), (2.0, 0.0)),  # beside it twice as fast
-        ((1.0, 0.0), (0.75, 0.0)),
-        ((0.5, 0.5), (1.0, -0.5)),  # aside
-        ((AWAY_M, AWAY_M), (1.0, 0.0)),
-    ],
-)
-def test_the_wanted_velocity_flows_around_obstacles(cylinder, expected):
-    mdp = Swarm(speed_m_s=1.0, flow_radius_m=0.5)
-    wanted = wanted_velocity(mdp, place((1e4, 0, 0)), torch.tensor([[[cylinder]]], dtype=torch.float64))
-    assert wanted.flatten().tolist() == pytest.approx([*expected, 0.0], abs=1e-4)
-    near = wanted_velocity(mdp, place((0, 0, 1)), torch.full((1, 1, 1, 2), AWAY_M, dtype=torch.float64))
-    assert near.flatten().tolist() == pytest.approx([0, 0, 0.5**0.5], abs=1e-4)
+def test_the_wanted_velocity_is_along_the_way_and_less_near_the_goal():
+    mdp = Swarm(drones=2)
+    position = place((0, 0, 2), (4, 4, 2))
+    near = around(mdp, position, torch.ones(1, 2, dtype=torch.bool), pillars())
+    way = place((300, 400, 0), (0, 0, mdp.slow_m))
+    wanted = mdp.speed_m_s * place((0.6, 0.8, 0.0), (0.0, 0.0, 0.5**0.5))
+    assert reward(mdp, flight(position, wanted, way), pillars(), near)[0].tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
+
+
+def planned(begin: torch.Tensor, goal: torch.Tensor, cylinders: torch.Tensor, **options) -> tuple[Worlds, Ways]:
+    """A world of drones at `begin` [1, M, 3] that keep their goals [1, M, 3], and what they plan there."""
+    mdp = Swarm(drones=begin.shape[1], **options)
+    world = build(mdp, CRAZYFLIE, Options(), keys("train", torch.arange(1)), 0.0)
+    world.goals = goal.unsqueeze(1).expand(-1, LEGS, -1, -1)
+    world.cylinders = torch.nn.functional.pad(cylinders.float(), (0, 0, 0, CELLS - cylinders.shape[1]), value=AWAY_M)
+    ways = Ways(mdp, world)
+    ways.update(world, begin)
+    return world, ways
+
+
+def test_the_way_through_free_space_is_straight():
+    begin = place((-3.1, -2.4, 1), (3.3, -3.0, 2), (0.2, 0.4, 3)).float()
+    goal = place((2.5, 3.5, 2), (3.5, 2.5, 2), (0.5, 0.5, 1)).float()
+    _, ways = planned(begin, goal, pillars())
+    way = ways.along(goal - begin, begin)
+    assert way.tolist()[0] == [pytest.approx(each, abs=0.25) for each in (goal - begin)[0].tolist()]
+    assert way[0, 2].tolist() == pytest.approx((goal - begin)[0, 2].tolist())  # near the goal exactly
+
+
+WALL = [(0.5, y) for y in (-2.5, -1.5, -0.5, 0.5, 1.5)]
+"""Gaps of 0.4 m, which a drone hardly fits through."""
+
+
+def fly(begin: torch.Tensor, goal: torch.Tensor, range_m: float) -> tuple[float, float]:
+    """How far a drone flies to get around the wall when it sees obstacles so far away; and its smallest gap, m."""
+    world, ways = planned(begin, goal, pillars(*WALL), obstacle_range_m=range_m)
+    position, gap = begin.clone(), 9.0
+    for count in range(2000):
+        way = ways.along(goal - position, position)
+        position = position + 0.01 * way / way.norm()
+        ways.update(world, position)
+        gap = min(gap, float(torch.cdist(position[..., :2], world.cylinders).min()) - OBSTACLE_RADIUS_M - RADIUS_M)
+        if (goal - position).norm() < 0.02:
+            return 0.01 * count, gap
+    raise AssertionError("it did not arrive")
+
+
+def test_ways_lead_around_walls_of_which_all_was_seen():
+    begin, goal = place((-0.5, 0.5, 1)).float(), place((1.5, -0.5, 1)).float()
+    flown, gap = fly(begin, goal, 9.0)
+    # Around the end of the wall at y = 1.5, at the distance r: two tangents and an arc of 154 degrees.
+    r = OBSTACLE_RADIUS_M + RADIUS_M + CLEAR_M
+    tangents = (1.0 + 1.0 - r * r) ** 0.5 + (1.0 + 4.0 - r * r) ** 0.5
+    assert gap > 0.8 * CLEAR_M
+    assert tangents < flown < 1.1 * (tangents + 2.68 * r)
+
+
+def test_what_was_not_seen_is_flown_to_and_what_was_seen_is_not_forgotten():
+    begin, goal = place((-2.5, -1.5, 1)).float(), place((2.5, -1.5, 1)).float()
+    flown, gap = fly(begin, goal, 9.0)
+    longer, near = fly(begin, goal, 1.0)
+    assert min(gap, near) > 0.5 * CLEAR_M
+    assert 1.02 * flown < longer < 2.0 * flown  # who forgets turns round for ever
+
+
+def test_each_drone_has_the_way_to_its_own_present_goal():
+    found = worlds(8)
+    ways = Ways(Swarm(), found)
+    for leg in range(LEGS):
+        found.steps[:] = int(5.0 * leg / DT_S)
+        position = found.goals[:, leg] + torch.tensor([0.1, -0.1, 0.3])
+        ways.update(found, position)
+        assert torch.equal(ways.along(found.goals[:, leg] - position, position), found.goals[:, leg] - position)
+        aside = position + torch.tensor([0.55, -0.55, 0.0])  # 0.9 m away
+        way = ways.along(found.goals[:, leg] - aside, aside)[..., :2].norm(dim=-1)
+        assert way.min() > 0.8
+        assert way.median() < 1.1
+
+
+def test_compiled_ways_are_those_in_torch():
+    found = worlds(4)
+    position = found.state[..., :3]
+    native, torch_ = (Ways(Swarm(), found, backend) for backend in ("c", "torch"))
+    native.update(found, position)
+    torch_.update(found, position)
+    assert torch.allclose(native.maps, torch_.maps, atol=1e-4)
+
+
+def test_the_length_of_the_way_has_a_derivative():
+    begin, goal = place((-2.5, -1.5, 1)).float(), place((2.5, -1.5, 1)).float()
+    _, ways = planned(begin, goal, pillars())
+    position = begin.requires_grad_()
+    ways.along(goal - position, position)[..., 0].sum().backward()
+    assert position.grad.flatten().tolist() == pytest.approx([-1.0, 0.0, 0.0], abs=0.05)
 
 
 def test_margins_cost_what_is_entered_of_them_after_a_moment():
@@ -178,14 +257,14 @@ def test_the_rewards_gradient_is_that_of_finite_differences():
     mdp = Swarm(drones=3)
     g = torch.Generator().manual_seed(0)
     position = place((0, 0, 0.3), (0.4, 0.1, 0.5), (0.2, 0.3, 0.2)).requires_grad_()
-    velocity, to_goal = (torch.randn(1, 3, 3, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
+    velocity, way = (torch.randn(1, 3, 3, dtype=torch.float64, generator=g).requires_grad_() for _ in range(2))
     cylinders = pillars((0.5, 0.6), (-0.4, 0.0))
     near = around(mdp, position.detach(), torch.ones(1, 3, dtype=torch.bool), cylinders)
 
-    def total(position, velocity, to_goal):
-        return reward(mdp, flight(position, velocity, to_goal), cylinders, near)
+    def total(position, velocity, way):
+        return reward(mdp, flight(position, velocity, way), cylinders, near)
 
-    assert torch.autograd.gradcheck(total, (position, velocity, to_goal))
+    assert torch.autograd.gradcheck(total, (position, velocity, way))
 
 
 def test_a_world_has_its_share_of_obstacles_and_drones_begin_and_end_between_them():

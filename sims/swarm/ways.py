@@ -1,0 +1,125 @@
+"""Shortest ways of drones to their goals around the obstacles that they have seen.
+
+The length T of the shortest way to a goal solves the eikonal equation |grad T| = s with the slowness s, here by
+Godunov's upwind differences on a grid (Zhao, "A fast sweeping method for eikonal equations", 2005). Ways are level;
+drones and heights are none of their business.
+
+Letters in shape comments: W worlds, M drones of a world, V ways, G grid points along a side, C cells of the grid.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sims import native
+from sims.swarm.mdp import HALF_ROOM_M, OBSTACLE_RADIUS_M, RADIUS_M, Swarm, length
+from sims.swarm.worlds import Worlds
+
+SPACING_M = 0.25
+POINTS = 1 + round(2.0 * HALF_ROOM_M / SPACING_M)
+"""G."""
+CLEAR_M, TIGHT_M, SLOWEST = 0.3, 0.15, 10.0
+"""Gaps at which ways begin to slow down and are slowest, and how much longer they count then."""
+NEAR_M = 0.6
+"""Goals at most so far away are flown to straight: no obstacle is as near to a goal."""
+FAR_M = 1e3
+
+
+class Ways:
+    """What each drone of `worlds` has planned.
+
+    Attributes:
+        maps: direction and length of the shortest way from each point, [W, M, 3, G, G].
+    """
+
+    def __init__(self, mdp: Swarm, worlds: Worlds, backend: str | None = None) -> None:
+        self.mdp, self.backend = mdp, native.choose(backend, worlds.state.device)
+        self.maps = torch.zeros(*worlds.fate.shape, 3, POINTS, POINTS)
+        self._seen, self._goal = torch.zeros_like(worlds.seen), torch.full_like(worlds.goal(), torch.nan)
+
+    @torch.no_grad()
+    def update(self, worlds: Worlds, position: Tensor) -> None:
+        """See the obstacles near `position` [W, M, 3]; plan again where a new one or another goal changes the way."""
+        gap = torch.cdist(position[..., :2], worlds.cylinders) - (OBSTACLE_RADIUS_M + RADIUS_M)
+        worlds.seen = worlds.seen | (gap < self.mdp.obstacle_range_m)
+        goal = worlds.goal()
+        due = ((worlds.seen != self._seen).any(-1) | (goal != self._goal).any(-1)).nonzero(as_tuple=True)
+        if len(due[0]):
+            there = torch.where(worlds.seen[due].unsqueeze(-1), worlds.cylinders[due[0]], FAR_M)
+            self.maps[due] = maps(there, goal[due], self.backend)
+            self._seen, self._goal = worlds.seen, goal
+
+    def along(self, to_goal: Tensor, position: Tensor) -> Tensor:
+        """From `position`, m, a vector of the way's direction and length, in place of `to_goal`; all [W, M, 3].
+
+        It is the same height that is missing. Gradients go through the length, and near the goal through `to_goal`.
+        """
+        at = ((position[..., :2].detach() + HALF_ROOM_M) / SPACING_M).clamp(0.0, POINTS - 1.001)
+        low = at.long()
+        (x, y), (i, j) = (at - low).unbind(-1), low.unbind(-1)
+        world, drone = (torch.arange(size, device=at.device) for size in at.shape[:2])
+        corners = self.maps[world.view(-1, 1, 1), drone.unsqueeze(1), :, torch.stack((i, i, i + 1, i + 1), -1),
+                            torch.stack((j, j + 1, j, j + 1), -1)]  # fmt: skip
+        share = torch.stack(((1.0 - x) * (1.0 - y), (1.0 - x) * y, x * (1.0 - y), x * y), -1)
+        found = (share.unsqueeze(-1) * corners).sum(-2)
+        direction, level = torch.nn.functional.normalize(found[..., :2], dim=-1), to_goal[..., :2]
+        nearer = (direction * (position - position.detach())[..., :2]).sum(-1, keepdim=True)  # 0, with a derivative
+        way = direction * (found[..., 2:] - nearer)
+        return torch.cat((torch.where(length(level).unsqueeze(-1) < NEAR_M, level, way), to_goal[..., 2:]), -1)
+
+
+def maps(cylinders: Tensor, goal: Tensor, backend: str) -> Tensor:
+    """Direction and length of the ways from all points around `cylinders` [V, C, 2] to `goal` [V, 3]: [V, 3, G, G]."""
+    axis = torch.linspace(-HALF_ROOM_M, HALF_ROOM_M, POINTS, device=goal.device)
+    points = torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1).flatten(0, 1)
+    gap = torch.cdist(points.expand(len(goal), -1, -1), cylinders).amin(-1) - (OBSTACLE_RADIUS_M + RADIUS_M)
+    gap = torch.minimum(gap, HALF_ROOM_M - RADIUS_M - points.abs().amax(-1)).unflatten(-1, (POINTS, POINTS))
+    tight = ((CLEAR_M - gap) / (CLEAR_M - TIGHT_M)).clamp(0.0, 1.0)
+    step = SPACING_M * (1.0 + (SLOWEST - 1.0) * tight)
+    start = length(points - goal[:, None, :2]).unflatten(-1, (POINTS, POINTS))
+    T = lengths(torch.where(start < NEAR_M, start, FAR_M), step, backend)
+    slope = torch.stack([_downhill(T, dim) for dim in (1, 2)], 1)
+    return torch.cat((torch.nn.functional.normalize(slope, dim=1), T.unsqueeze(1)), 1)
+
+
+def lengths(start: Tensor, step: Tensor, backend: str) -> Tensor:
+    """Lengths [V, G, G] with |grad T| = `step` [V, G, G] / spacing that are nowhere above `start` [V, G, G]."""
+    if backend == "c":
+        found, step = start.contiguous().clone(), step.contiguous()
+        _library().lengths(len(found), found.shape[1], FAR_M, step.data_ptr(), found.data_ptr())
+        return found
+    found = start
+    while True:
+        before = found
+        a, b = (torch.minimum(*_neighbours(found, dim)) for dim in (1, 2))
+        both = 0.5 * (a + b + (2.0 * step.square() - (a - b).square()).clamp_min(0.0).sqrt())
+        found = torch.minimum(torch.where((a - b).abs() < step, both, torch.minimum(a, b) + step), found)
+        if torch.equal(before, found):
+            return found
+
+
+def _neighbours(T: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The neighbours before and after each point along `dim`, [V, G, G] each."""
+    padded = torch.nn.functional.pad(T, (0, 0, 1, 1) if dim == 1 else (1, 1, 0, 0), value=FAR_M)
+    return padded.narrow(dim, 0, T.shape[dim]), padded.narrow(dim, 2, T.shape[dim])
+
+
+def _downhill(T: Tensor, dim: int) -> Tensor:
+    """Descent towards the lower neighbour along `dim`; 0 where both are higher."""
+    before, after = _neighbours(T, dim)
+    return (T - torch.minimum(before, after)).clamp_min(0.0) * torch.where(after < before, 1.0, -1.0)
+
+
+@cache
+def _library() -> Any:  # noqa: ANN401 - a library has the functions it has
+    compiled = native.load(Path(__file__).with_name("native.c").read_text())
+    assert compiled is not None
+    long, pointer = ctypes.c_long, ctypes.c_void_p
+    compiled.lengths.argtypes, compiled.lengths.restype = [long, long, ctypes.c_float, pointer, pointer], None
+    return compiled
