@@ -98,7 +98,7 @@ class OpenVLAModel(nn.Module):
         return self.computing.run(OpenVLAModel._read, self, pictures, tokens, real, state).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores [..., BINS] of the last entries of the vocabulary, from hidden states [..., W]."""
+        """Scores [..., BINS] of an element's values, from hidden states [..., W]."""
         return (hidden @ self.native.bins.weight.T.float()).float()
 
     def _read(self, pictures: Tensor, tokens: Tensor, real: Tensor, state: Tensor) -> Tensor:

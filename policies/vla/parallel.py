@@ -17,7 +17,7 @@ from policies.vla.inputs import VOCABULARY
 from policies.vla.sizes import SIZES, Size
 
 BINS = 256
-"""The last entries of the vocabulary, each of which is an action element's value."""
+"""OpenVLA's values of an action element."""
 
 
 class StateProjector(nn.Module):
@@ -35,13 +35,15 @@ class StateProjector(nn.Module):
 class ParallelModel(nn.Module):
     """Reads pictures, instruction, state and an empty token for each of H * A elements, all attending to all.
 
-    `native` is transformers' PaliGemmaModel. An empty token is a learned embedding of its place: in a model of few
-    layers zeros, as OpenVLA-OFT has them, would tell places apart from the second layer on only.
+    `native` is transformers' PaliGemmaModel, and the last `bins` entries of its vocabulary are an element's values. An
+    empty token is a learned embedding of its place: in a model of few layers zeros, as OpenVLA-OFT
+    has them, would tell places apart from the second layer on only.
     """
 
-    def __init__(self, native: nn.Module, state: int, elements: int) -> None:
+    def __init__(self, native: nn.Module, state: int, elements: int, bins: int) -> None:
         super().__init__()
         self.native: Any = native
+        self.bins = bins
         self.computing = Computing()
         self.picture_size: int = native.config.vision_config.image_size
         self.width: int = native.config.text_config.hidden_size
@@ -70,8 +72,8 @@ class ParallelModel(nn.Module):
         return read.last_hidden_state[:, -len(self.empty) :]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores [..., BINS] of the last entries of the vocabulary, from hidden states [..., W]."""
-        return (hidden @ self.native.get_input_embeddings().weight[-BINS:].T.float()).float()
+        """Scores [..., bins] of an element's values, from hidden states [..., W]."""
+        return (hidden @ self.native.get_input_embeddings().weight[-self.bins :].T.float()).float()
 
 
 class Regression(nn.Module):
@@ -94,8 +96,8 @@ class Regression(nn.Module):
         return self.fc2(self.layer_norm2(x))
 
 
-def untrained(size: Size) -> nn.Module:
-    """A PaliGemma of random weights; after the words its vocabulary has an unread one for pictures, and the bins.
+def untrained(size: Size, bins: int) -> nn.Module:
+    """A PaliGemma of random weights; after the words its vocabulary has an unread one for pictures, and the `bins`.
 
     Raises:
         UserError: where transformers is not installed.
@@ -104,7 +106,7 @@ def untrained(size: Size) -> nn.Module:
         from transformers import PaliGemmaConfig, PaliGemmaModel
     sizes = SIZES[size]
     settings = PaliGemmaConfig(
-        text_config=sizes.text(VOCABULARY + 1 + BINS), vision_config=sizes.vision(),
+        text_config=sizes.text(VOCABULARY + 1 + bins), vision_config=sizes.vision(),
         projection_dim=sizes.reading[0], image_token_id=VOCABULARY,
     )  # fmt: skip
     return PaliGemmaModel(settings)

@@ -2,9 +2,10 @@
 
 Bins and their statistics are OpenVLA's (arXiv 2406.09246), the tempered likelihood is that of SimpleVLA-RL
 (arXiv 2509.09674). Differs from OpenVLA-OFT: without published weights the model is a stock PaliGemma in place of
-Prismatic, the empty token of each element is learned, and all elements are normalised, the gripper's too; of the
-vocabulary only the 256 bins are scored; the critic reads the mean hidden state of the elements and the robot's state.
-Letters as in `policies.vla.parallel`; K executed actions, P parts of a log-probability.
+Prismatic, the empty token of each element is learned, bins are wider, and all elements are normalised, the gripper's
+too; of the vocabulary only the bins are scored; the critic reads the mean hidden state of the elements and
+the robot's state.
+Letters as in `policies.vla.parallel`; K executed actions, P parts of a log-probability, B bins.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ from policies.vla.sizes import Size
 
 QUANTILES = 0.01, 0.99
 """Shares of demonstrated actions below -1 and up to 1 when normalised."""
+COARSE = 32
+"""Bins without published weights. Of 256 that few demonstrations fill the likelihood is ragged, and each has to be
+learned by itself: after as much SFT of libero_pictures 66% of official starts succeed, with 32 96%."""
 NARROWEST = 0.2
 """Smallest range of normalised actions, as a share of the limits' range, so that unseen actions stay possible."""
 
 
 class Head(Enum):
-    """How a chunk is read off the hidden states: BINS (a distribution over 256 values), or L1 regression.
+    """How a chunk is read off the hidden states: BINS (a distribution over values), or L1 regression.
 
     AUTO is L1 if published weights have learned it, otherwise BINS.
     """
@@ -48,10 +52,10 @@ class Head(Enum):
 
 
 class Reading(Enum):
-    """What deterministic chunks are: each token's MODE, the most likely bin, or its MEDIAN, among the ordered bins.
+    """What deterministic chunks are: the most likely bin of each element (MODE), or the MEDIAN, also within its bin.
 
     AUTO is MODE of published weights, as OpenVLA reads them. Little data leaves wide distributions, of which the most
-    likely of 256 bins says little: from scratch AUTO is MEDIAN.
+    likely bin says little: from scratch AUTO is MEDIAN.
     """
 
     AUTO = "auto"
@@ -76,7 +80,8 @@ class TokensConfig(Computing):
     takes those of the demonstrations in their place. With a `lora_rank` low-rank adapters are trained on frozen
     `weights` (`policies.vla.adapters`); checkpoints then refer to the weights, and hold no copy.
 
-    Sampled tokens are drawn and scored at `temperature`, deterministic ones read by `reading`. A `part` of the
+    An element is one of `bins` values: OpenVLA's 256 of published weights, 32 from scratch (None). Sampled tokens are
+    drawn and scored at `temperature`, deterministic ones read by `reading`. A `part` of the
     log-probability is the sum over its tokens. The critic has layers of width `hidden`.
 
     `precision`, `gradient_checkpointing` and `compile` tell how the model computes (`policies.vla.computing`).
@@ -87,6 +92,7 @@ class TokensConfig(Computing):
     unnorm_key: str | None = None
     lora_rank: int = 0
     head: Head = Head.AUTO
+    bins: int | None = None
     temperature: float = 1.0
     reading: Reading = Reading.AUTO
     part: Part = Part.TOKEN
@@ -99,6 +105,10 @@ class TokensConfig(Computing):
         at_least(self, 0, "lora_rank")
         if self.lora_rank and not self.weights:
             raise UserError(f"lora_rank={self.lora_rank} adapts published weights: name them in policy.weights")
+        if self.bins is not None and not 2 <= self.bins <= BINS:
+            raise UserError(f"expected policy.bins of 2 to {BINS}, got {self.bins}")
+        if self.weights and self.bins not in (None, BINS):
+            raise UserError(f"policy.weights have {BINS} bins, and policy.bins={self.bins}: leave one of them out")
         if not self.temperature > 0.0:
             raise UserError(f"expected policy.temperature above 0, got {self.temperature}")
 
@@ -108,7 +118,7 @@ class TokensConfig(Computing):
 
 
 class TokensPolicy(adapters.AdaptablePolicy):
-    """Predicts chunks of H actions, one token of 256 for each element, in one pass of a vision-language model.
+    """Predicts chunks of H actions, one token of B for each element, in one pass of a vision-language model.
 
     Bins divide [-1, 1], which is the range between the 1% and 99% quantiles of demonstrated actions. Elements are
     independent given the observation, so that the log-probability of a chunk is a sum over K * A tokens.
@@ -130,6 +140,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         self.contract, self.config = contract, config
         self.actions = contract.action.shape[-1]
         given = published(config.weights, config.unnorm_key) if config.weights else None
+        self.bins = config.bins or (BINS if given else COARSE)
         self.inputs = (PromptedInputs if given else Inputs)(contract, "policy=tokens")
         self.model = self._model(given)
         self.model.computing = config
@@ -209,12 +220,13 @@ class TokensPolicy(adapters.AdaptablePolicy):
             return Decision(self.to_robot(self.regression(hidden)), nothing, hidden.new_zeros(len(state), 1), value)
         log_probs = self._log_probs(hidden)
         if deterministic:
-            bins = self._likely(log_probs)
+            bins, x = self._likely(log_probs)
         else:
             drawn = torch.multinomial(log_probs.exp().flatten(0, -2), 1, generator=generator)
             bins = drawn.view(log_probs.shape[:-1])
+            x = centres(bins, self.bins)
         sample = TensorDict({"bins": bins.to(torch.uint8)}, batch_size=[len(state)])
-        return Decision(self.to_robot(centres(bins)), sample, self._parts(chosen(log_probs, bins)), value)
+        return Decision(self.to_robot(x), sample, self._parts(chosen(log_probs, bins)), value)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability and entropy of stored bins, at the temperature at which they were drawn.
@@ -241,7 +253,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         if self.regression:
             error = (self.regression(hidden) - target).abs()
         else:
-            error = -chosen(self.model.logits(hidden).log_softmax(-1), bins_of(target))
+            error = -chosen(self.model.logits(hidden).log_softmax(-1), bins_of(target, self.bins))
         return (error.mean(-1) * valid).sum() / valid.sum().clamp_min(1)
 
     def normalised(self, actions: Tensor) -> Tensor:
@@ -256,7 +268,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
     def _model(self, given: Published | None) -> ParallelModel | OpenVLAModel:
         state, elements = self.inputs.state_size, self.contract.horizon * self.actions
         if not given:
-            return ParallelModel(untrained(self.config.size), state, elements)
+            return ParallelModel(untrained(self.config.size, self.bins), state, elements, self.bins)
         model = OpenVLAModel(given.native, state if given.proprio else 0, elements, given.means, given.deviations)
         if given.proprio and model.state:
             self._check_size("a state", given.proprio["fc1.weight"].shape[1], state)
@@ -299,15 +311,19 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return state, hidden.unflatten(1, (self.contract.horizon, self.actions))
 
     def _log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities of the bins [N, H, A, BINS]."""
+        """Log-probabilities of the bins [N, H, A, B]."""
         return (self.model.logits(hidden) / self.config.temperature).log_softmax(-1)
 
-    def _likely(self, log_probs: Tensor) -> Tensor:
-        """Bins [N, H, A] of deterministic chunks."""
+    def _likely(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """Bins and normalised actions [N, H, A] of deterministic chunks."""
         reading = self.config.reading
         if reading is Reading.MODE or (reading is Reading.AUTO and self.config.weights):
-            return log_probs.argmax(-1)
-        return (log_probs.exp().cumsum(-1) < 0.5).sum(-1).clamp_max(BINS - 1)
+            bins = log_probs.argmax(-1)
+            return bins, centres(bins, self.bins)
+        reached = log_probs.exp().cumsum(-1)  # from the largest value on
+        bins = (reached < 0.5).sum(-1).clamp_max(self.bins - 1)
+        beyond = (chosen(reached, bins) - 0.5) / chosen(log_probs, bins).exp()  # share of the bin that is smaller
+        return bins, centres(bins, self.bins) + (2.0 * beyond.clamp(0.0, 1.0) - 1.0) / (self.bins - 1)
 
     def _value(self, observation: TensorDict, state: Tensor, hidden: Tensor) -> Tensor:
         return self.critic(observation, lambda: self._summary(state, hidden))
@@ -325,20 +341,20 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return summed if self.config.part is Part.ACTION else summed.sum(-1, keepdim=True)
 
 
-def bins_of(x: Tensor) -> Tensor:
-    """Bins of normalised actions, int64 from 255 at -1 to 1 below 1, and 0 at 1 and above: the vocabulary's order.
+def bins_of(x: Tensor, bins: int) -> Tensor:
+    """Bins of normalised actions, int64 from `bins` - 1 at -1 to 1 below 1, and 0 at 1 and above: OpenVLA's order.
 
     OpenVLA counts edges from the vocabulary's end, of which 256 divide [-1, 1] into 255 intervals.
     """
-    return BINS - 1 - ((x.clamp(-1.0, 1.0) + 1.0) / 2.0 * (BINS - 1)).long()
+    return bins - 1 - ((x.clamp(-1.0, 1.0) + 1.0) / 2.0 * (bins - 1)).long()
 
 
-def centres(bins: Tensor) -> Tensor:
-    """Normalised actions at the centres of `bins`; bins 0 and 1 are the same interval."""
-    interval = (BINS - 1 - bins).clamp_max(BINS - 2)
-    return 2.0 * (interval + 0.5) / (BINS - 1) - 1.0
+def centres(chosen: Tensor, bins: int) -> Tensor:
+    """Normalised actions at the centres of `chosen` ones of `bins`; bins 0 and 1 are the same interval."""
+    interval = (bins - 1 - chosen).clamp_max(bins - 2)
+    return 2.0 * (interval + 0.5) / (bins - 1) - 1.0
 
 
 def chosen(log_probs: Tensor, bins: Tensor) -> Tensor:
-    """Of log-probabilities [..., BINS] those of `bins` [...]."""
+    """Of log-probabilities [..., B] those of `bins` [...]."""
     return log_probs.gather(-1, bins.unsqueeze(-1)).squeeze(-1)

@@ -20,7 +20,7 @@ def policy(**options: object) -> TokensPolicy:
     torch.manual_seed(0)
     made = TokensConfig(**{"hidden": 16, **options}).build(SEEING)
     made.fit(seen(16), torch.rand(50, 4, 3) * torch.tensor([1.0, 2.0, 3.0]))
-    made.model.native.get_input_embeddings().weight.data[-256:] *= 8.0  # so that some tokens are much likelier
+    made.model.native.get_input_embeddings().weight.data[-made.bins :] *= 8.0  # so that some tokens are much likelier
     return made
 
 
@@ -28,13 +28,13 @@ def test_bins_are_those_of_openvla() -> None:
     x = torch.cat((torch.linspace(-1.2, 1.2, 4001), torch.tensor([-1.0, 1.0])))
     edges = np.linspace(-1.0, 1.0, 256)
     token = 32000 - np.digitize(x.clamp(-1.0, 1.0).numpy(), edges.astype(np.float32))
-    assert (bins_of(x) - torch.from_numpy(token - (32000 - 256))).abs().max() <= 1  # at edges, by rounding
-    assert (bins_of(x) == torch.from_numpy(token - (32000 - 256))).float().mean() > 0.99
+    assert (bins_of(x, 256) - torch.from_numpy(token - (32000 - 256))).abs().max() <= 1  # at edges, by rounding
+    assert (bins_of(x, 256) == torch.from_numpy(token - (32000 - 256))).float().mean() > 0.99
     bins = torch.arange(256)
     middle = (edges[:-1] + edges[1:]) / 2
     expected = middle[np.clip(256 - bins.numpy() - 1, 0, 254)]
-    torch.testing.assert_close(centres(bins), torch.from_numpy(expected).float(), atol=1e-6, rtol=0.0)
-    assert (centres(bins_of(x)) - x.clamp(-1.0, 1.0)).abs().max() <= 1 / 255 + 1e-6
+    torch.testing.assert_close(centres(bins, 256), torch.from_numpy(expected).float(), atol=1e-6, rtol=0.0)
+    assert (centres(bins_of(x, 256), 256) - x.clamp(-1.0, 1.0)).abs().max() <= 1 / 255 + 1e-6
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.6])
@@ -43,7 +43,7 @@ def test_the_likelihood_is_that_of_the_tempered_tokens_in_acting_and_in_scoring(
     decision = made.act(observation, generator=torch.Generator().manual_seed(0))
     scored = made.evaluate(observation, decision.sample)
     with torch.no_grad():
-        weight = made.model.native.get_input_embeddings().weight[-256:]
+        weight = made.model.native.get_input_embeddings().weight[-32:]
         logits = made._read(observation)[1] @ weight.T / temperature
     shares = (logits - logits.amax(-1, keepdim=True)).double().exp()
     shares = shares / shares.sum(-1, keepdim=True)
@@ -60,11 +60,37 @@ def test_deterministic_tokens_are_the_most_likely_of_weights_and_medians_otherwi
     shares[1, 2, 0] = torch.eye(256)[255]
     expected = {Reading.MODE: 255, Reading.MEDIAN: 106, Reading.AUTO: 106}
     for reading, bin_number in expected.items():
-        made = policy(reading=reading)
+        made = policy(reading=reading, bins=256)
         made._log_probs = lambda hidden: shares.log()  # type: ignore[method-assign]
         bins = made.act(observation, deterministic=True).sample["bins"].long()
         assert bins[0].unique().tolist() == [bin_number]
         assert int(bins[1, 2, 0]) == 255
+
+
+def test_medians_are_exact_within_bins() -> None:
+    made, shares = policy(bins=32), torch.zeros(6, 4, 3, 32)
+    shares[..., 3], shares[..., 20] = 0.4, 0.6  # half is reached after a sixth of bin 20, counted from its upper edge
+    shares[1] = torch.eye(32)[31]
+    made._log_probs = lambda hidden: shares.log()  # type: ignore[method-assign]
+    decision = made.act(seen(6), deterministic=True)
+    x = made.normalised(decision.actions)
+    upper = 2.0 * (31 - 20 + 1) / 31 - 1.0
+    torch.testing.assert_close(x[0], torch.full((4, 3), upper - 2.0 / 31 / 6), atol=1e-4, rtol=0.0)
+    torch.testing.assert_close(x[1], torch.full((4, 3), -30 / 31), atol=1e-4, rtol=0.0)  # the middle of the lowest
+
+
+def test_bins_are_few_from_scratch_and_as_many_as_asked_for() -> None:
+    observation = seen(2)
+    for asked, bins in {None: 32, 7: 7, 256: 256}.items():
+        made = policy(bins=asked)
+        drawn = made.act(observation).sample["bins"]
+        assert made._log_probs(made._read(observation)[1]).shape == (2, 4, 3, bins)
+        assert int(drawn.max()) < bins
+    for wrong in (1, 257):
+        with pytest.raises(UserError, match=rf"policy\.bins of 2 to 256, got {wrong}"):
+            TokensConfig(bins=wrong)
+    with pytest.raises(UserError, match=r"256 bins, and policy\.bins=32"):
+        TokensConfig(weights="somewhere", bins=32)
 
 
 def test_tokens_are_drawn_from_the_tempered_distribution() -> None:
@@ -135,13 +161,14 @@ def test_the_loss_is_the_cross_entropy_of_the_demonstrated_tokens() -> None:
     made, observation = policy(temperature=3.0), seen(4)
     actions, valid = torch.rand(4, 4, 3), torch.tensor([[1.0, 1.0, 1.0, 0.0]] * 4)
     logits = made.model.logits(made._read(observation)[1])[:, :3]
-    bins = bins_of(made.normalised(actions))[:, :3]
+    bins = bins_of(made.normalised(actions), made.bins)[:, :3]
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 2), bins.flatten())
     torch.testing.assert_close(made.loss(observation, actions, valid), expected)
 
 
 def test_regression_learns_to_act_as_shown() -> None:
     made, observation = policy(head=Head.L1), seen(4)
+    made.regression.fc2.weight.data *= 0.1  # so that no action is clamped
     actions, valid = torch.rand(4, 4, 3) * torch.tensor([1.0, 2.0, 3.0]), torch.ones(4, 4)
     before = made.loss(observation, actions, valid)
     error = made.normalised(made.act(observation).actions) - made.normalised(actions)

@@ -140,7 +140,9 @@ def test_the_wanted_velocity_is_along_the_way_and_less_near_the_goal():
     near = around(mdp, position, torch.ones(1, 2, dtype=torch.bool), pillars())
     way = place((300, 400, 0), (0, 0, mdp.slow_m))
     wanted = mdp.speed_m_s * place((0.6, 0.8, 0.0), (0.0, 0.0, 0.5**0.5))
-    assert reward(mdp, flight(position, wanted, way), pillars(), near)[0].tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
+    assert reward(mdp, flight(position, wanted, way), pillars(), near)[0].tolist() == pytest.approx(
+        [1.0, 1.0], abs=1e-4
+    )
 
 
 def planned(begin: torch.Tensor, goal: torch.Tensor, cylinders: torch.Tensor, **options) -> tuple[Worlds, Ways]:
