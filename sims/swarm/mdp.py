@@ -1,8 +1,9 @@
 """A swarm among obstacles: the drones of a world fly to goals that they exchange (after arXiv 2309.13285).
 
 The room, the grid of obstacles, the episode's length and exchanged goals follow that paper. Differences: drones see the
-nearest obstacles, not a distance field; any collision ends a drone's flight; the reward has slopes, which analytic
-gradients need. Letters in shape comments: W worlds, M drones of a world, C cells of the grid, K visible tokens.
+nearest obstacles, not a distance field, and plan the shortest way around those that they have seen; any collision ends
+a drone's flight; the reward has slopes, which analytic gradients need. Letters in shape comments: W worlds, M drones of
+a world, C cells of the grid, K visible tokens.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Swarm:
         density: share of the cells with an obstacle.
         neighbours, obstacles: how many of the nearest are observed.
         neighbour_range_m, obstacle_range_m: distance up to which they are observed.
-        carrot_m: a goal farther away is observed at this distance.
+        carrot_m: the way to a goal is observed up to this length.
         exchange_low_s, exchange_high_s: goals are exchanged twice, after a time between these and after twice that.
         success_error_m: largest mean distance from the goal over the last second of a successful episode.
         initial_velocity_m_s, initial_angular_velocity_rad_s, initial_tilt: bounds of each coordinate; of the rotation
@@ -78,26 +79,26 @@ class Swarm:
     initial_tilt: float = 0.3
     force_scale: float = 1.0 / 50.0
     torque_scale: float = 1.0 / 10000.0
-    speed_m_s: float = 2.0
+    speed_m_s: float = 4.0
     slow_m: float = 1.0
     neighbour_margin_m: float = 0.5
     obstacle_margin_m: float = 0.3
     room_margin_m: float = 0.5
     foresight_s: float = 0.4
     reward_alive: float = 1.0
-    weight_velocity: float = 1.0
+    weight_velocity: float = 2.0
     weight_angular_velocity: float = 0.01
     weight_rotation: float = 0.2
     weight_action_change: float = 0.05
     weight_neighbour: float = 4.0
-    weight_obstacle: float = 3.0
+    weight_obstacle: float = 1.5
     weight_room: float = 6.0
 
     def specs(self) -> dict[str, TensorSpec]:
         """Specs of a drone's observations."""
         seen = ("x", "y", "z", "velocity_x", "velocity_y", "velocity_z", "closeness", PRESENT)
         return {
-            "goal": TensorSpec((3,), unit="m", frame="world", names=AXES),
+            "way": TensorSpec((3,), unit="m", frame="world", names=AXES),
             "rotation": ROTATION,
             "velocity": VELOCITY,
             "angular_velocity": ANGULAR_VELOCITY,
@@ -172,9 +173,9 @@ def tokens(mdp: Swarm, position: Tensor, velocity: Tensor, cylinders: Tensor, ne
     return neighbours, torch.cat((beside, closeness(gap), there.unsqueeze(-1)), -1) * there.unsqueeze(-1)
 
 
-def carrot(mdp: Swarm, to_goal: Tensor) -> Tensor:
-    """The vector to the goal [..., 3], of length `carrot_m` at most."""
-    return to_goal * (mdp.carrot_m / length(to_goal)).clamp(max=1.0).unsqueeze(-1)
+def carrot(mdp: Swarm, way: Tensor) -> Tensor:
+    """The vector `way` [..., 3], of length `carrot_m` at most."""
+    return way * (mdp.carrot_m / length(way)).clamp(max=1.0).unsqueeze(-1)
 
 
 def closeness(gap: Tensor) -> Tensor:

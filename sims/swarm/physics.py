@@ -59,9 +59,9 @@ class Physics:
             near = around(self.mdp, position, flying, worlds.cylinders)
             ways.update(worlds, position)
         neighbours, obstacles = tokens(self.mdp, sensed[..., :3], sensed[..., 12:15], worlds.cylinders, near)
-        told = ways.along(goal - sensed[..., :3], sensed[..., :3])
+        way = ways.along(goal - sensed[..., :3], sensed[..., :3])
         seen = (
-            carrot(self.mdp, told), sensed[..., 3:], sensed[..., 2:3],
+            carrot(self.mdp, way), sensed[..., 3:], sensed[..., 2:3],
             neighbours.flatten(2), obstacles.flatten(2), worlds.state[..., BODY_ROWS : BODY_ROWS + 4],
             worlds.disturbance, worlds.state[..., BODY_ROWS - 4 : BODY_ROWS] + self.airframe.hover_speed,
         )  # fmt: skip

@@ -26,7 +26,7 @@ FILMED_WORLDS, STRIDE = 2, 6
 
 @dataclass
 class SwarmTask(ProcessOptions):
-    """Drones exchange their goals among obstacles; numbers in distribution names are obstacle densities in %.
+    """Drones exchange their goals among obstacles, which stand in 20% of the cells; eight of them, or more.
 
     An episode is truncated after `step_limit` control steps. `reward` contains the weights of the reward, see
     `mdp.reward`.
@@ -37,9 +37,13 @@ class SwarmTask(ProcessOptions):
     reward: dict[str, float] = field(default_factory=lambda: weights(Swarm()))
     airframe: str = "crazyflie"
 
-    group: ClassVar[int] = Swarm.drones
-    MDPS: ClassVar[Mapping[str, Swarm]] = {"density_20": Swarm()}
-    """The task by name of the distribution; the first one is for training."""
+    MDPS: ClassVar[Mapping[str, Swarm]] = {
+        "density_20": Swarm(),
+        "drones_16": Swarm(drones=16),
+        "drones_32": Swarm(drones=32),
+    }
+    """The task by name of the distribution; the first one is for training, the others for the final policy."""
+    group: ClassVar[int] = max(mdp.drones for mdp in MDPS.values())
 
     def __post_init__(self) -> None:
         """Raise UserError for an unknown airframe, impossible sizes and unknown weights."""
@@ -51,7 +55,12 @@ class SwarmTask(ProcessOptions):
     @property
     def distributions(self) -> tuple[str, ...]:
         """The distributions, each with random worlds, initial states, forces and torques."""
-        return tuple(self.MDPS)
+        return tuple(self.MDPS)[:1]
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Larger swarms in the same room."""
+        return tuple(self.MDPS)[1:]
 
     @property
     def asset_kind(self) -> None:
@@ -89,7 +98,8 @@ class SwarmTask(ProcessOptions):
         """Film each policy, by caption, from the same starts; also plots their paths beside it."""
         flights, films, dt_s = {}, {}, 0.0
         for caption, policy in policies.items():
-            env = self.environment(FILMED_WORLDS * Swarm.drones, distribution or self.distributions[0], "eval")
+            name = distribution or self.distributions[0]
+            env = self.environment(FILMED_WORLDS * self._mdp(name).drones, name, "eval")
             flights[caption] = pictures.fly(env, policy, device, STRIDE, first)
             films[caption] = pictures.film(flights[caption])
             dt_s = env.contract.control_dt_s * STRIDE
@@ -98,5 +108,5 @@ class SwarmTask(ProcessOptions):
 
     def _mdp(self, distribution: str) -> Swarm:
         if distribution not in self.MDPS:
-            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.distributions)}")
+            raise UserError(f"unknown distribution {distribution!r}; expected one of {', '.join(self.MDPS)}")
         return reweighted(self.MDPS[distribution], self.reward)

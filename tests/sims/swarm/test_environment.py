@@ -4,14 +4,17 @@ import pytest
 import torch
 
 from embodied.environment import DifferentiableEnvironment, SharedWorlds
+from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.saving.tree import load_tree, save_tree
+from embodied.task import measured
 from policies.attention import AttentionConfig, AttentionPolicy
 from sims.quadrotor.airframes import CRAZYFLIE, GRAVITY
 from sims.quadrotor.dynamics import DT_S
 from sims.swarm.environment import SwarmEnvironment
 from sims.swarm.mdp import AWAY_M, FLYING, HIT_DRONE, HIT_OBSTACLE, HIT_ROOM, Swarm
 from sims.swarm.practice import CAPACITY, EVERY, FIRST_LEVEL, RISE, SLOTS, WINDOW, Curriculum
+from sims.swarm.task import SwarmTask
 from tests.conformance.test_environments import same
 
 CALM = Swarm(
@@ -315,3 +318,22 @@ def test_wrong_input_is_refused():
         env.reset(starts=torch.full((16,), -1))
     with pytest.raises(ValueError, match="num_envs=0"):
         SwarmEnvironment(0)
+
+
+@pytest.mark.parametrize(("name", "drones"), [("density_20", 8), ("drones_16", 16), ("drones_32", 32)])
+def test_larger_swarms_fly_with_the_same_policy(name: str, drones: int) -> None:
+    task = SwarmTask(step_limit=20)
+    assert task.contract(name) == task.contract("density_20")
+    env = task.environment(2 * drones, name, "eval")
+    assert env.group == drones
+    found = evaluate(env, policy(env), starts_per_task=2 * drones)
+    assert found.success.shape == (1, 2 * drones)
+    away = torch.cdist(env.worlds.goals[:, -1], env.worlds.goals[:, -1]) + 9.0 * torch.eye(drones)
+    assert away.min() > 0.9  # each has its own
+
+
+def test_the_final_policy_alone_is_measured_in_larger_swarms() -> None:
+    assert SwarmTask().distributions == ("density_20",)
+    assert measured(SwarmTask()) == ("density_20", "drones_16", "drones_32")
+    with pytest.raises(UserError, match=r"drones_99.*density_20, drones_16, drones_32"):
+        SwarmTask().environment(8, "drones_99", "eval")
