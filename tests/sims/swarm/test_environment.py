@@ -320,6 +320,16 @@ def test_wrong_input_is_refused():
         SwarmEnvironment(0)
 
 
+def test_drones_observe_the_way_around_what_is_before_the_goal() -> None:
+    env = make(worlds=1)
+    env.worlds.goals[0, :, 0] = torch.tensor([-3.0, 3.0, 2.0])
+    env.worlds.cylinders[0, :2] = torch.tensor([[-2.5, 1.5], [-3.5, 1.5]])  # a gap of 0.4 m on the straight line
+    way = env.step(hover(env)).observation["way"][0]
+    assert way.norm() == pytest.approx(2.0, abs=1e-4)
+    assert way[0].abs() > 0.5
+    assert way[1] > 0.5
+
+
 @pytest.mark.parametrize(("name", "drones"), [("density_20", 8), ("drones_16", 16), ("drones_32", 32)])
 def test_larger_swarms_fly_with_the_same_policy(name: str, drones: int) -> None:
     task = SwarmTask(step_limit=20)
