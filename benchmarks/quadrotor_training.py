@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 from embodied.evaluation.evaluation import wilson  # noqa: E402
 from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
-from sims.swarm.mdp import Swarm  # noqa: E402
+from sims.swarm.task import SwarmTask  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 NOMINAL = ("task=quadrotor_hover", "task.nominal=true")
@@ -62,7 +62,7 @@ MEASURED = {
         "td3": Variant((*NOMINAL, "algorithm=td3"), analytic_gradients=False),
     },
     **{name: {name: Variant((f"task=quadrotor_{name}",))} for name in ("track", "recover", "race", "any")},
-    "swarm": {"swarm": Variant(("task=quadrotor_swarm",), seeds=(0, 1))},
+    "swarm": {"swarm": Variant(("task=quadrotor_swarm",))},
     "latency": {
         "trained": Variant((*NOMINAL, LATE, "latency.observed=true")),
         "not trained": Variant(
@@ -76,8 +76,8 @@ MEASURED = {
     },
 }
 """Everything reported in the READMEs, by result and variant."""
-SHARES = {"survive": 1, "collision_free": 1, "world_collision_free": Swarm.drones}
-"""Metrics that are shares, with the number of episodes that share one outcome."""
+SHARES = "survive", "collision_free", "world_collision_free"
+"""Metrics that are shares; the last is one outcome for all drones of a world."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Half widths of 95% intervals of a mean of 2 to 10 seeds, in standard errors."""
 ELSEWHERE = {
@@ -143,9 +143,10 @@ def measure(variant: Variant, seed: int, options: Sequence[str], run: Path) -> d
 def with_intervals(row: dict[str, Any]) -> dict[str, Any]:
     """An evaluation without its tasks, with Wilson's 95% interval of each metric that is a share."""
     kept = {key: value for key, value in row.items() if key not in ("per_task", "stage", "distribution")}
-    for name, sharing in SHARES.items():
+    for name in SHARES:
         if name in row:
-            count = row["episodes"] // sharing
+            drones = SwarmTask.MDPS[row["distribution"]].drones if name == SHARES[-1] else 1
+            count = row["episodes"] // drones
             kept[f"{name}_95"] = wilson(round(row[name] * count), count)
     return kept
 

@@ -8,6 +8,7 @@ import pytest
 from benchmarks import quadrotor_training
 from benchmarks.quadrotor_training import MEASURED, RESULTS, mean, rows, with_intervals
 from embodied.command_line.config import compose
+from embodied.evaluation.evaluation import wilson
 from evaluate import EvaluateConfig
 from train import GROUPS, TrainConfig
 
@@ -48,11 +49,12 @@ def test_means_have_students_interval():
     assert mean([None]) == {"mean": None, "seeds": 0}
 
 
-def test_shares_have_wilsons_interval_and_worlds_count_once():
-    row = {"episodes": 512, "survive": 0.5, "world_collision_free": 62 / 64, "per_task": [], "stage": "rl"}
-    found = with_intervals(row)
+@pytest.mark.parametrize(("name", "worlds"), [("density_20", 64), ("drones_32", 16)])
+def test_shares_have_wilsons_interval_and_worlds_count_once(name: str, worlds: int):
+    row = {"episodes": 512, "survive": 0.5, "world_collision_free": 0.75, "distribution": name, "stage": "rl"}
+    found = with_intervals({**row, "per_task": []})
     assert found["survive_95"] == pytest.approx((0.4568, 0.5432), abs=1e-4)
-    assert found["world_collision_free_95"] == pytest.approx((0.893, 0.991), abs=1e-3)
+    assert found["world_collision_free_95"] == wilson(round(0.75 * worlds), worlds)
     assert not {"per_task", "stage", "collision_free_95"} & found.keys()
 
 
