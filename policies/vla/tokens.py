@@ -22,6 +22,7 @@ from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
+from embodied.seeding import fixed_noise
 from policies.vla import adapters
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads
@@ -52,15 +53,18 @@ class Head(Enum):
 
 
 class Reading(Enum):
-    """What deterministic chunks are: the most likely bin of each element (MODE), or the MEDIAN, also within its bin.
+    """What deterministic chunks are.
 
-    AUTO is MODE of published weights, as OpenVLA reads them. Little data leaves wide distributions, of which the most
-    likely bin says little: from scratch AUTO is MEDIAN.
+    The most likely bin of each element (MODE), the MEDIAN, also within its bin, or one DRAWN by noise that is a function
+    of the observation, as generative policies have it. AUTO is MODE of published weights, as OpenVLA reads them. Little data leaves wide distributions, of which the most
+    likely bin says little: from scratch AUTO is MEDIAN. Reinforcement learning improves drawn chunks, and may change
+    neither mode nor median.
     """
 
     AUTO = "auto"
     MODE = "mode"
     MEDIAN = "median"
+    DRAWN = "drawn"
 
 
 class Part(Enum):
@@ -220,7 +224,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
             return Decision(self.to_robot(self.regression(hidden)), nothing, hidden.new_zeros(len(state), 1), value)
         log_probs = self._log_probs(hidden)
         if deterministic:
-            bins, x = self._likely(log_probs)
+            bins, x = self._likely(log_probs, observation)
         else:
             drawn = torch.multinomial(log_probs.exp().flatten(0, -2), 1, generator=generator)
             bins = drawn.view(log_probs.shape[:-1])
@@ -314,13 +318,17 @@ class TokensPolicy(adapters.AdaptablePolicy):
         """Log-probabilities of the bins [N, H, A, B]."""
         return (self.model.logits(hidden) / self.config.temperature).log_softmax(-1)
 
-    def _likely(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    def _likely(self, log_probs: Tensor, observation: TensorDict) -> tuple[Tensor, Tensor]:
         """Bins and normalised actions [N, H, A] of deterministic chunks."""
         reading = self.config.reading
         if reading is Reading.MODE or (reading is Reading.AUTO and self.config.weights):
             bins = log_probs.argmax(-1)
             return bins, centres(bins, self.bins)
         reached = log_probs.exp().cumsum(-1)  # from the largest value on
+        if reading is Reading.DRAWN:
+            noise = fixed_noise(self.inputs.identity(observation), reached.shape[1:-1]).to(self.device)
+            bins = (reached < torch.special.ndtr(noise).unsqueeze(-1)).sum(-1).clamp_max(self.bins - 1)
+            return bins, centres(bins, self.bins)
         bins = (reached < 0.5).sum(-1).clamp_max(self.bins - 1)
         beyond = (chosen(reached, bins) - 0.5) / chosen(log_probs, bins).exp()  # share of the bin that is smaller
         return bins, centres(bins, self.bins) + (2.0 * beyond.clamp(0.0, 1.0) - 1.0) / (self.bins - 1)

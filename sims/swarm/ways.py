@@ -1,8 +1,8 @@
 """Shortest ways of drones to their goals around the obstacles that they have seen.
 
 The length T of the shortest way to a goal solves the eikonal equation |grad T| = s with the slowness s, here by
-Godunov's upwind differences on a grid (Zhao, "A fast sweeping method for eikonal equations", 2005). Ways are level;
-drones and heights are none of their business.
+Godunov's upwind differences on a grid (Zhao, "A fast sweeping method for eikonal equations", 2005). Ways are level, and
+do not know of other drones.
 
 Letters in shape comments: W worlds, M drones of a world, V ways, G grid points along a side, C cells of the grid.
 """
@@ -58,7 +58,7 @@ class Ways:
     def along(self, to_goal: Tensor, position: Tensor) -> Tensor:
         """From `position`, m, a vector of the way's direction and length, in place of `to_goal`; all [W, M, 3].
 
-        It is the same height that is missing. Gradients go through the length, and near the goal through `to_goal`.
+        Its vertical part is that of `to_goal`. Gradients go through the length, and near the goal through `to_goal`.
         """
         at = ((position[..., :2].detach() + HALF_ROOM_M) / SPACING_M).clamp(0.0, POINTS - 1.001)
         low = at.long()

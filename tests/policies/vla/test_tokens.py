@@ -79,6 +79,19 @@ def test_medians_are_exact_within_bins() -> None:
     torch.testing.assert_close(x[1], torch.full((4, 3), -30 / 31), atol=1e-4, rtol=0.0)  # the middle of the lowest
 
 
+def test_drawn_chunks_follow_the_distribution_and_the_observation_alone() -> None:
+    made, observation = policy(reading=Reading.DRAWN, bins=4), seen(200)
+    observation["fingers"] = torch.randn_like(observation["fingers"])
+    shares = torch.tensor([0.1, 0.2, 0.3, 0.4]).expand(200, 4, 3, 4)
+    made._log_probs = lambda hidden: shares[: len(hidden)].log()  # type: ignore[method-assign]
+    drawn = made.act(observation, deterministic=True)
+    bins = drawn.sample["bins"].long()
+    assert torch.bincount(bins.flatten()) / bins.numel() == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.03)
+    assert len(bins.flatten(1).unique(dim=0)) > 190  # other states, other chunks,
+    again = made.act(observation[50:60], deterministic=True)  # and the same in any batch
+    assert torch.equal(again.actions, drawn.actions[50:60])
+
+
 def test_bins_are_few_from_scratch_and_as_many_as_asked_for() -> None:
     observation = seen(2)
     for asked, bins in {None: 32, 7: 7, 256: 256}.items():
