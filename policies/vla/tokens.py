@@ -55,10 +55,10 @@ class Head(Enum):
 class Reading(Enum):
     """What deterministic chunks are.
 
-    The most likely bin of each element (MODE), the MEDIAN, also within its bin, or one DRAWN by noise that is a function
-    of the observation, as generative policies have it. AUTO is MODE of published weights, as OpenVLA reads them. Little
-    data leaves wide distributions, of which the most likely bin says little: from scratch AUTO is MEDIAN. Reinforcement
-    learning improves drawn chunks, and may change neither mode nor median.
+    The most likely bin of each element (MODE), the MEDIAN, also within its bin, or a bin DRAWN by noise that depends on
+    the observation alone, as generative policies have it. AUTO is MODE of published weights, as OpenVLA reads them.
+    Little data leaves wide distributions, of which the most likely bin says little: from scratch AUTO is MEDIAN.
+    Reinforcement learning improves drawn chunks, and may change neither mode nor median.
     """
 
     AUTO = "auto"
