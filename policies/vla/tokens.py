@@ -35,8 +35,7 @@ from policies.vla.sizes import Size
 QUANTILES = 0.01, 0.99
 """Shares of demonstrated actions below -1 and up to 1 when normalised."""
 COARSE = 32
-"""Bins without published weights. Of 256 that few demonstrations fill the likelihood is ragged, and each has to be
-learned by itself: after as much SFT of libero_pictures 66% of official starts succeed, with 32 96%."""
+"""Bins without published weights: of 256 each would have to be learned by itself, from few demonstrations."""
 NARROWEST = 0.2
 """Smallest range of normalised actions, as a share of the limits' range, so that unseen actions stay possible."""
 
