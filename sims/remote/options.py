@@ -22,6 +22,10 @@ class ProcessOptions:
     group: ClassVar[int] = 1
     """Consecutive environments that share a world, which no two processes can divide."""
 
+    def group_of(self, distribution: str) -> int:
+        """`group` in environments of `distribution`."""
+        return self.group
+
     @property
     def most_envs(self) -> int | None:
         """Environments beyond which more are of no use; None: any number."""

@@ -69,8 +69,9 @@ class RemoteTask:
         """
         num_envs = min(num_envs, self.options.most_envs or num_envs)
         return remote(
-            self._told | {"distribution": distribution, "split": split}, num_envs, group=self.options.group, seed=seed,
-            processes=self.processes, pool=self._pool, timeout_s=self.options.timeout_s,
+            self._told | {"distribution": distribution, "split": split}, num_envs, seed=seed,
+            group=self.options.group_of(distribution), processes=self.processes, pool=self._pool,
+            timeout_s=self.options.timeout_s,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> Episodes | None:

@@ -43,7 +43,6 @@ class SwarmTask(ProcessOptions):
         "drones_32": Swarm(drones=32),
     }
     """The task by name of the distribution; the first one is for training, the others for the final policy."""
-    group: ClassVar[int] = max(mdp.drones for mdp in MDPS.values())
 
     def __post_init__(self) -> None:
         """Raise UserError for an unknown airframe, impossible sizes and unknown weights."""
@@ -51,6 +50,10 @@ class SwarmTask(ProcessOptions):
         named_airframe(self.airframe)
         for mdp in self.MDPS.values():
             reweighted(mdp, self.reward)
+
+    def group_of(self, distribution: str) -> int:
+        """Drones of a world of `distribution`."""
+        return self._mdp(distribution).drones
 
     @property
     def distributions(self) -> tuple[str, ...]:
