@@ -16,6 +16,7 @@ TD(lambda) advantages of the policy that collected them, from recent iterations 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +32,9 @@ from embodied.environment import Environment
 from embodied.errors import UserError
 from embodied.policy import RankingPolicy, TrainablePolicy
 from embodied.rollout.episodes import Episodes
+from embodied.rollout.exchange import ExchangingCollector
 from embodied.rollout.replay import ChunkReplay
-from embodied.rollout.rollout import Collector, Rollout
+from embodied.rollout.rollout import Rollout
 from embodied.world import ALONE, World
 
 PARTS = ("imitation", "value_optimiser", "advantage_optimiser", "replay")
@@ -109,8 +111,6 @@ class RankingConfig:
 class Ranking:
     """Learns the advantage by which `policy` ranks its candidates."""
 
-    collector = Collector
-
     def __init__(
         self,
         policy: RankingPolicy,
@@ -135,6 +135,11 @@ class Ranking:
     def gradient_steps(self) -> int:
         """Gradient steps of all networks so far."""
         return self.imitation.gradient_steps + self.critic_steps
+
+    @property
+    def collector(self) -> Callable[..., ExchangingCollector]:
+        """Makes imitation's collector."""
+        return self.imitation.collector
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """One iteration; returns mean losses, explained variance and imitation's metrics."""

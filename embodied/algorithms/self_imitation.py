@@ -2,7 +2,8 @@
 
 Each iteration collects episodes, keeps every chunk of successful ones, and takes gradient steps on the growing set
 (self-imitation, arXiv 1806.05635, without its value function; filtered behaviour cloning in rounds). With RetryStarts a
-failed initial state is tried again with new noise, so that data is added where the policy fails. All tasks are sampled
+failed initial state is tried again with new noise, so that data is added where the policy fails. Where noise does not
+lead out of a failure, `exchange` may: chunks of other environments (`rollout/exchange.py`). All tasks are sampled
 equally often, however rarely they succeed.
 
 A network that has converged on little data learns less from additional data than a new one does (primacy bias, arXiv
@@ -17,7 +18,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,8 +34,9 @@ from embodied.environment import Environment, NumberedStarts
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.episodes import Episodes
+from embodied.rollout.exchange import ExchangingCollector
 from embodied.rollout.replay import EpisodeAssembler, EpisodeReplay
-from embodied.rollout.rollout import Collector, Rollout
+from embodied.rollout.rollout import Rollout
 from embodied.rollout.starts import RetryStarts
 from embodied.world import ALONE, World
 
@@ -45,8 +49,9 @@ class SelfImitationConfig:
 
     A share `demonstration_share` of each minibatch is demonstrations; the rest is divided equally among the tasks, with
     demonstrations of those that have no success yet, which new networks would otherwise forget. A share `retry` of
-    restarts goes to states where the policy has failed, at most `attempts` times each. Rounds begin with new networks,
-    or with the last round's if `warm_start`.
+    restarts goes to states where the policy has failed, at most `attempts` times each. Of decisions at the step limit's
+    end a share `exchange` is another environment's, earlier in episodes less. Rounds begin with new networks, or with
+    the last round's if `warm_start`.
     """
 
     rollout_length: int = 35
@@ -56,12 +61,15 @@ class SelfImitationConfig:
     capacity: int = 400_000
     retry: float = 0.5
     attempts: int = 4
+    exchange: float = 0.0
     warm_start: bool = False
     sft: SFTConfig = field(default_factory=SFTConfig)
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
         at_least(self, 1, "rollout_length", "rounds", "gradient_steps", "capacity", "attempts")
+        if not 0.0 <= self.exchange <= 1.0:
+            raise UserError(f"expected exchange in [0, 1], got {self.exchange}")
 
     @property
     def reads_demonstrations(self) -> bool:
@@ -93,8 +101,6 @@ class SelfImitationConfig:
 class SelfImitation:
     """Updates a policy from its successful episodes."""
 
-    collector = Collector
-
     def __init__(
         self,
         policy: TrainablePolicy,
@@ -112,6 +118,11 @@ class SelfImitation:
         self.starts: RetryStarts | None = None  # None: initial states are not numbered
         if isinstance(env, NumberedStarts):
             self.starts = RetryStarts(env.task_index, retry=config.retry, attempts=config.attempts, generator=generator)
+
+    @property
+    def collector(self) -> Callable[..., ExchangingCollector]:
+        """Makes the collector, which exchanges chunks."""
+        return partial(ExchangingCollector, exchange=self.config.exchange)
 
     def update(self, rollout: Rollout, progress: float, world: World = ALONE) -> dict[str, float]:
         """Add the rollout's successes, then take gradient steps; returns the mean loss and the size of the set."""

@@ -128,6 +128,13 @@ def test_gradient_steps_of_all_networks_are_counted():
     assert learner.gradient_steps == 10 + 7 + 2 * 2
 
 
+def test_chunks_are_exchanged_as_imitation_says():
+    policy, learner, collector = make()
+    assert learner.collector(collector.env, policy, collector.generator, learner.starts).exchange == 0.0
+    learner.imitation.config.exchange = 0.3
+    assert learner.collector(collector.env, policy, collector.generator, learner.starts).exchange == 0.3
+
+
 def test_a_policy_that_cannot_rank_is_refused():
     policy = MLPConfig(hidden=[8]).build(Reach(1).contract)
     with pytest.raises(ValueError, match="expected a policy that ranks candidates"):
