@@ -155,9 +155,7 @@ def test_a_repeated_action_is_one_token_that_learns_the_mean_of_what_was_shown()
 
 
 def test_chunks_are_whole_repeats() -> None:
-    with pytest.raises(
-        UserError, match=r"=4 does not divide chunks of 4 actions, of which 2 are executed"
-    ):
+    with pytest.raises(UserError, match=r"=4 does not divide chunks of 4 actions, of which 2 are executed"):
         policy(action_repeat=4)
     with pytest.raises(UserError, match=r"leave policy\.action_repeat=2 out"):
         TokensConfig(weights="somewhere", action_repeat=2)
