@@ -49,9 +49,8 @@ class SelfImitationConfig:
 
     A share `demonstration_share` of each minibatch is demonstrations; the rest is divided equally among the tasks, with
     demonstrations of those that have no success yet, which new networks would otherwise forget. A share `retry` of
-    restarts goes to states where the policy has failed, at most `attempts` times each. Of decisions at the step limit's
-    end a share `exchange` is another environment's, earlier in episodes less. Rounds begin with new networks, or with
-    the last round's if `warm_start`.
+    restarts goes to states where the policy has failed, at most `attempts` times each. A share `exchange` of decisions
+    is another environment's. Rounds begin with new networks, or with the last round's if `warm_start`.
     """
 
     rollout_length: int = 35

@@ -1,4 +1,4 @@
-"""Exchanged chunks are other environments', more of them late in episodes, and are recorded as they were executed."""
+"""Exchanged chunks are other environments', and are recorded as they were executed."""
 
 import copy
 
@@ -44,13 +44,9 @@ def moved(rollout, envs: int = ENVS) -> torch.Tensor:
     return rollout.actions[:, :, 0, 0] != 1e-7 * torch.arange(envs).float()
 
 
-def test_late_decisions_are_exchanged_more_often_and_first_ones_never():
-    rollout = collector(0.5).collect(LIMIT // 2 + 10)  # two actions a decision: the second episode begins after 20
-    assert rollout.truncated[LIMIT // 2 - 1].all()
-    share = moved(rollout).float().mean(1)
-    wanted = 0.5 * (torch.arange(len(share)) % (LIMIT // 2) * 2 / LIMIT) ** 2
-    assert share[0] == share[LIMIT // 2] == 0.0
-    torch.testing.assert_close(share, wanted, atol=0.035, rtol=0.0)  # 4 standard deviations of 4000 draws
+def test_a_share_of_decisions_is_exchanged():
+    share = moved(collector(0.3).collect(LIMIT // 2)).float().mean(1)
+    torch.testing.assert_close(share, torch.full_like(share, 0.3), atol=0.03, rtol=0.0)  # 4 standard deviations
 
 
 def test_what_was_executed_is_recorded():
@@ -82,13 +78,6 @@ def test_a_collector_goes_on_where_it_was_saved():
     found = again.collect(10)
     assert moved(found, 64)[:5].any()
     assert (found.actions == wanted.actions).all()
-
-
-def test_abandoned_episodes_begin_again():
-    found = collector(1.0, 64)
-    found.collect(15)
-    found.abandon()
-    assert not moved(found.collect(1), 64).any()
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1])
