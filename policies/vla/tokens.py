@@ -5,7 +5,7 @@ Bins and their statistics are OpenVLA's (arXiv 2406.09246), the tempered likelih
 Prismatic, the empty token of each element is learned, bins are wider, and all elements are normalised, the gripper's
 too; of the vocabulary only the bins are scored; the critic reads the mean hidden state of the elements and
 the robot's state.
-Letters as in `policies.vla.parallel`; K executed actions, each R times, P parts of a log-probability, B bins.
+Letters as in `policies.vla.parallel`; K executed actions, P parts of a log-probability, B bins.
 """
 
 from __future__ import annotations
@@ -87,9 +87,6 @@ class TokensConfig(Computing):
     drawn and scored at `temperature`, deterministic ones read by `reading`. A `part` of the
     log-probability is the sum over its tokens. The critic has layers of width `hidden`.
 
-    With an `action_repeat` above 1, from scratch alone, each value is that of as many consecutive actions. Samples then
-    differ in fewer elements, each of which does more: reinforcement learning finds sooner what a success is due to.
-
     `precision`, `gradient_checkpointing` and `compile` tell how the model computes (`policies.vla.computing`).
     """
 
@@ -99,7 +96,6 @@ class TokensConfig(Computing):
     lora_rank: int = 0
     head: Head = Head.AUTO
     bins: int | None = None
-    action_repeat: int = 1
     temperature: float = 1.0
     reading: Reading = Reading.AUTO
     part: Part = Part.TOKEN
@@ -108,7 +104,7 @@ class TokensConfig(Computing):
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes."""
-        at_least(self, 1, "hidden", "action_repeat")
+        at_least(self, 1, "hidden")
         at_least(self, 0, "lora_rank")
         if self.lora_rank and not self.weights:
             raise UserError(f"lora_rank={self.lora_rank} adapts published weights: name them in policy.weights")
@@ -116,8 +112,6 @@ class TokensConfig(Computing):
             raise UserError(f"expected policy.bins of 2 to {BINS}, got {self.bins}")
         if self.weights and self.bins not in (None, BINS):
             raise UserError(f"policy.weights have {BINS} bins, and policy.bins={self.bins}: leave one of them out")
-        if self.weights and self.action_repeat > 1:
-            raise UserError(f"policy.weights tell every action: leave policy.action_repeat={self.action_repeat} out")
         if not self.temperature > 0.0:
             raise UserError(f"expected policy.temperature above 0, got {self.temperature}")
 
@@ -147,12 +141,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         if not contract.action.low:
             raise UserError("policy=tokens needs action limits; set low and high in the action spec")
         self.contract, self.config = contract, config
-        self.actions, repeat = contract.action.shape[-1], config.action_repeat
-        if contract.horizon % repeat or contract.executed % repeat:
-            raise UserError(
-                f"policy.action_repeat={repeat} does not divide chunks of {contract.horizon} actions, of which"
-                f" {contract.executed} are executed; choose another, or task.horizon and task.executed"
-            )
+        self.actions = contract.action.shape[-1]
         given = published(config.weights, config.unnorm_key) if config.weights else None
         self.bins = config.bins or (BINS if given else COARSE)
         self.inputs = (PromptedInputs if given else Inputs)(contract, "policy=tokens")
@@ -226,12 +215,12 @@ class TokensPolicy(adapters.AdaptablePolicy):
     def act(
         self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
     ) -> Decision:
-        """Draw chunks; the bins of their elements [N, H / R, A], uint8, are the sample (none with L1 regression)."""
+        """Draw chunks; the bins of their elements [N, H, A], uint8, are the sample (with L1 regression, nothing is)."""
         state, hidden = self._read(observation)
         value = self._value(observation, state, hidden) if values_explored(self, observation, deterministic) else None
         if self.regression:
             nothing = TensorDict({}, batch_size=[len(state)], device=self.device)
-            return Decision(self._chunk(self.regression(hidden)), nothing, hidden.new_zeros(len(state), 1), value)
+            return Decision(self.to_robot(self.regression(hidden)), nothing, hidden.new_zeros(len(state), 1), value)
         log_probs = self._log_probs(hidden)
         if deterministic:
             bins, x = self._likely(log_probs, observation)
@@ -240,7 +229,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
             bins = drawn.view(log_probs.shape[:-1])
             x = centres(bins, self.bins)
         sample = TensorDict({"bins": bins.to(torch.uint8)}, batch_size=[len(state)])
-        return Decision(self._chunk(x), sample, self._parts(chosen(log_probs, bins)), value)
+        return Decision(self.to_robot(x), sample, self._parts(chosen(log_probs, bins)), value)
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability and entropy of stored bins, at the temperature at which they were drawn.
@@ -263,25 +252,12 @@ class TokensPolicy(adapters.AdaptablePolicy):
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Cross entropy of tokens, or absolute error, of `actions` [N, H, A] that are `valid` [N, H]; one scalar."""
         _, hidden = self._read(observation)
-        target, valid = self._repeated(self.normalised(actions), valid)
+        target = self.normalised(actions)
         if self.regression:
             error = (self.regression(hidden) - target).abs()
         else:
             error = -chosen(self.model.logits(hidden).log_softmax(-1), bins_of(target, self.bins))
         return (error.mean(-1) * valid).sum() / valid.sum().clamp_min(1)
-
-    def _repeated(self, x: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-        """Means [N, H / R, A] over the valid ones of R repeated actions [N, H, A], and where there are any."""
-        repeat = self.config.action_repeat
-        if repeat == 1:
-            return x, valid
-        x, valid = x.unflatten(1, (-1, repeat)), valid.unflatten(1, (-1, repeat))
-        count = valid.sum(2)
-        return (x * valid.unsqueeze(-1)).sum(2) / count.clamp_min(1).unsqueeze(-1), count > 0
-
-    def _chunk(self, x: Tensor) -> Tensor:
-        """Actions [N, H, A] in robot units of normalised ones [N, H / R, A], each R times."""
-        return self.to_robot(x).repeat_interleave(self.config.action_repeat, 1)
 
     def normalised(self, actions: Tensor) -> Tensor:
         """Actions [..., A] in robot units, so that the range of the demonstrations is [-1, 1]."""
@@ -293,7 +269,7 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return actions.clamp(self.action_low, self.action_high)
 
     def _model(self, given: Published | None) -> ParallelModel | OpenVLAModel:
-        state, elements = self.inputs.state_size, self.contract.horizon // self.config.action_repeat * self.actions
+        state, elements = self.inputs.state_size, self.contract.horizon * self.actions
         if not given:
             return ParallelModel(untrained(self.config.size, self.bins), state, elements, self.bins)
         model = OpenVLAModel(given.native, state if given.proprio else 0, elements, given.means, given.deviations)
@@ -331,18 +307,18 @@ class TokensPolicy(adapters.AdaptablePolicy):
             self.brought_state = True
 
     def _read(self, observation: TensorDict) -> tuple[Tensor, Tensor]:
-        """The state [N, state_size] and the elements' hidden states [N, H / R, A, W]."""
+        """The state [N, state_size] and the elements' hidden states [N, H, A, W]."""
         state = self.inputs.standardised_state(observation)
         pictures = self.inputs.pictures(observation, self.model.picture_size)
         hidden = self.model(pictures, *self.inputs.tokens(observation), state)
-        return state, hidden.unflatten(1, (-1, self.actions))
+        return state, hidden.unflatten(1, (self.contract.horizon, self.actions))
 
     def _log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities of the bins [N, H / R, A, B]."""
+        """Log-probabilities of the bins [N, H, A, B]."""
         return (self.model.logits(hidden) / self.config.temperature).log_softmax(-1)
 
     def _likely(self, log_probs: Tensor, observation: TensorDict) -> tuple[Tensor, Tensor]:
-        """Bins and normalised actions [N, H / R, A] of deterministic chunks."""
+        """Bins and normalised actions [N, H, A] of deterministic chunks."""
         reading = self.config.reading
         if reading is Reading.MODE or (reading is Reading.AUTO and self.config.weights):
             bins = log_probs.argmax(-1)
@@ -364,8 +340,8 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return torch.cat((hidden.mean((1, 2)), state), -1)
 
     def _parts(self, elementwise: Tensor) -> Tensor:
-        """Sums [N, P] over the tokens of each part, of executed actions, of [N, H / R, A]."""
-        executed = elementwise[:, : self.contract.executed // self.config.action_repeat]
+        """Sums [N, P] over the tokens of each part, of executed actions, of [N, H, A]."""
+        executed = elementwise[:, : self.contract.executed]
         if self.config.part is Part.TOKEN:
             return executed.flatten(1)
         summed = executed.sum(-1)

@@ -137,32 +137,6 @@ def test_parts_are_tokens_actions_or_the_chunk_of_what_is_executed() -> None:
     ]
 
 
-def test_a_repeated_action_is_one_token_that_learns_the_mean_of_what_was_shown() -> None:
-    made, observation = policy(action_repeat=2), seen(4)
-    decision = made.act(observation, generator=torch.Generator().manual_seed(0))
-    assert decision.actions.shape == (4, 4, 3)
-    assert torch.equal(decision.actions[:, 0::2], decision.actions[:, 1::2])
-    assert decision.sample["bins"].shape == (4, 2, 3)
-    scored = made.evaluate(observation, decision.sample)
-    assert scored.log_prob.shape == (4, 3)  # two of four actions are executed: one value of each element
-    torch.testing.assert_close(scored.log_prob, decision.log_prob, atol=1e-5, rtol=1e-5)
-    actions, valid = torch.rand(4, 4, 3), torch.tensor([[True, True, True, False], [True, True, False, False]] * 2)
-    logits, x = made.model.logits(made._read(observation)[1]), made.normalised(actions)
-    first, last = bins_of(x[:, :2].mean(1), made.bins), bins_of(x[:, 2], made.bins)
-    parts = [(logits[:, 0], first), (logits[[0, 2], 1], last[[0, 2]])]
-    losses = [torch.nn.functional.cross_entropy(score.flatten(0, 1), bins.flatten()) for score, bins in parts]
-    torch.testing.assert_close(made.loss(observation, actions, valid), (4 * losses[0] + 2 * losses[1]) / 6)
-
-
-def test_chunks_are_whole_repeats() -> None:
-    with pytest.raises(UserError, match=r"=4 does not divide chunks of 4 actions, of which 2 are executed"):
-        policy(action_repeat=4)
-    with pytest.raises(UserError, match=r"leave policy\.action_repeat=2 out"):
-        TokensConfig(weights="somewhere", action_repeat=2)
-    with pytest.raises(UserError, match="at least 1"):
-        TokensConfig(action_repeat=0)
-
-
 def test_every_token_attends_to_every_other_and_to_no_padding() -> None:
     made, observation = policy(), seen(2)
     before = made._read(observation)[1]
