@@ -1,11 +1,15 @@
 """Group relative policy optimisation (arXiv 2402.03300) over action chunks: no critic.
 
-Several episodes begin in one initial state. An episode's advantage is its outcome compared with its group's, the same
-for all its decisions; steps are clipped as PPO's (`clipped.py`). What SimpleVLA-RL (arXiv 2509.09674) takes from DAPO
+Several episodes begin in one initial state. The advantage of a decision is its episode's outcome compared with those of
+its group; steps are clipped as PPO's (`clipped.py`). What SimpleVLA-RL (arXiv 2509.09674) takes from DAPO
 (arXiv 2503.14476) is in the defaults: a wider upper clip, groups that almost always or hardly ever succeed are left
 out, every decision weighs the same however long its episode is, no KL divergence from the policy at the start.
 
 Differs from the papers:
+    - a decision is compared with those episodes of its group that had not ended before as many decisions, itself among
+    them (`of_running`), not with all. Successes end early, so that failures have most of the decisions: compared with
+    all of the group, the advantage has a negative mean, and what is done once only failures go on is blamed as much as
+    what made them fail;
     - groups that are left out are not collected again: an iteration has fewer decisions then, and metrics count them;
     - all groups of an iteration are whole and collected by the same policy; with a number of environments that groups
     do not divide, the last group of a task is smaller.
@@ -59,8 +63,9 @@ class GRPOConfig(ClippedConfig):
     """Hyper-parameters of GRPO: groups of `group` episodes from one initial state are compared by their `outcome`.
 
     `rollout_length` is rounded down to whole episodes of the longest kind, at least one. A group is left out if all its
-    outcomes are the same, and with outcome=SUCCESS if their mean is below `lowest` or above `highest`. Advantages are
-    divided by the group's standard deviation if `by_deviation`.
+    outcomes are the same, and with outcome=SUCCESS if their mean is below `lowest` or above `highest`. Each decision is
+    compared with the episodes of its group that go on as long, if `of_running`, else with all of them. Advantages are
+    divided by the standard deviation of the group's outcomes if `by_deviation`.
     """
 
     clip_high: float | None = 0.28
@@ -68,6 +73,7 @@ class GRPOConfig(ClippedConfig):
     outcome: Outcome = Outcome.SUCCESS
     lowest: float = 0.1
     highest: float = 0.9
+    of_running: bool = True
     by_deviation: bool = True
 
     def __post_init__(self) -> None:
@@ -148,7 +154,7 @@ class GRPO(Clipped):
         episodes = WholeRollout.of(rollout)
         outcome = self._outcome(rollout, episodes, world)
         by_success = rollout.has_success and self.config.outcome is Outcome.SUCCESS
-        found = compared(outcome, episodes.group, self.config.by_deviation)
+        found = compared(outcome, episodes, self.config.of_running, self.config.by_deviation)
         kept = found.varied
         if by_success:
             kept = kept & (found.mean >= self.config.lowest) & (found.mean <= self.config.highest)
@@ -158,7 +164,7 @@ class GRPO(Clipped):
                 "observation": rollout.observation,
                 "sample": rollout.sample,
                 "log_prob": rollout.log_prob,
-                "advantage": episodes.spread(found.advantage),
+                "advantage": found.advantage,
                 "own": own,
             },
             batch_size=list(own.shape),
@@ -190,24 +196,33 @@ class GRPO(Clipped):
 
 @dataclass(frozen=True)
 class Compared:
-    """Episodes within their groups, [E] each."""
+    """Decisions and episodes within their groups."""
 
-    advantage: Tensor
-    mean: Tensor  # of the group's outcomes
-    varied: Tensor  # bool: not all of them are the same
+    advantage: Tensor  # [T, N], zero where no episode is
+    mean: Tensor  # [E] of the group's outcomes
+    varied: Tensor  # [E] bool: not all of them are the same
 
 
-def compared(outcome: Tensor, group: Tensor, by_deviation: bool) -> Compared:
-    """A_i = R_i - mean(R), or (R_i - mean(R)) / std(R), over the episodes of a `group` [E] with `outcome` R [E]."""
+def compared(outcome: Tensor, episodes: WholeRollout, of_running: bool, by_deviation: bool) -> Compared:
+    """A = R - mean(R), or (R - mean(R)) / std(R), of each decision, where R is its episode's `outcome` [E].
+
+    The mean is that of the group's episodes, with `of_running` of those that have as many decisions or more.
+    """
+    group = episodes.group
     size = torch.bincount(group).to(outcome.dtype)
-    mean = torch.bincount(group, outcome).to(outcome.dtype) / size
-    advantage = outcome - mean[group]
-    squares = torch.bincount(group, advantage.square()).to(outcome.dtype)
+    mean = (torch.bincount(group, outcome).to(outcome.dtype) / size)[group]
+    squares = torch.bincount(group, (outcome - mean).square()).to(outcome.dtype)
     std = (squares / (size - 1.0).clamp_min(1.0)).sqrt()[group]
     varied = std > 1e-6
+    result, baseline, within = episodes.spread(outcome), episodes.spread(mean), episodes.episode >= 0
+    if of_running:
+        place = (episodes.spread(group) * len(within) + episodes.decision)[within]
+        means = torch.bincount(place, result[within]) / torch.bincount(place).clamp_min(1)
+        baseline[within] = means[place].to(baseline.dtype)
+    advantage = result - baseline
     if by_deviation:
-        advantage = torch.where(varied, advantage / std.clamp_min(1e-6), 0.0)
-    return Compared(advantage, mean[group], varied)
+        advantage = torch.where(episodes.spread(varied), advantage / episodes.spread(std).clamp_min(1e-6), 0.0)
+    return Compared(advantage, mean, varied)
 
 
 def _shares(group: Tensor, found: Compared, kept: Tensor, world: World) -> dict[str, float]:

@@ -124,6 +124,14 @@ class WholeRollout:
         """Number of episodes."""
         return len(self.last)
 
+    @property
+    def decision(self) -> Tensor:
+        """Number of each decision [T, N] within its episode, from 0; meaningless elsewhere."""
+        time = torch.arange(len(self.episode), device=self.episode.device).unsqueeze(1).expand_as(self.episode)
+        within = self.episode >= 0
+        first = torch.full((len(self),), len(self.episode), device=self.episode.device)
+        return time - self.spread(first.scatter_reduce(0, self.episode[within], time[within], "amin"))
+
     def at_end(self, values: Tensor) -> Tensor:
         """`values` [T, N] after the last decision of each episode, [E]."""
         return values.flatten()[self.last]

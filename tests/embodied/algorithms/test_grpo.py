@@ -14,6 +14,7 @@ from embodied.algorithms.ppo import PPOConfig
 from embodied.errors import UserError
 from embodied.policy import TrainablePolicy
 from embodied.rollout.episodes import Episodes
+from embodied.rollout.groups import WholeRollout
 from embodied.rollout.rollout import Rollout
 from embodied.training.loop import build, train
 from embodied.world import ALONE
@@ -47,17 +48,63 @@ def outcomes(rollout: Rollout, success: list[bool]) -> Rollout:
     return replace(rollout, success=rollout.done & torch.tensor(success))
 
 
+def whole(lengths: list[int], groups: list[int], frozen: int = 0) -> WholeRollout:
+    """Episodes with `lengths` decisions, each in an environment of its own, which begin after `frozen` decisions."""
+    episode = torch.full((frozen + max(lengths), len(lengths)), -1)
+    for number, length in enumerate(lengths):
+        episode[frozen : frozen + length, number] = number
+    envs = torch.arange(len(lengths))
+    last = (frozen + torch.tensor(lengths) - 1) * len(lengths) + envs
+    return WholeRollout(episode, last, envs, torch.zeros_like(envs), torch.tensor(groups))
+
+
 def test_advantages_are_those_of_the_group() -> None:
     outcome = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 7.0])
-    found = compared(outcome, torch.tensor([0, 1, 0, 0, 0, 1, 2]), by_deviation=False)
+    episodes = whole([1, 1, 2, 2, 1, 2, 1], [0, 1, 0, 0, 0, 1, 2])
+    found = compared(outcome, episodes, of_running=False, by_deviation=False)
     # group 0: 1, 0, 0, 1; group 1: 0, 1; group 2 is one alone
-    assert found.advantage.tolist() == [0.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.0]
+    first = [0.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.0]
+    assert found.advantage.tolist() == [first, [0.0, 0.0, -0.5, -0.5, 0.0, 0.5, 0.0]]
     assert found.mean.tolist() == [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 7.0]
     assert found.varied.tolist() == [True] * 6 + [False]
-    scaled = compared(outcome, torch.tensor([0, 1, 0, 0, 0, 1, 2]), by_deviation=True)
-    first, second = 0.5 / math.sqrt(4 * 0.25 / 3), 0.5 / math.sqrt(2 * 0.25)
-    expected = torch.tensor([first, -second, -first, -first, first, second, 0.0])
-    torch.testing.assert_close(scaled.advantage, expected)
+    scaled = compared(outcome, episodes, of_running=False, by_deviation=True)
+    large, small = 0.5 / math.sqrt(4 * 0.25 / 3), 0.5 / math.sqrt(2 * 0.25)
+    expected = torch.tensor([large, -small, -large, -large, large, small, 0.0])
+    torch.testing.assert_close(scaled.advantage[0], expected)
+
+
+@pytest.mark.parametrize("frozen", [0, 2])
+def test_a_decision_is_compared_with_episodes_that_go_on_as_long(frozen: int) -> None:
+    """Of one group the first succeeds after one decision, the second after three; two fail after three and four."""
+    episodes = whole([1, 3, 3, 4, 2], [0, 0, 0, 0, 1], frozen)
+    outcome = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0])
+    found = compared(outcome, episodes, of_running=True, by_deviation=False).advantage[frozen:]
+    third = 1 / 3
+    expected = [
+        [0.5, 0.5, -0.5, -0.5, 0.0],
+        [0.0, 1 - third, -third, -third, 0.0],
+        [0.0, 1 - third, -third, -third, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0],
+    ]
+    torch.testing.assert_close(found, torch.tensor(expected))
+    scaled = compared(outcome, episodes, of_running=True, by_deviation=True).advantage[frozen:]
+    torch.testing.assert_close(scaled, found / math.sqrt(4 * 0.25 / 3))
+
+
+def test_of_running_episodes_the_mean_advantage_is_zero() -> None:
+    """Also of several episodes one after the other in each environment; of all episodes it is not."""
+    _, _, collector = make(rollout_length=12)
+    rollout = collector.collect(12)
+    within = (episodes := WholeRollout.of(rollout)).episode >= 0
+    outcome = torch.rand(len(episodes), generator=torch.Generator().manual_seed(0)).round()
+    lengths = torch.bincount(episodes.episode[within])
+    assert lengths.min() < lengths.max()
+    assert bool((episodes.decision[within] < lengths[episodes.episode[within]]).all())
+    assert torch.equal((episodes.decision == 0)[within].sum(), torch.tensor(len(episodes)))
+    for of_running, zero in ((True, True), (False, False)):
+        advantage = compared(outcome, episodes, of_running, by_deviation=False).advantage
+        assert (abs(float(advantage.sum())) < 1e-4) is zero
+        assert not advantage[~within].any()
 
 
 def prepared(learner: GRPO, rollout: Rollout) -> tuple[TensorDict, dict[str, float]]:
@@ -67,20 +114,22 @@ def prepared(learner: GRPO, rollout: Rollout) -> tuple[TensorDict, dict[str, flo
 
 
 def test_groups_that_hardly_ever_or_almost_always_succeed_are_left_out_and_counted() -> None:
-    """Eight environments of each task in two groups of four; 1, 2, 4 and 0 of four succeed."""
-    _, learner, collector = make(lowest=0.3, highest=0.9)
+    """Eight environments of each task in two groups of four; 1, 3, 4 and 2 of four succeed."""
+    _, learner, collector = make(lowest=0.3, highest=0.7, of_running=False)
     rollout = collector.collect(4)
     success = [False] * 16
-    for env in (0, 8, 10, 1, 3, 5, 7):  # task 0: environments 0, 2, ... 14; task 1: the others
+    for env in (0, 8, 10, 12, 1, 3, 5, 7, 9, 11):  # task 0: environments 0, 2, ... 14; task 1: the others
         success[env] = True
     batch, metrics = prepared(learner, outcomes(rollout, success))
-    kept = rollout.executed.any(-1)[:, [8, 10, 12, 14]]
+    kept = rollout.executed.any(-1)[:, [9, 11, 13, 15]]
     assert len(batch) == int(kept.sum())
     assert batch["own"].all()
     deviation = math.sqrt(4 * 0.25 / 3)
     assert sorted(set(batch["advantage"].tolist())) == pytest.approx([-0.5 / deviation, 0.5 / deviation])
     assert (batch["advantage"] > 0).sum() == kept[:, :2].sum()
-    assert metrics == {"groups": 4.0, "kept_groups": 0.25, "uniform_groups": 0.5, "filtered_groups": 0.25}
+    assert metrics == {"groups": 4.0, "kept_groups": 0.25, "uniform_groups": 0.25, "filtered_groups": 0.5}
+    learner.config.minibatch = len(batch)
+    assert learner.update(outcomes(rollout, success), 0.0)["minibatches"] == 1.0
 
 
 def test_with_progress_groups_that_never_succeed_are_learned_from() -> None:
