@@ -38,7 +38,7 @@ def embodied(tmp_path_factory):
         environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(site / "bin" / "embodied"), *arguments]
         return subprocess.run(
-            command, cwd=here, env=environment, capture_output=True, text=True, check=False, timeout=900
+            command, cwd=here, env=environment, capture_output=True, text=True, check=False, timeout=300
         )
 
     run.site, run.here = site, here
