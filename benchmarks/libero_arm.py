@@ -38,10 +38,10 @@ from std_srvs.srv import Trigger
 from tensordict import TensorDict
 from trajectory_msgs.msg import JointTrajectory
 
+from real_robot.firmware.record import read_contract
 from real_robot.ros2.messages.body_codecs import read_pose
 from real_robot.ros2.messages.codecs import LabelledArrays, installed
 from real_robot.ros2.robots.registry import robot_table
-from real_robot.ros2.ros_robot import read_contract
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.scene import mjcf

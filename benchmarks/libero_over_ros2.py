@@ -38,10 +38,10 @@ from embodied.policy import TrainablePolicy  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from policies.registry import trained_policy  # noqa: E402
+from real_robot.firmware.record import read_contract  # noqa: E402
 from real_robot.robots.displacement import Response  # noqa: E402
 from real_robot.ros2.messages.frames import from_two_columns  # noqa: E402
 from real_robot.ros2.processes import Processes  # noqa: E402
-from real_robot.ros2.ros_robot import read_contract  # noqa: E402
 from sims.libero.assets import find_assets  # noqa: E402
 from sims.libero.environment import LiberoEnvironment  # noqa: E402
 from sims.libero.suite import load_tasks  # noqa: E402

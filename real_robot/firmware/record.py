@@ -8,7 +8,7 @@ from typing import Any
 
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.saving import sealed
+from embodied.saving import checkpoint, sealed
 
 RECORD, CONTRACT = "export.json", "contract.json"
 FORMAT = 2
@@ -52,3 +52,21 @@ def exported_contract(directory: Path) -> Contract:
     """
     read_record(directory)
     return Contract.from_dict(json.loads((directory / CONTRACT).read_text()))
+
+
+def read_contract(path: str) -> Contract:
+    """The contract of a run, a checkpoint, an export, or a contract.json.
+
+    Raises:
+        UserError: if there is none or it is damaged.
+    """
+    given = Path(path)
+    file = given if given.suffix == ".json" else given / CONTRACT
+    if file.name == CONTRACT and (file.parent / RECORD).is_file():
+        return exported_contract(file.parent)
+    if not file.is_file():
+        return checkpoint.load_contract(given)
+    try:
+        return Contract.from_dict(json.loads(file.read_text()))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file} is no JSON ({error}); expected the contract.json of an export") from error

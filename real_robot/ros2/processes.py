@@ -76,12 +76,19 @@ class Processes:
         self.close()
 
     def start(
-        self, name: str, parameters: Mapping[str, Any], program: str | None = None, files: Sequence[str | Path] = ()
-    ) -> subprocess.Popen[bytes]:
-        """Run `program` (`name` if None) as node `name` with the parameters of `files` and `parameters`."""
+        self, name: str, parameters: Mapping[str, Any], program: str | None = None, files: Sequence[str | Path] = (),
+        remap: Mapping[str, str] | None = None,
+    ) -> subprocess.Popen[bytes]:  # fmt: skip
+        """Run `program` (`name` if None) as node `name` with the parameters of `files` and `parameters`.
+
+        It ends with this process, however that ends: nobody else would stop the robot.
+        """
         file = self.directory / f"{name}.yaml"
-        file.write_text(yaml.safe_dump({f"/{name}": {"ros__parameters": dict(parameters)}}))
-        command = [sys.executable, "-m", f"{PROGRAMS}.{program or name}", "--ros-args", "-r", f"__node:={name}"]
+        given = {"autostart": "unconfigured"} | dict(parameters)
+        file.write_text(yaml.safe_dump({f"/{name}": {"ros__parameters": given}}))
+        command = [sys.executable, "-m", f"{PROGRAMS}.{program or name}", "--ros-args"]
+        for old, new in ({"__node": name} | dict(remap or {})).items():
+            command += ["-r", f"{old}:={new}"]
         return self.spawn(name, [*command, *(part for each in (*files, file) for part in ("--params-file", str(each)))])
 
     def spawn(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,6 @@ from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from embodied.contract import Contract
 from embodied.errors import UserError
-from embodied.saving import checkpoint
-from real_robot.firmware.record import CONTRACT, RECORD, exported_contract
 from real_robot.robots.robot import Array, Reading
 from real_robot.ros2.engagement import Engagement, Phase
 from real_robot.ros2.messages.codecs import BEFORE, ForeignError, installed, read
@@ -38,8 +34,9 @@ class RosRobot:
     """The robot of `table` as a `real_robot.robots.robot.Robot`, over the topics of `node`.
 
     A measurement is the newest message of every topic, stamped with the oldest of their stamps; `measured` is called
-    when all topics have published since the last call. Lasting topics do not count for either. A message that cannot be
-    read invalidates the measurement until a good one arrives; one about something else is ignored.
+    when all topics have published since the last call, in simulated time with other stamps. Lasting topics do not count
+    for either. A message that cannot be read invalidates the measurement until a good one arrives; one about something
+    else is ignored.
 
     A robot with a status gets commands while it follows, as `Engagement` decides.
 
@@ -64,6 +61,7 @@ class RosRobot:
         self._latest: dict[str, Reading | None] = {topic.name: None for topic in table.states}
         self._current = {topic.name for topic in table.states if not topic.lasting}
         self._due = set(self._current)
+        self._begun: dict[str, float] = {}
         self._reading: Reading | None = None
         self._sequence = 0
         self._newest_s, self._gone_s, self._back_s = -np.inf, -np.inf, 0.0
@@ -91,6 +89,11 @@ class RosRobot:
         return self.clock() + self._back_s if self.simulated else self._node.steady_s
 
     @property
+    def heard(self) -> bool:
+        """Whether anybody is there for the commands: a simulator in lock-step would wait for a lost one for ever."""
+        return self._publishers[self._command_name].get_subscription_count() > 0
+
+    @property
     def stands_s(self) -> float:
         """Steady time in s for which a simulator's clock has stood still, as far as this was called; otherwise 0."""
         now_s = self.clock()
@@ -100,7 +103,7 @@ class RosRobot:
 
     def start(self) -> None:
         """The node has been activated; a robot that others may steer too does not follow commands that came already."""
-        self._before = None
+        self._before, self._begun = None, {}
         if self._engagement and not self.stopped:
             self._engagement.begin()
 
@@ -147,7 +150,7 @@ class RosRobot:
         self._before = None
         if behaviour is not self._behaviour:
             self._behaviour, self._uncalled = behaviour, list(behaviour.services)
-        self._send_all(behaviour)
+        self._send(*behaviour.messages)
         self._call()
 
     def leave(self, reason: str) -> None:
@@ -215,7 +218,7 @@ class RosRobot:
         before_s = max(self.clock(), self._now() + back_s)
         self._gone_s, self._back_s = before_s + self._table.control_dt_s, self._back_s + before_s - self._now()
         self._latest = dict.fromkeys(self._latest)
-        self._due, self._reading, self._before = set(self._current), None, None
+        self._due, self._begun, self._reading, self._before = set(self._current), {}, None, None
         self._newest_s = -np.inf
         self._heard.clear()
 
@@ -238,6 +241,8 @@ class RosRobot:
         if self.simulated and self._now() + self._table.control_dt_s < measured_s <= self._gone_s:
             self._ignored = f"{topic.name}: on its way since before the clock jumped back"
             return
+        if self.simulated and measured_s == self._begun.get(topic.name):
+            return  # a simulator in lock-step repeats what it gets no answer to
         self._sequence += 1
         self._reading = None
         if topic.jump:
@@ -246,8 +251,9 @@ class RosRobot:
         self._latest[topic.name] = Reading(arrays, measured_s, self._sequence)
         self._newest_s = max(self._newest_s, measured_s)
         self._due.discard(topic.name)
-        if not self._due and self._measured:
+        if not self._due and self._measured and (self.heard or not self.simulated):
             self._due = set(self._current)
+            self._begun = {name: part.stamp_s for name in self._current if (part := self._latest[name])}
             self._measured()
 
     def _hear_status(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
@@ -293,7 +299,7 @@ class RosRobot:
             if reason:
                 self._node.get_logger().error(self._lost(self._engagement))
         if behaviour:
-            self._send_all(behaviour)
+            self._send(*behaviour.messages)
 
     def _beat(self, heartbeat: Heartbeat) -> None:
         engagement = self._engagement
@@ -325,10 +331,6 @@ class RosRobot:
         for key, values in self._written.items():
             self._written[key] = np.concatenate((values[len(action) :], action)).astype(values.dtype)
 
-    def _send_all(self, behaviour: Behaviour) -> None:
-        for entry in behaviour.messages:
-            self._send(entry)
-
     def _call(self) -> None:
         """Make pending calls; a missing service is called once it appears."""
         names, self._uncalled = self._uncalled, []
@@ -340,26 +342,9 @@ class RosRobot:
                 self._uncalled.append(name)
                 self._node.get_logger().error(f"no service {name}: it waits", throttle_duration_sec=1.0)
 
-    def _send(self, entry: Fixed) -> None:
-        self._publishers[entry.name].publish(entry.message(types, self.clock()))
-
-
-def read_contract(path: str) -> Contract:
-    """The contract of a run, a checkpoint, an export, or a contract.json.
-
-    Raises:
-        UserError: if there is none or it is damaged.
-    """
-    given = Path(path)
-    file = given if given.suffix == ".json" else given / CONTRACT
-    if file.name == CONTRACT and (file.parent / RECORD).is_file():
-        return exported_contract(file.parent)
-    if not file.is_file():
-        return checkpoint.load_contract(given)
-    try:
-        return Contract.from_dict(json.loads(file.read_text()))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{file} is no JSON ({error}); expected the contract.json of an export") from error
+    def _send(self, *messages: Fixed) -> None:
+        for entry in messages:
+            self._publishers[entry.name].publish(entry.message(types, self.clock()))
 
 
 def subscribe(

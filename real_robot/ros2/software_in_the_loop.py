@@ -85,7 +85,7 @@ def run_episodes(wanted: Episodes, directory: Path | None = None) -> BackEndRun:
 
 
 def _start_controller(nodes: Any, wanted: Episodes) -> None:  # noqa: ANN401 - Processes, of a package that is optional
-    from real_robot.ros2.ros_robot import read_contract
+    from real_robot.firmware.record import read_contract
 
     timeout_s = 5.0 * read_contract(wanted.checkpoint).control_dt_s
     limits = nodes.directory / "limits.yaml"

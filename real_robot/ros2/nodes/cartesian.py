@@ -16,6 +16,7 @@ from scipy.spatial.transform import Rotation
 
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
+from real_robot.firmware.record import read_contract
 from real_robot.robots.displacement import AXES
 from real_robot.robots.kinematics import Kinematics
 from real_robot.robots.servo import Servo
@@ -29,7 +30,7 @@ from real_robot.ros2.nodes.listener import Listener
 from real_robot.ros2.nodes.managed import WARN, ManagedNode, Report
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION, COMMAND, STATE, Qos
-from real_robot.ros2.ros_robot import publisher, read_contract, subscribe, types
+from real_robot.ros2.ros_robot import publisher, subscribe, types
 
 JOINT_STATES = Qos(depth=10, reliability="best_effort")
 """Deep, because the arm's and the gripper's may come in messages of their own."""

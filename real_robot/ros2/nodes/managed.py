@@ -33,7 +33,8 @@ OK, WARN, ERROR = (cast(bytes, getattr(DiagnosticStatus, level)) for level in ("
 DIAGNOSTICS_PERIOD_S = 0.5
 PR_SET_PDEATHSIG = 1
 AUTOSTART = "autostart"
-"""Parameter that launch files set: the state, "inactive" or "active", to which a process takes its node."""
+"""Parameter set by whoever starts a node that is to end with it: the state, one of `STARTS`, to which to take it."""
+STARTS = ("unconfigured", "inactive", "active")
 NO_SETTINGS = (AUTOSTART, "use_sim_time", "qos_overrides", "start_type_description_service")
 """First parts of the names of parameters that are not the settings of one node: ours, and ROS's own."""
 
@@ -153,14 +154,14 @@ class ManagedNode(LifecycleNode, Generic[S]):
         return self._state_machine.current_state[1] == "active"
 
     def autostart(self) -> None:
-        """Configure and activate the node if a launch file wants so, which it then ends with."""
+        """Configure and activate the node as far as whoever started it wants, and end with that process then."""
         wanted = self.get_parameter(AUTOSTART).value if self.has_parameter(AUTOSTART) else ""
-        if not wanted:
+        if wanted:
+            _end_with_parent()
+        if wanted not in ("", *STARTS):
+            self.get_logger().error(f"expected {AUTOSTART} {', '.join(STARTS[:-1])} or {STARTS[-1]}, got {wanted!r}")
+        elif wanted not in ("inactive", "active"):
             self.get_logger().info("waits to be configured")
-            return
-        _end_with_parent()
-        if wanted not in ("inactive", "active"):
-            self.get_logger().error(f"expected {AUTOSTART} inactive or active, got {wanted!r}")
         elif self.trigger_configure() is TransitionCallbackReturn.SUCCESS and wanted == "active":
             self.trigger_activate()
 

@@ -16,13 +16,14 @@ from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
 from embodied.errors import UserError
+from real_robot.firmware.record import read_contract
 from real_robot.ros2.messages.codecs import read
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
 from real_robot.ros2.nodes.supervision import SAFETY_STATE, signed
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
 from real_robot.ros2.robots.vehicles import WAYPOINTS
-from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, read_contract, subscribe
+from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, subscribe
 from real_robot.safety.limits import read_limits
 from real_robot.safety.safety import Command, Safety, State
 
@@ -133,7 +134,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self._hold("a command that cannot be read")
             return
         command = Command(arrays[ACTION], stamp_s)
-        early = self._robot.simulated and command.stamp_s is not None and command.stamp_s > self._robot.clock()
+        early = self._robot.simulated and not self._reached(command)
         if missing := self._missing(waits=early):
             self._complain(missing)
         elif early:
@@ -154,10 +155,12 @@ class SafetyNode(ManagedNode[SafetySettings]):
     def _beat(self, message: Header) -> None:
         self._beat_s = self.steady_s
 
+    def _reached(self, command: Command) -> bool:
+        return self._robot.heard and (command.stamp_s or 0.0) <= self._robot.clock()
+
     def _catch_up(self) -> None:
-        """Process commands with a simulated time that this process had not reached yet."""
-        reached = self._early and (self._early.stamp_s or 0.0) <= self._robot.clock()
-        if self._active and self._early and reached and not self._missing(waits=True):
+        """Process a command that came before its simulated time, or before the simulator, had reached this process."""
+        if self._active and self._early and self._reached(self._early) and not self._missing(waits=True):
             self._check(self._early)
 
     def _watch(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from embodied.errors import UserError
+from real_robot.firmware.record import read_contract
 from real_robot.ros2.messages.body_codecs import check_frame
 from real_robot.ros2.messages.cartesian_codecs import SCENE, detected, scene_arrays
 from real_robot.ros2.messages.codecs import LabelledArrays
@@ -16,7 +17,7 @@ from real_robot.ros2.messages.transforms import Transform
 from real_robot.ros2.nodes.listener import Listener
 from real_robot.ros2.nodes.managed import OK, WARN, ManagedNode, Report
 from real_robot.ros2.robots.tables import COMMAND, STATE
-from real_robot.ros2.ros_robot import publisher, read_contract, subscribe, types
+from real_robot.ros2.ros_robot import publisher, subscribe, types
 
 DETECTIONS = "vision_msgs/msg/Detection3DArray"
 

@@ -31,8 +31,9 @@ from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
 from real_robot.ros2.ros_robot import publisher, subscribe, types
 
-CLOCK_AGAIN_S = 0.2
-"""Wall time after which the clock is published again."""
+AGAIN_S = 0.2
+"""Wall time after which a measurement without an answer is published again: it may be sent with best effort, of which
+nothing arrives before the listener's process has found this one, whenever this one found it."""
 
 
 @dataclass
@@ -49,8 +50,7 @@ class SimSettings:
         command_timeout_s: simulated time for which a command is valid in real time.
         silence_s: wall time without a command after which, in lock-step, a robot that is stopped by commands goes on
             without any.
-        listeners: nodes that have to be connected before an episode begins in lock-step: if the first measurement were
-            lost, the simulator would wait for ever.
+        listeners: nodes that have to be connected before an episode begins in lock-step.
         start: initial state that `~/reset` begins from; -1: the next one. May be set at any time.
     """
 
@@ -192,8 +192,8 @@ class SimNode(ManagedNode[SimSettings]):
             return
         if self.settings.lock_step and not self._holding:
             waited_s = time.perf_counter() - self._measured
-            if waited_s > CLOCK_AGAIN_S:
-                self._tell_time()
+            if time.perf_counter() - self._published > AGAIN_S:
+                self._publish()
             # whoever has stopped it is silent, and would wait for its next measurement as it for a command
             self._holding = waited_s > self.settings.silence_s and bool(self._rows) and self._table.at_rest is not None
             return
@@ -226,19 +226,20 @@ class SimNode(ManagedNode[SimSettings]):
         """Publish the current measurement and the clock."""
         reading = self._robot.read()
         assert reading is not None
-        self._nanoseconds = round(1e9 * (self._earlier_s + reading.stamp_s))
-        self._stamp_s = self._nanoseconds / 1e9  # computed like a node's clock: the same time, bit for bit
+        nanoseconds = round(1e9 * (self._earlier_s + reading.stamp_s))
+        self._stamp_s = nanoseconds / 1e9  # computed like a node's clock: the same time, bit for bit
         arrays = self._table.measured(reading.observation)
-        for topic, out in self._states:
-            out.publish(topic.codec.encode(arrays, types, self._stamp_s))
+        self._messages = [(out, topic.codec.encode(arrays, types, self._stamp_s)) for topic, out in self._states]
         # last, so that no node has the time without its measurement
-        self._tell_time()
-        self._measured = time.perf_counter()
+        time_now = Time(sec=nanoseconds // 10**9, nanosec=nanoseconds % 10**9)
+        self._messages.append((self._time, Clock(clock=time_now)))
+        self._publish()
+        self._measured = self._published
 
-    def _tell_time(self) -> None:
-        """Publish the clock; it is sent with best effort, so it is repeated if nothing happens."""
-        time_now = Time(sec=self._nanoseconds // 10**9, nanosec=self._nanoseconds % 10**9)
-        self._time.publish(Clock(clock=time_now))
+    def _publish(self) -> None:
+        for out, message in self._messages:
+            out.publish(message)
+        self._published = time.perf_counter()
 
     def _tell(self, transition: Transition) -> None:
         environment = self._environment

@@ -1,6 +1,8 @@
 """Settings of a node from its parameters."""
 
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -112,3 +114,32 @@ def test_a_node_that_fails_holds_says_so_and_lives(tmp_path: Path):
         log = (tmp_path / "failing.log").read_text()
         assert "holds" in log
         assert "RuntimeError: a bug" in log
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from real_robot.ros2.processes import Processes
+
+with Processes(Path(sys.argv[1])) as nodes:
+    node = nodes.start("safety_node", {})
+    nodes.state("safety_node")
+    print(node.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_no_node_outlives_whoever_started_it(tmp_path: Path):
+    """Nobody would stop the robot: trials that are killed at once would leave a policy that goes on."""
+    client = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert client.stdout is not None
+        node = Path("/proc") / str(int(client.stdout.readline()))
+        assert node.is_dir()
+    finally:
+        client.kill()
+        client.wait()
+    deadline = time.monotonic() + 30.0
+    while node.is_dir() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not node.is_dir()

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from diagnostic_msgs.msg import DiagnosticStatus
+from rclpy.qos import qos_profile_sensor_data
 from rosgraph_msgs.msg import Clock
+from sensor_msgs.msg import LaserScan
 from std_msgs.msg import Float64MultiArray
 
 from real_robot.ros2.embodied_ros2.parts import load_environment, load_policy
@@ -39,18 +41,28 @@ def test_a_navigating_vehicle_is_driven_over_the_topics_of_a_differential_drive(
     limits.write_text("observation_timeout_s: 0.5\ncommand_timeout_s: 0.5\n")
     row = {"checkpoint": str(navigating), "robot": "diff_drive", "options": {"rate_hz": 10.0}}
     common = row | {"use_sim_time": True, "limits": str(limits)}
-    outcomes, traces = [], []
+    outcomes, traces, scans = [], [], []
     with Processes(tmp_path) as nodes:
+        passed_on = nodes.node.create_publisher(LaserScan, "/passed_on", qos_profile_sensor_data)
+
+        def lose(message: LaserScan) -> None:
+            """Pass on to the policy all but the first measurements, and every fifth: it is sent with best effort."""
+            scans.append(message)
+            if len(scans) > 3 and len(scans) % 5:
+                passed_on.publish(message)
+
+        nodes.node.create_subscription(LaserScan, "/scan", lose, qos_profile_sensor_data)
         nodes.node.create_subscription(DiagnosticStatus, "/sim_node/episode", outcomes.append, 10)
         nodes.node.create_subscription(Float64MultiArray, "/sim_node/trace", traces.append, 10)
         nodes.start("sim_node", row | {"listeners": 2, "start": 5})
         nodes.start("safety_node", common | {"heartbeat_timeout_s": 30.0, "liveliness_s": 30.0})
-        nodes.start("policy_node", common | {"pace": "measurement"})
+        nodes.start("policy_node", common | {"pace": "measurement"}, remap={"scan": "passed_on"})
         for name in ("sim_node", "safety_node", "policy_node"):
             nodes.change(name, "configure", "activate")
         nodes.trigger("/sim_node/reset", 30.0)
         nodes.wait(lambda: bool(outcomes and traces), "the end of the episode", 120.0)
     rows = np.asarray(traces[0].data).reshape(-1, 3)
+    assert len(scans) > len(rows)  # what was lost was sent again
     assert not np.isnan(rows[:, 0]).any()  # nothing was held
     expected = driven(navigating, 5)
     np.testing.assert_allclose(rows[: len(expected), 1:], expected, atol=2e-3)

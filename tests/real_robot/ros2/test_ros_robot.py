@@ -1,12 +1,14 @@
-"""A robot with a status: real publishers and subscriptions within one process."""
+"""A robot behind topics: real publishers and subscriptions within one process."""
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import rclpy
 from rclpy.executors import SingleThreadedExecutor
+from rclpy.parameter import Parameter
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, Float64MultiArray, String
 
@@ -186,5 +188,40 @@ def test_joint_states_of_a_gripper_do_not_hold_the_arm():
         robot._hear(robot._table.states[0], JointState(name=["elbow", "shoulder"], position=[0.2]))
         assert robot.read() is None
         assert "expected 2 elements of position, got 1" in robot.report().values["unreadable"]
+    finally:
+        rclpy.shutdown()
+
+
+def test_a_measurement_that_a_simulator_repeats_begins_no_other_period():
+    """In lock-step a measurement without an answer is sent again; a policy that is slow would act on it twice."""
+    names = ("shoulder", "elbow")
+    arm = Contract(
+        {"joint_position": TensorSpec((2,), unit="rad", names=names)}, TensorSpec((2,), unit="rad", names=names), 0.05
+    )
+    rclpy.init(domain_id=claim_domain()[1])
+    try:
+        node = commander()
+        node.set_parameters([Parameter("use_sim_time", value=True)])
+        table, periods = robot_table("forward_position", arm, {"rate_hz": 20.0, "joints": names}), []
+        (topic,), goal = table.states, Topic("goal", STATE, COMMAND, lasting=True)
+        robot = RosRobot(node, replace(table, states=(topic, goal)), measured=lambda: periods.append(robot.read()))
+
+        def measured(nanosec: int) -> None:
+            message = JointState(name=list(names), position=[0.1, 0.0])
+            message.header.stamp.nanosec = nanosec
+            robot._hear(topic, message)
+
+        robot._hear(goal, STATE.encode({"position": np.zeros(1)}, types, 0.1))
+        measured(0)
+        assert not periods  # its command would be lost
+        node.create_subscription(Float64MultiArray, table.command.name, print, 1)
+        deadline = time.monotonic() + 20.0
+        while not robot.heard and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for nanosec in (0, 0, 50_000_000, 50_000_000, 50_000_000, 100_000_000):  # a stamp of zero means none in ROS
+            measured(nanosec)
+        assert [period.stamp_s for period in periods] == [0.0, 0.05, 0.1]
+        robot._hear(goal, STATE.encode({"position": np.ones(1)}, types, 0.1))  # set by people, whatever the clock does
+        assert robot.read().observation["position"] == 1.0
     finally:
         rclpy.shutdown()

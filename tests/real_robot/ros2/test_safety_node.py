@@ -14,11 +14,11 @@ from std_msgs.msg import Float64MultiArray, Header, String
 from std_srvs.srv import Trigger
 
 from embodied.contract import Contract, TensorSpec
-from real_robot.firmware.record import write_record
+from real_robot.firmware.record import read_contract, write_record
 from real_robot.ros2.processes import Processes
 from real_robot.ros2.robots.registry import simulation
 from real_robot.ros2.robots.tables import ACTION
-from real_robot.ros2.ros_robot import read_contract, types
+from real_robot.ros2.ros_robot import types
 from tests.real_robot.ros2.runs import untrained
 
 CONTRACT = Contract({"position": TensorSpec((1,), unit="m")}, TensorSpec((1,), unit="m", low=(-1.0,), high=(1.0,)), 0.1)
