@@ -168,7 +168,9 @@ class Hosted(InProcess):
         def sign() -> None:
             self.graph.signs[name] = self.graph.now_s
 
-        return SimpleNamespace(publish=publish, assert_liveliness=sign, wait_for_all_acked=lambda _: True)
+        return SimpleNamespace(
+            publish=publish, assert_liveliness=sign, wait_for_all_acked=lambda _: True, get_subscription_count=lambda: 1
+        )
 
     def create_service(self, kind: Any, name: str, callback: Callable[[Any, Any], Any]) -> Any:  # noqa: ANN401
         """A service that answers while the process runs."""
