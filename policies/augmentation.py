@@ -84,9 +84,10 @@ def hide(observation: TensorDict, *, words: float = 0.0, distractors: float = 0.
     equal = matches(names, instruction)
     mentioned = mask & equal.any(2).any(1).t()  # [N, M]
     told_apart = (namesakes(names, mask) & mentioned).any(-1, keepdim=True)  # [N, 1]
-    naming = equal.any(1).any(0).t()  # [N, L']
+    naming = equal.any(1).any(0).t()  # [N, K'], without the padding of the longest instruction
     seen = observation.clone(recurse=False)
-    kept = naming | (torch.rand(naming.shape, device=naming.device) >= words)
+    kept = torch.rand(instruction.shape, device=naming.device) >= words
+    kept[:, : naming.shape[1]] |= naming
     seen["instruction"] = instruction * (kept | told_apart)
     hidden = ~mentioned & (torch.rand(mask.shape, device=mask.device) < distractors)
     seen["object_mask"] = mask & ~(hidden & mentioned.any(-1, keepdim=True) & ~told_apart)

@@ -58,8 +58,9 @@ class SFT:
         with seeding.undisturbed():
             self.trained = policy.fresh()
         self.trained.load_state_dict(policy.state_dict())
+        self.averaged, self.parameters = policy.actor_parameters(), self.trained.actor_parameters()
         self.optimiser = torch.optim.AdamW(
-            self.trained.actor_parameters(), config.learning_rate, weight_decay=config.weight_decay, fused=True
+            self.parameters, config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
         self.gradient_steps = 0
         self.losses: deque[float] = deque(maxlen=RECENT)
@@ -100,7 +101,7 @@ class SFT:
         mean = world.sum(loss.detach()) / world.size
         self.optimiser.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.trained.actor_parameters(), self.config.max_gradient_norm)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.max_gradient_norm)
         check_finite({"supervised loss": mean, "gradient": norm}, self.gradient_steps + 1)
         self.optimiser.step()
         self.gradient_steps += 1
@@ -114,8 +115,7 @@ class SFT:
     def _average(self) -> None:
         # The window grows with training, so that the initial random weights leave the average.
         keep = min(self.config.average, (1.0 + self.gradient_steps) / (10.0 + self.gradient_steps))
-        average, now = tuple(self.policy.actor_parameters()), tuple(self.trained.actor_parameters())
-        get_ema_multi_avg_fn(keep)(average, now, self.gradient_steps)
+        get_ema_multi_avg_fn(keep)(self.averaged, self.parameters, self.gradient_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Both sets of weights, optimiser, generator, counter and last losses."""
