@@ -35,10 +35,13 @@ def hash_words(text: str, length: int = 16) -> list[int]:
 
 
 class WordTable:
-    """A cache of the word ids of texts, because the same few are read at every step."""
+    """A cache of the word ids of texts, because the same few are read at every step.
+
+    `longest` is the largest number of words of a text so far: ids beyond are padding.
+    """
 
     def __init__(self, words: int) -> None:
-        self.words = words
+        self.words, self.longest = words, 0
         self.rows: dict[bytes, int] = {}
         self.ids = np.zeros((0, words), np.int64)
 
@@ -72,3 +75,4 @@ class WordTable:
             raise UserError(f"expected text in UTF-8, got {error.object[:80]!r}") from error
         self.rows.update(zip(new, range(len(self.ids), len(self.ids) + len(new)), strict=True))
         self.ids = np.concatenate((self.ids, np.array(ids, np.int64).reshape(-1, self.words)))
+        self.longest = int(self.ids.any(0).sum())

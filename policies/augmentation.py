@@ -15,7 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from policies.libero_encoder import matches, namesakes
+from policies.libero_encoder import INSTRUCTION_WORDS, matches, namesakes
 
 CARTESIAN = ("x", "y", "z", "rotation_x", "rotation_y", "rotation_z")
 """First elements of actions that can be rotated."""
@@ -84,10 +84,10 @@ def hide(observation: TensorDict, *, words: float = 0.0, distractors: float = 0.
     equal = matches(names, instruction)
     mentioned = mask & equal.any(2).any(1).t()  # [N, M]
     told_apart = (namesakes(names, mask) & mentioned).any(-1, keepdim=True)  # [N, 1]
-    naming = equal.any(1).any(0).t()  # [N, K'], without the padding of the longest instruction
+    naming = equal.any(1).any(0).t()  # [N, L']
     seen = observation.clone(recurse=False)
-    kept = torch.rand(instruction.shape, device=naming.device) >= words
-    kept[:, : naming.shape[1]] |= naming
+    drawn = torch.rand(len(naming), INSTRUCTION_WORDS, device=naming.device)[:, : naming.shape[1]]
+    kept = naming | (drawn >= words)
     seen["instruction"] = instruction * (kept | told_apart)
     hidden = ~mentioned & (torch.rand(mask.shape, device=mask.device) < distractors)
     seen["object_mask"] = mask & ~(hidden & mentioned.any(-1, keepdim=True) & ~told_apart)

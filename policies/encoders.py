@@ -49,7 +49,7 @@ class Encoder(nn.Module, ABC):
         Reading twice changes nothing.
         """
         texts = {key: table for key, table in self.tables.items() if observation[key].dtype != torch.int64}
-        words = {key: table(observation[key]) for key, table in texts.items()}
+        words = {key: table(observation[key])[..., : max(1, table.longest)] for key, table in texts.items()}
         return observation.copy().update(words) if words else observation
 
     @abstractmethod

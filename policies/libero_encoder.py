@@ -19,7 +19,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.words import WORD_BUCKETS, WordTable
 from policies.encoders import Encoder
-from policies.words import summed, without_padding, word_features
+from policies.words import summed, word_features
 
 OBSERVATIONS = (
     "end_effector_position", "end_effector_rotation", "gripper_position", "gripper_command",
@@ -61,19 +61,18 @@ def mention(names: Tensor, instruction: Tensor) -> Tensor:
 
 
 def matches(names: Tensor, instruction: Tensor) -> Tensor:
-    """Whether words of objects' names [N, M, L] are words of the instruction [N, L'], [M, K, K', N].
+    """Whether words of objects' names [N, M, L] are words of the instruction [N, L'], [M, L, L', N].
 
-    K and K' are the longest of the names and instructions, as far as `without_padding` says. N is last, where
-    reductions over the others take half as long.
+    N is last, where reductions over the others take half as long.
     """
-    words = without_padding(names).to(torch.int32).permute(1, 2, 0).contiguous()
-    said = without_padding(instruction).to(torch.int32).t().contiguous()
+    words = names.to(torch.int32).permute(1, 2, 0).contiguous()
+    said = instruction.to(torch.int32).t().contiguous()
     return (words.unsqueeze(2) == said) & (words != 0).unsqueeze(2)
 
 
 def namesakes(names: Tensor, mask: Tensor) -> Tensor:
     """Which of the objects that are there, `mask` [N, M], share their name, [N, M, L], with another one, [N, M]."""
-    words = without_padding(names).to(torch.int32).permute(1, 2, 0).contiguous()
+    words = names.to(torch.int32).permute(1, 2, 0).contiguous()
     same = (words.unsqueeze(1) == words.unsqueeze(0)).all(2) & mask.t()  # [M, M, N]
     return mask & (same.sum(1) > 1).t()
 

@@ -15,17 +15,8 @@ def word_features(width: int) -> Tensor:
     return features
 
 
-def without_padding(words: Tensor) -> Tensor:
-    """`words` [..., L] up to the last column that is not 0 in all rows; whole on a GPU, which would have to wait."""
-    if words.device.type != "cpu" or torch.jit.is_tracing():
-        return words
-    columns = words.flatten(0, -2).any(0).nonzero()
-    return words[..., : int(columns[-1]) + 1 if len(columns) else 1]
-
-
 def summed(words: Tensor, known: Tensor, features: Tensor) -> Tensor:
     """Sum [..., width] of the `features` [WORD_BUCKETS, width] of `words` [..., L] that are `known` [WORD_BUCKETS]."""
-    words = without_padding(words)
     read = words * known[words]
     if torch.jit.is_tracing():  # exported graphs have no bags
         return features[read].sum(-2)

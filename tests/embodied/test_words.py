@@ -49,6 +49,7 @@ def test_a_table_gives_the_ids_of_texts_of_any_shape_again_and_again(monkeypatch
     more = torch.cat((expected, torch.tensor([hash_words("other", 5)])))
     assert torch.equal(table(text(*said, "other").view(5, 1, -1))[:, 0], more)
     assert len(table.rows) == 4
+    assert table.longest == 2
     monkeypatch.setattr(words, "REMEMBERED", 4)
     assert torch.equal(table(text("new", *said))[1:], expected)  # clears the cache and reads again
     assert len(table.rows) == 4

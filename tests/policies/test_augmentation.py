@@ -3,10 +3,11 @@
 import math
 
 import torch
+from torch import nn
 
 from embodied.words import hash_words
 from policies.augmentation import hide, image, random_image
-from policies.libero_encoder import ObjectEncoder, mention, rotation_matrix
+from policies.libero_encoder import INSTRUCTION_WORDS, NAME_WORDS, ObjectEncoder, mention, rotation_matrix
 from tests.policies import observations as given
 
 
@@ -103,3 +104,24 @@ def test_all_that_tells_two_of_a_kind_apart_stays() -> None:
     seen = hide(observation, words=1.0)["instruction"]
     assert (seen[:100, 0] == 0).all()
     assert torch.equal(seen[100:], observation["instruction"][100:])
+
+
+def test_ids_without_padding_are_hidden_and_encoded_as_those_with_it():
+    """`read` leaves out what all texts lack; exported graphs are given the whole width."""
+    encoder = ObjectEncoder(32)
+    short = encoder.read(given.observations(50))
+    names, said = short["object_names"], short["instruction"]
+    assert names.shape[-1] < NAME_WORDS
+    assert said.shape[-1] < INSTRUCTION_WORDS
+    whole = short.clone()
+    whole["object_names"] = nn.functional.pad(names, (0, NAME_WORDS - names.shape[-1]))
+    whole["instruction"] = nn.functional.pad(said, (0, INSTRUCTION_WORDS - said.shape[-1]))
+    hidden = []
+    for each in (short, whole):
+        torch.manual_seed(3)
+        hidden.append(hide(each, words=0.5, distractors=0.5))
+    encoder.fit(whole)
+    assert torch.equal(hidden[0]["object_mask"], hidden[1]["object_mask"])
+    assert torch.equal(hidden[0]["instruction"], hidden[1]["instruction"][:, : said.shape[-1]])
+    assert not torch.equal(hidden[0]["instruction"], said)
+    torch.testing.assert_close(encoder(hidden[0]), encoder(hidden[1]))
