@@ -34,9 +34,9 @@ class RosRobot:
     """The robot of `table` as a `real_robot.robots.robot.Robot`, over the topics of `node`.
 
     A measurement is the newest message of every topic, stamped with the oldest of their stamps; `measured` is called
-    when all topics have published since the last call, in simulated time with other stamps. Lasting topics do not count
-    for either. A message that cannot be read invalidates the measurement until a good one arrives; one about something
-    else is ignored.
+    when all topics have published since the last call, repetitions aside. Lasting topics do not count for either. A
+    message that cannot be read invalidates the measurement until a good one arrives; one about something else is
+    ignored.
 
     A robot with a status gets commands while it follows, as `Engagement` decides.
 
@@ -61,7 +61,7 @@ class RosRobot:
         self._latest: dict[str, Reading | None] = {topic.name: None for topic in table.states}
         self._current = {topic.name for topic in table.states if not topic.lasting}
         self._due = set(self._current)
-        self._begun: dict[str, float] = {}
+        self._begun, self._began_s = dict[str, float](), -np.inf
         self._reading: Reading | None = None
         self._sequence = 0
         self._newest_s, self._gone_s, self._back_s = -np.inf, -np.inf, 0.0
@@ -241,8 +241,8 @@ class RosRobot:
         if self.simulated and self._now() + self._table.control_dt_s < measured_s <= self._gone_s:
             self._ignored = f"{topic.name}: on its way since before the clock jumped back"
             return
-        if self.simulated and measured_s == self._begun.get(topic.name):
-            return  # a simulator in lock-step repeats what it gets no answer to
+        if self.simulated and measured_s == self._begun.get(topic.name) and self._now() <= self._began_s:
+            return  # a simulator in lock-step, whose clock stands still, repeats what it gets no answer to
         self._sequence += 1
         self._reading = None
         if topic.jump:
@@ -254,6 +254,7 @@ class RosRobot:
         if not self._due and self._measured and (self.heard or not self.simulated):
             self._due = set(self._current)
             self._begun = {name: part.stamp_s for name in self._current if (part := self._latest[name])}
+            self._began_s = self.clock()
             self._measured()
 
     def _hear_status(self, message: Any) -> None:  # noqa: ANN401 - a ROS message

@@ -9,6 +9,7 @@ import pytest
 import rclpy
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
+from rclpy.time import Time
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Bool, Float64MultiArray, String
 
@@ -221,6 +222,9 @@ def test_a_measurement_that_a_simulator_repeats_begins_no_other_period():
         for nanosec in (0, 0, 50_000_000, 50_000_000, 50_000_000, 100_000_000):  # a stamp of zero means none in ROS
             measured(nanosec)
         assert [period.stamp_s for period in periods] == [0.0, 0.05, 0.1]
+        node.get_clock().set_ros_time_override(Time(nanoseconds=150_000_000))
+        measured(100_000_000)  # time goes on: of somebody who measures more slowly than others
+        assert len(periods) == 4
         robot._hear(goal, STATE.encode({"position": np.ones(1)}, types, 0.1))  # set by people, whatever the clock does
         assert robot.read().observation["position"] == 1.0
     finally:
