@@ -26,7 +26,7 @@ def hover(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def navigating(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of vehicle_navigate whose policy has hardly been trained."""
-    small = ["env_steps=256", "num_envs=8", "evaluation_starts=2", "evaluation_envs=2", "task.step_limit=40"]
+    small = ["env_steps=256", "num_envs=8", "evaluation_starts=1", "evaluation_envs=1", "task.step_limit=40"]
     return _trained(tmp_path_factory, "vehicle_navigate", small)
 
 
