@@ -86,8 +86,9 @@ def hide(observation: TensorDict, *, words: float = 0.0, distractors: float = 0.
     told_apart = (namesakes(names, mask) & mentioned).any(-1, keepdim=True)  # [N, 1]
     naming = equal.any(1).any(0).t()  # [N, L']
     seen = observation.clone(recurse=False)
-    drawn = torch.rand(len(naming), INSTRUCTION_WORDS, device=naming.device)[:, : naming.shape[1]]
-    kept = naming | (drawn >= words)
+    # as many numbers however much padding there is, so that the same follow
+    drawn = torch.rand(len(naming), max(INSTRUCTION_WORDS, naming.shape[1]), device=naming.device)
+    kept = naming | (drawn[:, : naming.shape[1]] >= words)
     seen["instruction"] = instruction * (kept | told_apart)
     hidden = ~mentioned & (torch.rand(mask.shape, device=mask.device) < distractors)
     seen["object_mask"] = mask & ~(hidden & mentioned.any(-1, keepdim=True) & ~told_apart)
