@@ -38,7 +38,7 @@ TASKS = {
     "vehicle_navigate": ("env_steps=2500000", "task.map=false", "task.numbers.reward_collision=-8"),
     "libero_pick": (
         "env_steps=300000", "task.tasks=[0,1,2,3,4]", "task.assets=stand-in", "task.episodes=2", "task.areas_share=0",
-        "evaluation_starts=50", "comparison_starts=null", "sft.steps=4000",
+        "evaluation_starts=50", "sft.steps=4000",
     ),
 }  # fmt: skip
 """Options of each."""
@@ -55,7 +55,8 @@ def measured(task: str, row: str, seed: int, folder: Path) -> dict[str, Any]:
         if not (start / "report.json").exists():
             trained([*options, "stages=[sft]"], start)
         options += ["stages=[rl]", f"start_from={start}"]
-    apart = ["control=false", "evaluate_every_steps=null", "placement.collectors=2"]
+    # what is not read here on one start
+    apart = ["control=false", "comparison_starts=1", "evaluate_every_steps=null", "placement.collectors=2"]
     trained([*options, *apart, *ROWS[row]], run)
     report = json.loads((run / "report.json").read_text())
     own = ("rl", report["distributions"][0])  # the training's
