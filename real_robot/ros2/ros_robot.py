@@ -241,8 +241,6 @@ class RosRobot:
         if self.simulated and self._now() + self._table.control_dt_s < measured_s <= self._gone_s:
             self._ignored = f"{topic.name}: on its way since before the clock jumped back"
             return
-        if self.simulated and measured_s == self._begun.get(topic.name) and self._now() <= self._began_s:
-            return  # a simulator in lock-step, whose clock stands still, repeats what it gets no answer to
         self._sequence += 1
         self._reading = None
         if topic.jump:
@@ -250,6 +248,8 @@ class RosRobot:
             self._heard[topic.name] = message
         self._latest[topic.name] = Reading(arrays, measured_s, self._sequence)
         self._newest_s = max(self._newest_s, measured_s)
+        if self.simulated and measured_s == self._begun.get(topic.name) and self._now() <= self._began_s:
+            return  # a simulator in lock-step, whose clock stands still, repeats what it gets no answer to
         self._due.discard(topic.name)
         if not self._due and self._measured and (self.heard or not self.simulated):
             self._due = set(self._current)
