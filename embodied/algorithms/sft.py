@@ -58,7 +58,7 @@ class SFT:
         with seeding.undisturbed():
             self.trained = policy.fresh()
         self.trained.load_state_dict(policy.state_dict())
-        self.averaged, self.parameters = policy.actor_parameters(), self.trained.actor_parameters()
+        self.averaged, self.parameters = tuple(policy.actor_parameters()), tuple(self.trained.actor_parameters())
         self.optimiser = torch.optim.AdamW(
             self.parameters, config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
