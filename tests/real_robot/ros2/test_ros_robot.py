@@ -34,6 +34,9 @@ from real_robot.ros2.ros_robot import RosRobot, types
 
 CONTRACT = Contract({"position": TensorSpec((1,), unit="m")}, TensorSpec((1,), unit="m", low=(-1.0,), high=(1.0,)), 0.1)
 STATE = LabelledArrays({"position": CONTRACT.observation["position"]})
+JOINTS = ("shoulder", "elbow")
+ANGLES = TensorSpec((2,), unit="rad", names=JOINTS)
+ARM = Contract({"joint_position": ANGLES}, ANGLES, 0.05)
 
 
 @dataclass
@@ -173,14 +176,10 @@ def test_a_robot_that_others_fly_too_is_asked_followed_and_left(world: World):
 
 
 def test_joint_states_of_a_gripper_do_not_hold_the_arm():
-    names = ("shoulder", "elbow")
-    arm = Contract(
-        {"joint_position": TensorSpec((2,), unit="rad", names=names)}, TensorSpec((2,), unit="rad", names=names), 0.05
-    )
     rclpy.init(domain_id=claim_domain()[1])
     try:
         node = commander()
-        robot = RosRobot(node, robot_table("forward_position", arm, {"rate_hz": 20.0, "joints": names}))
+        robot = RosRobot(node, robot_table("forward_position", ARM, {"rate_hz": 20.0, "joints": JOINTS}))
         robot._hear(robot._table.states[0], JointState(name=["elbow", "shoulder"], position=[0.2, 0.1]))
         before = robot.read()
         robot._hear(robot._table.states[0], JointState(name=["finger"], position=[0.04]))
@@ -195,20 +194,16 @@ def test_joint_states_of_a_gripper_do_not_hold_the_arm():
 
 def test_a_measurement_that_a_simulator_repeats_begins_no_other_period():
     """In lock-step a measurement without an answer is sent again; a policy that is slow would act on it twice."""
-    names = ("shoulder", "elbow")
-    arm = Contract(
-        {"joint_position": TensorSpec((2,), unit="rad", names=names)}, TensorSpec((2,), unit="rad", names=names), 0.05
-    )
     rclpy.init(domain_id=claim_domain()[1])
     try:
         node = commander()
         node.set_parameters([Parameter("use_sim_time", value=True)])
-        table, periods = robot_table("forward_position", arm, {"rate_hz": 20.0, "joints": names}), []
+        table, periods = robot_table("forward_position", ARM, {"rate_hz": 20.0, "joints": JOINTS}), []
         (topic,), goal = table.states, Topic("goal", STATE, COMMAND, lasting=True)
         robot = RosRobot(node, replace(table, states=(topic, goal)), measured=lambda: periods.append(robot.read()))
 
         def measured(nanosec: int) -> None:
-            message = JointState(name=list(names), position=[0.1, 0.0])
+            message = JointState(name=list(JOINTS), position=[0.1, 0.0])
             message.header.stamp.nanosec = nanosec
             robot._hear(topic, message)
 
@@ -222,9 +217,12 @@ def test_a_measurement_that_a_simulator_repeats_begins_no_other_period():
         for nanosec in (0, 0, 50_000_000, 50_000_000, 50_000_000, 100_000_000):  # a stamp of zero means none in ROS
             measured(nanosec)
         assert [period.stamp_s for period in periods] == [0.0, 0.05, 0.1]
+        robot.start()
+        measured(100_000_000)  # a node that is activated again begins with what the simulator repeats
+        assert len(periods) == 4
         node.get_clock().set_ros_time_override(Time(nanoseconds=150_000_000))
         measured(100_000_000)  # time goes on: of somebody who measures more slowly than others
-        assert len(periods) == 4
+        assert len(periods) == 5
         robot._hear(goal, STATE.encode({"position": np.ones(1)}, types, 0.1))  # set by people, whatever the clock does
         assert robot.read().observation["position"] == 1.0
     finally:
