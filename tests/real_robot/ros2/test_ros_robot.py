@@ -36,7 +36,7 @@ CONTRACT = Contract({"position": TensorSpec((1,), unit="m")}, TensorSpec((1,), u
 STATE = LabelledArrays({"position": CONTRACT.observation["position"]})
 JOINTS = ("shoulder", "elbow")
 ANGLES = TensorSpec((2,), unit="rad", names=JOINTS)
-ARM = Contract({"joint_position": ANGLES}, ANGLES, 0.05)
+TWO_JOINTS = Contract({"joint_position": ANGLES}, ANGLES, 0.05)
 
 
 @dataclass
@@ -179,7 +179,7 @@ def test_joint_states_of_a_gripper_do_not_hold_the_arm():
     rclpy.init(domain_id=claim_domain()[1])
     try:
         node = commander()
-        robot = RosRobot(node, robot_table("forward_position", ARM, {"rate_hz": 20.0, "joints": JOINTS}))
+        robot = RosRobot(node, robot_table("forward_position", TWO_JOINTS, {"rate_hz": 20.0, "joints": JOINTS}))
         robot._hear(robot._table.states[0], JointState(name=["elbow", "shoulder"], position=[0.2, 0.1]))
         before = robot.read()
         robot._hear(robot._table.states[0], JointState(name=["finger"], position=[0.04]))
@@ -198,7 +198,7 @@ def test_a_measurement_that_a_simulator_repeats_begins_no_other_period():
     try:
         node = commander()
         node.set_parameters([Parameter("use_sim_time", value=True)])
-        table, periods = robot_table("forward_position", ARM, {"rate_hz": 20.0, "joints": JOINTS}), []
+        table, periods = robot_table("forward_position", TWO_JOINTS, {"rate_hz": 20.0, "joints": JOINTS}), []
         (topic,), goal = table.states, Topic("goal", STATE, COMMAND, lasting=True)
         robot = RosRobot(node, replace(table, states=(topic, goal)), measured=lambda: periods.append(robot.read()))
 
