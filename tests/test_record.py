@@ -111,7 +111,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             running.wait(f"episode {number}: success or go begins it")
             running.type("\n")
             with Typist(running, keys):
-                drive(folder / "recording.mcap", 15 * (number + 1))
+                drive(running, folder / "recording.mcap", 15 * (number + 1))
             running.type(end)
             running.wait(rf"episode {number}: .* periods")
         running.wait("episode 3: success or go")
@@ -125,14 +125,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def drive(path: Path, count: int) -> None:
+def drive(driven: Program, path: Path, count: int) -> None:
     """Wait until `count` periods are on the disk."""
     pause = threading.Event()
     for _ in range(10 * WAIT_S):
         if recorded(path, count):
             return
         pause.wait(0.1)
-    raise AssertionError(f"{path} did not reach {count} periods")
+    driven.process.kill()
+    raise AssertionError(f"{path} did not reach {count} periods: {driven.said}{driven.process.stdout.read()}")
 
 
 def test_keys_drive_and_all_of_it_is_recorded(folder: Path):
@@ -184,7 +185,7 @@ def test_it_ends_by_a_signal_and_keeps_what_there_is(tmp_path: Path):
     with program("task=vehicle_navigate", f"output={tmp_path / 'drive'}") as running:
         running.wait("success or go begins it")
         running.type("\n")
-        drive(tmp_path / "drive/recording.mcap", 5)
+        drive(running, tmp_path / "drive/recording.mcap", 5)
         running.process.terminate()
         assert running.end() == 0, running.said
     recording = Recording(tmp_path / "drive/recording.mcap")
@@ -199,7 +200,7 @@ def test_a_terminal_that_is_gone_stops_the_robot(tmp_path: Path):
     os.close(running.terminal)
     running.wait("success or go begins it")
     running.type("\nw")
-    drive(tmp_path / "drive/recording.mcap", 5)
+    drive(running, tmp_path / "drive/recording.mcap", 5)
     os.close(running.keys)
     assert running.end() == 1
     assert "error: the person's controls are gone: [Errno 5]" in running.said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -191,7 +192,7 @@ class Session:
             raise _QuitError
         if self._safety.state is State.STOPPED:
             self._safety.reset()
-        first_reading(station.robot, station.clock, station.sleep)
+        first_reading(station.robot, station.sleep)
         self._recorder.begin_episode(self._task)
         self._driver.reset()
         self._success, self._told = False, ""
@@ -275,16 +276,18 @@ def person(config: RecordConfig, station: Station) -> Person:
         raise
 
 
-def first_reading(robot: Robot, clock: Clock, sleep: Callable[[float], None]) -> Reading:
+def first_reading(robot: Robot, sleep: Callable[[float], None]) -> Reading:
     """The first valid measurement of `robot`.
+
+    Waiting is counted in `sleep`, as a simulator's clock is at 0 until it is heard, and may then be at any time.
 
     Raises:
         UserError: if there is none in `FIRST_READING_S`.
     """
-    deadline = clock() + FIRST_READING_S
-    while (reading := robot.read()) is None or reading.fault:
-        if clock() > deadline:
-            fault = reading.fault if reading else "is its driver running?"
-            raise UserError(f"the robot gave no valid measurement in {FIRST_READING_S:g} s: {fault}")
-        sleep(robot.contract.control_dt_s)
-    return reading
+    period_s = robot.contract.control_dt_s
+    for _ in range(math.ceil(FIRST_READING_S / period_s)):
+        if (reading := robot.read()) is not None and not reading.fault:
+            return reading
+        sleep(period_s)
+    fault = reading.fault if reading else "is its driver running?"
+    raise UserError(f"the robot gave no valid measurement in {FIRST_READING_S:g} s: {fault}")

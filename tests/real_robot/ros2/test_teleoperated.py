@@ -44,7 +44,7 @@ def test_a_vehicle_is_driven_through_safety_node_and_stopped(
             person.wait("episode 0: success or go begins it")
             person.type("\n")
             with Typist(person, "w"):
-                drive(recording, 20)
+                drive(person, recording, 20)
             person.type("\x1b")
             person.wait("episode 0: ended: stopped by a person")
             person.wait("episode 1: success or go")
