@@ -86,6 +86,7 @@ class Station:
         sleep: waits, in real time; it also handles what arrives meanwhile.
         begin: called before every episode; it may move a simulated robot to a start.
         over: whether an episode has ended by itself: True is success; None: no.
+        heard: whether anybody listens to commands.
         alive: called in every period while commands come.
         leader: the positions [A] of a second arm; None without a new one.
         translate: makes an executor of the robot's actions of one of the contract's, where they differ.
@@ -97,6 +98,7 @@ class Station:
     sleep: Callable[[float], None]
     begin: Callable[[], None]
     over: Callable[[], bool | None] = lambda: None
+    heard: Callable[[], bool] = lambda: True
     alive: Callable[[], None] = lambda: None
     leader: Callable[[], Array | None] = lambda: None
     translate: Callable[[Executor], Executor] = lambda executor: executor
@@ -192,7 +194,7 @@ class Session:
             raise _QuitError
         if self._safety.state is State.STOPPED:
             self._safety.reset()
-        first_reading(station.robot, station.sleep)
+        first_reading(station)
         self._recorder.begin_episode(self._task)
         self._driver.reset()
         self._success, self._told = False, ""
@@ -276,18 +278,21 @@ def person(config: RecordConfig, station: Station) -> Person:
         raise
 
 
-def first_reading(robot: Robot, sleep: Callable[[float], None]) -> Reading:
-    """The first valid measurement of `robot`.
+def first_reading(station: Station) -> Reading:
+    """The first valid measurement of the robot, once somebody takes its commands.
 
     Waiting is counted in `sleep`, as a simulator's clock is at 0 until it is heard, and may then be at any time.
 
     Raises:
         UserError: if there is none in `FIRST_READING_S`.
     """
-    period_s = robot.contract.control_dt_s
+    period_s, reading = station.robot.contract.control_dt_s, None
     for _ in range(math.ceil(FIRST_READING_S / period_s)):
-        if (reading := robot.read()) is not None and not reading.fault:
+        reading = station.robot.read()
+        if reading is not None and not reading.fault and station.heard():
             return reading
-        sleep(period_s)
+        station.sleep(period_s)
+    if reading is not None and not reading.fault:
+        raise UserError(f"nobody listened to commands for {FIRST_READING_S:g} s: is safety_node running?")
     fault = reading.fault if reading else "is its driver running?"
     raise UserError(f"the robot gave no valid measurement in {FIRST_READING_S:g} s: {fault}")

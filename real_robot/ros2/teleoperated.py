@@ -76,8 +76,8 @@ def station(
         lead = followed.positions if followed else lambda: None
         try:
             yield Station(
-                made, table.served, made.clock, partial(_spin, executor), begin, alive=alive, leader=lead,
-                translate=table.translate,
+                made, table.served, made.clock, partial(_spin, executor), begin, heard=lambda: made.heard, alive=alive,
+                leader=lead, translate=table.translate,
             )  # fmt: skip
         finally:
             made.close()
