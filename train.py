@@ -9,12 +9,12 @@ import logging
 import sys
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
+from embodied import without_dynamo  # noqa: F401 - first
 from embodied.algorithms.registry import ALGORITHMS
 from embodied.command_line import listing, program
 from embodied.command_line.compute import prepare
@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> None:
         trainer = Experiment(
             config, seen(with_latency(in_processes(config.task), config.latency)), config.policy, config.algorithm,
             directory, record=record, seed=config.seed, device=world.device, wandb_project=config.wandb, world=world,
-            demonstrations=partial(demonstrations, shown, weights=weights, task=config.task) if shown else None,
+            demonstrations=(lambda *x: demonstrations(shown, *x, weights=weights, task=config.task)) if shown else None,
         )  # fmt: skip
         if not world.rank:
             OmegaConf.save(OmegaConf.create(record["values"]), directory / "config.yaml")

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from embodied import without_dynamo  # noqa: F401 - first
 from embodied.command_line import flags
 from embodied.command_line.completion import completion
 from embodied.command_line.compute import enough_memory

@@ -37,6 +37,7 @@ def main(descriptor: int, packages: str) -> None:
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)  # SIGIO when it closes, which ends us
     sys.path.pop(0)  # the folder of this file
     sys.meta_path.insert(0, Finder(json.loads(packages)))
+    from embodied import without_dynamo  # noqa: F401 - first
     from sims.remote.channel import Channel
 
     channel = Channel(socket.socket(fileno=descriptor))

@@ -26,6 +26,7 @@ from rclpy.parameter import Parameter
 from rclpy.qos import qos_policy_name_from_kind
 from rclpy.signals import SignalHandlerOptions
 
+from embodied import without_dynamo  # noqa: F401 - first
 from embodied.errors import UserError
 
 S, E = TypeVar("S"), TypeVar("E")

@@ -1,0 +1,72 @@
+"""Programs import this first, and start in half the time: tensordict comes without torch._dynamo.
+
+tensordict marks a few of its functions for Dynamo, the compiler behind `torch.compile`, which imports all of Dynamo.
+Here they are marked once something else imports it, such as `torch.compile` or an optimiser; nothing else changes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+Execute = Callable[[ModuleType], None]
+
+MARKS = ("allow_in_graph", "assume_constant_result")
+"""Functions of torch.compiler that return their argument, after an import of Dynamo."""
+
+
+class _Around(MetaPathFinder):
+    """Finds module `name` as others do, and has `run` execute it, given the module and what executes it."""
+
+    def __init__(self, name: str, run: Callable[[ModuleType, Execute], None]) -> None:
+        self._name, self._run = name, run
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self._run(module, execute)  # type: ignore[method-assign]
+        return spec
+
+
+def _without_dynamo(tensordict: ModuleType, execute: Execute) -> None:
+    """Import tensordict, and remember what it marks."""
+    from torch import compiler
+
+    marked: list[tuple[str, Any]] = []
+
+    def mark(how: str) -> Callable[[Any], Any]:
+        return lambda function: marked.append((how, function)) or function
+
+    marks = {how: getattr(compiler, how) for how in MARKS}
+    for how in MARKS:
+        setattr(compiler, how, mark(how))
+    try:
+        execute(tensordict)
+    finally:
+        for how, own in marks.items():
+            setattr(compiler, how, own)
+
+    def with_marks(dynamo: ModuleType, execute: Execute) -> None:
+        execute(dynamo)
+        for how, function in marked:
+            getattr(dynamo, how)(function)
+
+    if dynamo := sys.modules.get("torch._dynamo"):
+        with_marks(dynamo, lambda _: None)
+    else:
+        sys.meta_path.insert(0, _Around("torch._dynamo", with_marks))
+
+
+if not {"tensordict", "torch._dynamo"} & sys.modules.keys():
+    sys.meta_path.insert(0, _Around("tensordict", _without_dynamo))
