@@ -24,6 +24,8 @@ Stop = list[tuple[float, int]]
 """Pairs of a constant c and a number of periods, in order."""
 HALVINGS = 6
 ROUNDING = 5e-16
+NOTHING = 1e-12
+"""Share of the largest acceleration in a period that rounding may leave of a speed of zero."""
 ARRIVED = 1e-3
 """Share of the largest acceleration and jerk that may be left over where a motion ends."""
 
@@ -105,6 +107,8 @@ class Axis:
     def stop(self) -> None:
         """Move one period of the certified stop; without limits it stands still at once."""
         self._keep_stopping()
+        if abs(self.w) <= NOTHING * self.most_b:
+            self.w = 0.0
         if not self._stop or max(abs(self.w), abs(self.b)) <= self._little:
             self.w = self.b = 0.0
             self._stop = []

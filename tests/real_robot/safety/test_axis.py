@@ -131,6 +131,16 @@ def test_a_stop_stays_inside_all_limits_and_ends_at_rest():
     assert 1000 < found < 2900
 
 
+@pytest.mark.parametrize("period_s", [1e-6, 1e-3, 0.01, 0.1])
+@pytest.mark.parametrize("speed", [0.3, 0.7, 1.0])
+def test_a_velocity_that_stops_is_zero_and_not_what_rounding_leaves(period_s: float, speed: float):
+    axis = Axis(-INF, INF, -speed * period_s, speed * period_s)
+    axis.at_velocity(speed * period_s)
+    axis.stop()
+    axis.stop()
+    assert axis.w == 0.0
+
+
 def test_without_limits_everything_passes():
     free = Axis(-INF, INF, -INF, INF)
     assert [free.toward(value) for value in (3.0, -1e300, 0.1)] == [3.0, -1e300, 0.1]
