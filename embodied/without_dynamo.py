@@ -1,4 +1,4 @@
-"""Programs import this first, and start in less than half the time: tensordict comes without torch._dynamo.
+"""Programs import this first, and start in about half the time: tensordict comes without torch._dynamo.
 
 tensordict marks a few of its functions for Dynamo, the compiler behind `torch.compile`, which imports all of Dynamo.
 Here they are marked once something else imports it, such as `torch.compile` or an optimiser; nothing else changes.
