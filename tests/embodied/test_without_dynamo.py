@@ -9,10 +9,10 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 
 
-def said(code: str, *options: str) -> list[str]:
+def said(code: str) -> list[str]:
     """The lines that `code` prints in an interpreter of its own."""
     done = subprocess.run(
-        [sys.executable, *options, "-c", f"import sys\n{code}"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", f"import sys\n{code}"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
