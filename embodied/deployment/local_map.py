@@ -10,7 +10,6 @@ waypoints.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +61,6 @@ class LocalMap:
             the second.
         blocked, near: cost factors of blocked cells and of those just beyond.
         ahead_m: distances of the waypoints.
-        distances: finds shortest distances.
     """
 
     angles: tuple[float, ...]
@@ -77,7 +75,6 @@ class LocalMap:
     blocked: float = 50.0
     near: float = 4.0
     ahead_m: tuple[float, ...] = (0.5, 1.0, 2.0)
-    distances: Callable[[Tensor, Tensor, float], Tensor] = shortest_distances
 
     @property
     def specs(self) -> dict[str, TensorSpec]:
@@ -100,7 +97,7 @@ class LocalMap:
         memory[:, CENTRE] = 0.5 * goal.norm(dim=1)
         memory[:, VELOCITY], memory[:, GOAL] = velocity, goal
         self._mark(memory, lidar)
-        self._plan(memory)
+        self._plan(memory, torch.ones_like(memory[:, COUNT], dtype=torch.bool))
         return memory
 
     def expected(self, memory: Tensor, velocity: Tensor) -> Tensor:
@@ -120,9 +117,8 @@ class LocalMap:
         self._mark(memory, lidar)
         memory[:, COUNT] += 1.0
         if (due := memory[:, COUNT] >= self.every).any():
-            planned = memory[due]
-            self._plan(planned)
-            memory[due] = planned
+            memory[:, COUNT].masked_fill_(due, 0.0)
+            self._plan(memory, due)
 
     def observe(self, memory: Tensor) -> dict[str, Tensor]:
         """Waypoints [N, 2 W] on the path at distances `ahead_m`, or the goal where that is nearer; its cost [N, 1]."""
@@ -163,17 +159,18 @@ class LocalMap:
         turn, way = rate * self.dt_s, speed * self.dt_s
         return torch.stack((way * (0.5 * turn).cos(), way * (0.5 * turn).sin()), 1), turn
 
-    def _plan(self, memory: Tensor) -> None:
-        """Find costs of the shortest paths to the goal from all cells."""
-        memory[:, COUNT] = 0.0
-        seen, left = self._grids(memory).unbind(1)
-        apart = self.distances(torch.where(seen > 0.0, 0.0, torch.inf), torch.ones_like(seen), self.cell_m)
+    def _plan(self, memory: Tensor, due: Tensor) -> None:
+        """Find costs of the shortest paths to the goal from all cells, for the rows that are `due` [N]."""
+        planned = memory[due]
+        seen, left = self._grids(planned).unbind(1)
+        apart = shortest_distances(torch.where(seen > 0.0, 0.0, torch.inf), torch.ones_like(seen), self.cell_m)
         share = (self.near_m - apart) / (self.near_m - self.blocked_m)
         cost = 1.0 + (self.near - 1.0) * share.clamp(0.0, 1.0).square()
         cost = torch.where(apart < self.blocked_m, self.blocked, cost)
         start = torch.full_like(cost, torch.inf).flatten(1)
-        start.scatter_(1, self._index(self._cell(self._end(memory))).unsqueeze(1), 0.0)
-        left.copy_(self.distances(start.view_as(cost), cost, self.cell_m))
+        start.scatter_(1, self._index(self._cell(self._end(planned))).unsqueeze(1), 0.0)
+        left.copy_(shortest_distances(start.view_as(cost), cost, self.cell_m))
+        memory[due] = planned
 
     def _mark(self, memory: Tensor, lidar: Tensor) -> None:
         """Store the hits of ranges [N, B]; forget those that beams go through again and again, for they have moved."""

@@ -1,4 +1,4 @@
-"""The functions of native.c, compiled at first use, and pointers to tensors for them."""
+"""The functions of native.c and maps.c, compiled at first use, and pointers to tensors for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def library() -> Any:  # noqa: ANN401 - a library has the functions it has
     indices = ", ".join((*map(str.upper, PARAMETERS), "PARAMETERS"))
     head = f"{counter_rng.C_SOURCE}enum {{ {indices} }};\n"
     compiled = native.load(head + Path(__file__).with_name("native.c").read_text())
-    assert compiled is not None
     long, number, pointer = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
     shapes = [long, pointer, long, pointer]
     types = {
@@ -36,8 +35,28 @@ def library() -> Any:  # noqa: ANN401 - a library has the functions it has
         "scan": [long, long, *[number] * 4, *[pointer] * 6, *shapes, pointer],
         "open_cells": [long, long, *[number] * 3, *shapes, pointer],
         "clearance": [long, number, number, long, pointer, long, pointer, pointer],
-        "shortest_distances": [long, long, number, pointer, pointer],
     }
+    return _declared(compiled, types)
+
+
+@cache
+def maps() -> Any:  # noqa: ANN401 - a library has the functions it has
+    """The compiled functions of maps.c, in which products and sums stay apart; needs a compiler, as `library`."""
+    compiled = native.load(Path(__file__).with_name("maps.c").read_text(), (*native.FLAGS, "-ffp-contract=off"))
+    long, number, pointer = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
+    types = {
+        "shortest_distances": [long, long, number, number, pointer, pointer],
+        "path_length_at": [long, long, *[number] * 3, *[pointer] * 3],
+        "map_mark": [pointer, long, *[pointer] * 5],
+        "map_plan": [pointer, long, *[pointer] * 3],
+        "map_observe": [pointer, long, *[pointer] * 8],
+    }
+    return _declared(compiled, types)
+
+
+def _declared(compiled: ctypes.CDLL | None, types: dict[str, list[Any]]) -> ctypes.CDLL:
+    """`compiled` with the types of its functions' arguments."""
+    assert compiled is not None
     for name, arguments in types.items():
         function = getattr(compiled, name)
         function.argtypes, function.restype = arguments, None

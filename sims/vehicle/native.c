@@ -249,53 +249,6 @@ void open_cells(long m, long size, float cell, float half, float clear, long nc,
     }
 }
 
-// One row of `shortest_distances`, from the row `before` it, if any; then along it in `direction`, if that or
-// the previous sweep (`fresh`) changed anything. Returns whether it did.
-static int sweep_row(
-    long size, float cell, long direction, int fresh, const float *cost, const float *before, float *value
-) {
-    int changed = 0;
-    for (long j = 0; before && j < size; j++) {
-        float straight = before[j] + cell * cost[j];
-        changed |= straight < value[j];
-        value[j] = straight < value[j] ? straight : value[j];
-    }
-    for (long side = -1; before && side <= 1; side += 2) {
-        for (long j = side < 0; j < size - (side > 0); j++) {
-            float aslant = before[j + side] + 1.41421356f * cell * cost[j];
-            changed |= aslant < value[j];
-            value[j] = aslant < value[j] ? aslant : value[j];
-        }
-    }
-    if (!changed && !fresh) return 0;
-    for (long i = 1, j = direction > 0 ? 1 : size - 2; i < size; i++, j += direction) {
-        float best = value[j - direction] + cell * cost[j];
-        changed |= best < value[j];
-        value[j] = best < value[j] ? best : value[j];
-    }
-    return changed;
-}
-
-// Distances `value` [m, size, size]: every cell takes the minimum over its eight neighbours of their distance plus the
-// step length times its own `cost`, until none changes. Rows are swept down and up alternately.
-void shortest_distances(long m, long size, float cell, const float *cost, float *value) {
-    uint8_t fresh[size];
-    for (long k = 0; k < m; k++, cost += size * size, value += size * size) {
-        memset(fresh, 1, size);
-        for (int changed = 1; changed;) {
-            changed = 0;
-            for (long direction = 1; direction >= -1; direction -= 2) {
-                for (long n = 0, i = direction > 0 ? 0 : size - 1; n < size; n++, i += direction) {
-                    float *row = value + i * size;
-                    const float *before = n ? row - direction * size : 0;
-                    fresh[i] = sweep_row(size, cell, direction, fresh[i], cost + i * size, before, row);
-                    changed |= fresh[i];
-                }
-            }
-        }
-    }
-}
-
 // Smallest distance `out` [n, poses] of a rectangle at `pose` [n, poses, 3] from `points` [n, beams, 2]. Distant points
 // are skipped: distances above `FARTHEST` are not exact.
 #define FARTHEST 3.0f

@@ -10,7 +10,7 @@ from torch import Tensor
 from embodied.deployment import local_map
 from embodied.deployment.local_map import AROUND
 from sims.native import choose
-from sims.vehicle.compiled import library, pointers
+from sims.vehicle.compiled import library, maps, pointers
 
 CELL_M, CLEAR_M = 0.25, 0.2
 """Width of a cell, m, and clearance of free cells' centres, m: slightly less than robots need."""
@@ -41,12 +41,16 @@ def shortest_distances(start: Tensor, cost: Tensor, cell_m: float, backend: str 
     if choose(backend, start.device) != "c":
         return local_map.shortest_distances(start, cost, cell_m)
     found, cost = start.contiguous().clone(), cost.contiguous()
-    library().shortest_distances(len(start), start.shape[1], cell_m, *pointers(cost, found))
+    maps().shortest_distances(len(start), start.shape[1], cell_m, cell_m * math.sqrt(2.0), *pointers(cost, found))
     return found
 
 
-def path_length_at(lengths: Tensor, position: Tensor, half_m: float) -> Tensor:
+def path_length_at(lengths: Tensor, position: Tensor, half_m: float, backend: str | None = None) -> Tensor:
     """Path length [N], m, from `position` [N, 2], given `lengths` [N, G, G]; infinite if no free cell is near."""
+    if choose(backend, position.device) == "c":
+        out, given = torch.empty(len(position)), (lengths.contiguous(), position.contiguous())
+        maps().path_length_at(len(position), lengths.shape[1], CELL_M, half_m, BLOCKED_M, *pointers(*given, out))
+        return out
     rows = torch.arange(len(lengths), device=lengths.device)
     cell = ((position + half_m) / CELL_M).floor().long()
     found = []

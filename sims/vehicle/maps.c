@@ -1,0 +1,270 @@
+// Shortest paths on grids, and the maps of `local_map.LocalMap`: the reference, whose numbers these are, bit for bit.
+//
+// compiled.py keeps products and sums apart here, as torch does. Arrays are [n, ...] in row-major order.
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 8
+typedef float lanes[LANES];
+
+static inline float least(float a, float b) { return a < b ? a : b; }
+
+// One row of a grid: every cell takes the minimum over its neighbour in the row along `direction`, and the three in the
+// row `before`. Returns whether that changed anything.
+static int sweep_row(
+    long size, float cell, float aslant, long direction, const lanes *cost, const lanes *before, lanes *value
+) {
+    uint32_t changed[LANES] = {0};
+    for (long i = 0, j = direction > 0 ? 0 : size - 1; i < size; i++, j += direction) {
+        for (long l = 0; l < LANES; l++) {
+            float straight = cell * cost[j][l], diagonal = aslant * cost[j][l];
+            float best = least(before[j - 1][l], before[j + 1][l]) + diagonal;
+            best = least(best, before[j][l] + straight);
+            best = least(best, value[j - direction][l] + straight);
+            changed[l] |= best < value[j][l];
+            value[j][l] = least(best, value[j][l]);
+        }
+    }
+    uint32_t any = 0;
+    for (long l = 0; l < LANES; l++) any |= changed[l];
+    return any != 0;
+}
+
+// Distances `value` of `LANES` grids at once, [side + 2, side + 2] with a border that is infinite: every cell takes the
+// minimum over its eight neighbours of their distance plus the step length (`cell`, or `aslant`) times its own `cost`,
+// until none changes. Rows are swept down and up alternately; those that can't change are left out.
+static void relax(long size, float cell, float aslant, const lanes *cost, lanes *value) {
+    long wide = size + 2;
+    uint8_t last[wide], now[wide];
+    memset(last, 1, wide);
+    for (long sweep = 0, any = 1; any || sweep < 2; sweep++) {
+        long direction = sweep % 2 ? -1 : 1;
+        memset(now, 0, wide);
+        any = 0;
+        for (long n = 0, i = direction > 0 ? 1 : size; n < size; n++, i += direction) {
+            if (sweep > 1 && !last[i] && !last[i - direction] && !now[i - direction]) continue;
+            lanes *row = value + i * wide + 1;
+            now[i] = sweep_row(size, cell, aslant, direction, cost + i * wide + 1, row - direction * wide, row);
+            any |= now[i];
+        }
+        memcpy(last, now, wide);
+    }
+}
+
+// Costs and distances of `LANES` grids with their borders.
+typedef struct { lanes *cost, *value; } Grids;
+
+static Grids allocate(long size) {
+    long count = (size + 2) * (size + 2);
+    Grids grids = {malloc(count * sizeof(lanes)), malloc(count * sizeof(lanes))};
+    for (long j = 0; j < count; j++)
+        for (long l = 0; l < LANES; l++) grids.cost[j][l] = 1.0f, grids.value[j][l] = INFINITY;
+    return grids;
+}
+
+static void discard(Grids grids) { free(grids.cost), free(grids.value); }
+
+static void put(lanes *grids, long lane, long size, const float *grid) {
+    for (long i = 0; i < size; i++)
+        for (long j = 0; j < size; j++) grids[(i + 1) * (size + 2) + j + 1][lane] = grid[i * size + j];
+}
+
+static void get(const lanes *grids, long lane, long size, float *grid) {
+    for (long i = 0; i < size; i++)
+        for (long j = 0; j < size; j++) grid[i * size + j] = grids[(i + 1) * (size + 2) + j + 1][lane];
+}
+
+// Distances `value` [m, size, size] over `cost` from what they are.
+void shortest_distances(long m, long size, float cell, float aslant, const float *cost, float *value) {
+    Grids grids = allocate(size);
+    for (long first = 0; first < m; first += LANES) {
+        long count = m - first < LANES ? m - first : LANES;
+        for (long l = 0; l < count; l++) {
+            put(grids.cost, l, size, cost + (first + l) * size * size);
+            put(grids.value, l, size, value + (first + l) * size * size);
+        }
+        relax(size, cell, aslant, grids.cost, grids.value);
+        for (long l = 0; l < count; l++) get(grids.value, l, size, value + (first + l) * size * size);
+    }
+    discard(grids);
+}
+
+// Distances `out` [n], m, from `position` [n, 2] to goals, by the nine cells around it of `lengths` [n, size, size];
+// infinite where all are `blocked`.
+void path_length_at(
+    long n, long size, float cell, float half, float blocked, const float *lengths, const float *position, float *out
+) {
+    for (long k = 0; k < n; k++, lengths += size * size, position += 2) {
+        long at[2];
+        for (int axis = 0; axis < 2; axis++) at[axis] = (long)floorf((position[axis] + half) / cell);
+        out[k] = INFINITY;
+        for (long i = at[0] - 1; i <= at[0] + 1; i++) {
+            for (long j = at[1] - 1; j <= at[1] + 1; j++) {
+                long row = i < 0 ? 0 : (i >= size ? size - 1 : i), column = j < 0 ? 0 : (j >= size ? size - 1 : j);
+                float from_there = lengths[row * size + column];
+                float x = ((float)row + 0.5f) * cell - half - position[0];
+                float y = ((float)column + 0.5f) * cell - half - position[1];
+                if (from_there < blocked) out[k] = least(out[k], from_there + sqrtf(x * x + y * y));
+            }
+        }
+    }
+}
+
+// What `LocalMap` is made of, in the order of `mapping.CompiledMap`; `length` is that of a memory.
+typedef struct {
+    int64_t length, hits, side, beams, apart, far, ahead;
+    float cell, range, lidar_x, fades, near_m, blocked_m, between_m, near, blocked, aslant;
+} Map;
+
+// Cell along one axis of a position, m from the map's centre; the nearest if outside.
+static inline long cell_of(const Map *map, float place) {
+    float cell = floorf(place / map->cell + 0.5f * (float)map->side);
+    return cell < 0.0f ? 0 : (cell >= (float)map->side ? map->side - 1 : (long)cell);
+}
+
+// Index of the cell in which a beam `direction` (cosine, sine) of a vehicle `at`, `heading`, reaches `far`; -1 if
+// outside.
+static inline long reached(
+    const Map *map, const float *at, const float *heading, const float *direction, float far
+) {
+    float x = far * direction[0] + map->lidar_x, y = far * direction[1];
+    float there[] = {at[0] + (heading[0] * x - heading[1] * y), at[1] + (heading[1] * x + heading[0] * y)};
+    float half = 0.5f * (float)map->side * map->cell;
+    if (!(fabsf(there[0]) < half && fabsf(there[1]) < half)) return -1;
+    return cell_of(map, there[0]) * map->side + cell_of(map, there[1]);
+}
+
+// Store the hits of `lidar` [n, beams]; forget those that beams go through.
+void map_mark(
+    const Map *map, long n, const float *at, const float *heading, const float *directions, const float *lidar,
+    float *memory
+) {
+    long cells = map->side * map->side;
+    uint8_t *through = malloc(cells);
+    for (long k = 0; k < n; k++, at += 2, heading += 2, lidar += map->beams, memory += map->length) {
+        float *seen = memory + map->hits;
+        memset(through, 0, cells);
+        for (long beam = 0; beam < map->beams; beam += map->apart) {
+            float free_to = lidar[beam] - 1.5f * map->cell;
+            for (long step = 1; step <= map->far && map->cell * (float)step < free_to; step++) {
+                long index = reached(map, at, heading, directions + 2 * beam, map->cell * (float)step);
+                if (index >= 0) through[index] = 1;
+            }
+        }
+        for (long index = 0; index < cells; index++) {
+            float left = seen[index] - map->fades * (float)through[index];
+            seen[index] = left < 0.0f ? 0.0f : left;
+        }
+        for (long beam = 0; beam < map->beams; beam++) {
+            long index = reached(map, at, heading, directions + 2 * beam, lidar[beam]);
+            if (index >= 0 && lidar[beam] < map->range && seen[index] < 1.0f) seen[index] = 1.0f;
+        }
+    }
+    free(through);
+}
+
+// Cost factors of one map's cells into lane `lane` of `cost`, by how near the hits are; `work` has room for two grids
+// with borders. Only distances below `near_m` matter, which so many steps lead to.
+static void costs(const Map *map, const float *seen, float *work, long lane, lanes *cost) {
+    long side = map->side, wide = side + 2, count = wide * wide;
+    float *apart = work, *next = work + count;
+    for (long j = 0; j < 2 * count; j++) work[j] = INFINITY;
+    for (long i = 0; i < side; i++)
+        for (long j = 0; j < side; j++) apart[(i + 1) * wide + j + 1] = seen[i * side + j] > 0.0f ? 0.0f : INFINITY;
+    for (float reach = map->cell; reach < map->near_m; reach += map->cell) {
+        for (long i = wide; i < count - wide; i += wide) {
+            for (long j = i + 1; j <= i + side; j++) {
+                float straight = least(least(apart[j - 1], apart[j + 1]), least(apart[j - wide], apart[j + wide]));
+                float above = least(apart[j - wide - 1], apart[j - wide + 1]);
+                float below = least(apart[j + wide - 1], apart[j + wide + 1]);
+                float found = least(straight + map->cell, least(above, below) + map->aslant);
+                next[j] = least(apart[j], found);
+            }
+        }
+        float *swapped = apart;
+        apart = next, next = swapped;
+    }
+    for (long i = 0; i < side; i++) {
+        for (long j = 0; j < side; j++) {
+            long index = (i + 1) * wide + j + 1;
+            float share = (map->near_m - apart[index]) / map->between_m;
+            share = share < 0.0f ? 0.0f : (share > 1.0f ? 1.0f : share);
+            float factor = 1.0f + (map->near - 1.0f) * (share * share);
+            cost[index][lane] = apart[index] < map->blocked_m ? map->blocked : factor;
+        }
+    }
+}
+
+// Find costs of the shortest paths to the goals from all cells, for the maps that are `due` [n].
+void map_plan(const Map *map, long n, const uint8_t *due, const float *end, float *memory) {
+    long side = map->side, wide = side + 2;
+    Grids grids = allocate(side);
+    float *work = malloc(2 * wide * wide * sizeof(float)), *rows[LANES];
+    for (long k = 0, count = 0; k < n; k++) {
+        float *row = memory + k * map->length;
+        if (due[k]) {
+            costs(map, row + map->hits, work, count, grids.cost);
+            for (long j = 0; j < wide * wide; j++) grids.value[j][count] = INFINITY;
+            long x = cell_of(map, end[2 * k]), y = cell_of(map, end[2 * k + 1]);
+            grids.value[(x + 1) * wide + y + 1][count] = 0.0f;
+            rows[count++] = row + map->hits + side * side;
+        }
+        if (count == LANES || (count && k == n - 1)) {
+            for (long l = count; l < LANES; l++)
+                for (long j = 0; j < wide * wide; j++) grids.value[j][l] = INFINITY;
+            relax(side, map->cell, map->aslant, grids.cost, grids.value);
+            while (count) count--, get(grids.value, count, side, rows[count]);
+        }
+    }
+    free(work);
+    discard(grids);
+}
+
+// Waypoints `out` [n, 2 ahead] on the path at distances `ahead_m`, and its cost [n], before it is limited.
+void map_observe(
+    const Map *map, long n, const float *ahead_m, const float *at, const float *heading, const float *end,
+    const float *goal, const float *memory, float *out, float *cost
+) {
+    long side = map->side, steps = 0;
+    for (long w = 0; w < map->ahead; w++) {
+        long needed = (long)ceilf(ahead_m[w] / map->cell) + 1;
+        steps = needed > steps ? needed : steps;
+    }
+    for (long k = 0; k < n; k++, at += 2, heading += 2, end += 2, goal += 2, out += 2 * map->ahead) {
+        const float *left = memory + k * map->length + map->hits + side * side;
+        long cell[] = {cell_of(map, at[0]), cell_of(map, at[1])};
+        cost[k] = left[cell[0] * side + cell[1]];
+        float target[map->ahead][2];
+        uint8_t going[map->ahead];
+        for (long w = 0; w < map->ahead; w++) target[w][0] = end[0], target[w][1] = end[1], going[w] = 1;
+        for (long step = 0; step < steps; step++) {
+            long x = cell[0], y = cell[1];
+            float best = NAN;
+            for (long i = x - 1; i <= x + 1; i++) {
+                for (long j = y - 1; j <= y + 1; j++) {
+                    long row = i < 0 ? 0 : (i >= side ? side - 1 : i), column = j < 0 ? 0 : (j >= side ? side - 1 : j);
+                    float there = left[row * side + column];
+                    if (!(there >= best)) best = there, cell[0] = row, cell[1] = column;
+                }
+            }
+            float place[2];
+            for (int axis = 0; axis < 2; axis++)
+                place[axis] = (((float)cell[axis] + 0.5f) - 0.5f * (float)side) * map->cell;
+            float dx = place[0] - at[0], dy = place[1] - at[1], far = sqrtf(dx * dx + dy * dy);
+            for (long w = 0; w < map->ahead; w++) {
+                if (going[w]) target[w][0] = place[0], target[w][1] = place[1];
+                going[w] &= far < ahead_m[w];
+            }
+        }
+        for (long w = 0; w < map->ahead; w++) {
+            float ex = target[w][0] - end[0], ey = target[w][1] - end[1];
+            float x = target[w][0] - at[0], y = target[w][1] - at[1];
+            int arrived = sqrtf(ex * ex + ey * ey) < 1.5f * map->cell;
+            out[2 * w] = arrived ? goal[0] : heading[0] * x + heading[1] * y;
+            out[2 * w + 1] = arrived ? goal[1] : heading[0] * y - heading[1] * x;
+        }
+    }
+}
