@@ -37,7 +37,7 @@ from embodied.command_line.progress import Progress
 from embodied.contract import Contract
 from embodied.evaluation.report import git_commit
 from embodied.saving.files import complete_or_absent
-from real_robot.ros2 import ros_robot
+from real_robot.ros2 import ros_robot, topics
 from real_robot.ros2.nodes import safety
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION, Table
@@ -271,7 +271,7 @@ def run_one(number: int) -> tuple[str, Counter[str], Counter[str]]:
     Raises:
         ViolationError: with the seed of the sequence.
     """
-    ros_robot.types = interfaces  # as of packages that are not installed
+    ros_robot.types = topics.types = interfaces  # as of packages that are not installed
     sequence = Sequence(number)
     try:
         sequence.run()

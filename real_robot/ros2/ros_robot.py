@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
-from itertools import count
+from functools import partial
 from typing import Any
 
 import numpy as np
-from rclpy.duration import Duration, Infinite
-from rclpy.qos import QoSDurabilityPolicy, QoSLivelinessPolicy, QoSProfile, QoSReliabilityPolicy
-from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from embodied.contract import Contract
 from embodied.errors import UserError
 from real_robot.robots.robot import Array, Reading
 from real_robot.ros2.engagement import Engagement, Phase
-from real_robot.ros2.messages.codecs import BEFORE, ForeignError, installed, read
+from real_robot.ros2.messages.codecs import BEFORE, ForeignError, read
 from real_robot.ros2.nodes.managed import ERROR, WARN, ManagedNode, Report
 from real_robot.ros2.robots.tables import ACTION, Behaviour, Condition, Fixed, Heartbeat, Mode, Qos, Table, Topic
+from real_robot.ros2.topics import publisher, subscribe, types
 
 HEARTBEAT = "heartbeat"
 """Topic under the command's prefix with the heartbeat of an active policy node."""
 TRIGGER = "std_srvs/srv/Trigger"
-_LEASES = count(1)
 STANDSTILL_S = 1.0
 """Steady time after which a clock that stands still is reported."""
-types = cache(installed)
+AGAIN_S, AHEAD_S = 1.0, 3600.0
+"""Steady time after which a refused service is called again; how far stamps are never ahead of a simulator's clock."""
 
 
 class RosRobot:
@@ -54,7 +51,7 @@ class RosRobot:
         self.contract: Contract = table.contract
         self.at_rest = table.at_rest
         self.stopped = False
-        """Whether holding is permanent: the table's emergency takes its place."""
+        """Whether holding is permanent: the table's emergency takes its place; see `stop`."""
         self._node, self._table, self._measured = node, table, measured
         self.simulated = bool(node.get_parameter("use_sim_time").value)
         """Whether time is a simulator's."""
@@ -73,6 +70,7 @@ class RosRobot:
         self._engagement = Engagement(table, lambda: node.steady_s) if table.status and not prefix else None
         self._behaviour: Behaviour | None = None
         self._uncalled: list[str] = []
+        self._refusing, self._again_s = dict[str, str](), -np.inf
         self._written = {key: np.resize(table.initial, spec.shape[0]) for key, spec in table.remembered.items()}
         self._publishers: dict[str, Any] = {}
         self._make(prefix)
@@ -109,9 +107,15 @@ class RosRobot:
 
     def engage(self) -> None:
         """An operator wants a robot that others may steer too to follow, from the next command on; see `Engagement`."""
-        self._before = None
+        self.stopped, self._before = False, None
+        self._behave(None)
         if self._engagement:
             self._engagement.reset()
+
+    def stop(self) -> None:
+        """Holding is permanent until `engage`; every call makes the robot's own emergency stop anew."""
+        self.stopped = True
+        self._behave(None)
 
     def read(self) -> Reading | None:
         """The newest message of every topic; None before each has arrived, and while one of them cannot be read.
@@ -131,8 +135,8 @@ class RosRobot:
 
     def write(self, action: Array) -> None:
         """Publish `action` [A]; a robot with a status gets it only while it follows."""
-        if self._behaviour is not None:
-            self._behaviour, self._uncalled = None, []
+        if not self.stopped:
+            self._behave(None)
         if self._engagement:
             self._engagement.command()
         if not self._engagement or self._engagement.commands:
@@ -149,7 +153,7 @@ class RosRobot:
         behaviour = self._table.emergency if self.stopped else self._table.hold
         self._before = None
         if behaviour is not self._behaviour:
-            self._behaviour, self._uncalled = behaviour, list(behaviour.services)
+            self._behave(behaviour)
         self._send(*behaviour.messages)
         self._call()
 
@@ -182,6 +186,9 @@ class RosRobot:
             return Report(fault, WARN, values)
         if (stands_s := self.stands_s) > STANDSTILL_S:
             return Report(f"the clock has stood still for {stands_s:.1f} s", WARN, values)
+        if self._refusing:
+            refused = "; ".join(f"{name} refuses: {why}" for name, why in self._refusing.items())
+            return Report(refused, ERROR, values)
         if missing:
             return Report(f"nothing readable on {', '.join(missing)}", WARN, values)
         if refusal := self._refusal():
@@ -233,11 +240,13 @@ class RosRobot:
             self._ignored = f"{topic.name}: {error}"
             return
         except UserError as error:
-            self._refused = f"{topic.name}: {error}"
-            self._latest[topic.name] = self._reading = None
-            self._node.get_logger().error(self._refused, throttle_duration_sec=1.0)
+            self._refuse(topic, str(error))
             return
         measured_s = self._now() if measured_s is None else measured_s
+        if self.simulated and not topic.lasting and 0.0 < self._now() < measured_s - AHEAD_S:
+            ahead_s = measured_s - self._now()
+            self._refuse(topic, f"stamped {ahead_s:.3g} s after /clock: is its publisher's use_sim_time true?")
+            return
         if self.simulated and self._now() + self._table.control_dt_s < measured_s <= self._gone_s:
             self._ignored = f"{topic.name}: on its way since before the clock jumped back"
             return
@@ -247,7 +256,8 @@ class RosRobot:
             self._compare(topic.jump, self._heard.get(topic.name, message), message)
             self._heard[topic.name] = message
         self._latest[topic.name] = Reading(arrays, measured_s, self._sequence)
-        self._newest_s = max(self._newest_s, measured_s)
+        if not topic.lasting:
+            self._newest_s = max(self._newest_s, measured_s)
         if self.simulated and measured_s == self._begun.get(topic.name) and self._now() <= self._began_s:
             return  # a simulator in lock-step, whose clock stands still, repeats what it gets no answer to
         self._due.discard(topic.name)
@@ -256,6 +266,11 @@ class RosRobot:
             self._begun = {name: part.stamp_s for name in self._current if (part := self._latest[name])}
             self._began_s = self.clock()
             self._measured()
+
+    def _refuse(self, topic: Topic, why: str) -> None:
+        self._refused = f"{topic.name}: {why}"
+        self._latest[topic.name] = self._reading = None
+        self._node.get_logger().error(self._refused, throttle_duration_sec=1.0)
 
     def _hear_status(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
         assert self._table.status is not None
@@ -332,55 +347,36 @@ class RosRobot:
         for key, values in self._written.items():
             self._written[key] = np.concatenate((values[len(action) :], action)).astype(values.dtype)
 
+    def _behave(self, behaviour: Behaviour | None) -> None:
+        """Begin `behaviour`, whose services are yet to be called; None: nothing."""
+        self._behaviour, self._uncalled = behaviour, list(behaviour.services) if behaviour else []
+        self._refusing, self._again_s = {}, -np.inf
+
     def _call(self) -> None:
-        """Make pending calls; a missing service is called once it appears."""
+        """Make pending calls; a missing service is called once it appears, one that refuses again after a while."""
+        if self._node.steady_s < self._again_s:
+            return
         names, self._uncalled = self._uncalled, []
         for name in names:
             client = self._clients[name]
             if client.service_is_ready():
-                client.call_async(types(TRIGGER).Request())
+                answered = partial(self._answered, name, self._behaviour)
+                client.call_async(types(TRIGGER).Request()).add_done_callback(answered)
             else:
                 self._uncalled.append(name)
                 self._node.get_logger().error(f"no service {name}: it waits", throttle_duration_sec=1.0)
 
+    def _answered(self, name: str, behaviour: Behaviour | None, future: Any) -> None:  # noqa: ANN401 - rclpy's
+        """Repeat a call that the robot has refused, for as long as it is wanted."""
+        if behaviour is not self._behaviour or future.cancelled():
+            return
+        self._refusing.pop(name, None)
+        if not future.result().success:
+            self._refusing[name] = future.result().message
+            self._node.get_logger().error(f"{name} refuses, and is called again: {future.result().message}")
+            self._uncalled.append(name)
+            self._again_s = self._node.steady_s + AGAIN_S
+
     def _send(self, *messages: Fixed) -> None:
         for entry in messages:
             self._publishers[entry.name].publish(entry.message(types, self.clock()))
-
-
-def subscribe(
-    node: ManagedNode[Any], name: str, message: str, qos: Qos, callback: Callable[[Any], None],
-    alive: Callable[[int], None] | None = None,
-) -> None:  # fmt: skip
-    """Subscribe to `name`; parameters `qos_overrides.*` may change the QoS, incompatible partners are reported.
-
-    `alive` is called with the number of publishers that live whenever it changes; it needs a lease in `qos`.
-    """
-    events = node.qos_events(name)["subscription"]
-    if alive:
-        events.liveliness = lambda event: alive(event.alive_count)
-        # Fast DDS counts readers of one lease together, so a node that is configured again would hear of no changes
-        qos = replace(qos, lease_s=qos.lease_s + 1e-6 * next(_LEASES))
-    node.own(node.create_subscription(
-        types(message), name, callback, _profile(qos), event_callbacks=events,
-        qos_overriding_options=QoSOverridingOptions.with_default_policies(),
-    ))  # fmt: skip
-
-
-def publisher(node: ManagedNode[Any], name: str, message: str, qos: Qos) -> Any:  # noqa: ANN401 - rclpy's
-    """Publish on `name`; QoS as in `subscribe`."""
-    entity = node.create_publisher(
-        types(message), name, _profile(qos), event_callbacks=node.qos_events(name)["publisher"],
-        qos_overriding_options=QoSOverridingOptions.with_default_policies(),
-    )  # fmt: skip
-    return node.own(entity)
-
-
-def _profile(qos: Qos) -> QoSProfile:
-    return QoSProfile(
-        depth=qos.depth,
-        reliability=QoSReliabilityPolicy[qos.reliability.upper()],
-        durability=QoSDurabilityPolicy[qos.durability.upper()],
-        liveliness=QoSLivelinessPolicy.MANUAL_BY_TOPIC if qos.manual else QoSLivelinessPolicy.AUTOMATIC,
-        liveliness_lease_duration=Duration(seconds=qos.lease_s) if qos.lease_s else Infinite,
-    )

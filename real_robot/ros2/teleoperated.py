@@ -24,7 +24,8 @@ from real_robot.robots.teleoperation import Station
 from real_robot.ros2.nodes.managed import ManagedNode
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import STATE
-from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, subscribe
+from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot
+from real_robot.ros2.topics import subscribe
 from real_robot.safety.filters import action_names
 
 LEADER_TIMEOUT_S = 0.2

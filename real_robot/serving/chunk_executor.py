@@ -64,9 +64,10 @@ class ChunkExecutor:
 
     An inference starts with the newest reading once K control steps have passed since the last one, or earlier if the
     chunk would run out. Inferences run one after the other: commands never pause if H actions cover two of them. The
-    first chunk, and one after a gap, starts when it arrives, because the robot was holding. Recurrent policies get
-    their memory, policies with H = 1 may miss one reading. Deterministic if `clock` is and inference runs inline. The
-    policy never sees a reading that is not finite; actions that are not finite end the episode.
+    first chunk, and one after a gap, starts when it arrives, because the robot was holding. Once the clock has gone
+    back, chunks of before are forgotten; a reading from the future counts as one of now. Recurrent policies get their
+    memory, policies with H = 1 may miss one reading. Deterministic if `clock` is and inference runs inline. The policy
+    never sees a reading that is not finite; actions that are not finite end the episode.
 
     Args:
         policy: its contract has to fit `contract`.
@@ -122,23 +123,24 @@ class ChunkExecutor:
         self._memory = Memory(self._policy, 1, self._device)
         self._chunk: _Chunk | None = None
         self._pending: _Inference | None = None
-        self._stamp_s, self._sequence = -math.inf, -1
+        self._now_s = self._stamp_s = -math.inf
+        self._sequence = -1
         self._error, self._fault, self._reason = "", "", ""
 
     def observe(self, reading: Reading) -> None:
         """Pass in the newest reading, which may start an inference; old or reordered readings are ignored."""
-        self._take_up(self._clock())
-        stale = reading.sequence <= self._sequence or reading.stamp_s <= self._stamp_s
-        if stale or self._error or self._pending or not self._due(reading.stamp_s):
+        now_s = self._clock()
+        self._take_up(now_s)
+        stamp_s = min(reading.stamp_s, now_s)
+        stale = reading.sequence <= self._sequence or stamp_s <= self._stamp_s
+        if stale or self._error or self._pending or not self._due(stamp_s):
             return
         self._fault = reading.fault
         if self._fault:
             return
-        self._sequence, self._stamp_s = reading.sequence, reading.stamp_s
-        running = self._running(reading.stamp_s)
-        self._pending = _Inference(
-            lambda: self._infer(reading, running), reading.stamp_s, int(running.overlap), self._clock
-        )
+        self._sequence, self._stamp_s = reading.sequence, stamp_s
+        running = self._running(stamp_s)
+        self._pending = _Inference(lambda: self._infer(reading, running), stamp_s, int(running.overlap), self._clock)
         if self._worker:
             self._worker.submit(self._pending)
         else:
@@ -193,7 +195,11 @@ class ChunkExecutor:
         return decision
 
     def _take_up(self, now_s: float) -> None:
-        """Switch to the chunk that has arrived, if any."""
+        """Switch to the chunk that has arrived, if any; no action has a time any more once the clock has gone back."""
+        if now_s < self._now_s:
+            self._chunk = self._pending = None
+            self._stamp_s, self._sequence = -math.inf, -1
+        self._now_s = now_s
         found = self._pending
         if found is None:
             return

@@ -30,7 +30,7 @@ from real_robot.ros2.nodes.listener import Listener
 from real_robot.ros2.nodes.managed import WARN, ManagedNode, Report
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION, COMMAND, STATE, Qos
-from real_robot.ros2.ros_robot import publisher, subscribe, types
+from real_robot.ros2.topics import publisher, subscribe, types
 
 JOINT_STATES = Qos(depth=10, reliability="best_effort")
 """Deep, because the arm's and the gripper's may come in messages of their own."""
@@ -140,6 +140,8 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         self._measured_s, self._gripping = -np.inf, 0.0
         self._joints: np.ndarray | None = None
         self._commands = self._refused = 0
+        self._refusal = ""
+        self.on_jump.append(self._jumped_back)
         self._state = table.states[0]
         self._measurement = publisher(self, self._state.name, self._state.codec.message, self._state.qos)
         topic, message = OUTPUTS[settings.output]
@@ -200,7 +202,8 @@ class CartesianNode(ManagedNode[CartesianSettings]):
     def _see_hand(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
         try:
             check_frame(message, self.settings.base_frame)
-            self._hand = Transform(*read_pose(message.pose), stamp_s(message) or self._now_s())
+            hand = Transform(*read_pose(message.pose), stamp_s(message) or self._now_s())
+            self._hand = _finite(hand, "the hand's pose")
         except UserError as error:
             self._hand = None
             self._complain(f"{self.settings.measured_pose}: {error}")
@@ -209,6 +212,8 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         """Publish joints, hand and gripper, with the oldest of their stamps."""
         settings = self.settings
         positions, rates = np.array([self._known[name] for name in settings.joints]).T
+        if not np.isfinite(positions).all():
+            raise UserError(f"joint_states: the positions {positions.tolist()} are not finite")
         if self._arm:
             self._hand = Transform(*self._arm.pose(positions))
         elif settings.hand_frame:
@@ -217,7 +222,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
             self._base = self._frames.pose(settings.world_frame, settings.base_frame)
         if self._hand is None:
             return
-        hand = self._base.then(self._hand)
+        hand = _finite(self._base.then(self._hand), "the hand's pose in the world")
         self._measured_s = min(joints_s, hand.stamp_s)
         fingers = np.array([self._known[name][0] for name in settings.gripper.fingers])
         if len(fingers) and not np.isfinite(self._commanded_s):
@@ -243,6 +248,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         if self._hand is None or not (age_s <= self.settings.measurement_timeout_s and np.isfinite(action).all()):
             self._refuse(f"command {action.round(3).tolist()}; the arm was last measured {age_s:.3f} s ago")
             return
+        self._watch()  # what was commanded before a pause is over
         self._commanded_s = self._now_s()
         self._commands += 1
         self._gripping = self.settings.gripper.command_after(self._gripping, action[6], self._period_s)
@@ -250,6 +256,7 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         self._fingers.travel(float(action[6]))
         try:
             self._move(np.concatenate([self._base.rotation.T @ part for part in (action[:3], action[3:6])]))
+            self._refusal = ""
         except UserError as error:
             self._refuse(str(error))
 
@@ -295,12 +302,20 @@ class CartesianNode(ManagedNode[CartesianSettings]):
             self._fingers.forget()
 
     def _watch(self) -> None:
-        if np.isfinite(self._commanded_s) and self._now_s() - self._commanded_s > self.settings.command_timeout_s:
+        """Rest without commands; the clock may have been set back since the last one."""
+        silent_s = self._now_s() - self._commanded_s
+        if np.isfinite(silent_s) and not 0.0 <= silent_s <= self.settings.command_timeout_s:
             self._rest()
+
+    def _jumped_back(self, back_s: float) -> None:
+        """Begin anew: a simulator that has been reset has put the arm elsewhere."""
+        self._measured_s, self._hand, self._known = -np.inf, None, {}
+        self._rest()
 
     def _refuse(self, reason: str) -> None:
         self._refused += 1
-        self._complain(f"nothing is commanded: {reason}")
+        self._refusal = f"nothing is commanded: {reason}"
+        self._complain(self._refusal)
 
     def _complain(self, what: str) -> None:
         self.get_logger().error(what, throttle_duration_sec=1.0)
@@ -315,8 +330,21 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         missing = [name for name in self.settings.joints if name not in self._known]
         if missing or self._hand is None:
             return Report(f"not measured: {', '.join(missing) or 'the hand'}", WARN, values)
+        if self._refusal:
+            return Report(self._refusal, WARN, values)
         return Report("follows" if np.isfinite(self._commanded_s) else "rests", values=values)
 
     @staticmethod
     def _placed(pose: list[float]) -> Transform:
         return Transform(np.array(pose[:3]), Rotation.from_quat(pose[3:]).as_matrix())
+
+
+def _finite(pose: Transform, what: str) -> Transform:
+    """`pose`, as measured.
+
+    Raises:
+        UserError: if it is not finite, as motion capture tells of a body that it has lost.
+    """
+    if not (np.isfinite(pose.position).all() and np.isfinite(pose.rotation).all()):
+        raise UserError(f"{what} is not finite")
+    return pose

@@ -10,7 +10,7 @@ from real_robot.ros2.messages.codecs import fill
 from real_robot.ros2.messages.grippers import Gripper, GripperKind
 from real_robot.ros2.nodes.managed import ManagedNode
 from real_robot.ros2.robots.tables import COMMAND
-from real_robot.ros2.ros_robot import publisher, types
+from real_robot.ros2.topics import publisher, types
 
 FINGERS = "fingers"
 

@@ -9,7 +9,7 @@ from embodied.errors import UserError
 from real_robot.ros2.messages.transforms import Frames
 from real_robot.ros2.nodes.managed import ManagedNode
 from real_robot.ros2.robots.tables import Qos
-from real_robot.ros2.ros_robot import subscribe
+from real_robot.ros2.topics import subscribe
 
 TF = "tf2_msgs/msg/TFMessage"
 MOVING, STATIC = Qos(depth=100, reliability="best_effort"), Qos(depth=100, durability="transient_local")

@@ -167,9 +167,13 @@ class ManagedNode(LifecycleNode, Generic[S]):
             self.trigger_activate()
 
     def end(self) -> None:
-        """Stop safely, from any state that is not final."""
-        if self._state_machine.current_state[1] in ("unconfigured", "inactive", "active"):
+        """Stop safely, from any state that is not final, also in the middle of a transition."""
+        state = self._state_machine.current_state[1]
+        if state in ("unconfigured", "inactive", "active"):
             self.trigger_shutdown()
+        elif state != "finalized":
+            self._try("deactivate", self.deactivate)
+            self._free()
 
     def qos_events(self, topic: str) -> dict[str, Any]:
         """Callbacks that report partners with incompatible QoS, for "subscription" and "publisher" of `topic`."""
@@ -281,7 +285,8 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
 def spin(make: Callable[[], ManagedNode]) -> None:
     """Run a node until Ctrl-C or SIGTERM, then stop it safely; started by a launch file, until that ends, too.
 
-    This is the one place where errors of callbacks end up: the node deactivates, and goes on.
+    A callback, such as a deactivation that stops the robot, is not interrupted before the second signal. This is the
+    one place where errors of callbacks end up: the node deactivates, and goes on.
     """
     rclpy.init(
         signal_handler_options=SignalHandlerOptions.NO
@@ -289,10 +294,18 @@ def spin(make: Callable[[], ManagedNode]) -> None:
     node = make()
     executor = SingleThreadedExecutor()
     executor.add_node(node)
+    signals: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:  # noqa: ANN401 - of Python
+        signals.append(number)
+        if len(signals) > 1:
+            signal.default_int_handler(number, frame)
+
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGINT, interrupt)
         node.autostart()
-        while True:
+        while not signals:
             try:
                 executor.spin_once()
             except Exception as error:  # whatever happened: the robot holds, and the emergency stop still works

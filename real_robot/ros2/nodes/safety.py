@@ -23,7 +23,8 @@ from real_robot.ros2.nodes.supervision import SAFETY_STATE, signed
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
 from real_robot.ros2.robots.vehicles import WAYPOINTS
-from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot, subscribe
+from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot
+from real_robot.ros2.topics import subscribe
 from real_robot.safety.limits import read_limits
 from real_robot.safety.safety import Command, Safety, State
 
@@ -63,7 +64,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
 
     def __init__(self) -> None:
         super().__init__("safety_node", SafetySettings)
-        self._active = False
+        self._active = self._began = False
         self._early: Command | None = None
 
     def configure(self) -> None:
@@ -116,10 +117,11 @@ class SafetyNode(ManagedNode[SafetySettings]):
 
     def deactivate(self) -> None:
         """Stop passing commands on; returns when the robot has been stopped."""
-        was, self._active = self._active, False
-        if was and self._began:
+        self._active = False
+        if self._began:
             self._robot.leave("safety_node was deactivated")
             self._settle("safety_node was deactivated")
+            self._began = False
         self._say()
 
     def _pass_on(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
@@ -207,7 +209,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         self._safety.settle(reason, lambda seconds: self.steady.sleep_for(Duration(seconds=seconds)))
 
     def _stop(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        self._robot.stopped = True
+        self._robot.stop()
         self._safety.trip("emergency stop by service")
         self.get_logger().error("emergency stop")
         self._say()
@@ -215,7 +217,6 @@ class SafetyNode(ManagedNode[SafetySettings]):
         return response
 
     def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        self._robot.stopped = False
         self._robot.engage()
         self._safety.reset()
         self._say()

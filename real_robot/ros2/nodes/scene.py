@@ -17,7 +17,7 @@ from real_robot.ros2.messages.transforms import Transform
 from real_robot.ros2.nodes.listener import Listener
 from real_robot.ros2.nodes.managed import OK, WARN, ManagedNode, Report
 from real_robot.ros2.robots.tables import COMMAND, STATE
-from real_robot.ros2.ros_robot import publisher, subscribe, types
+from real_robot.ros2.topics import publisher, subscribe, types
 
 DETECTIONS = "vision_msgs/msg/Detection3DArray"
 

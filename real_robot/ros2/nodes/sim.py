@@ -29,7 +29,7 @@ from real_robot.ros2.messages.codecs import read
 from real_robot.ros2.nodes.managed import ManagedNode, Report
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
-from real_robot.ros2.ros_robot import publisher, subscribe, types
+from real_robot.ros2.topics import publisher, subscribe, types
 
 AGAIN_S = 0.2
 """Wall time after which a measurement without an answer is published again: it may be sent with best effort, of which

@@ -10,7 +10,7 @@ from embodied.errors import UserError
 from real_robot.ros2.messages.codecs import fill
 from real_robot.ros2.nodes.managed import ManagedNode
 from real_robot.ros2.robots.tables import Qos
-from real_robot.ros2.ros_robot import publisher, subscribe, types
+from real_robot.ros2.topics import publisher, subscribe, types
 
 SAFETY_STATE = "safety_node/state"
 """Topic on which it publishes what it does, with signs of life."""

@@ -111,11 +111,27 @@ class InProcess(ManagedNode[Any]):
 
     def create_client(self, kind: Any, name: str) -> Any:
         return SimpleNamespace(
-            service_is_ready=lambda: name in self.graph.services, call_async=lambda r: self.graph.call(name, r)
+            service_is_ready=lambda: name in self.graph.services, call_async=lambda r: _Done(self.graph.call(name, r))
         )
 
     def create_timer(self, period_s: float, callback: Callable[[], None], clock: Any = None) -> Any:
         self.graph.timers.append([self.graph.now_s + period_s, period_s, callback])
+
+
+class _Done:
+    """The future of a call that has been answered."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        callback(self)
+
+    def cancelled(self) -> bool:
+        return False
+
+    def result(self) -> Any:
+        return self.answer
 
 
 def _clock(now_s: Callable[[], float]) -> Any:

@@ -11,6 +11,7 @@ import pytest
 import rclpy
 from geometry_msgs.msg import PoseStamped, TwistStamped
 from rclpy.executors import SingleThreadedExecutor
+from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray, String
 from trajectory_msgs.msg import JointTrajectory
@@ -18,12 +19,12 @@ from trajectory_msgs.msg import JointTrajectory
 from real_robot.ros2.messages.codecs import LabelledArrays
 from real_robot.ros2.nodes import fingers as fingers_module
 from real_robot.ros2.nodes.cartesian import CartesianNode
-from real_robot.ros2.nodes.managed import ManagedNode
+from real_robot.ros2.nodes.managed import WARN, ManagedNode
 from real_robot.ros2.nodes.scene import SceneNode
 from real_robot.ros2.processes import claim_domain
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
-from real_robot.ros2.ros_robot import types
+from real_robot.ros2.topics import types
 from sims.libero.observation import contract
 from tests.real_robot.robots.test_kinematics import BENT, JOINTS, arm_file
 
@@ -210,6 +211,10 @@ def test_nothing_is_commanded_from_an_old_measurement_nor_before_activation(arm)
     world.measure(age_s=60.0)
     world.move(0.2, 0.0, 0.0, 0.0, 0.0, 0.0)
     world.until(lambda: world.node._refused == 1)
+    report = world.node.reports["arm"]()
+    assert report.level == WARN
+    assert "nothing is commanded" in report.message
+    assert "last measured 60." in report.message
     world.measure()
     world.move(np.nan, 0.0, 0.0, 0.0, 0.0, 0.0)
     world.until(lambda: world.node._refused == 2)
@@ -231,6 +236,84 @@ def test_a_message_without_positions_or_in_another_frame_is_not_taken_for_a_meas
     world.until(lambda: world.node._hand is None)
     world.move(0.2, 0.0, 0.0, 0.0, 0.0, 0.0)
     world.until(lambda: world.node._refused == 1)
+
+
+def test_a_hand_that_motion_capture_has_lost_is_not_commanded_and_it_is_told(arm):
+    world = arm(output="pose", measured_pose="current_pose", leash_m=0.03)
+    sent = world.listen(PoseStamped, "target_pose")
+    pose = world.partner.create_publisher(PoseStamped, "current_pose", 10)
+    measured(world, pose)
+    lost = PoseStamped()
+    lost.header.frame_id, lost.pose.position.x = "base", np.nan
+    pose.publish(lost)
+    world.until(lambda: world.node._hand is None)
+    world.move(0.2, 0.0, 0.0, 0.0, 0.0, 0.0)
+    world.until(lambda: world.node._refused == 1)
+    assert not sent
+    assert world.node.reports["arm"]().message == "not measured: the hand"
+    measured(world, pose)
+    world.move(0.2, 0.0, 0.0, 0.0, 0.0, 0.0)
+    world.until(lambda: len(sent) == 1)
+    assert sent[0].pose.position.x == pytest.approx(0.51)
+    assert world.node.reports["arm"]().message == "follows"
+
+
+def jointed(arm: Any, tmp_path: Path, **settings: Any) -> Arm:
+    """An arm with a model, whose trajectories are sent."""
+    pytest.importorskip("mink")
+    return arm(model=str(arm_file(tmp_path / "arm.xml")), site="grip", model_joints=JOINTS, **settings)
+
+
+def test_joints_that_are_not_finite_are_no_measurement(arm, tmp_path):
+    world = jointed(arm, tmp_path)
+    sent = world.listen(JointTrajectory, "joint_trajectory_controller/joint_trajectory")
+    world.measure()
+    world.joints.publish(JointState(name=NAMES, position=[np.nan, *BENT[1:]]))
+    world.until(lambda: world.node._hand is None)
+    world.move(0.2, 0.0, 0.0, 0.0, 0.0, 0.0)
+    world.until(lambda: world.node._refused == 1)
+    assert world.node.active
+    assert not sent
+
+
+def test_an_arm_that_a_reset_has_put_elsewhere_is_commanded_from_there(arm, tmp_path):
+    """A simulator's clock jumps back with it; without an end the old joints would be commanded again."""
+    world = jointed(arm, tmp_path, use_sim_time=True)
+    sent = world.listen(JointTrajectory, "joint_trajectory_controller/joint_trajectory")
+    clock, now = world.partner.create_publisher(Clock, "/clock", 10), [100.0]
+    world.now_s = lambda: now[0]
+
+    def at(seconds: float, joints: np.ndarray) -> np.ndarray:
+        """The joints that are commanded at that time, measured to be `joints`."""
+        now[0] = seconds
+        message = Clock()
+        message.clock.sec, message.clock.nanosec = int(seconds), int(1e9 * (seconds % 1.0))
+        clock.publish(message)
+        world.until(lambda: abs(world.node.get_clock().now().nanoseconds / 1e9 - seconds) < 1e-3)
+        world.measure(joints)
+        count = len(sent)
+        world.move(0.02, 0.0, 0.0, 0.0, 0.0, 0.0)
+        world.until(lambda: len(sent) > count)
+        return np.array(sent[-1].points[0].positions)
+
+    world.until(lambda: clock.get_subscription_count() > 0)
+    assert np.abs(at(100.0, BENT) - BENT).max() < 0.1
+    home = BENT + np.eye(7)[0]
+    assert np.abs(at(99.0, home) - home).max() < 0.1
+
+
+def test_after_a_pause_the_hand_goes_on_from_where_it_is_also_when_the_clock_was_set_back(arm, tmp_path):
+    world = jointed(arm, tmp_path, command_timeout_s=0.5, measurement_timeout_s=1e4)
+    sent = world.listen(JointTrajectory, "joint_trajectory_controller/joint_trajectory")
+    world.measure()
+    world.move(0.02, 0.0, 0.0, 0.0, 0.0, 0.0)
+    world.until(lambda: len(sent) == 1)
+    world.node._commanded_s += 1000.0  # as if the time of day had been set back since
+    home = BENT + np.eye(7)[0]
+    world.measure(home)
+    world.move(0.02, 0.0, 0.0, 0.0, 0.0, 0.0)
+    world.until(lambda: len(sent) == 2)
+    assert np.abs(np.array(sent[-1].points[0].positions) - home).max() < 0.1
 
 
 def test_the_fingers_are_told_once_per_change_and_their_command_travels(arm):

@@ -1,6 +1,8 @@
 """What safety_node publishes to arms and vehicles when something goes wrong: the certified stop, then nothing."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from std_msgs.msg import Header
 
 from embodied.contract import Contract
-from real_robot.ros2 import ros_robot
+from real_robot.ros2 import ros_robot, topics
 from real_robot.ros2.nodes import safety
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
@@ -108,7 +110,8 @@ class Arm:
 
 @pytest.fixture(autouse=True)
 def without_ros(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ros_robot, "types", interfaces)
+    for module in (ros_robot, topics):
+        monkeypatch.setattr(module, "types", interfaces)
 
 
 def moving(directory: Path, row: str = "forward_position", simulated: bool = False) -> Arm:
@@ -259,9 +262,64 @@ def test_an_emergency_calls_a_service_that_is_missing_once_it_is_there(tmp_path)
     robot.graph.call("safety_node/emergency_stop")
     robot.run(0.5)
     assert "no service dashboard_client/stop: it waits" in robot.graph.logged
-    robot.graph.services["dashboard_client/stop"] = lambda request, response: called.append(robot.graph.now_s)
+    robot.graph.services["dashboard_client/stop"] = answering(robot, called, True)
     robot.run(1.0)
     assert len(called) == 1
+
+
+def answering(robot: Arm, called: list[float], success: bool) -> Callable[[Any, Any], Any]:
+    """A service of the driver that notes when it is called."""
+
+    def answer(request: Any, response: Any) -> Any:
+        called.append(robot.graph.now_s)
+        return SimpleNamespace(success=success, message="dashboard client is not connected")
+
+    return answer
+
+
+def test_every_emergency_stop_reaches_the_robots_own(tmp_path):
+    robot, called = moving(tmp_path, "ur"), []
+    robot.graph.services["dashboard_client/stop"] = answering(robot, called, True)
+    robot.graph.call("safety_node/emergency_stop")
+    assert len(called) == 1
+    robot.run(1.0)
+    assert len(called) == 1  # not once for each command of the stop
+    robot.graph.call("safety_node/emergency_stop")  # somebody presses it again, and means it
+    robot.run(1.0)
+    assert len(called) == 2
+    robot.policy = False  # somebody else moves the arm after the reset
+    robot.graph.call("safety_node/reset")
+    robot.run(1.0)
+    robot.graph.call("safety_node/emergency_stop")
+    robot.run(1.0)
+    assert len(called) == 3
+
+
+def test_a_robot_that_refuses_the_emergency_stop_is_asked_again_and_it_is_told(tmp_path):
+    robot, called = moving(tmp_path, "ur"), []
+    robot.graph.services["dashboard_client/stop"] = answering(robot, called, False)
+    robot.graph.call("safety_node/emergency_stop")
+    robot.run(2.5)
+    assert len(called) == 3
+    assert np.diff(called).min() >= ros_robot.AGAIN_S - 1e-6
+    report = robot.node.reports["robot"]()
+    assert report.level == ros_robot.ERROR
+    assert report.message == "dashboard_client/stop refuses: dashboard client is not connected"
+    assert any("refuses, and is called again" in line for line in robot.graph.logged)
+    robot.graph.services["dashboard_client/stop"] = answering(robot, called, True)
+    robot.run(2.0)
+    assert len(called) == 4
+    assert robot.node.reports["robot"]().level != ros_robot.ERROR
+
+
+def test_a_stamp_of_another_clock_does_not_become_the_simulators_time(tmp_path):
+    robot = moving(tmp_path, simulated=True)
+    robot.measure(robot.graph.ros_s + 1e9)  # of a driver without use_sim_time
+    assert abs(robot.node._robot.clock() - robot.graph.ros_s) < 1.0
+    unreadable = robot.node.reports["robot"]().values["unreadable"]
+    assert "1e+09 s after /clock: is its publisher's use_sim_time true?" in unreadable
+    robot.run(1.0)
+    assert robot.state is State.ACTIVE
 
 
 @pytest.mark.parametrize("row", ["ur", "fr3"])

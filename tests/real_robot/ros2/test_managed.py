@@ -1,5 +1,6 @@
 """Settings of a node from its parameters."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -12,11 +13,12 @@ from typing import Any
 import pytest
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
+from lifecycle_msgs.srv import ChangeState
 from rclpy.lifecycle import LifecycleNode
 from rclpy.parameter import Parameter
 
 from real_robot.ros2.nodes.managed import read_settings
-from real_robot.ros2.processes import Processes, claim_domain
+from real_robot.ros2.processes import TRANSITIONS, Processes, claim_domain
 
 
 class Colour(Enum):
@@ -114,6 +116,52 @@ def test_a_node_that_fails_holds_says_so_and_lives(tmp_path: Path):
         log = (tmp_path / "failing.log").read_text()
         assert "holds" in log
         assert "RuntimeError: a bug" in log
+
+
+SLOW_STOP = """
+import time
+from dataclasses import dataclass
+from real_robot.ros2.nodes.managed import ManagedNode, spin
+
+@dataclass
+class Nothing:
+    pass
+
+class Slow(ManagedNode):
+    def __init__(self):
+        super().__init__("slow", Nothing)
+
+    def deactivate(self):
+        print("begins to stop", flush=True)
+        for _ in range(100):
+            time.sleep(0.01)
+        print("has stopped", flush=True)
+
+spin(Slow)
+"""
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_signal_does_not_interrupt_the_stop_that_a_deactivation_makes(tmp_path: Path, presses: int):
+    """The second one does, and the node then stops once more, from the beginning, before it ends."""
+    log = tmp_path / "slow.log"
+    with Processes(tmp_path) as nodes:
+        nodes.spawn("slow", [sys.executable, "-c", SLOW_STOP])
+        nodes.change("slow", "configure", "activate")
+        request = ChangeState.Request()
+        request.transition.id = TRANSITIONS["deactivate"]
+        client = nodes.node.create_client(ChangeState, "/slow/change_state")
+        nodes.wait(client.service_is_ready, "the service")
+        client.call_async(request)
+        nodes.wait(lambda: "begins to stop" in log.read_text(), "the stop to begin")
+        process = nodes.running.pop("slow")
+        for _ in range(presses):
+            time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30.0) == 0
+    said = log.read_text().splitlines()
+    assert said.count("begins to stop") == presses
+    assert [line for line in said if line.startswith(("begins", "has"))][-1] == "has stopped"
 
 
 KILLED = """

@@ -9,7 +9,7 @@ import pytest
 from std_msgs.msg import Header
 
 from embodied.contract import Contract
-from real_robot.ros2 import ros_robot
+from real_robot.ros2 import ros_robot, topics
 from real_robot.ros2.engagement import LEAVE_S, QUIET_S
 from real_robot.ros2.nodes import safety
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN
@@ -124,7 +124,8 @@ both = pytest.mark.parametrize("world", ["px4_actuators", "px4_rates"], indirect
 @pytest.fixture
 def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     row = getattr(request, "param", "px4_actuators")
-    monkeypatch.setattr(ros_robot, "types", interfaces)
+    for module in (ros_robot, topics):
+        monkeypatch.setattr(module, "types", interfaces)
     made = World(tmp_path, row, HOVER if row == "px4_actuators" else flying(RATES))
     yield made
     assert made.px4.strays == 0
@@ -586,7 +587,8 @@ def walk(world: World, random: np.random.Generator, events: int) -> None:
 
 
 def test_policy_node_sends_px4_nothing_and_remembers_only_what_px4_did(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ros_robot, "types", interfaces)
+    for module in (ros_robot, topics):
+        monkeypatch.setattr(module, "types", interfaces)
     graph = Graph()
     px4 = Px4(graph)
     node = type("Node", (InProcess,), {"graph": graph})("policy_node", Nothing)

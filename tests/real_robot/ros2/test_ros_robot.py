@@ -30,7 +30,8 @@ from real_robot.ros2.robots.tables import (
     Table,
     Topic,
 )
-from real_robot.ros2.ros_robot import RosRobot, types
+from real_robot.ros2.ros_robot import RosRobot
+from real_robot.ros2.topics import types
 
 CONTRACT = Contract({"position": TensorSpec((1,), unit="m")}, TensorSpec((1,), unit="m", low=(-1.0,), high=(1.0,)), 0.1)
 STATE = LabelledArrays({"position": CONTRACT.observation["position"]})
@@ -224,6 +225,9 @@ def test_a_measurement_that_a_simulator_repeats_begins_no_other_period():
         measured(100_000_000)  # time goes on: of somebody who measures more slowly than others
         assert len(periods) == 5
         robot._hear(goal, STATE.encode({"position": np.ones(1)}, types, 0.1))  # set by people, whatever the clock does
+        assert robot.read().observation["position"] == 1.0
+        robot._hear(goal, STATE.encode({"position": np.ones(1)}, types, 1.8e9))  # from RViz, in the time of day
+        assert robot.clock() < 1.0
         assert robot.read().observation["position"] == 1.0
     finally:
         rclpy.shutdown()

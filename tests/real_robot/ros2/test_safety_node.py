@@ -18,7 +18,7 @@ from real_robot.firmware.record import read_contract, write_record
 from real_robot.ros2.processes import Processes
 from real_robot.ros2.robots.registry import simulation
 from real_robot.ros2.robots.tables import ACTION
-from real_robot.ros2.ros_robot import types
+from real_robot.ros2.topics import types
 from tests.real_robot.ros2.runs import untrained
 
 CONTRACT = Contract({"position": TensorSpec((1,), unit="m")}, TensorSpec((1,), unit="m", low=(-1.0,), high=(1.0,)), 0.1)

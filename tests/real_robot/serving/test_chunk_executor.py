@@ -227,6 +227,43 @@ def test_old_and_reordered_readings_start_nothing():
     assert policy.seen == [[1.0, -1.0]]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(("horizon", "executed"), [(1, 1), (8, 4)])
+def test_a_clock_that_is_set_back_ends_the_chunk_and_begins_another(horizon, executed, asynchronous):
+    policy, robot = Counter(horizon, executed), Robot()
+    found = executor(policy, robot, Execution.NAIVE, asynchronous=asynchronous)
+    robot.now_s = 100.0
+
+    def period() -> float | None:
+        count = len(policy.seen)
+        found.observe(robot.reading())
+        if asynchronous and found._pending:
+            wait_for(lambda: len(policy.seen) > count and found._pending.finished_s < math.inf)
+        action = found.action(robot.now_s)
+        robot.now_s += DT_S
+        return None if action is None else float(action[0])
+
+    began = [period() for _ in range(3)]
+    assert began[0] == 0
+    robot.now_s -= 50.0
+    count = len(policy.seen)
+    assert period() == 100 * count  # the first action of a new chunk, not one of before for fifty seconds
+    assert len(policy.seen) == count + 1
+    found.close()
+
+
+@pytest.mark.parametrize(("horizon", "executed"), [(1, 1), (8, 4)])
+def test_a_reading_from_the_future_does_not_hide_those_that_follow(horizon, executed):
+    policy, robot = Counter(horizon, executed), Robot()
+    found = executor(policy, robot, Execution.NAIVE)
+    ticks(found, robot, 4)
+    found.observe(robot.reading(age_s=-1000.0))
+    count = len(policy.seen)
+    robot.now_s += DT_S
+    assert None not in ticks(found, robot, 2 * horizon)
+    assert len(policy.seen) >= count + 2
+
+
 def test_a_new_episode_forgets_chunk_memory_and_what_is_being_computed():
     robot = Robot()
     found = executor(Counter(), robot, latency_s=0.1)
