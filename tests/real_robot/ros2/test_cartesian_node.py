@@ -264,10 +264,10 @@ def jointed(arm: Any, tmp_path: Path, **settings: Any) -> Arm:
     return arm(model=str(arm_file(tmp_path / "arm.xml")), site="grip", model_joints=JOINTS, **settings)
 
 
-def test_joints_that_are_not_finite_are_no_measurement(arm, tmp_path):
-    world = jointed(arm, tmp_path)
-    sent = world.listen(JointTrajectory, "joint_trajectory_controller/joint_trajectory")
-    world.measure()
+def test_joints_that_are_not_finite_are_no_measurement(arm):
+    world = arm(output="pose", measured_pose="current_pose")
+    sent = world.listen(PoseStamped, "target_pose")
+    measured(world, world.partner.create_publisher(PoseStamped, "current_pose", 10))
     world.joints.publish(JointState(name=NAMES, position=[np.nan, *BENT[1:]]))
     world.until(lambda: world.node._hand is None)
     world.move(0.2, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -283,13 +283,15 @@ def test_an_arm_that_a_reset_has_put_elsewhere_is_commanded_from_there(arm, tmp_
     clock, now = world.partner.create_publisher(Clock, "/clock", 10), [100.0]
     world.now_s = lambda: now[0]
 
-    def at(seconds: float, joints: np.ndarray) -> np.ndarray:
-        """The joints that are commanded at that time, measured to be `joints`."""
+    def tell(seconds: float) -> None:
         now[0] = seconds
         message = Clock()
         message.clock.sec, message.clock.nanosec = int(seconds), int(1e9 * (seconds % 1.0))
         clock.publish(message)
         world.until(lambda: abs(world.node.get_clock().now().nanoseconds / 1e9 - seconds) < 1e-3)
+
+    def commanded(joints: np.ndarray) -> np.ndarray:
+        """The joints that are commanded when they are measured to be `joints`."""
         world.measure(joints)
         count = len(sent)
         world.move(0.02, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -297,9 +299,13 @@ def test_an_arm_that_a_reset_has_put_elsewhere_is_commanded_from_there(arm, tmp_
         return np.array(sent[-1].points[0].positions)
 
     world.until(lambda: clock.get_subscription_count() > 0)
-    assert np.abs(at(100.0, BENT) - BENT).max() < 0.1
+    tell(100.0)
+    assert np.abs(commanded(BENT) - BENT).max() < 0.1
+    tell(99.0)
+    world.move(0.02, 0.0, 0.0, 0.0, 0.0, 0.0)
+    world.until(lambda: world.node._refused == 1)  # where it was before is no measurement
     home = BENT + np.eye(7)[0]
-    assert np.abs(at(99.0, home) - home).max() < 0.1
+    assert np.abs(commanded(home) - home).max() < 0.1
 
 
 def test_after_a_pause_the_hand_goes_on_from_where_it_is_also_when_the_clock_was_set_back(arm, tmp_path):
