@@ -4,7 +4,8 @@
 
 All kinds are measured in one call, alternating in every run. Scans are noisy. In NumPy and torch (float32, batched over
 environments) a scan tests every beam against every shape, like a ray caster without culling; a test checks that the
-compiled one finds the same ranges. A step is all of `env.step`: dynamics in substeps with a contact test each, scan,
+compiled one finds the same ranges. Maps are updated, planned on every fifth time, and read, as in training; torch is
+what robots run. A step is all of `env.step`: dynamics in substeps with a contact test each, scan,
 observation, reward, and worlds of new episodes; decisions do not count.
 """
 
@@ -29,6 +30,7 @@ from tensordict import TensorDict
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
+from embodied.deployment.local_map import LocalMap  # noqa: E402
 from sims.vehicle.environment import VehicleEnvironment  # noqa: E402
 from sims.vehicle.geometry import Lidar  # noqa: E402
 from sims.vehicle.navigate import Navigate  # noqa: E402
@@ -58,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the JSON."""
     options = _options(arguments)
     torch.set_num_threads(1)
-    kinds = [kind for name in TASKS for kind in [*scans(name, None), *steps(name)]] + scans("race", DENSE)
+    kinds = [*scans("navigate", None), *maps(), *steps("navigate", mapped=True), *scans("race", None), *steps("race")]
+    kinds += scans("race", DENSE)
     for _ in range(options.runs):
         for kind in kinds:
             kind.rates.append(rate(kind, options.seconds))
@@ -74,10 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.output.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def driven(name: str, lidar: Lidar | None) -> VehicleEnvironment:
+def driven(name: str, lidar: Lidar | None, mapped: bool = False) -> VehicleEnvironment:
     """Environments after some steps of random driving."""
     mdp, vehicle = TASKS[name]
-    env = VehicleEnvironment(COUNT, mdp=mdp, vehicle=vehicle, lidar=lidar)
+    env = VehicleEnvironment(COUNT, mdp=mdp, vehicle=vehicle, lidar=lidar, mapped=mapped)
     env.reset()
     for seed in range(5):
         env.step(commands(env, seed))
@@ -129,9 +132,28 @@ def numpy_scan(
     return np.where(found < far, found + np.float32(lidar.noise_m) * noise, found)
 
 
-def steps(name: str) -> list[Kind]:
+def maps() -> list[Kind]:
+    """A control step of the map that vehicles make of their lidar."""
+    env = driven("navigate", None, mapped=True)
+    seen, compiled = env._measured(), env.map
+    plain = LocalMap(compiled.angles, compiled.range_m, compiled.dt_s, compiled.lidar_x_m)
+
+    def step(made: LocalMap, memory: torch.Tensor, count: int) -> None:
+        for _ in range(compiled.every):  # one of which plans
+            made.update(memory, *(part[:count] for part in seen))
+            made.observe(memory)
+
+    title, memory = "navigate, maps and waypoints", env.now.map
+    few = memory[:32].clone()
+    return [
+        Kind(f"{title}: C", COUNT * compiled.every, lambda: step(compiled, memory, COUNT), f"{title}: torch"),
+        Kind(f"{title}: torch", 32 * compiled.every, lambda: step(plain, few, 32)),
+    ]
+
+
+def steps(name: str, mapped: bool = False) -> list[Kind]:
     """Dynamics with contact only, and full steps of the task with restarts."""
-    env = driven(name, None)
+    env = driven(name, None, mapped)
     now, command = env.now, commands(env, 9)[:, 0]
     given = now.state, command, env.parameters, now.world["circles"], now.world["segments"]
     frozen = torch.zeros(COUNT, dtype=torch.bool)
@@ -183,8 +205,8 @@ def machine() -> dict[str, str | int | float]:
 
 
 def table(rows: list[dict]) -> str:
-    """Thousands of steps per second, and the ratio to the baseline."""
-    text = f"{'thousands per CPU-second':52}{'':>10}{'x NumPy':>10}\n"
+    """Thousands of steps per second, and the ratio to NumPy's, or of maps to torch's."""
+    text = f"{'thousands per CPU-second':52}{'':>10}{'ratio':>10}\n"
     for row in rows:
         text += f"{row['kind']:52}{row['per_core'] / 1e3:10.1f}{row.get('times', math.nan):10.1f}\n".replace(
             "nan", "  -"
