@@ -133,7 +133,10 @@ def _to_goal(seen: Arrays) -> dict[str, np.ndarray]:
 def _guide(
     wanted: Contract, known: set[str], rate_hz: float, field_deg: float, range_m: float
 ) -> Callable[[Arrays], dict[str, np.ndarray]]:  # fmt: skip
-    """Makes a map of the lidar, measurement by measurement, for waypoints to the goal besides its place."""
+    """Makes a map of the lidar, measurement by measurement, for waypoints to the goal besides its place.
+
+    A measurement that is not finite has no waypoints (NaN), and leaves the map as it is.
+    """
     import torch  # others need none
 
     from embodied.deployment.local_map import LocalMap
@@ -148,6 +151,8 @@ def _guide(
         told = _to_goal(seen)
         place = torch.from_numpy(told["goal_distance"] * told["goal_direction"]).unsqueeze(0)
         lidar, velocity = (torch.from_numpy(np.float32(seen[key])).unsqueeze(0) for key in ("lidar", "velocity"))
+        if not all(part.isfinite().all() for part in (lidar, velocity, place)):  # it would stay on the map
+            return told | {key: np.full(spec.shape, np.nan, np.float32) for key, spec in chart.specs.items()}
         off_m = float((chart.expected(memory, velocity) - place).norm())
         changed = not np.array_equal(goal, seen["goal"])  # always, where odometry begins anew in every period
         if off_m > LOST_M or (changed and off_m > ANOTHER_M):

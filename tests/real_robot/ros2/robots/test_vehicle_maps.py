@@ -80,6 +80,24 @@ def test_odometry_that_jumps_begins_a_new_map():
     assert abs(table.observe(there)["waypoints"][5]) < 0.2
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("bad", ["velocity", "position", "goal"])
+def test_a_measurement_that_is_not_finite_leaves_the_map_as_it_is(bad, first):
+    good = {
+        "position": np.zeros(3), "rotation": np.eye(3).reshape(9), "velocity": np.zeros(2),
+        "goal": np.array([4.0, 0.0, 0.0]), "lidar": scan(ahead=2.0),
+    }  # fmt: skip
+    broken = good | {bad: np.full_like(good[bad], np.nan)}
+    expected, table = row().observe(good), row()
+    if not first:
+        table.observe(good)
+    assert np.isnan(table.observe(broken)["waypoints"]).all()
+    for _ in range(12):  # the way is planned anew every five periods
+        found = table.observe(good)
+        np.testing.assert_allclose(found["waypoints"], expected["waypoints"])
+        np.testing.assert_allclose(found["path_cost"], expected["path_cost"])
+
+
 def test_a_map_needs_a_goal_in_odometry():
     with pytest.raises(UserError, match="needs goal_distance of the robot's own topics"):
         row(arrays=["goal_distance"])
