@@ -43,7 +43,7 @@ class PolicyClient:
             openpi's {"prompt": "..."}.
 
     Raises:
-        UserError: if the contract is missing, or differs from the server's.
+        UserError: if `uri` is none, or the contract is missing or differs from the server's.
         OSError: if the server cannot be reached, or refuses.
     """
 
@@ -175,8 +175,13 @@ class PolicyClient:
 
     def _connect(self, until: float) -> dict[str, Any]:
         with needs_extra("robot"):
-            from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+            from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
             from websockets.sync.client import connect
+            from websockets.uri import parse_uri
+        try:
+            parse_uri(self.uri)
+        except (InvalidURI, ValueError) as error:
+            raise UserError(f"expected a policy server as ws://host:port, got {self.uri!r}") from error
         left = max(1e-3, until - time.monotonic())
         try:
             self._connection = connect(

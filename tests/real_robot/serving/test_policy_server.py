@@ -24,6 +24,7 @@ from websockets.sync.server import serve
 
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.chunking import InpaintingPolicy, Running
+from embodied.errors import UserError
 from embodied.policy import Decision
 from embodied.rollout.memory import Memory, RecurrentPolicy
 from policies.flow import FlowConfig
@@ -491,6 +492,12 @@ def test_servers_that_do_not_tell_their_contract_are_given_one():
         assert seen[0]["prompt"] == "fold the towel"
         assert np.array_equal(seen[0]["position"], observation()["position"][0])
         client.close()
+
+
+@pytest.mark.parametrize("where", ["localhost:8000", "http://localhost:8000", "ws://", "ws://localhost:port"])
+def test_what_is_no_address_of_a_server_is_refused(where: str):
+    with pytest.raises(UserError, match=f"^expected a policy server as ws://host:port, got '{where}'$"):
+        PolicyClient(where, TOKEN)
 
 
 def test_what_travels_comes_back():
