@@ -55,7 +55,8 @@ class Recorder:
     """Writes a recording in a background thread, so that the control loop never waits for a disk.
 
     The file exists at `path` from the start: if the process is killed, everything up to the last second is readable. At
-    most `capacity_bytes` of items wait to be written; further items are dropped, counted and reported.
+    most `capacity_bytes` of items wait to be written; further items are dropped, counted and reported, except for the
+    beginnings, ends and outcomes of episodes.
 
     Args:
         path: a new file.
@@ -170,7 +171,8 @@ class Recorder:
         size = _bytes(item)
         with self._lock:  # a gap stands in front of what comes after it
             full = self._waiting_bytes > 0 and self._waiting_bytes + size > self._capacity
-            if full or self._failure:
+            lost = full and not isinstance(item, Episode | Ended)  # without these, others would get the wrong outcome
+            if lost or self._failure:
                 if not self.dropped:
                     log.warning(f"{self.path}: recording drops items: {self._failure or 'the disk is too slow'}")
                 self.dropped += 1

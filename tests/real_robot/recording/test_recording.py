@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from embodied.contract import Contract, TensorSpec
 from embodied.rollout.memory import RecurrentPolicy
 from policies.recurrent import RecurrentConfig
+from real_robot.recording import driven
 from real_robot.recording import recorder as recorder_module
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Decided, Episode, Gap, Recording, Tick
@@ -228,6 +229,38 @@ def test_what_waits_is_bounded_by_its_size(tmp_path: Path, monkeypatch: pytest.M
     assert len(ticks) == 5
     assert gap == Gap(45, 56.0)  # although nothing came after it
     assert logged(tmp_path / "a.mcap")["/embodied/gap"] == [56.0]
+
+
+@pytest.mark.parametrize("ticks", [2, 100])  # before the first episode ends
+def test_no_outcome_is_dropped_where_the_disk_cannot_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ticks: int
+):
+    go = threading.Event()
+    write = recorder_module._File.write
+    monkeypatch.setattr(recorder_module._File, "write", lambda file, item: (go.wait(60), write(file, item)))
+    contract = Contract({"speed": TensorSpec((1,))}, TensorSpec((1,)), 0.02)
+
+    def drive(first: int, count: int) -> None:
+        for index in range(first, first + count):
+            measured = Reading({"speed": np.zeros(1, np.float32)}, 0.02 * index, index)
+            recorder.write(0.02 * index, measured, None, Verdict(State.ACTIVE, np.zeros(1)))
+
+    with Recorder(tmp_path / "a.mcap", contract, capacity_bytes=64 << 10) as recorder:
+        recorder.begin_episode("failed")
+        drive(0, ticks)
+        recorder.end_episode(success=False)
+        drive(100, 100)
+        recorder.begin_episode("done")
+        go.set()
+        while recorder._waiting_bytes:
+            time.sleep(0.01)
+        drive(200, 2)
+        recorder.end_episode(success=True)
+    recording = Recording(tmp_path / "a.mcap")
+    assert recorder.dropped > 30
+    assert recording.outcomes() == {0: False, 1: True}
+    ((task, episode),) = driven.episodes(recording)
+    assert (task, len(episode), bool(episode.success.all())) == ("done", 2, True)
 
 
 def test_small_items_are_not_dropped_as_they_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
