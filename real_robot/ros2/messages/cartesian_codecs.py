@@ -82,18 +82,20 @@ def resized(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.asarray(Pillow.fromarray(picture).resize((width, height), Pillow.Resampling.BOX, box=box))
 
 
-def detected(message: Message) -> dict[str, Transform]:
+def detected(message: Message, heard_s: float) -> dict[str, Transform]:
     """Pose of each detection by the class of its best hypothesis, or by its `id` and box if it has none.
+
+    Without a stamp they count as measured when the message was heard, at `heard_s`.
 
     Raises:
         UserError: for an orientation that is not filled in.
     """
-    found, stamp = {}, stamp_s(message)
+    found, measured_s = {}, stamp_s(message) or heard_s
     for detection in message.detections:
         best = max(detection.results, key=lambda result: result.hypothesis.score, default=None)
         name = best.hypothesis.class_id if best else detection.id
         pose = best.pose.pose if best else detection.bbox.center
-        found[name] = Transform(*read_pose(pose), np.inf if stamp is None else stamp)
+        found[name] = Transform(*read_pose(pose), measured_s)
     return found
 
 

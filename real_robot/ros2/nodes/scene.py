@@ -5,6 +5,7 @@ It publishes the labelled arrays that the row names in its option `arrays`, once
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,8 @@ from real_robot.ros2.robots.tables import COMMAND, STATE
 from real_robot.ros2.topics import publisher, subscribe, types
 
 DETECTIONS = "vision_msgs/msg/Detection3DArray"
+OLD = 3.0
+"""Age in control periods from which on poses are reported: with arm_cartesian_limits.yaml the robot then holds."""
 
 
 @dataclass
@@ -76,13 +79,14 @@ class SceneNode(ManagedNode[SceneSettings]):
         self._codec = LabelledArrays({key: contract.observation[key] for key in wanted})
         self._detected: dict[str, Transform] = {}
         self._instruction, self._missing = settings.instruction, ""
+        self._period_s, self._oldest = contract.control_dt_s, (math.inf, "")
         self._out = publisher(self, "observation", self._codec.message, COMMAND)
         if settings.detections:
             subscribe(self, settings.detections, DETECTIONS, STATE, self._detect)
         elif settings.frames:
             self._frames = Listener(self)
         subscribe(self, "~/instruction", "std_msgs/msg/String", COMMAND, self._instruct)
-        self.own(self.create_timer(contract.control_dt_s, self._publish))
+        self.own(self.create_timer(self._period_s, self._publish))
         self.reports["scene"] = self._report
 
     def activate(self) -> None:
@@ -99,7 +103,7 @@ class SceneNode(ManagedNode[SceneSettings]):
     def _detect(self, message: Any) -> None:  # noqa: ANN401 - a ROS message
         try:
             check_frame(message, self.settings.world_frame)
-            self._detected |= detected(message)
+            self._detected |= detected(message, self._now_s())
         except UserError as error:
             self.get_logger().error(f"{self.settings.detections}: {error}", throttle_duration_sec=1.0)
 
@@ -114,7 +118,6 @@ class SceneNode(ManagedNode[SceneSettings]):
     def _publish(self) -> None:
         if not self._active:
             return
-        now_s = self.get_clock().now().nanoseconds / 1e9
         try:
             poses = self._poses()
             arrays = scene_arrays(self._codec.specs, self.settings.objects, poses, self._instruction)
@@ -123,9 +126,17 @@ class SceneNode(ManagedNode[SceneSettings]):
             self.get_logger().error(self._missing, throttle_duration_sec=1.0)
             return
         self._missing = ""
-        stamp = min([now_s, *(pose.stamp_s for pose in poses)])
-        self._out.publish(self._codec.encode(arrays, types, stamp))
+        stamps = [(pose.stamp_s, name) for pose, name in zip(poses, self.settings.objects, strict=True)]
+        self._oldest = min(stamps, default=(math.inf, ""))
+        self._out.publish(self._codec.encode(arrays, types, min(self._now_s(), self._oldest[0])))
+
+    def _now_s(self) -> float:
+        return self.get_clock().now().nanoseconds / 1e9
 
     def _report(self) -> Report:
         values = {"objects": len(self.settings.objects), "instruction": self._instruction}
-        return Report(self._missing or "sees", WARN if self._missing else OK, values)
+        stamp_s, name = self._oldest
+        age_s, problem = self._now_s() - stamp_s, self._missing
+        if self._active and not problem and age_s > OLD * self._period_s:
+            problem = f"the oldest pose, of {name}, is {age_s:.3g} s old"
+        return Report(problem or "sees", WARN if problem else OK, values)

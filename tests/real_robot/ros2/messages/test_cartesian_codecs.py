@@ -126,11 +126,13 @@ def test_detections_are_found_by_their_best_class():
     boxed = types("vision_msgs/msg/Detection3D")()
     boxed.id, boxed.bbox.center.position.y, boxed.bbox.center.orientation.w = "basket", 3.0, 1.0
     message.detections, message.header.stamp.sec = [both, boxed], 4
-    found = detected(on_the_wire(message))
+    found = detected(on_the_wire(message), 7.0)
     assert set(found) == {"soup", "basket"}
     np.testing.assert_allclose(found["soup"].position, [2, 0, 0])
     np.testing.assert_allclose(found["basket"].position, [0, 3, 0])
     assert found["soup"].stamp_s == 4.0
+    message.header.stamp.sec = 0
+    assert detected(on_the_wire(message), 7.0)["soup"].stamp_s == 7.0
 
 
 def test_a_scene_becomes_what_liberos_policies_read():
