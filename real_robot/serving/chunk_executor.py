@@ -127,6 +127,10 @@ class ChunkExecutor:
         self._sequence = -1
         self._error, self._fault, self._reason = "", "", ""
 
+    def ask(self, policy: Policy) -> None:
+        """Ask `policy` from now on, which is the same one, watched by a recorder."""
+        self._policy = policy
+
     def observe(self, reading: Reading) -> None:
         """Pass in the newest reading, which may start an inference; old or reordered readings are ignored."""
         now_s = self._clock()

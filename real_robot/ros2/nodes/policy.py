@@ -98,19 +98,12 @@ class PolicyNode(ManagedNode[PolicySettings]):
         policy = self._policy = self._load(settings)
         table = robot_table(settings.robot, policy.contract, settings.options)
         self._robot = RosRobot(self, table, settings.prefix, self._measured)
-        if settings.recording:
-            origin = {"checkpoint": settings.checkpoint or settings.server, "robot": settings.robot}
-            path, contract = Path(settings.recording), self._robot.contract
-            self._recorder = Recorder(path, contract, origin=origin, clock=self._robot.clock)
-            policy = self._recorder.watch(policy)
         self._executor = ChunkExecutor(
             policy, table.served, execution=settings.execution, clock=self._robot.clock,
             asynchronous=settings.asynchronous, device=settings.device,
         )  # fmt: skip
         self._commander = table.translate(self._executor)
         self._safety = Safety(self._robot, read_limits(settings.limits), self._robot.clock, self._robot.steady)
-        record = self._recorder.write if self._recorder else None
-        self._controller = Controller(self._robot, self._commander, self._safety, self._robot.clock, record)
         self._timing = _Timing(table.control_dt_s)
         self._passed_on = not settings.prefix
         if settings.prefix:
@@ -123,6 +116,14 @@ class PolicyNode(ManagedNode[PolicySettings]):
         if settings.pace is not Pace.measurement:
             clock = self.steady if settings.pace is Pace.steady else self.get_clock()
             self.own(self.create_timer(table.control_dt_s, self._tick, clock=clock))
+        record = None
+        if settings.recording:  # last: its file would stay if anything else failed
+            origin = {"checkpoint": settings.checkpoint or settings.server, "robot": settings.robot}
+            path, contract = Path(settings.recording), self._robot.contract
+            self._recorder = Recorder(path, contract, origin=origin, clock=self._robot.clock)
+            self._executor.ask(self._recorder.watch(policy))
+            self.reports["recording"], record = self._report_recording, self._recorder.write
+        self._controller = Controller(self._robot, self._commander, self._safety, self._robot.clock, record)
 
     def activate(self) -> None:
         """Start the loop with a new episode."""
@@ -199,6 +200,10 @@ class PolicyNode(ManagedNode[PolicySettings]):
         if not self._passed_on:
             return Report("no active safety_node passes the commands on", ERROR, report.values)
         return report
+
+    def _report_recording(self) -> Report:
+        trouble = self._recorder.trouble if self._recorder else ""
+        return Report(trouble or self.settings.recording, ERROR if trouble else OK)
 
 
 class _Timing:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from rclpy.time import Time
+
 from real_robot.ros2.nodes.managed import ManagedNode
 from tests.real_robot.ros2.messages.definitions import on_the_wire, types
 
@@ -73,6 +75,9 @@ class InProcess(ManagedNode[Any]):
         """The node waits: time passes, and nothing else happens."""
         self.graph.now_s += duration.nanoseconds / 1e9
 
+    def get_name(self) -> str:
+        return self.name
+
     def get_parameter(self, name: str) -> Any:
         return SimpleNamespace(value=self.graph.simulated)
 
@@ -135,7 +140,7 @@ class _Done:
 
 
 def _clock(now_s: Callable[[], float]) -> Any:
-    return SimpleNamespace(now=lambda: SimpleNamespace(nanoseconds=round(now_s() * 1e9)))
+    return SimpleNamespace(now=lambda: Time(nanoseconds=round(now_s() * 1e9)))
 
 
 class _Request:

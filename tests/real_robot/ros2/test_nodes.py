@@ -1,8 +1,9 @@
-"""policy_node, safety_node and sim_node as processes that talk over DDS."""
+"""policy_node, safety_node and sim_node as processes that talk over DDS; what policy_node records, in one process."""
 
+import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,22 @@ from rcl_interfaces.srv import GetParameters
 from rclpy.qos import QoSDurabilityPolicy, QoSProfile, QoSReliabilityPolicy
 from std_msgs.msg import Float64MultiArray, String
 
-from real_robot.recording.recording import Recording, Tick
+from embodied.contract import Contract, TensorSpec
+from embodied.deployment.chunking import Execution
+from real_robot.recording.recording import Decided, Episode, Recording, Tick
 from real_robot.recording.replay import replay
+from real_robot.ros2 import ros_robot, topics
 from real_robot.ros2.embodied_ros2.parts import load_policy
-from real_robot.ros2.nodes.policy import PolicySettings
+from real_robot.ros2.nodes import supervision
+from real_robot.ros2.nodes.managed import ERROR, Report
+from real_robot.ros2.nodes.policy import PolicyNode, PolicySettings
 from real_robot.ros2.processes import Processes
 from real_robot.safety.safety import State
+from tests.real_robot.ros2.in_process import Graph, InProcess, interfaces
+from tests.real_robot.ros2.runs import untrained
 
 HEARTBEAT_TIMEOUT_S = 0.5
+CONTRACT = Contract({"position": TensorSpec((1,), unit="m")}, TensorSpec((1,), unit="m", low=(-1.0,), high=(1.0,)), 0.1)
 LATCHED = QoSProfile(depth=10, durability=QoSDurabilityPolicy.TRANSIENT_LOCAL)
 
 
@@ -172,3 +181,67 @@ def test_what_a_node_cannot_be_made_of_is_reported(robot: Robot):
     robot.set("other", robot="simulation")
     robot.change("other", "configure")
     robot.stop("other")
+
+
+class Alone(PolicyNode, InProcess):
+    """policy_node, in process."""
+
+    def run(self, periods: int) -> None:
+        """Let the robot be measured, and what is recorded be written."""
+        (topic,) = self._robot._table.states
+        for _ in range(periods):
+            measured = topic.codec.encode({"position": np.zeros(1)}, interfaces, self.graph.ros_s)
+            self.graph.send(topic.name, measured)
+            self.graph.tick(CONTRACT.control_dt_s)
+            while self._recorder._waiting_bytes:
+                time.sleep(0.001)
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Alone]:
+    """Makes a policy_node that records into r.mcap."""
+    for module in (ros_robot, topics, supervision):
+        monkeypatch.setattr(module, "types", interfaces)
+    untrained(tmp_path, CONTRACT)
+
+    def make(**settings: Any) -> Alone:
+        Alone.graph = Graph()
+        node = Alone(load_policy)
+        node.settings = PolicySettings(str(tmp_path), recording=str(tmp_path / "r.mcap"), **settings)
+        return node
+
+    return make
+
+
+def test_a_recording_begins_once_everything_else_is_right(alone: Callable[..., Alone], tmp_path: Path):
+    limits, path = tmp_path / "limits.yaml", tmp_path / "r.mcap"
+    limits.write_text("command_timeout_s: -1")
+    for wrong, said in (({"limits": str(limits)}, "command_timeout_s"), ({"execution": Execution.INPAINT}, "inpaint")):
+        node = alone(**wrong)
+        with pytest.raises(ValueError, match=said):
+            node.configure()
+        node.cleanup()
+        assert not path.exists()
+    limits.write_text("command_timeout_s: 0.3")
+    node = alone(limits=str(limits))
+    node.configure()
+    node.activate()
+    node.run(5)
+    assert node.reports["recording"]() == Report(str(path))
+    node.cleanup()
+    assert {Episode, Decided, Tick} == {type(item) for item in Recording(path)}
+
+
+def test_a_recording_that_misses_something_is_an_error_in_diagnostics(alone: Callable[..., Alone]):
+    node = alone()
+    node.configure()
+    node.activate()
+    node.run(5)
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), node._recorder._file.stream.fileno())
+    node.run(100)
+    report = node.reports["recording"]()
+    assert report.level == ERROR
+    assert "items were dropped: [Errno 28] No space left on device" in report.message
+    with pytest.raises(OSError, match="No space left"):
+        node.cleanup()
