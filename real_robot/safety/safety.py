@@ -24,6 +24,8 @@ __all__ = ["Command", "Limits", "Safety", "State", "Verdict", "load_limits"]
 
 SAME = 1e-9
 """Commands that differ by less count as equal."""
+MISSING = "no command"
+"""Why a robot holds that is not told what to do."""
 LONG = 2.0
 """Times the `command_timeout_s` without a command, after which a robot stands still by its own time-out."""
 
@@ -117,7 +119,7 @@ class Safety:
             if moving and (away := self._filters.unfollowed(reading.observation, age_s)):
                 return self._hold(State.STOPPED, away, reading.observation)
             if action is None:
-                return self._hold(State.HOLDING, "no command")
+                return self._hold(State.HOLDING, MISSING)
             command = action if isinstance(action, Command) else Command(action)
             delay_s = age_s + self._limits.clock_error_s + self._period_s
             fault = self._inputs.command_fault(command, now_s) or self._bounds.ahead(reading.observation, delay_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from real_robot.ros2.nodes.supervision import SAFETY_STATE, watch
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot
 from real_robot.safety.limits import read_limits
-from real_robot.safety.safety import Safety, State, Verdict
+from real_robot.safety.safety import MISSING, Safety, State, Verdict
 from real_robot.serving.chunk_executor import ChunkExecutor
 from real_robot.serving.policy_client import PolicyClient
 
@@ -170,6 +170,8 @@ class PolicyNode(ManagedNode[PolicySettings]):
             self.get_logger().error(f"the loop failed and the robot holds: {type(error).__name__}: {error}")
             self.trigger_deactivate()
             return
+        if verdict.reason == MISSING and (why := self._executor.reason if self._executor else ""):
+            verdict = replace(verdict, reason=f"{MISSING}: {why}")
         self._timing.add(began, time.perf_counter() - began, verdict)
         if verdict.state is not State.ACTIVE:
             self.get_logger().warning(f"the robot holds: {verdict.reason}", throttle_duration_sec=1.0)

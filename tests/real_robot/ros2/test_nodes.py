@@ -245,3 +245,19 @@ def test_a_recording_that_misses_something_is_an_error_in_diagnostics(alone: Cal
     assert "items were dropped: [Errno 28] No space left on device" in report.message
     with pytest.raises(OSError, match="No space left"):
         node.cleanup()
+
+
+def test_why_nothing_is_commanded_is_told(alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch):
+    node = alone()
+    node.configure()
+    node.activate()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise TimeoutError("no answer of the policy server")
+
+    monkeypatch.setattr(node._policy, "act", fail)
+    node.run(5)
+    said = "no command: inference failed: TimeoutError: no answer of the policy server"
+    assert node.reports["loop"]().values["reason"] == said
+    assert f"the robot holds: {said}" in node.graph.logged
+    node.cleanup()
