@@ -248,14 +248,15 @@ def test_a_recording_that_misses_something_is_an_error_in_diagnostics(alone: Cal
 
 
 def test_why_nothing_is_commanded_is_told(alone: Callable[..., Alone], monkeypatch: pytest.MonkeyPatch):
-    node = alone()
-    node.configure()
-    node.activate()
-
     def fail(*_: Any, **__: Any) -> None:
         raise TimeoutError("no answer of the policy server")
 
-    monkeypatch.setattr(node._policy, "act", fail)
+    node = alone()
+    policy = load_policy(node.settings)
+    monkeypatch.setattr(policy, "act", fail)
+    node._load = lambda settings: policy
+    node.configure()
+    node.activate()
     node.run(5)
     said = "no command: inference failed: TimeoutError: no answer of the policy server"
     assert node.reports["loop"]().values["reason"] == said
