@@ -16,21 +16,17 @@ from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray, String
 from trajectory_msgs.msg import JointTrajectory
 
-from real_robot.ros2 import topics
-from real_robot.ros2.messages.codecs import LabelledArrays, set_stamp, stamp_s
+from real_robot.ros2.messages.codecs import LabelledArrays
 from real_robot.ros2.nodes import fingers as fingers_module
-from real_robot.ros2.nodes import scene as scene_module
 from real_robot.ros2.nodes.cartesian import CartesianNode
-from real_robot.ros2.nodes.managed import OK, WARN, ManagedNode, Report
-from real_robot.ros2.nodes.scene import SceneNode, SceneSettings
+from real_robot.ros2.nodes.managed import WARN, ManagedNode
+from real_robot.ros2.nodes.scene import SceneNode
 from real_robot.ros2.processes import claim_domain
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
 from real_robot.ros2.topics import types
 from sims.libero.observation import contract
 from tests.real_robot.robots.test_kinematics import BENT, JOINTS, arm_file
-from tests.real_robot.ros2.in_process import Graph, InProcess, interfaces
-from tests.real_robot.ros2.messages.test_cartesian_codecs import detection
 
 LIBERO = contract(8, 4)
 SCENE = [key for key in LIBERO.observation if key.startswith(("object_", "instruction"))]
@@ -386,40 +382,6 @@ def test_impossible_settings_are_refused(settings, worlds, tmp_path):
     (tmp_path / "contract.json").write_text(LIBERO.to_json())
     usual = {"checkpoint": str(tmp_path), "options": ROW, "joints": NAMES}
     assert World(worlds, CartesianNode, usual | settings).node.trigger_configure().name == "FAILURE"
-
-
-class Seeing(SceneNode, InProcess):
-    """scene_node, in process: vision_msgs need not be installed."""
-
-
-@pytest.mark.parametrize("stamped", [True, False])
-def test_detections_become_old_and_are_reported(stamped, tmp_path, monkeypatch):
-    for module in (topics, scene_module):
-        monkeypatch.setattr(module, "types", interfaces)
-    (tmp_path / "contract.json").write_text(LIBERO.to_json())
-    Seeing.graph = graph = Graph()
-    node, stamps = Seeing(), []
-    node.settings = SceneSettings(str(tmp_path), options=ROW, objects=["soup", "basket"], detections="detections")
-    node.configure()
-    graph.heard["observation"].append(lambda message: stamps.append(stamp_s(message)))
-    node.activate()
-
-    def let_pass(seconds: float, *seen: str) -> Report:
-        for _ in range(round(seconds / LIBERO.control_dt_s)):
-            message = interfaces("vision_msgs/msg/Detection3DArray")()
-            set_stamp(message, graph.ros_s if stamped else 0.0, "world")
-            message.detections = [detection(name, 1.0, 0.3) for name in seen]
-            graph.send("detections", message)
-            graph.tick(LIBERO.control_dt_s)
-        return node.reports["scene"]()
-
-    assert let_pass(0.5).message == "not detected yet: soup, basket"
-    assert let_pass(0.5, "soup", "basket").level == OK
-    assert graph.ros_s - stamps[-1] <= LIBERO.control_dt_s + 1e-6
-    report = let_pass(20.0, "soup")
-    assert (report.level, report.message) == (WARN, "the oldest pose, of basket, is 20 s old")
-    assert graph.ros_s - stamps[-1] == pytest.approx(20.0, abs=0.1)
-    assert let_pass(0.1, "soup", "basket").level == OK
 
 
 def test_a_scene_without_moving_parts_tells_the_instruction_that_was_said_last(worlds, tmp_path):
