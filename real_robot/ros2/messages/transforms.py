@@ -43,6 +43,10 @@ class Frames:
     def __init__(self) -> None:
         self._above: dict[str, tuple[str, Transform]] = {}
 
+    def forget(self) -> None:
+        """Forget frames that move: their clock has jumped back, after which they would seem new for long."""
+        self._above = {name: (parent, pose) for name, (parent, pose) in self._above.items() if math.isinf(pose.stamp_s)}
+
     def take(self, message: Message, static: bool) -> None:
         """Take up a tf2_msgs/TFMessage of /tf or /tf_static.
 

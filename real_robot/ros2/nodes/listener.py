@@ -24,6 +24,7 @@ class Listener(Frames):
         self._log = node.get_logger()
         for topic, qos in (("/tf", MOVING), ("/tf_static", STATIC)):
             subscribe(node, topic, TF, qos, partial(self._hear, topic))
+        node.on_jump.append(lambda _: self.forget())
 
     def _hear(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
         try:

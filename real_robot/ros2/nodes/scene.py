@@ -87,6 +87,7 @@ class SceneNode(ManagedNode[SceneSettings]):
             self._frames = Listener(self)
         subscribe(self, "~/instruction", "std_msgs/msg/String", COMMAND, self._instruct)
         self.own(self.create_timer(self._period_s, self._publish))
+        self.on_jump.append(lambda _: self._detected.clear())
         self.reports["scene"] = self._report
 
     def activate(self) -> None:

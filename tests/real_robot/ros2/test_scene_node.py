@@ -43,3 +43,5 @@ def test_detections_become_old_and_are_reported(stamped, tmp_path, monkeypatch):
     assert (report.level, report.message) == (WARN, "the oldest pose, of basket, is 20 s old")
     assert graph.ros_s - stamps[-1] == pytest.approx(20.0, abs=0.1)
     assert let_pass(0.1, "soup", "basket").level == OK
+    node.jump_back(100.0)  # a simulator is reset
+    assert let_pass(0.1, "soup").message == "not detected yet: basket"

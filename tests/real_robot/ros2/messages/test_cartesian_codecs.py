@@ -94,6 +94,10 @@ def test_a_pose_is_chained_over_moving_and_static_frames_with_its_oldest_stamp()
     assert frames.pose("world", "base").stamp_s == np.inf
     frames.take(tf(transform("base", "wrist", (3, 0, 0), sec=8)), False)
     np.testing.assert_allclose(frames.pose("world", "wrist").position, [1, 3, 0], atol=1e-12)
+    frames.forget()  # the clock has jumped back
+    assert frames.pose("world", "base").stamp_s == np.inf
+    with pytest.raises(ValueError, match="wrist"):
+        frames.pose("world", "wrist")
 
 
 def test_frames_that_are_not_connected_go_round_or_are_not_filled_in_are_refused():
