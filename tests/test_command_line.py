@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import yaml
 import evaluate
 import train
 from embodied.command_line import combinations, program
+from embodied.evaluation.repeating import resume_command
 from embodied.saving import checkpoint, sealed
 
 ROOT = Path(__file__).parent.parent
@@ -232,6 +234,26 @@ def test_resuming_a_finished_run_changes_nothing(copied: Path):
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "success [95% interval]" in completed.stdout
     assert files(copied) == before
+
+
+def test_a_run_whose_path_needs_quotes_is_resumed_and_evaluated(finished: Path, tmp_path: Path, monkeypatch, refused):
+    copied = shutil.copytree(finished, tmp_path / "it's a, läuft=1")
+    asked = shlex.split(resume_command(copied))[-1]
+    assert asked.startswith('resume="')
+    completed = run("train.py", asked)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "success [95% interval]" in completed.stdout
+
+    def become(_: str, arguments: list[str]) -> None:
+        raise SystemExit(run(*arguments[1:], "episodes=1", "threads=1").returncode)
+
+    monkeypatch.setattr(os, "execv", become)
+    with pytest.raises(SystemExit, match="0"):
+        train.run([asked, "eval_only=true"])
+    assert (copied / "evaluation.json").exists()
+    plain = shutil.copytree(finished, tmp_path / "plain")
+    assert run("train.py", f"resume='{plain}'").returncode == 0
+    assert refused(train, "resume=/a,b").endswith("""got /a,b; write 'resume="/a,b"'""")
 
 
 def test_an_evaluation_with_a_slow_policy(copied: Path, refused):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from omegaconf import OmegaConf
 
 from embodied.command_line import combinations
-from embodied.command_line.programs import CONFIGS
+from embodied.command_line.programs import CONFIGS, typed
 from embodied.errors import UserError
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
@@ -73,11 +73,31 @@ def compose(
             given = [override for override in overrides if override.split("=")[0] not in groups]
             left = [group for group in MOVABLE if group not in kept]
             values = {name: value for name, value in saved["values"].items() if name not in left}
-            config = OmegaConf.merge(_saved(config, values), OmegaConf.from_dotlist(given))
+            config = _saved(config, values)
+            for name, value in parsed(given).items():
+                OmegaConf.update(config, name, value, merge=True)
         values = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
         return cast(C, OmegaConf.to_object(config)), {"choices": chosen, "values": values, "arguments": arguments}
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(_explain(error)) from error
+
+
+def parsed(overrides: Sequence[str]) -> dict[str, Any]:
+    """The values of `overrides` ("key=value") by key, as Hydra reads them.
+
+    Raises:
+        UserError: for text that it cannot read, and for a list without brackets.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        read = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise UserError(_explain(error)) from error
+    if swept := next((each for each in read if each.is_sweep_override()), None):
+        raise UserError(_one_value(swept.key_or_group, swept.get_value_string()))
+    return {each.key_or_group: each.value() for each in read}
 
 
 def check_continues(before: Mapping[str, Any], now: Mapping[str, Any], free: Collection[str]) -> None:
@@ -198,7 +218,7 @@ def _explain(error: Exception) -> str:
         return f"cannot read {error.override!r}; write lists as [a,b] and text with special characters in quotes"
     if ambiguous := re.match(r"Ambiguous value for argument '([^']*)'", str(error)):
         key, _, value = ambiguous[1].partition("=")
-        return f"expected one value of {key}, got {value}; write {key}=[{value}] for a list, or -m for a run of each"
+        return _one_value(key, value)
     cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
     if not isinstance(cause, OmegaConfBaseException):
         return " ".join(str(error).split())
@@ -210,3 +230,9 @@ def _explain(error: Exception) -> str:
     if "is not a ListConfig" in (said := str(cause).splitlines()[0]):
         return f"{cause.full_key}: expected a list, {cause.full_key}=[...]"
     return f"{cause.full_key}: {said}"
+
+
+def _one_value(key: str, value: str) -> str:
+    """What to write where `value` has a comma: a path in quotes, else a list, or -m."""
+    meant = f"{key}=[{value}] for a list, or -m for a run of each"
+    return f"expected one value of {key}, got {value}; write {typed(key, value) if '/' in value else meant}"

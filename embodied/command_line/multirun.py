@@ -20,7 +20,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from embodied.command_line.config import whole
-from embodied.command_line.programs import CONFIGS, command
+from embodied.command_line.programs import CONFIGS, command, option
 from embodied.errors import UserError
 from embodied.evaluation.repeating import from_here
 from embodied.saving.files import complete_or_absent
@@ -145,8 +145,7 @@ def _job(_: Any, program: Path, swept: list[str], own: bool) -> Job:  # noqa: AN
     arguments, directory = list(hydra.overrides.task), Path(hydra.runtime.output_dir)
     told = ", ".join(each for each in arguments if each.partition("=")[0] in swept)
     log.info(f"job {hydra.job.num}: {told}, in {from_here(directory)}")
-    quoted = str(directory).replace("'", "\\'")
-    arguments += [f"output='{quoted}'"] if own else []
+    arguments += [option("output", directory)] if own else []
     with GracefulStop("Stopping the sweep") as stop:
         process = subprocess.Popen([sys.executable, str(program), *arguments], process_group=0)
         while process.poll() is None and not stop.requested:

@@ -19,7 +19,9 @@ from embodied import without_dynamo  # noqa: F401 - first
 from embodied.command_line import flags
 from embodied.command_line.completion import completion
 from embodied.command_line.compute import enough_memory
+from embodied.command_line.config import parsed
 from embodied.command_line.multirun import multirun
+from embodied.command_line.programs import option
 from embodied.errors import OutOfMemoryError, UserError
 from embodied.saving import checkpoint
 from embodied.training.interrupt import Stopped
@@ -107,13 +109,13 @@ def evaluate_instead(evaluate: Path, resumed: str | None, arguments: list[str], 
     if resumed is None:
         raise UserError("eval_only=true needs a run to evaluate: resume=DIR")
     rest = [each for each in arguments if each.partition("=")[0] not in ("resume", "eval_only", *groups)]
-    os.execv(sys.executable, [sys.executable, str(evaluate), f"checkpoint={resumed}", *rest])
+    os.execv(sys.executable, [sys.executable, str(evaluate), option("checkpoint", resumed), *rest])
 
 
 def resumed(arguments: list[str]) -> dict[str, Any] | None:
     """The composed configuration of the run that resume=DIR among `arguments` continues; None without it."""
-    given = next((each.partition("=")[2] for each in arguments if each.startswith("resume=")), None)
-    return checkpoint.load(given).config if given else None
+    given = parsed([each for each in arguments if each.startswith("resume=")]).get("resume")
+    return checkpoint.load(str(given)).config if given else None
 
 
 def _smaller(describe: Callable[[list[str]], str], arguments: list[str]) -> str:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import runpy
+import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,12 +21,38 @@ NAMES = ("train", "evaluate", "compare", "export", "serve", "identify", "record"
 def python() -> str:
     """The interpreter, as a user types it from here."""
     path, here = Path(sys.executable), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else "python"
+    if path.is_relative_to(here):
+        return shlex.quote(str(path.relative_to(here)))
+    return "python" if here == PROGRAMS or shutil.which("python") == str(path) else shlex.quote(str(path))
 
 
 def command(name: str) -> str:
     """What a user types to run the program `name` from here."""
-    return f"{python()} {name}.py" if CLONE else f"embodied {name}"
+    path = Path(f"{name}.py") if Path.cwd() == PROGRAMS else PROGRAMS / f"{name}.py"
+    return f"{python()} {shlex.quote(str(path))}" if CLONE else f"embodied {name}"
+
+
+def option(name: str, value: object) -> str:
+    """The option `name` with the text `value`, as Hydra reads it: quoted where it would read something else."""
+    return f"{name}={quoted(str(value))}"
+
+
+def typed(name: str, value: object) -> str:
+    """`option` as a user types it in a shell."""
+    return shlex.quote(option(name, value))
+
+
+def quoted(text: str) -> str:
+    """`text` for Hydra, in quotes unless it reads the same without."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Quote, QuotedString
+    from hydra.errors import HydraException
+
+    try:
+        read = OverridesParser.create().parse_override(f"text={text}").value()
+    except HydraException:
+        read = None
+    return text if read == text and isinstance(read, str) else QuotedString(text, Quote.double).with_quotes()
 
 
 def main() -> None:

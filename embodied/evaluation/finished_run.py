@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from embodied.command_line.programs import command
+from embodied.command_line.programs import command, typed
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult
 from embodied.saving import checkpoint
@@ -59,7 +59,8 @@ def read(path: str | Path) -> Run:
     report = given / REPORT if given.is_dir() else given
     if not report.exists():
         if (given / METRICS).exists() or (given / checkpoint.FOLDER).is_dir():
-            raise UserError(f"{given} is not finished (no {REPORT}); {command('train')} resume={given} continues it")
+            again = f"{command('train')} {typed('resume', given)}"
+            raise UserError(f"{given} is not finished (no {REPORT}); {again} continues it")
         raise UserError(f"no run in {given}; expected a run's folder, such as outputs/<task>/<run>, or its {REPORT}")
     try:
         record = json.loads(report.read_text())

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from embodied.command_line.programs import command, python
+from embodied.command_line.programs import command, python, quoted, typed
 
 PLACES = ("output=", "resume=", "plan=", "eval_only=")
 """Options of train.py that are no part of what a run computes."""
@@ -26,23 +26,24 @@ def train_command(arguments: Sequence[str]) -> str:
 
 def next_commands(directory: Path, exportable: bool) -> list[str]:
     """Commands to run after a finished run in `directory`."""
+    run = typed("checkpoint", from_here(directory))
     return [
-        f"{command('evaluate')} checkpoint={from_here(directory)}",
-        *([f"{command('export')} checkpoint={from_here(directory)} target=c"] if exportable else []),
-        f"{python()} -m tensorboard.main --logdir {from_here(directory)}",
+        f"{command('evaluate')} {run}",
+        *([f"{command('export')} {run} target=c"] if exportable else []),
+        f"{python()} -m tensorboard.main --logdir {shlex.quote(str(from_here(directory)))}",
     ]
 
 
 def film_command(directory: Path, distribution: str, start: int, task: str | None = None) -> str:
     """The command that runs and films the initial state `start` of `distribution`, of one of several tasks if given."""
-    only = [f"task.tasks=[{task}]"] if task else []
-    options = [f"distributions=[{distribution}]", f"first_start={start}", "episodes=1", *only, "video=true"]
-    return f"{command('evaluate')} {shlex.join([f'checkpoint={from_here(directory)}', *options])}"
+    only = [f"task.tasks=[{quoted(task)}]"] if task else []
+    options = [f"distributions=[{quoted(distribution)}]", f"first_start={start}", "episodes=1", *only, "video=true"]
+    return f"{command('evaluate')} {typed('checkpoint', from_here(directory))} {shlex.join(options)}"
 
 
 def resume_command(directory: Path) -> str:
     """The command that continues a stopped run in `directory`."""
-    return f"{command('train')} resume={from_here(directory)}"
+    return f"{command('train')} {typed('resume', from_here(directory))}"
 
 
 def machine(device: str) -> dict[str, Any]:

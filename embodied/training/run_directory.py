@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from embodied.command_line.compute import enough_memory
+from embodied.command_line.programs import typed
 from embodied.errors import UserError
 from embodied.placement.local import Processes
 from embodied.saving.checkpoint import BEST, FOLDER
@@ -101,7 +102,8 @@ def run_of(path: str | Path) -> Path:
     for directory in (given, given.parent, given.parent.parent):
         if given.exists() and (directory / FOLDER).is_dir():
             if BEST in given.relative_to(directory).parts:
-                raise UserError(f"{path} is a policy alone: resume={directory}, or begin a run with start_from={path}")
+                again = typed("resume", directory), typed("start_from", path)
+                raise UserError(f"{path} is a policy alone: {again[0]}, or begin a run with {again[1]}")
             return directory
     raise UserError(f"no checkpoint in {path}; expected a run's directory, such as outputs/<task>/<run>")
 
@@ -118,7 +120,7 @@ def _at_work(directory: Path) -> Iterator[None]:
                 raise
             saved = _checkpoints(directory)
             kept = (
-                f"{saved[-1]} is complete: free some space and continue with resume={directory}"
+                f"{saved[-1]} is complete: free some space and continue with {typed('resume', directory)}"
                 if saved
                 else "nothing is saved yet"
             )
@@ -158,7 +160,8 @@ def _check_empty(directory: Path) -> None:
     if directory.exists() and not directory.is_dir():
         raise UserError(f"{directory} is a file; choose another output")
     if _checkpoints(directory):
-        raise UserError(f"{directory} already has a run; continue it with resume={directory}, or choose another output")
+        again = typed("resume", directory)
+        raise UserError(f"{directory} already has a run; continue it with {again}, or choose another output")
     if others := _others(directory):
         raise UserError(f"{directory} has other files ({', '.join(others[:3])}); choose another output, or move them")
 

@@ -16,6 +16,7 @@ import torch
 
 from embodied import seeding
 from embodied.command_line.config import check_continues
+from embodied.command_line.programs import typed
 from embodied.errors import DivergedError, UserError
 from embodied.evaluation.repeating import resume_command
 from embodied.evaluation.report import Report, told
@@ -135,7 +136,8 @@ class SavedRun:
             yield
         except DivergedError as error:
             last = checkpoint.newest(self.directory)
-            again = f"the last good checkpoint is {last}: start_from={last}" if last else "no checkpoint was saved yet"
+            saved = f"the last good checkpoint is {last}: {typed('start_from', last or '')}"
+            again = saved if last else "no checkpoint was saved yet"
             raise DivergedError(f"{error}; {again}") from error
 
     def _watch(self, held_out: HeldOut, total: int, parts: dict[str, Any]) -> None:
@@ -203,7 +205,8 @@ class SavedRun:
             return None
         saved = checkpoint.load(directory)
         if not saved.state:
-            raise UserError(f"{directory} holds a policy alone, which no run continues: use start_from={directory}")
+            use = typed("start_from", directory)
+            raise UserError(f"{directory} holds a policy alone, which no run continues: use {use}")
         check_continues(saved.config, record, FREE)
         if saved.counters["rl_checkpoint"] and env_steps > saved.counters["env_steps"]:
             saved = checkpoint.load(folder / f"{saved.counters['rl_checkpoint']:06d}")
