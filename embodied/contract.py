@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+DIMENSIONLESS = "1"
+"""Unit of plain numbers; contracts of before left it out."""
 UTF8 = "utf-8"
 """Unit of text: uint8 whose last axis holds its bytes, padded with zeros (`embodied.text`)."""
 
@@ -24,8 +26,9 @@ class TensorSpec:
     """One tensor of an observation or action, without its batch axis.
 
     `shape` may contain -1 for an axis whose length varies between environments (such as a number of objects). `names`
-    orders the elements of the last axis. `low` and `high` bound them in `unit`; an empty tuple means unbounded.
-    `privileged` marks observations that only a simulator has: critics may read them, actors never do.
+    orders the elements of the last axis. `unit` is "1" for dimensionless numbers, which also fit where none is told.
+    `low` and `high` bound them in `unit`; an empty tuple means unbounded. `privileged` marks observations that only a
+    simulator has: critics may read them, actors never do.
 
     Images are uint8 [height, width, 3]: the first row is the top, channels are red, green, blue. `camera` names the
     camera, `frame` the body it is fixed to.
@@ -70,6 +73,7 @@ class TensorSpec:
             f"{field}: expected {getattr(self, field)!r}, got {getattr(other, field)!r}"
             for field in ("dtype", "unit", "frame", "camera")
             if getattr(self, field) != getattr(other, field)
+            and {getattr(self, field), getattr(other, field)} != {"", DIMENSIONLESS}
         ]
         lead, other_lead = (self.shape[:-1], other.shape[:-1]) if self.names else (self.shape, other.shape)
         if len(lead) != len(other_lead) or any(

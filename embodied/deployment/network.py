@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from embodied.contract import Contract, TensorSpec
+from embodied.errors import UserError
 from embodied.policy import Policy
 
 MEMORY = "memory"
@@ -257,6 +258,25 @@ class DeployablePolicy(Policy, Protocol):
             UserError: if it has no normalisation statistics.
         """
         ...
+
+
+def export_target(policy: Policy) -> str | None:
+    """What export.py can make of `policy`: "c" or, where that is not possible, "onnx"; None if nothing.
+
+    C needs a `Network`, and the units of all that it reads and commands.
+    """
+    try:
+        network = policy.deployable() if isinstance(policy, DeployablePolicy) else None
+    except UserError:
+        return None
+    plain = isinstance(network, Network) and not without_unit(network.contract)
+    return "c" if plain else "onnx" if network is not None else None
+
+
+def without_unit(contract: Contract) -> list[str]:
+    """Names of the observations, and "action", whose unit `contract` does not tell."""
+    specs = [*contract.observation.items(), ("action", contract.action)]
+    return [name for name, spec in specs if not spec.unit]
 
 
 def readable(contract: Contract) -> Contract:

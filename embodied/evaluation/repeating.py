@@ -24,12 +24,12 @@ def train_command(arguments: Sequence[str]) -> str:
     return f"{command('train')} {shlex.join(last.values())}".rstrip()
 
 
-def next_commands(directory: Path, exportable: bool) -> list[str]:
-    """Commands to run after a finished run in `directory`."""
+def next_commands(directory: Path, export_target: str | None) -> list[str]:
+    """Commands to run after a finished run in `directory`, whose policy can be exported as `export_target`, if any."""
     run = typed("checkpoint", from_here(directory))
     return [
         f"{command('evaluate')} {run}",
-        *([f"{command('export')} {run} target=c"] if exportable else []),
+        *([f"{command('export')} {run} target={export_target}"] if export_target else []),
         f"{python()} -m tensorboard.main --logdir {shlex.quote(str(from_here(directory)))}",
     ]
 

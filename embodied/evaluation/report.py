@@ -36,16 +36,16 @@ class Report:
 
     `assets` is "official" or "stand-in", None for tasks without assets; `wall_s` is seconds per phase, `cpu_s` the CPU
     time of reinforcement learning on all cores, `phase_cpu_s` that of the other phases. `arguments` are the options
-    that the run was given, None if a program gave objects. `exportable`: the policy can be exported. `notes` list
-    missing capabilities of the simulator; `in_training` are evaluations during reinforcement learning. Of the
-    `episodes` of training, `lost` ended because a process of the simulator died, and in `pushed` a person pushed
-    something. `lost_collectors` died and were replaced; `dropped_rollouts` were too old to learn from.
+    that the run was given, None if a program gave objects. `export_target` is what export.py makes of the policy, None
+    if nothing. `notes` list missing capabilities of the simulator; `in_training` are evaluations during reinforcement
+    learning. Of the `episodes` of training, `lost` ended because a process of the simulator died, and in `pushed` a
+    person pushed something. `lost_collectors` died and were replaced; `dropped_rollouts` were too old to learn from.
     """
 
     task: str
     assets: str | None
     seed: int
-    exportable: bool = False
+    export_target: str | None = None
     env_steps: int = 0
     episodes: int = 0
     lost: int = 0
@@ -139,7 +139,7 @@ class Report:
         directory = Path(directory)
         plot_curves(directory, curves, self._marks(), self._measure(), self._marks_along())
         record = self.to_dict()
-        commands = next_commands(directory, self.exportable)
+        commands = next_commands(directory, self.export_target)
         pages = {"report.md": self._page(record, directory), "report.html": page(record, directory, commands)}
         for name, text in (
             pages | {"report.json": json.dumps(record, indent=2) + "\n"}
@@ -157,7 +157,7 @@ class Report:
         ]
         gains = [f"  {line}" for line in self._gains()]
         assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
-        following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory), self.exportable))]
+        following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory), self.export_target))]
         where = f"Report: {from_here(Path(directory) / 'report.html')} (as text: report.md)"
         notes = [f"  {note}" for note in self.notes]
         record = self.to_dict()
@@ -224,7 +224,7 @@ class Report:
         if (directory / "trajectories.png").exists():
             parts.append("![Trajectories, before and after](trajectories.png)")
         parts += [self._tasks(), _in_training(record), self._cost(), _provenance(self.seed)]
-        parts.append("## Next\n\n```\n" + "\n".join(next_commands(directory, self.exportable)) + "\n```")
+        parts.append("## Next\n\n```\n" + "\n".join(next_commands(directory, self.export_target)) + "\n```")
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _rates(self) -> str:

@@ -22,7 +22,7 @@ from embodied import seeding
 from embodied.algorithms.sft import SFT
 from embodied.command_line.progress import Progress
 from embodied.contract import Contract
-from embodied.deployment.network import DeployablePolicy
+from embodied.deployment.network import export_target
 from embodied.environment import Environment, SwitchableEnvironment, lacking
 from embodied.errors import UserError
 from embodied.evaluation.curves import CURVES
@@ -89,8 +89,7 @@ class Experiment(SavedRun):
         self.own_seed = own_seed(seed, self.world, saved)
         self.policy = self._policy(None if saved else config.start_from)
         self.env = self._environment("train", task.distributions[0])
-        self.report.exportable, self.report.notes = isinstance(self.policy, DeployablePolicy), lacking(self.env)
-        self.report.notes += [self.world.remark] if isinstance(self.world, Elsewhere) else []
+        self.report.notes = lacking(self.env) + ([self.world.remark] if isinstance(self.world, Elsewhere) else [])
         with seeding.undisturbed():
             self.evaluation_envs: dict[str, Environment] = {}
             if not isinstance(self.env, SwitchableEnvironment) and not self.world.rank:
@@ -197,6 +196,7 @@ class Experiment(SavedRun):
             while self.stage in stages:
                 with self._naming_checkpoint():
                     stages[self.stage]()
+            self.report.export_target = export_target(self.world.whole(self.policy))
             shown = self._filmed()
             if self.world.rank:
                 return self.report

@@ -17,7 +17,7 @@ import torch
 
 from embodied.deployment.chunk_network import ChunkNetwork
 from embodied.deployment.conditions import Conditions
-from embodied.deployment.network import DeployablePolicy, Network
+from embodied.deployment.network import DeployablePolicy, Network, without_unit
 from embodied.errors import UserError
 from embodied.policy import Policy
 from embodied.saving.weights import implausible
@@ -106,7 +106,8 @@ def export(policy: Policy, options: Export, directory: Path) -> dict[str, Any]:
     if isinstance(network, ChunkNetwork):
         return _export_chunks(policy, network, options, directory)
     assert isinstance(network, Network)
-    _check_units(network)
+    if options.target is Target.c:
+        _check_units(network)
     samples = draw(policy, network)
     with _whole_directory(directory) as temporary:
         if options.target is Target.c:
@@ -212,12 +213,11 @@ def _check_error(error: float, tolerance: float, options: Export) -> None:
 
 
 def _check_units(network: Network) -> None:
-    for name, spec in [*network.contract.observation.items(), ("action", network.contract.action)]:
-        if not spec.unit:
-            raise UserError(
-                f'{name} has no unit in the contract, which firmware needs; set unit (such as "m", or '
-                '"1" for dimensionless numbers)'
-            )
+    if unknown := without_unit(network.contract):
+        raise UserError(
+            f"the contract has no unit of {', '.join(unknown)}, which target=c needs; use target=onnx or torchscript, "
+            'or set unit in its TensorSpec ("1" for dimensionless numbers) and train again'
+        )
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def _proprioception(name: str, size: int, world: World) -> TensorSpec:
     if name.endswith("_eef_pos"):
         return TensorSpec((3,), unit="m", frame="world", names=XYZ)
     if name.endswith("_eef_quat"):
-        return TensorSpec((4,), frame="world", names=XYZW)
+        return TensorSpec((4,), unit="1", frame="world", names=XYZW)
     joints = robot.robot_joints
     if "gripper" in name:
         joints = [joint for arm in robot.arms for joint in robot.gripper_joints[arm]]
@@ -58,7 +58,7 @@ def _object(name: str, size: int, privileged: bool) -> TensorSpec:
     if size == 3:
         return TensorSpec((3,), unit="m", frame=frame, names=XYZ, privileged=privileged)
     if size == 4:
-        return TensorSpec((4,), frame=frame, names=XYZW, privileged=privileged)
+        return TensorSpec((4,), unit="1", frame=frame, names=XYZW, privileged=privileged)
     unit = {"hinge_qpos": "rad", "handle_qpos": "rad", "t": "m", "d": "m", "angle": "cosine"}.get(name, "number")
     return TensorSpec((size,), unit=unit, privileged=privileged)
 

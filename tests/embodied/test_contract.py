@@ -136,6 +136,13 @@ def test_other_action_elements_are_listed_for_both_sides():
         unnamed.bind(changed(action=TensorSpec((2,), names=("left", "right"))))
 
 
+def test_plain_numbers_fit_where_no_unit_is_told():
+    position(unit="1").bind(position(unit=""))
+    position(unit="").bind(position(unit="1"))  # a policy that was trained before its task told the unit
+    with pytest.raises(ValueError, match="unit: expected '', got 'm'"):
+        position(unit="").bind(CONTRACT)
+
+
 def test_all_differences_are_listed_at_once():
     assert len(differences(changed(control_dt_s=0.1, observation={}, action=action(unit="m").action))) == 4
 

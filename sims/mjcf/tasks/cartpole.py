@@ -32,7 +32,7 @@ class Cartpole(Mdp):
     ACTION_UNIT = "N"
     OBSERVED: ClassVar = {
         "position": TensorSpec((1,), unit="m", frame="world", names=("cart",)),
-        "angle": TensorSpec((2,), names=("cos", "sin")),
+        "angle": TensorSpec((2,), unit="1", names=("cos", "sin")),
         "velocity": TensorSpec((2,), unit="m/s, rad/s", names=("cart", "pole")),
     }
 

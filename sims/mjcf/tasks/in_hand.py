@@ -48,10 +48,10 @@ class InHand(Mdp):
     OBSERVED: ClassVar = {
         "joint_position": TensorSpec((12,), unit="rad", names=JOINTS),
         "joint_velocity": TensorSpec((12,), unit="rad/s", names=JOINTS),
-        "previous_action": TensorSpec((12,), names=JOINTS),
+        "previous_action": TensorSpec((12,), unit="1", names=JOINTS),
         "place": TensorSpec((3,), unit="m", frame="palm", names=XYZ),
-        "side": TensorSpec((2,), frame="palm", names=("cos_4", "sin_4")),
-        "top": TensorSpec((3,), frame="palm", names=XYZ),
+        "side": TensorSpec((2,), unit="1", frame="palm", names=("cos_4", "sin_4")),
+        "top": TensorSpec((3,), unit="1", frame="palm", names=XYZ),
         "velocity": TensorSpec((3,), unit="m/s", frame="palm", names=XYZ),
         "rate": TensorSpec((3,), unit="rad/s", frame="palm", names=XYZ),
     }

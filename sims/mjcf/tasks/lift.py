@@ -46,9 +46,9 @@ class Lift(Mdp):
         "joint_position": TensorSpec((6,), unit="rad, rad, rad, rad, m, m", names=JOINTS),
         "joint_velocity": TensorSpec((6,), unit="rad/s, rad/s, rad/s, rad/s, m/s, m/s", names=JOINTS),
         "cube": TensorSpec((3,), unit="m", frame="world", names=XYZ),
-        "cube_heading": TensorSpec((2,), frame="world", names=("cos", "sin")),
+        "cube_heading": TensorSpec((2,), unit="1", frame="world", names=("cos", "sin")),
         "error": TensorSpec((3,), unit="m", frame="world", names=XYZ),
-        "touch": TensorSpec((2,), names=("left", "right")),
+        "touch": TensorSpec((2,), unit="1", names=("left", "right")),  # of 1 N
     }
 
     def reset(self, model: mujoco.MjModel, draws: Draws) -> Start:

@@ -72,12 +72,12 @@ class Quadruped(Mdp):
     OBSERVED: ClassVar = {
         "linear_velocity": TensorSpec((3,), unit="m/s", frame="base", names=XYZ),
         "angular_velocity": TensorSpec((3,), unit="rad/s", frame="base", names=XYZ),
-        "gravity": TensorSpec((3,), frame="base", names=XYZ),
+        "gravity": TensorSpec((3,), unit="1", frame="base", names=XYZ),
         "command": TensorSpec((3,), unit="m/s, rad/s", frame="base", names=("forward", "leftward", "yaw_rate")),
         "joint_position": TensorSpec((12,), unit="rad", names=JOINTS),
         "joint_velocity": TensorSpec((12,), unit="rad/s", names=JOINTS),
-        "previous_action": TensorSpec((12,), names=JOINTS),
-        "contact": TensorSpec((4,), names=LEGS, privileged=True),
+        "previous_action": TensorSpec((12,), unit="1", names=JOINTS),
+        "contact": TensorSpec((4,), unit="1", names=LEGS, privileged=True),
     }
 
     def load(self) -> mujoco.MjModel:

@@ -27,7 +27,7 @@ class Reacher(Mdp):
     ACTION_UNIT = "N m"
     READS = ("site_xpos", "mocap_pos")
     OBSERVED: ClassVar = {
-        "elbow": TensorSpec((2,), names=("cos", "sin")),
+        "elbow": TensorSpec((2,), unit="1", names=("cos", "sin")),
         "velocity": TensorSpec((2,), unit="rad/s", names=("shoulder", "elbow")),
         "target": TensorSpec((2,), unit="m", frame="upper", names=("x", "y")),
         "error": TensorSpec((2,), unit="m", frame="upper", names=("x", "y")),

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import json, pathlib, signal, sys, time
 given = dict(each.split("=", 1) for each in sys.argv[1:])
-folder = pathlib.Path(given.pop("output").strip("'"))
+folder = pathlib.Path(given.pop("output").strip('"'))
 folder.mkdir(exist_ok=True)
 if given.get("wait"):
     def stop(*_):

@@ -100,8 +100,10 @@ def test_summary_names_results_files_and_the_next_command(tmp_path):
 
 
 def test_a_policy_that_can_be_exported_is_reported_as_such(tmp_path):
-    made = Report("quadrotor_hover", None, seed=0, exportable=True)
+    made = Report("quadrotor_hover", None, seed=0, export_target="c")
     assert f"export.py checkpoint={tmp_path} target=c" in made.summary(tmp_path)
+    made.export_target = "onnx"
+    assert "target=onnx" in made.summary(tmp_path)
 
 
 def test_curves_are_drawn_from_the_metrics(tmp_path):

@@ -12,6 +12,7 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.chunk_network import ChunkInputs
+from embodied.deployment.network import export_target
 from embodied.errors import UserError
 from embodied.saving.tree import load_tree
 from policies.generative import GenerativePolicy
@@ -46,6 +47,7 @@ def executed(policy: GenerativePolicy, seen: TensorDict) -> torch.Tensor:
 def test_under_onnx_runtime_it_acts_as_the_policy(exported, kind: str):
     policy, runs = make(kind), OnnxPolicy(exported(kind))
     assert policy.teaches == (kind == "pictures")
+    assert export_target(policy) == "onnx"
     for count, rows in ((1, 3), (7, 1), (40, 6)):
         seen = observations(kind, count, seed=count, rows=rows)
         torch.testing.assert_close(runs.act(seen).actions, executed(policy, seen), atol=1e-4, rtol=0.0)

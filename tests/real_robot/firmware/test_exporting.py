@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.network import Network, Normalise, chain, rollout_outputs
+from embodied.deployment.network import Network, Normalise, chain, export_target, rollout_outputs
 from policies.mlp import MLPConfig
 from real_robot.firmware import toolchain
 from real_robot.firmware.exporting import Export, Target, Weights, export
@@ -229,8 +229,7 @@ def dishonest():
     ("policy", "options", "message"),
     [
         (unknown_layer, C, "no kernel for layer 2, Stretched; expected Linear, Tanh"),
-        (without_unit, C, "x has no unit in the contract"),
-        (without_unit, Export(Target.torchscript), "x has no unit in the contract"),
+        (without_unit, C, "no unit of x, which target=c needs; use target=onnx or torchscript"),
         (lambda: MLPConfig().build(make("mlp").contract), C, "no normalisation statistics"),
         (overgrown, C, "layers.3.weight reaches 4.86e\\+37, expected at most 1e\\+06"),
         (diverged, C, "not a number in layers.3.weight; export an earlier checkpoint"),
@@ -243,6 +242,18 @@ def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(tmp_path: Path, 
         export(policy(), options, tmp_path / "deep" / "export")
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_firmware_needs_units(tmp_path: Path):
+    assert export(without_unit(), Export(Target.torchscript), tmp_path / "export")["max_error"] <= 1e-6
+    assert export_target(without_unit()) == "onnx"
+
+
+def test_reports_name_a_target_that_works(tmp_path: Path):
+    for kind in KINDS:
+        assert export_target(make(kind)) == "c"
+    assert export_target(MLPConfig().build(make("mlp").contract)) is None  # no statistics
+    assert export_target(object()) is None
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from embodied.deployment.network import without_unit
 from embodied.errors import UserError
 from sims.mjcf.environment import MjcfEnvironment
-from sims.mjcf.task import MjcfTask, found
+from sims.mjcf.task import SHIPPED, MjcfTask, found
 from sims.mjcf.tasks.cartpole import Cartpole
 from sims.mjcf.tasks.in_hand import InHand
 from sims.mjcf.tasks.lift import Lift
@@ -41,6 +42,11 @@ def test_a_users_file_is_a_task_with_numbers_of_its_own(tmp_path: Path):
         found("cart")
     with pytest.raises(UserError, match="unknown number 'mass'"):
         MjcfTask(numbers={"mass": 1.0})
+
+
+@pytest.mark.parametrize("mdp", SHIPPED)
+def test_contracts_have_the_units_that_firmware_needs(mdp: str):
+    assert without_unit(MjcfTask(mdp=mdp).contract("own")) == []
 
 
 def test_the_readmes_task_runs(tmp_path: Path):

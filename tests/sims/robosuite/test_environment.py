@@ -88,6 +88,7 @@ def test_contracts_tell_units_frames_and_arms():
     assert one.action.names[:3] == ("robot0_x", "robot0_y", "robot0_z")
     assert one.action.unit == "0.05 m (x, y, z); 0.5 rad (axis-angle, rotation); direction of travel (gripper)"
     assert (one.action.frame, one.action.low, one.action.high) == ("base", (-1.0,) * 7, (1.0,) * 7)
+    assert one.observation["robot0_eef_quat"].unit == "1"
     assert one.observation["robot0_joint_vel"].unit == "rad/s"
     assert one.observation["robot0_gripper_qpos"].unit == "m"
     assert one.observation["Can_pos"].frame == "world"

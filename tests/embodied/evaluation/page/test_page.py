@@ -43,7 +43,7 @@ def outcome(*successes: int, starts: int = 20, first: int = 0) -> EvaluationResu
 
 
 def report(assets: str | None = "official") -> Report:
-    made = Report("libero_pick", assets, seed=3, exportable=True, env_steps=1_050_000, episodes=8000, cpu_s=480.0)
+    made = Report("libero_pick", assets, seed=3, export_target="c", env_steps=1_050_000, episodes=8000, cpu_s=480.0)
     made.arguments = ["task=libero_pick", "seed=3", "output=/tmp/x"]
     made.wall_s = {"SFT": 61.0, "simulation": 3600.0, "policy": 300.0, "update": 12.5}
     made.phase_cpu_s = {"SFT": 100.0}
