@@ -19,6 +19,7 @@ from omegaconf import MISSING
 
 from embodied.command_line import program
 from embodied.command_line.config import compose
+from embodied.command_line.programs import module, typed
 from embodied.errors import UserError
 from embodied.evaluation import margins
 from embodied.saving import checkpoint
@@ -71,22 +72,21 @@ def run(arguments: list[str]) -> None:
     record = export(trained_policy(saved), options, output := Path(config.output or results / "export" / options.name))
     log.info(f"wrote {output}: {summary(record)}")
     if config.target is Format.c:
-        log.info(f"verify it: python -m real_robot.firmware.verify {output}")
+        log.info(f"verify it: {module('real_robot.firmware.verify', output)}")
 
 
 def _publish(config: ExportConfig) -> None:
     if config.weights is not Weights.float32 or config.opset is not None:
         raise UserError(f"target={config.target.value} takes neither weights= nor opset=")
     saved = checkpoint.load(config.checkpoint)
-    path = Path(saved.path or "")
-    directory = path.parent.parent
+    directory = (path := Path(saved.path or "")).parent.parent
     output = Path(config.output or checkpoint.results_folder(path) / "export" / config.target.value)
     if config.target is Format.hub:
         publish(saved, directory, output)
     else:
         publish_vla(trained_policy(saved), output, directory, peft=config.target is Format.peft)
     option = "checkpoint" if config.target is Format.hub else "policy.weights"
-    log.info(f"wrote {output}; {option}={output} reads it")
+    log.info(f"wrote {output}; {typed(option, output)} reads it")
     if config.hub:
         log.info(f"uploaded to {push(output, config.hub)}")
 

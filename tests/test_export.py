@@ -60,7 +60,8 @@ def test_a_checkpoint_becomes_c_whatever_its_task(trained: Path):
     output = trained / "export" / "c"
     first, second = completed.stdout.splitlines()
     assert first.startswith(f"wrote {output}: 5636 parameters, 22856 bytes of constants, 0 bytes of RAM, 512 bytes of")
-    assert second == f"verify it: python -m real_robot.firmware.verify {output}"
+    assert second.startswith("verify it: ")
+    assert second.endswith(f"python -m real_robot.firmware.verify {output}")
     kept = {"policy.c", "policy.h", "policy_kernels.h", "contract.json", "export.json", "samples.safetensors"}
     assert kept | {"stm32f405", "crazyflie"} == {path.name for path in output.iterdir()}
     record = json.loads((output / "export.json").read_text())

@@ -32,6 +32,11 @@ def command(name: str) -> str:
     return f"{python()} {shlex.quote(str(path))}" if CLONE else f"embodied {name}"
 
 
+def module(name: str, *arguments: object) -> str:
+    """What a user types to run the module `name` with `arguments`."""
+    return f"{python()} -m {name} {shlex.join(map(str, arguments))}"
+
+
 def option(name: str, value: object) -> str:
     """The option `name` with the text `value`, as Hydra reads it: quoted where it would read something else."""
     return f"{name}={quoted(str(value))}"

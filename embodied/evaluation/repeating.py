@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from embodied.command_line.programs import command, python, quoted, typed
+from embodied.command_line.programs import command, module, quoted, typed
 
 PLACES = ("output=", "resume=", "plan=", "eval_only=")
 """Options of train.py that are no part of what a run computes."""
@@ -30,7 +30,7 @@ def next_commands(directory: Path, export_target: str | None) -> list[str]:
     return [
         f"{command('evaluate')} {run}",
         *([f"{command('export')} {run} target={export_target}"] if export_target else []),
-        f"{python()} -m tensorboard.main --logdir {shlex.quote(str(from_here(directory)))}",
+        module("tensorboard.main", "--logdir", from_here(directory)),
     ]
 
 
