@@ -10,6 +10,7 @@ import pytest
 import evaluate
 import export
 import train
+from embodied.errors import UserError
 from embodied.saving import checkpoint
 
 SMALL = ["env_steps=3000", "evaluation_starts=3", "evaluation_envs=3", "threads=1", "task.step_limit=30"]
@@ -73,6 +74,32 @@ def test_results_of_an_earlier_checkpoint_are_in_its_folder_and_those_of_the_new
     evaluate.run([f"checkpoint={newest}", *SHORT, "first_start=3"])
     assert content(run)["evaluation.json"] != before["evaluation.json"]
     assert not (newest / "evaluation.json").exists()
+
+
+def test_an_evaluation_that_cannot_be_written_is_told(run: Path, caplog: pytest.LogCaptureFixture):
+    for name, more in (("evaluation.json", []), ("margins.json", ["margins=true", "task.step_limit=12"])):
+        (run / name).unlink(missing_ok=True)
+        (run / name).mkdir()
+        caplog.clear()
+        with caplog.at_level("INFO", "embodied"), pytest.raises(IsADirectoryError):
+            evaluate.run([f"checkpoint={run}", *SHORT, *more])
+        assert "100.0% [" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("seed=-1", "expected seed of at least 0, got -1"),
+        ("margins=true video=true", "margins=true sweeps by itself; leave out .*video"),
+        ("sim_to_real=[simulator] video=true", "nothing is filmed; use video=false"),
+        ("sim=[own,mjwarp] render=true", "nothing is filmed; use render=false"),
+        ("sim_to_real=[simulator] distributions=[own,robust]", r"on one distribution; use distributions=\[own\]"),
+        ("sim=[own,mjwarp] distributions=[own,robust]", r"on one distribution; use distributions=\[own\]"),
+    ],
+)
+def test_options_that_would_not_be_read_are_refused(run: Path, options: str, message: str):
+    with pytest.raises(UserError, match=message):
+        evaluate.run([f"checkpoint={run}", *SHORT, *options.split()])
 
 
 def test_a_copied_policy_keeps_its_results(run: Path, tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
 from embodied.task import Task
 
+log = logging.getLogger(__name__)
 NAME = "margins"
 ENOUGH = 0.95
 """The share of successes that bounds a margin."""
@@ -105,7 +107,7 @@ def measure(
 
 
 def write(directory: Path, margins: Mapping[str, Margin], record: Mapping[str, Any]) -> str:
-    """Write margins.json, .md and .png into `directory`; returns the table for the console."""
+    """Tell margins, then write margins.json, .md and .png into `directory`; returns a line that says so."""
     rows = [
         [name, f"{value:g}", margin.sweep.unit, f"{100 * rate:.1f}% [{100 * low:.1f}, {100 * high:.1f}]"]
         for name, margin in margins.items()
@@ -122,13 +124,14 @@ def write(directory: Path, margins: Mapping[str, Margin], record: Mapping[str, A
         f"At least {ENOUGH:.0%} succeed, as far as the sweep goes:",
         table(["condition", "from, to", "unit", "value"], limits),
     ]
+    log.info("\n\n".join(told) + "\n")
     with complete_or_absent(directory / f"{NAME}.json") as temporary:
         temporary.write_text(json.dumps(whole, indent=2) + "\n")
     with complete_or_absent(directory / f"{NAME}.md") as temporary:
         temporary.write_text("\n\n".join(["# Margins", *told, f"![Margins]({NAME}.png)"]) + "\n")
     with complete_or_absent(directory / f"{NAME}.png") as temporary:
         _figure(margins).savefig(temporary, format="png", dpi=120)
-    return "\n\n".join([*told, f"wrote {directory / NAME}.md, .json and .png"])
+    return f"wrote {directory / NAME}.md, .json and .png"
 
 
 def read(directory: Path, weights_sha256: str | None) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import platform
 import subprocess
@@ -27,6 +28,7 @@ STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "rl": "R
 POLICY = "policy"
 """Name of the evaluated policy beside baselines."""
 _DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujoco-warp", "hf-libero", "robosuite")
+log = logging.getLogger(__name__)
 STAND_IN = "**Stand-in assets**: primitives in place of the official assets. These are not benchmark numbers."
 
 
@@ -141,9 +143,8 @@ class Report:
         record = self.to_dict()
         commands = next_commands(directory, self.export_target)
         pages = {"report.md": self._page(record, directory), "report.html": page(record, directory, commands)}
-        for name, text in (
-            pages | {"report.json": json.dumps(record, indent=2) + "\n"}
-        ).items():  # read by programs: last
+        pages["report.json"] = json.dumps(record, indent=2) + "\n"  # read by programs: last
+        for name, text in pages.items():
             with complete_or_absent(directory / name) as temporary:
                 temporary.write_text(text)
 
@@ -296,7 +297,7 @@ def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
 
 
 def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tuple[str, str], EvaluationResult]) -> str:
-    """Write `results` into the JSON file `path`, with `record`; returns lines for the console.
+    """Tell `results`, then write them into the JSON file `path`, with `record`; returns a line that says so.
 
     Their keys are POLICY or the name of a baseline, and the distribution. Baselines, if any, are shown beside the
     policy, with its gain over each, paired if both ran the same episodes.
@@ -306,13 +307,14 @@ def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tup
     gains = {key: results[POLICY, key[1]].gain_over(found) for key, found in results.items() if key[0] != POLICY}
     written = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}
     written["gains"] = [{"over": stages[key], "distribution": key[1], **vars(gain)} for key, gain in gains.items()]
-    with complete_or_absent(path) as temporary:
-        temporary.write_text(json.dumps(written, indent=2) + "\n")
     columns = {on if who == POLICY else f"{who}, {on}": found for (who, on), found in results.items()}
     paired = ", paired" if all(found.repeatable for found in results.values()) else ""
     over = [f"policy over {who} on {on}: {_points(gain)}{paired}" for (who, on), gain in gains.items()]
     assets = [f"{written['assets']} assets"] if written.get("assets") else []
-    return "\n".join([evaluation_table(columns), *over, *assets, f"wrote {path}"])
+    log.info("\n".join([evaluation_table(columns), *over, *assets]))
+    with complete_or_absent(path) as temporary:
+        temporary.write_text(json.dumps(written, indent=2) + "\n")
+    return f"wrote {path}"
 
 
 def git_commit() -> str:

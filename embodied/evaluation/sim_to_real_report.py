@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from embodied.evaluation.report import git_commit, table, versions
 from embodied.evaluation.sim_to_real import BackEndRun, compare, discrepancy
 from embodied.saving.files import complete_or_absent
 
+log = logging.getLogger(__name__)
 SIM_TO_REAL, SIM_TO_SIM = "sim_to_real", "sim_to_sim"
 TITLES = {SIM_TO_REAL: "From simulation to the robot", SIM_TO_SIM: "From one simulator to another"}
 HEADER = [
@@ -27,9 +29,12 @@ HEADER = [
 def write(
     directory: Path, runs: Sequence[BackEndRun], spec: TensorSpec, record: Mapping[str, Any], name: str = SIM_TO_REAL
 ) -> str:
-    """Write the three files `name` into `directory`; returns the table for the console. `record` describes the run."""
+    """Tell how `runs` compare, then write the three files `name` into `directory`; returns a line that says so.
+
+    `record` describes the evaluation.
+    """
     rows = compare(runs, spec)
-    text = page(rows)
+    log.info(text := page(rows))
     figure = _figure(runs, rows, spec)
     written = {**record, "git_commit": git_commit(), "versions": versions(), "back_ends": rows}
     with complete_or_absent(directory / f"{name}.json") as temporary:
@@ -43,7 +48,7 @@ def write(
     )
     with complete_or_absent(directory / f"{name}.md") as temporary:
         temporary.write_text(f"# {TITLES[name]}\n\n{text}\n\n{notes}\n\n![Back ends]({name}.png)\n")
-    return f"{text}\nwrote {directory / name}.md, .json and .png"
+    return f"wrote {directory / name}.md, .json and .png"
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
+from embodied.command_line.config import at_least
 from embodied.environment import NumberedStarts
 from embodied.errors import UserError
 from embodied.evaluation import sim_to_real_report
@@ -55,6 +56,7 @@ class ComparisonConfig:
 
     def check(self) -> None:
         """Raise UserError for unknown back ends, back ends without their options, or a first start below 0."""
+        at_least(self, 0, "seed")
         if self.first < 0:
             raise UserError(f"expected a first initial state of at least 0, got {self.first}")
         for name in self.sim_to_real:
@@ -98,12 +100,21 @@ class EvaluateConfig(ViewerOptions, ComparisonConfig):
     render: bool = False
 
     def check(self) -> None:
-        """Raise UserError for margins together with another comparison too."""
+        """Raise UserError for options too that the chosen comparison does not read."""
         super().check()
-        if self.margins and (self.sim_to_real or len(self.sim) > 1 or self.baselines or self.distributions):
+        several, filmed = bool(self.sim_to_real) or len(self.sim) > 1, self.video or self.render
+        if self.margins and (several or self.baselines or self.distributions or filmed):
             raise UserError(
-                "margins=true sweeps by itself; leave out sim_to_real, several sim, baselines, distributions"
+                "margins=true sweeps by itself; leave out sim_to_real, several sim, baselines, distributions, video "
+                "and render"
             )
+        if several and filmed:
+            raise UserError(
+                f"of back ends and several sim nothing is filmed; use {'video' if self.video else 'render'}=false"
+            )
+        if several and self.distributions and len(self.distributions) > 1:
+            one = self.distributions[0]
+            raise UserError(f"back ends and several sim are compared on one distribution; use distributions=[{one}]")
 
 
 @dataclass

@@ -130,9 +130,11 @@ def test_a_baseline_is_compared_by_its_name(tmp_path):
     assert "RL over planner on wide: +10.0 points" in made.summary(tmp_path)
 
 
-def test_an_evaluation_tells_the_paired_difference_from_each_baseline(tmp_path):
+def test_an_evaluation_tells_the_paired_difference_from_each_baseline(tmp_path, caplog):
     results = {("policy", "wide"): outcome(9), ("planner", "wide"): outcome(6), ("policy", "official"): outcome(10)}
-    text = write_evaluation(tmp_path / "evaluation.json", {"task": "reach"}, results)
+    with caplog.at_level("INFO", "embodied"):
+        write_evaluation(tmp_path / "evaluation.json", {"task": "reach"}, results)
+    text = caplog.text
     assert re.search(r"policy over planner on wide: \+30\.0 points \[.*\], paired\n", text)
     assert "| task | wide | planner, wide | official |" in text
     record = json.loads((tmp_path / "evaluation.json").read_text())
@@ -145,9 +147,12 @@ def test_an_evaluation_tells_the_paired_difference_from_each_baseline(tmp_path):
     assert 0.0 < record["gains"][0]["low"] < 0.3 < record["gains"][0]["high"]
 
 
-def test_gains_on_other_episodes_are_not_called_paired(tmp_path):
+def test_gains_on_other_episodes_are_not_called_paired(tmp_path, caplog):
     results = {(who, "wide"): replace(outcome(number), repeatable=False) for who, number in (("policy", 9), ("p", 6))}
-    assert "paired" not in write_evaluation(tmp_path / "evaluation.json", {}, results)
+    with caplog.at_level("INFO", "embodied"):
+        write_evaluation(tmp_path / "evaluation.json", {}, results)
+    assert "points" in caplog.text
+    assert "paired" not in caplog.text
     assert [row["repeatable"] for row in json.loads((tmp_path / "evaluation.json").read_text())["evaluations"]] == [
         False,
         False,

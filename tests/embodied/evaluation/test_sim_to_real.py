@@ -68,14 +68,15 @@ def test_gaps_are_paired_on_the_episodes_that_both_ran():
     assert row["latency_s"]["max"] == pytest.approx(0.003)
 
 
-def test_a_recording_is_compared_with_what_it_recorded(tmp_path):
+def test_a_recording_is_compared_with_what_it_recorded(tmp_path, caplog):
     actions = {(0, 0): torch.tensor([[0.5, 0.5]])}
     simulator = BackEndRun("simulator", result([True], [0.1]), actions)
     bag = BackEndRun("bag", None, {(0, 0): torch.tensor([[0.5, 0.75]])}, expected=actions)
-    text = write(tmp_path, [simulator, bag], SPEC, {"task": "reach"})
+    with caplog.at_level("INFO", "embodied"):
+        write(tmp_path, [simulator, bag], SPEC, {"task": "reach"})
     rows = json.loads((tmp_path / "sim_to_real.json").read_text())["back_ends"]
     assert rows[0]["action_discrepancy"] is None
     assert rows[1]["summary"] is None
     assert rows[1]["action_discrepancy"]["mean"] == pytest.approx((0.25 / 2) ** 0.5)
-    assert "| bag |" in text
+    assert "| bag |" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sim_to_real.json", "sim_to_real.md", "sim_to_real.png"]
