@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import safety_faults_rows as rows
 from benchmarks.safety_checker import ViolationError
-from real_robot.ros2 import ros_robot
+from real_robot.ros2 import ros_robot, topics
 from real_robot.ros2.engagement import Engagement
 from real_robot.ros2.nodes import safety
 from real_robot.ros2.robots.registry import ROBOTS
@@ -16,7 +16,8 @@ from real_robot.ros2.robots.tables import Table
 @pytest.fixture(autouse=True)
 def restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a sequence replaces in nodes is put back."""
-    for module, name in ((ros_robot, "types"), (safety, "read_contract"), (safety, "read_limits")):
+    replaced = (ros_robot, "types"), (topics, "types"), (safety, "read_contract"), (safety, "read_limits")
+    for module, name in replaced:
         monkeypatch.setattr(module, name, getattr(module, name))
 
 
