@@ -37,7 +37,7 @@ log = logging.getLogger("embodied")
 
 def run(arguments: list[str]) -> None:
     """Episodes until the person ends them, then the dataset."""
-    config, task = composed(arguments)
+    (config, task), _ = composed(arguments)
     folder = Path(config.output or f"outputs/recordings/{task.name}/{datetime.now():%Y-%m-%d_%H-%M-%S}")
     for refused in prefer_real_time() if config.real_time else ():
         log.warning(refused)
@@ -55,9 +55,8 @@ def run(arguments: list[str]) -> None:
         folder.mkdir(parents=True)
         origin = {"robot": config.robot, "device": config.device.value, "checkpoint": config.checkpoint}
         recorder = opened.enter_context(Recorder(folder / "recording.mcap", contract, origin=origin, clock=clock))
-        session = Session(
-            station, safety, Driver(person, policy, safety.trip), recorder, task.name, lambda: stop.requested
-        )
+        driver = Driver(person, policy, safety.trip)
+        session = Session(station, safety, driver, recorder, task.name, lambda: stop.requested)
         outcomes = session.run(config.episodes)
     log.info(f"recorded {len(outcomes)} episodes, {sum(outcomes)} of them successes: {folder / 'recording.mcap'}")
     if config.lerobot and any(outcomes):
@@ -81,14 +80,15 @@ def _station(config: RecordConfig, task: Task, opened: ExitStack) -> AbstractCon
     )  # fmt: skip
 
 
-def composed(arguments: list[str]) -> tuple[RecordConfig, Task]:
-    """The options, and the task as train.py composes it, for single actions."""
+def composed(arguments: list[str]) -> tuple[tuple[RecordConfig, Task], dict[str, object]]:
+    """The options, and the task as train.py composes it, for single actions; and the record of both."""
     own = [each for each in arguments if not each.startswith(("task=", "task."))]
-    config, _ = compose(RecordConfig, "record", own, {})
-    trained, _ = compose(TrainConfig, "train", [each for each in arguments if each not in own], GROUPS)
+    config, record = compose(RecordConfig, "record", own, {})
+    trained, used = compose(TrainConfig, "train", [each for each in arguments if each not in own], GROUPS)
     if hasattr(trained.task, "executed"):
         trained.task.horizon = trained.task.executed = 1
-    return config, trained.task
+    record["values"]["task"] = used["values"]["task"]
+    return (config, trained.task), record
 
 
 def describe(_: list[str]) -> str:
@@ -97,4 +97,4 @@ def describe(_: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(run, describe, sys.argv[1:]))
+    sys.exit(program.main(run, describe, sys.argv[1:], composed))

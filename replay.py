@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from embodied.command_line import program
 from embodied.command_line.config import compose
@@ -43,7 +44,7 @@ def run(arguments: list[str]) -> None:
     files = [each for each in arguments if "=" not in each]
     if len(files) != 1:
         raise UserError(f"expected one recording, python replay.py FILE.mcap, got {', '.join(files) or 'none'}")
-    config, _ = compose(ReplayConfig, "replay", [each for each in arguments if "=" in each], {})
+    config, _ = composed(arguments)
     recording = Recording(files[0])
     if config.viewer is Viewer.NONE:
         return log.info(summary(recording))
@@ -57,10 +58,15 @@ def run(arguments: list[str]) -> None:
     log.info(f"wrote {layout}; in Foxglove: open {files[0]}, then Layouts, Import from file")
 
 
+def composed(arguments: list[str]) -> tuple[ReplayConfig, dict[str, Any]]:
+    """The options and their record."""
+    return compose(ReplayConfig, "replay", [each for each in arguments if "=" in each], {})
+
+
 def describe(_: list[str]) -> str:
     """Options."""
     return program.options(__doc__, ReplayConfig)
 
 
 if __name__ == "__main__":
-    sys.exit(program.main(run, describe, sys.argv[1:]))
+    sys.exit(program.main(run, describe, sys.argv[1:], composed))

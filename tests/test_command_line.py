@@ -346,6 +346,20 @@ def test_wrong_flags_are_refused_in_one_line(capsys, arguments: list[str], messa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "key", "value"),
+    [
+        (["record.py", "task=quadrotor_hover", "-p", "task"], "name", "quadrotor_hover"),
+        (["record.py"], "robot", "simulation"),
+        (["replay.py", "output=x.rrd"], "output", "x.rrd"),
+    ],
+)
+def test_programs_for_recordings_have_the_flags_too(command: list[str], key: str, value: str):
+    completed = run(*command, "--cfg", "job")
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert yaml.safe_load(completed.stdout)[key] == value
+
+
 def test_a_job_of_a_sweep_is_the_run_alone(tmp_path: Path):
     small = ["task=quadrotor_hover", "env_steps=2000", "evaluation_starts=4", "evaluation_envs=4", "video=false"]
     swept = run("train.py", "-m", *small, "seed=1,2", f"hydra.sweep.dir={tmp_path}")
