@@ -25,6 +25,7 @@ from embodied.errors import UserError
 from embodied.evaluation.repeating import from_here
 from embodied.saving.files import complete_or_absent
 from embodied.training.interrupt import GracefulStop
+from embodied.training.logging import LOG
 
 log = logging.getLogger(__name__)
 FOLDER = CONFIGS / "multirun"
@@ -46,7 +47,7 @@ def multirun(program: str, arguments: Sequence[str], check: Callable[[list[str]]
     All are checked by `check` before the first begins. Runs of train.py have a folder each, beside a summary.
 
     Raises:
-        UserError: if nothing is listed, or `check` refuses a job.
+        UserError: if nothing is listed, `check` refuses a job, or the sweep's folder has runs already.
     """
     hydra = [each for each in arguments if each.startswith(("hydra.", "hydra/"))]
     if refused := next((each for each in hydra if each.startswith("hydra/sweeper")), None):
@@ -60,7 +61,7 @@ def multirun(program: str, arguments: Sequence[str], check: Callable[[list[str]]
     own = Path(program).stem == "train"
     if own and any(each.startswith("output=") for each in given):
         raise UserError("output=DIR is the folder of one run; that of a sweep is hydra.sweep.dir=DIR")
-    ended = _launch([*hydra, *given], partial(_job, program=Path(program).resolve(), swept=swept, own=own))
+    ended = _launch([*hydra, *given], partial(_job, program=Path(program).resolve(), swept=swept, own=own), own)
     told = summary(ended, own)
     if own:
         with complete_or_absent(ended[0].directory.parent / SUMMARY) as temporary:
@@ -112,12 +113,19 @@ def _depth(argument: str) -> int:
     return argument.partition("=")[0].count(".")
 
 
-def _launch(overrides: list[str], job: Callable[[Any], Job]) -> list[Job]:
-    """Let Hydra's sweeper and launcher run `job` for each combination of `overrides`."""
+def _check_new(folder: Path) -> None:
+    """Raise UserError if the sweep's `folder` has runs, or the summary of some."""
+    if next((path for name in (SUMMARY, f"**/{LOG}", "**/report.json") for path in folder.glob(name)), None):
+        raise UserError(f"{folder} already has runs; choose another hydra.sweep.dir, or continue each with resume=DIR")
+
+
+def _launch(overrides: list[str], job: Callable[[Any], Job], own: bool) -> list[Job]:
+    """Let Hydra's sweeper and launcher run `job` for each combination of `overrides`; `own` go to a new folder."""
     from hydra import initialize_config_dir
     from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
+    from hydra.types import RunMode
 
     options, store = OmegaConf.create(), ConfigStore.instance()
     for key in [each.partition("=")[0] for each in reversed(overrides) if not each.startswith("hydra")]:
@@ -129,6 +137,9 @@ def _launch(overrides: list[str], job: Callable[[Any], Job]) -> list[Job]:
         with initialize_config_dir(str(FOLDER), version_base="1.3"):
             hydra = GlobalHydra.instance().hydra
             assert hydra is not None
+            if own:
+                composed = hydra.compose_config("multirun", overrides, RunMode.MULTIRUN, with_log_configuration=False)
+                _check_new(Path(composed.hydra.sweep.dir))
             batches = hydra.multirun("multirun", job, overrides, with_log_configuration=False)
     except HydraException as error:
         told = " ".join(str(error).split()).partition(" Config search path")[0]

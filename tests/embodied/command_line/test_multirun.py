@@ -77,6 +77,19 @@ def test_folders_are_named_as_hydra_names_them(program: Path) -> None:
     assert len(list(Path("multirun").glob("*/*/1/report.json"))) == 1
 
 
+def test_a_sweep_into_the_folder_of_another_is_refused_before_any_job(program: Path) -> None:
+    given = ["task=a", "seed=0,1", "hydra.sweep.dir=swept"]
+    assert multirun(str(program), given, check) == 0
+    before = Path("swept", SUMMARY).read_text()
+    with pytest.raises(UserError, match="swept already has runs; choose another "):
+        multirun(str(program), ["task=a", "seed=2,4", "hydra.sweep.dir=swept"], check)
+    assert Path("swept", SUMMARY).read_text() == before
+    assert reports(Path("swept"))["0"]["seed"] == "0"
+    Path("swept", SUMMARY).unlink()
+    with pytest.raises(UserError, match="already has runs"):
+        multirun(str(program), given, check)
+
+
 def test_a_job_that_fails_stops_no_other_and_is_told(program: Path) -> None:
     assert multirun(str(program), ["task=a", "seed=3,4", "hydra.sweep.dir=swept"], check) == 1
     assert set(reports(Path("swept"))) == {"1"}
