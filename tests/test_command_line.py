@@ -400,6 +400,7 @@ def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
         ("task.suite=libero_spatial", "libero_spatial needs LIBERO's official assets"),
         ("task.executed=9", "executed=9, horizon=8"),
         ("task.episodes=0", "at least one episode per task"),
+        ("output=/proc/run", "no folder can be made at /proc/run; choose another output"),
         ("resume=/nowhere", "no checkpoint in /nowhere"),
         ("resume=", "expected key=value, got 'resume='"),
         ("eval_only=true", "eval_only=true needs a run to evaluate: resume=DIR"),

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 
 import serve
 from embodied.command_line import program
+from embodied.errors import UserError
 from embodied.saving.checkpoint import Checkpoint
 from policies.registry import trained_policy
 from real_robot.firmware.exporting import Export, Target, export
@@ -97,6 +98,11 @@ def test_help_lists_the_options():
 def test_a_port_that_is_none_is_one_line(run: Checkpoint, tmp_path: Path):
     with pytest.raises(ValueError, match=r"^expected a port of 0 \(a free one\) to 65535, got 99999999$"):
         serve.run([f"checkpoint={tmp_path / 'run'}", "port=99999999"])
+
+
+def test_a_host_that_is_none_is_one_line(run: Checkpoint, tmp_path: Path):
+    with pytest.raises(UserError, match=r"unknown host=nohost\.invalid; expected an address of"):
+        serve.run([f"checkpoint={run.path}", f"token_file={tmp_path / 'token'}", "port=0", "host=nohost.invalid"])
 
 
 def test_a_port_that_is_taken_is_one_line(run: Checkpoint, tmp_path: Path, capsys):

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+from embodied.errors import UserError
+
 
 @contextmanager
 def complete_or_absent(path: Path) -> Iterator[Path]:
@@ -31,6 +33,18 @@ def named(path: Path) -> Iterator[None]:
         if error.errno is not None:  # without errno, Python would only print the file name
             error.filename = error.filename or str(path)
         raise
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder `path` unless it exists.
+
+    Raises:
+        UserError: where no folder can be made, such as in /proc.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:
+        raise UserError(f"no folder can be made at {path}; choose another output") from error
 
 
 def flush(path: Path) -> None:

@@ -16,7 +16,7 @@ from embodied.command_line.programs import typed
 from embodied.errors import UserError
 from embodied.placement.local import Processes
 from embodied.saving.checkpoint import BEST, FOLDER
-from embodied.saving.files import set_aside
+from embodied.saving.files import make_folder, set_aside
 from embodied.training.logging import LOG, close_log, log_to
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def new_run(output: str | None, name: Path) -> Iterator[Path]:
     directory = Path(output) if output else _numbered(name)
     made = not output or not directory.exists()
     _check_empty(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     with _at_work(directory):
         _check_empty(directory)  # locked: no other process can write there now
         try:

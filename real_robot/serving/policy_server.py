@@ -11,6 +11,7 @@ import hmac
 import http
 import logging
 import math
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -119,8 +120,10 @@ class PolicyServer:
         self._thread.start()
         try:
             self._server = asyncio.run_coroutine_threadsafe(start(), self._loop).result()
-        except OSError:
+        except OSError as error:
             self._stop()
+            if isinstance(error, socket.gaierror):
+                raise UserError(f"unknown host={self.host}; expected an address of this machine, or 0.0.0.0") from error
             raise
         self.port = self._server.sockets[0].getsockname()[1]
         if self.host not in LOOPBACK:

@@ -52,7 +52,7 @@ class QuadrotorTask(ProcessOptions):
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes and unknown weights."""
-        at_least(self, 1, "history", "step_limit")
+        at_least(self, 1, "step_limit", "history")
         if self.history > self.step_limit:
             raise UserError(f"expected history of at most step_limit={self.step_limit} actions, got {self.history}")
         for mdp in self.MDPS.values():

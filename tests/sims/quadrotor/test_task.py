@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from embodied.command_line.config import compose
+from embodied.errors import UserError
 from sims.quadrotor.task import AnyPlatformTask, HoverTask, QuadrotorTask, RaceTask, RecoverTask, TrackTask
 from sims.swarm.task import SwarmTask
 from train import GROUPS, TrainConfig
@@ -72,3 +73,9 @@ def test_an_unknown_airframe_is_refused(task) -> None:
 
 def test_environments_run_where_they_are_asked_to() -> None:
     assert HoverTask().environment(2, "disturbed", "train", device="cpu:0").device == torch.device("cpu:0")
+
+
+@pytest.mark.parametrize("kind", [HoverTask, TrackTask])
+def test_an_impossible_step_limit_is_named(kind: type):
+    with pytest.raises(UserError, match="expected step_limit of at least 1, got 0"):
+        kind(step_limit=0)
