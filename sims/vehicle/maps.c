@@ -12,6 +12,10 @@ typedef float lanes[LANES];
 
 static inline float least(float a, float b) { return a < b ? a : b; }
 
+static inline long within(float cell, long low, long high) {
+    return cell >= (float)high ? high : (cell > (float)low ? (long)cell : low);
+}
+
 // One row of a grid: every cell takes the minimum over its neighbour in the row along `direction`, and the three in the
 // row `before`. Returns whether that changed anything.
 static int sweep_row(
@@ -99,7 +103,7 @@ void path_length_at(
 ) {
     for (long k = 0; k < n; k++, lengths += size * size, position += 2) {
         long at[2];
-        for (int axis = 0; axis < 2; axis++) at[axis] = (long)floorf((position[axis] + half) / cell);
+        for (int axis = 0; axis < 2; axis++) at[axis] = within(floorf((position[axis] + half) / cell), -2, size + 1);
         out[k] = INFINITY;
         for (long i = at[0] - 1; i <= at[0] + 1; i++) {
             for (long j = at[1] - 1; j <= at[1] + 1; j++) {
@@ -119,10 +123,9 @@ typedef struct {
     float cell, range, lidar_x, fades, near_m, blocked_m, between_m, near, blocked, aslant;
 } Map;
 
-// Cell along one axis of a position, m from the map's centre; the nearest if outside.
+// Cell along one axis of a position, m from the map's centre; the nearest if outside, the first if that is no number.
 static inline long cell_of(const Map *map, float place) {
-    float cell = floorf(place / map->cell + 0.5f * (float)map->side);
-    return cell < 0.0f ? 0 : (cell >= (float)map->side ? map->side - 1 : (long)cell);
+    return within(floorf(place / map->cell + 0.5f * (float)map->side), 0, map->side - 1);
 }
 
 // Index of the cell in which a beam `direction` (cosine, sine) of a vehicle `at`, `heading`, reaches `far`; -1 if

@@ -50,7 +50,13 @@ def test_a_goal_beyond_reach_and_a_lidar_that_fails_are_those_of_torch():
     lidar = torch.full((3, 31), 1.0)
     lidar[1, ::4], lidar[2] = torch.nan, 6.0
     seen = lidar, torch.zeros(3, 2), torch.tensor([[4.0, 0.0], [3.0, -1.0], [300.0, 5.0]])
-    told = [each.observe(each.begin(*seen)) for each in (compiled, reference)]
+    memories = [each.begin(*seen) for each in (compiled, reference)]
+    told = [each.observe(memory) for each, memory in zip((compiled, reference), memories, strict=True)]
     for key in ("waypoints", "path_cost"):
         assert torch.equal(told[0][key], told[1][key])
         assert told[0][key].isfinite().all()
+    nowhere = seen[0], seen[1], torch.full((3, 2), torch.nan)  # a simulation that has diverged
+    for each, memory in zip((compiled, reference), memories, strict=True):
+        for _ in range(each.every):
+            each.update(memory, *nowhere)
+    assert torch.allclose(*memories, rtol=0.0, atol=0.0, equal_nan=True)

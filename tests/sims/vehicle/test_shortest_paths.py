@@ -46,6 +46,7 @@ def test_compiled_path_lengths_are_those_of_torch():
 def test_compiled_lengths_at_places_are_those_of_torch():
     made = worlds(Navigate(), "train", torch.arange(64))
     places = 12.0 * torch.rand(64, 2, generator=torch.Generator().manual_seed(0)) - 6.0  # also outside
+    places[:3] = torch.tensor([[1e9, 0.0], [0.0, -1e9], [torch.inf, 0.0]])
     found = [path_length_at(made["path_length"], places, 5.0, backend=backend) for backend in ("c", "torch")]
     assert torch.allclose(*found, rtol=1e-6)
     assert 0.3 < found[0].isfinite().float().mean() < 1.0
