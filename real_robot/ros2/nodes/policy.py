@@ -87,7 +87,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
     def __init__(self, load: Callable[[PolicySettings], Policy]) -> None:
         super().__init__("policy_node", PolicySettings)
         self._load = load
-        self._active = False
+        self._active = self._begun = False
         self._executor: ChunkExecutor | None = None
         self._policy: Policy | None = None
         self._recorder: Recorder | None = None
@@ -131,14 +131,15 @@ class PolicyNode(ManagedNode[PolicySettings]):
         self._safety.reset()
         self._robot.start()
         self._timing.restart()
-        self._active = True
+        self._active = self._begun = True
         self._beat()
 
     def deactivate(self) -> None:
         """Stop the loop; returns when the robot has been stopped."""
-        was, self._active = self._active, False
-        if was:
+        self._active = False
+        if self._begun:
             self._safety.settle("policy_node was deactivated")
+            self._begun = False
 
     def cleanup(self) -> None:
         """Free the policy and finish the recording."""

@@ -262,3 +262,24 @@ def test_why_nothing_is_commanded_is_told(alone: Callable[..., Alone], monkeypat
     assert node.reports["loop"]().values["reason"] == said
     assert f"the robot holds: {said}" in node.graph.logged
     node.cleanup()
+
+
+def test_a_stop_that_a_second_signal_interrupts_is_made_before_the_end(alone: Callable[..., Alone]):
+    node = alone()
+    node.configure()
+    node.activate()
+    node.run(5)
+    settled: list[str] = []
+
+    def interrupted(reason: str) -> None:
+        settled.append(reason)
+        if len(settled) == 1:
+            raise KeyboardInterrupt
+
+    node._safety.settle = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        node.deactivate()
+    node.deactivate()  # as `end` does
+    node.deactivate()
+    assert settled == ["policy_node was deactivated"] * 2
+    node.cleanup()
