@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.evaluation.report import git_commit  # noqa: E402
-from sims.native import compiler  # noqa: E402
+from embodied.native import compiler  # noqa: E402
 from sims.quadrotor import dynamics  # noqa: E402
 from sims.quadrotor.airframes import CRAZYFLIE  # noqa: E402
 from sims.quadrotor.environment import QuadrotorEnvironment  # noqa: E402

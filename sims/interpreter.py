@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from embodied.errors import UserError
-from sims.native import cache_folder
+from embodied.native import cache_folder
 
 log = logging.getLogger(__name__)
 

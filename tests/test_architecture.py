@@ -110,7 +110,7 @@ def test_imports_go_in_no_circle():
 def test_the_tracer_knows_no_simulator():
     for path in (ROOT / "sims" / "tracer").glob("*.py"):
         known = {module for module in imported_modules(path) if not module.startswith("sims.tracer")}
-        assert known <= {"sims.native", "sims.counter_rng"}, path
+        assert known <= {"embodied.native", "sims.counter_rng"}, path
 
 
 def test_a_drone_knows_nothing_of_swarms():

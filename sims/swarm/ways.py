@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sims import native
+from embodied import native
 from sims.swarm.mdp import HALF_ROOM_M, OBSTACLE_RADIUS_M, RADIUS_M, Swarm, length
 from sims.swarm.worlds import Worlds
 

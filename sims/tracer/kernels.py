@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sims.native import choose, load
+from embodied.native import choose, load
 from sims.tracer.emit import LANES, c_source
 from sims.tracer.program import UNIFORM, Program, Trace, trace, trace_vjp
 

@@ -2,82 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import math
-from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from embodied.deployment.local_map import APART, COUNT, FADES, GOAL, HEADING, LONGEST_M, LocalMap
-from sims.native import choose
-from sims.vehicle.compiled import maps, pointers
+from embodied.deployment.compiled_map import CompiledMap
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.vehicles import Vehicle
 
 
-def local_map(lidar: Lidar, vehicle: Vehicle, dt_s: float, **others: Any) -> LocalMap:  # noqa: ANN401 - its fields
+def local_map(lidar: Lidar, vehicle: Vehicle, dt_s: float, **others: Any) -> CompiledMap:  # noqa: ANN401 - its fields
     """A map of `lidar` on `vehicle`; `others` are fields of `LocalMap`."""
     angles = tuple(lidar.angles().tolist())
     return CompiledMap(angles, lidar.range_m, dt_s, vehicle.lidar_x_m, **others)
-
-
-class _Numbers(ctypes.Structure):
-    """`Map` of maps.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("length", "hits", "side", "beams", "apart", "far", "ahead")),
-        *((name, ctypes.c_float) for name in ("cell", "range", "lidar_x", "fades", "near_m", "blocked_m")),
-        *((name, ctypes.c_float) for name in ("between_m", "near", "blocked", "aslant")),
-    )
-
-
-class CompiledMap(LocalMap):
-    """The same numbers by compiled C, on the CPU where there is a compiler."""
-
-    def observe(self, memory: Tensor) -> dict[str, Tensor]:
-        """As `LocalMap`."""
-        if not _compiled(memory):
-            return super().observe(memory)
-        out, cost = torch.empty(len(memory), 2 * len(self.ahead_m)), torch.empty(len(memory), 1)
-        place = self._at(memory), _direction(memory), self._end(memory)
-        given = torch.tensor(self.ahead_m), *place, memory[:, GOAL].contiguous(), memory
-        maps().map_observe(ctypes.byref(self._numbers), len(memory), *pointers(*given, out, cost))
-        return {"waypoints": out, "path_cost": cost.clamp_max(LONGEST_M)}
-
-    def _mark(self, memory: Tensor, lidar: Tensor) -> None:
-        if not _compiled(memory):
-            return super()._mark(memory, lidar)
-        given = self._at(memory), _direction(memory), self._directions, lidar.contiguous(), memory
-        maps().map_mark(ctypes.byref(self._numbers), len(memory), *pointers(*given))
-
-    def _plan(self, memory: Tensor, due: Tensor) -> None:
-        if not _compiled(memory):
-            return super()._plan(memory, due)
-        given = due, self._end(memory), memory  # alive until the call returns
-        maps().map_plan(ctypes.byref(self._numbers), len(memory), *pointers(*given))
-
-    @cached_property
-    def _directions(self) -> Tensor:
-        """Cosine and sine [B, 2] of the beams."""
-        angles = torch.tensor(self.angles)
-        return torch.stack((angles.cos(), angles.sin()), 1)
-
-    @cached_property
-    def _numbers(self) -> _Numbers:
-        return _Numbers(
-            self.size, COUNT + 1, self.side, len(self.angles), APART, math.ceil(self.range_m / self.cell_m) - 1,
-            len(self.ahead_m), self.cell_m, self.range_m, self.lidar_x_m, FADES, self.near_m, self.blocked_m,
-            self.near_m - self.blocked_m, self.near, self.blocked, self.cell_m * math.sqrt(2.0),
-        )  # fmt: skip
-
-
-def _compiled(memory: Tensor) -> bool:
-    return choose(None, memory.device) == "c"
-
-
-def _direction(memory: Tensor) -> Tensor:
-    """Cosine and sine [N, 2] of headings."""
-    heading = memory[:, HEADING]
-    return torch.stack((heading.cos(), heading.sin()), 1)

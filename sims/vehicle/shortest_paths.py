@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from embodied.deployment import local_map
+from embodied.deployment.compiled_map import maps
 from embodied.deployment.local_map import AROUND
-from sims.native import choose
-from sims.vehicle.compiled import library, maps, pointers
+from embodied.native import choose, pointers
+from sims.vehicle.compiled import library
 
 CELL_M, CLEAR_M = 0.25, 0.2
 """Width of a cell, m, and clearance of free cells' centres, m: slightly less than robots need."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sims.native import choose
+from embodied.native import choose, pointers
 from sims.vehicle import dynamics
-from sims.vehicle.compiled import library, pointers
+from sims.vehicle.compiled import library
 from sims.vehicle.geometry import Lidar, cast, noisy, touching
 from sims.vehicle.vehicles import PARAMETERS, Model
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sims import counter_rng, native
+from embodied import native
+from sims import counter_rng
 from sims.counter_rng import mix, uniform, uniforms
 from sims.tracer import arithmetic
 from sims.tracer.kernels import Kernels

@@ -139,11 +139,11 @@ def _guide(
     """
     import torch  # others need none
 
-    from embodied.deployment.local_map import LocalMap
+    from embodied.deployment.compiled_map import CompiledMap
 
     if missing := [key for key in ("lidar", "velocity", *GOAL) if key not in known]:
         raise UserError(f"waypoints are found on a map that needs {', '.join(missing)} of the robot's own topics")
-    chart = LocalMap(tuple(_beams(wanted, field_deg).tolist()), range_m, 1.0 / rate_hz)
+    chart = CompiledMap(tuple(_beams(wanted, field_deg).tolist()), range_m, 1.0 / rate_hz)
     memory, goal = torch.zeros(1, chart.size), np.full(3, np.nan)
 
     def compute(seen: Arrays) -> dict[str, np.ndarray]:

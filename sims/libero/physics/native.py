@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.errors import UserError
+from embodied.native import load
 from sims.libero.scene.predicates import Predicate
 from sims.libero.scene.scene import Scene
-from sims.native import load
 
 FOLDER = Path(__file__).parent
 HEADERS = Path(mujoco.__file__).parent / "include"

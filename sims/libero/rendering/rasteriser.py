@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embodied.errors import UserError
+from embodied.native import load
 from sims.libero.rendering.lights import dim
 from sims.libero.rendering.poses import COLOURS, EXTENT, GEOM_TYPES, VISUAL_GROUP, Poses, check_size
 from sims.libero.rendering.textures import textures
-from sims.native import load
 
 FOLDER = Path(__file__).parent
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")

@@ -96,8 +96,8 @@ class Hover:
     def disturbance(self, key: Sequence[Value], airframe: Airframe) -> Rows:
         """Force (N, world) and torque (N m, body) of the episode."""
         weight = airframe.mass_kg * GRAVITY
-        force = [g * (weight * self.force_scale) for g in gaussians(key, INITIAL, 18, 3)]
-        return force + [g * (weight * self.torque_scale) for g in gaussians(key, INITIAL, 22, 3)]
+        scale = [self.force_scale] * 3 + [self.torque_scale] * 3
+        return [drawn * (weight * each) for drawn, each in zip(disturbed(key), scale, strict=True)]
 
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
         """Position, rotation, velocity, angular velocity; with noise if a `key` is given."""
@@ -173,3 +173,8 @@ class Hover:
         axis = gaussians(key, INITIAL, 8, 3)
         sine = half.sin() / sqrt(squares(axis))
         return [half.cos(), *(sine * along for along in axis)]
+
+
+def disturbed(key: Sequence[Value]) -> Rows:
+    """Force (world) and torque (body) of the episode of `key`, in standard deviations."""
+    return [*gaussians(key, INITIAL, 18, 3), *gaussians(key, INITIAL, 22, 3)]

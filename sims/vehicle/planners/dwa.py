@@ -18,9 +18,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
+from embodied.native import choose, pointers
 from embodied.policy import Decision
-from sims.native import choose
-from sims.vehicle.compiled import library, pointers
+from sims.vehicle.compiled import library
 from sims.vehicle.geometry import Lidar
 from sims.vehicle.vehicles import Vehicle
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sims import native
+from embodied import native
 from sims.quadrotor.airframes import AIRFRAMES, CRAZYFLIE
 from sims.quadrotor.dynamics import Options
 from sims.quadrotor.simulator import Simulator

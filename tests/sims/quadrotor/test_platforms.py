@@ -1,5 +1,7 @@
 """Random platforms observed by a teacher, and platforms that are held out from training."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -33,8 +35,23 @@ def test_what_a_teacher_observes_makes_the_platform_that_flies(backend: str):
     torch.testing.assert_close(after["platform"], platform)
 
 
+@pytest.mark.parametrize("backend", ["c", "torch"])
+def test_a_teacher_observes_disturbances_and_rotors(backend: str):
+    env = QuadrotorEnvironment(20, mdp=AnyHover(), airframe=None, backend=backend)
+    env.reset(starts=torch.arange(20))
+    seen = env.step(torch.linspace(-1.0, 1.0, 80).view(20, 1, 4)).observation
+    drawn = dict(zip(PARAMETERS, env._airframe[:, :20], strict=True))
+    weight = GRAVITY * drawn["mass_kg"].unsqueeze(1)
+    force, torque = seen["disturbance"].split(3, 1)
+    torch.testing.assert_close(force * weight / 20.0, seen["force"])
+    torch.testing.assert_close(torque * weight / 10000.0, seen["torque"])
+    hover = hover_speed(SimpleNamespace(**drawn))
+    torch.testing.assert_close(seen["rotor_excess"] + hover.unsqueeze(1), seen["rotor_speed"])
+    assert seen["rotor_excess"].std() > 0.05
+
+
 def test_compiled_and_stepwise_unrolls_of_a_teacher_agree():
-    weights = 0.1 * torch.randn(4, 22 + DRAWS, generator=generator(0, "weights"))
+    weights = 0.1 * torch.randn(4, 22 + AnyHover.PLAN + 4, generator=generator(0, "weights"))
     rollouts = []
     for backend in ("c", "torch"):
         env = QuadrotorEnvironment(5, mdp=AnyHover(), airframe=None, backend=backend)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sims import native
+from embodied import native
 from sims.quadrotor import unroll as module
 from sims.quadrotor.airframes import CRAZYFLIE
 from sims.quadrotor.environment import QuadrotorEnvironment

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sims import native
+from embodied import native
 from sims.tracer import unroll
 from sims.tracer.kernels import Kernels
 from tests.sims.tracer.pendulum import PENDULUM, given

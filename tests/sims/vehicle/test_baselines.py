@@ -6,10 +6,10 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from embodied import native
 from embodied.deployment.network import MEMORY
 from embodied.evaluation import evaluation
 from embodied.rollout.memory import STARTED
-from sims import native
 from sims.vehicle.planners.dwa import SPEEDS, Weights, clearance
 from sims.vehicle.planners.gap import FollowTheGap
 from sims.vehicle.planners.raceline import Raceline, RacelineNumbers, least_curvature

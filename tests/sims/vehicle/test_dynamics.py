@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sims import native
+from embodied import native
 from sims.vehicle import dynamics
 from sims.vehicle.geometry import FAR_M, Lidar
 from sims.vehicle.simulator import Simulator

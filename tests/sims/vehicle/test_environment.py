@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from embodied import native
 from embodied.policy import Decision
-from sims import native
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.episode import Moment
 from sims.vehicle.navigate import Navigate

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sims import native
+from embodied import native
 from sims.vehicle.geometry import FAR_M, Lidar, cast, noisy, touching
 from sims.vehicle.simulator import Simulator
 from sims.vehicle.vehicles import F1TENTH, JACKAL, SCATTERED, Model

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from embodied import native
+from embodied.deployment.compiled_map import CompiledMap
 from embodied.deployment.local_map import LocalMap
-from sims import native
 from sims.vehicle.environment import VehicleEnvironment
-from sims.vehicle.mapping import CompiledMap, local_map
+from sims.vehicle.mapping import local_map
 from sims.vehicle.navigate import Navigate
 from sims.vehicle.vehicles import JACKAL
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sims import native
+from embodied import native
 from sims.vehicle.geometry import FAR_M
 from sims.vehicle.navigate import Navigate
 from sims.vehicle.shortest_paths import CELL_M, path_length_at, path_lengths, shortest_distances

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from sims import native as compiling
+from embodied import native as compiling
 from sims.libero.physics import native
 from sims.libero.scene.predicates import Predicate
 

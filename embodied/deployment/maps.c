@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LANES 8
+#define LANES 16
 typedef float lanes[LANES];
 
 static inline float least(float a, float b) { return a < b ? a : b; }
@@ -71,27 +71,33 @@ static Grids allocate(long size) {
 
 static void discard(Grids grids) { free(grids.cost), free(grids.value); }
 
-static void put(lanes *grids, long lane, long size, const float *grid) {
+static void put(lanes *grids, long count, long size, const float *const *rows) {
     for (long i = 0; i < size; i++)
-        for (long j = 0; j < size; j++) grids[(i + 1) * (size + 2) + j + 1][lane] = grid[i * size + j];
+        for (long j = 0; j < size; j++)
+            for (long l = 0; l < count; l++) grids[(i + 1) * (size + 2) + j + 1][l] = rows[l][i * size + j];
 }
 
-static void get(const lanes *grids, long lane, long size, float *grid) {
+static void get(const lanes *grids, long count, long size, float *const *rows) {
     for (long i = 0; i < size; i++)
-        for (long j = 0; j < size; j++) grid[i * size + j] = grids[(i + 1) * (size + 2) + j + 1][lane];
+        for (long j = 0; j < size; j++)
+            for (long l = 0; l < count; l++) rows[l][i * size + j] = grids[(i + 1) * (size + 2) + j + 1][l];
 }
 
 // Distances `value` [m, size, size] over `cost` from what they are.
 void shortest_distances(long m, long size, float cell, float aslant, const float *cost, float *value) {
     Grids grids = allocate(size);
+    const float *costs[LANES];
+    float *values[LANES];
     for (long first = 0; first < m; first += LANES) {
         long count = m - first < LANES ? m - first : LANES;
         for (long l = 0; l < count; l++) {
-            put(grids.cost, l, size, cost + (first + l) * size * size);
-            put(grids.value, l, size, value + (first + l) * size * size);
+            costs[l] = cost + (first + l) * size * size;
+            values[l] = value + (first + l) * size * size;
         }
+        put(grids.cost, count, size, costs);
+        put(grids.value, count, size, (const float *const *)values);
         relax(size, cell, aslant, grids.cost, grids.value);
-        for (long l = 0; l < count; l++) get(grids.value, l, size, value + (first + l) * size * size);
+        get(grids.value, count, size, values);
     }
     discard(grids);
 }
@@ -169,9 +175,9 @@ void map_mark(
     free(through);
 }
 
-// Cost factors of one map's cells into lane `lane` of `cost`, by how near the hits are; `work` has room for two grids
-// with borders. Only distances below `near_m` matter, which so many steps lead to.
-static void costs(const Map *map, const float *seen, float *work, long lane, lanes *cost) {
+// Cost factors `cost` of one map's cells by how near the hits are; `work` has room for two grids with borders. Only
+// distances below `near_m` matter, which so many steps lead to.
+static void costs(const Map *map, const float *seen, float *work, float *cost) {
     long side = map->side, wide = side + 2, count = wide * wide;
     float *apart = work, *next = work + count;
     for (long j = 0; j < 2 * count; j++) work[j] = INFINITY;
@@ -196,30 +202,35 @@ static void costs(const Map *map, const float *seen, float *work, long lane, lan
             float share = (map->near_m - apart[index]) / map->between_m;
             share = share < 0.0f ? 0.0f : (share > 1.0f ? 1.0f : share);
             float factor = 1.0f + (map->near - 1.0f) * (share * share);
-            cost[index][lane] = apart[index] < map->blocked_m ? map->blocked : factor;
+            cost[i * side + j] = apart[index] < map->blocked_m ? map->blocked : factor;
         }
     }
 }
 
 // Find costs of the shortest paths to the goals from all cells, for the maps that are `due` [n].
 void map_plan(const Map *map, long n, const uint8_t *due, const float *end, float *memory) {
-    long side = map->side, wide = side + 2;
+    long side = map->side, wide = side + 2, cells = side * side;
     Grids grids = allocate(side);
-    float *work = malloc(2 * wide * wide * sizeof(float)), *rows[LANES];
+    float *work = malloc((2 * wide * wide + LANES * cells) * sizeof(float)), *factors = work + 2 * wide * wide;
+    float *rows[LANES];
+    const float *cost[LANES];
+    long start[LANES];
     for (long k = 0, count = 0; k < n; k++) {
         float *row = memory + k * map->length;
         if (due[k]) {
-            costs(map, row + map->hits, work, count, grids.cost);
-            for (long j = 0; j < wide * wide; j++) grids.value[j][count] = INFINITY;
-            long x = cell_of(map, end[2 * k]), y = cell_of(map, end[2 * k + 1]);
-            grids.value[(x + 1) * wide + y + 1][count] = 0.0f;
-            rows[count++] = row + map->hits + side * side;
+            costs(map, row + map->hits, work, factors + count * cells);
+            cost[count] = factors + count * cells;
+            start[count] = (cell_of(map, end[2 * k]) + 1) * wide + cell_of(map, end[2 * k + 1]) + 1;
+            rows[count++] = row + map->hits + cells;
         }
         if (count == LANES || (count && k == n - 1)) {
-            for (long l = count; l < LANES; l++)
-                for (long j = 0; j < wide * wide; j++) grids.value[j][l] = INFINITY;
+            for (long j = 0; j < wide * wide; j++)
+                for (long l = 0; l < LANES; l++) grids.value[j][l] = INFINITY;
+            for (long l = 0; l < count; l++) grids.value[start[l]][l] = 0.0f;
+            put(grids.cost, count, side, cost);
             relax(side, map->cell, map->aslant, grids.cost, grids.value);
-            while (count) count--, get(grids.value, count, side, rows[count]);
+            get(grids.value, count, side, rows);
+            count = 0;
         }
     }
     free(work);

@@ -1,4 +1,4 @@
-"""Compiles all C of the simulators at first use, into a cache that later runs read."""
+"""Compiles C at first use, of simulators and of maps, into a cache that later runs read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import threading
 import warnings
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
@@ -48,8 +50,8 @@ def compiler() -> str | None:
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
         warnings.warn(
-            "no C compiler found (cc, gcc, clang or $CC): simulators run in plain torch or NumPy, several to hundreds "
-            "of times slower; install one",
+            "no C compiler found (cc, gcc, clang or $CC): simulators and maps run in plain torch or NumPy, several to "
+            "hundreds of times slower; install one",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -91,6 +93,23 @@ def _load(source: str, flags: tuple[str, ...] | None, include: tuple[Path, ...])
     return ctypes.CDLL(str(path))
 
 
+def declared(compiled: ctypes.CDLL | None, types: dict[str, list[Any]]) -> ctypes.CDLL:
+    """`compiled` with the types of its functions' arguments."""
+    assert compiled is not None
+    for name, arguments in types.items():
+        function = getattr(compiled, name)
+        function.argtypes, function.restype = arguments, None
+    return compiled
+
+
+def pointers(*tensors: Tensor) -> list[ctypes.c_void_p]:
+    """Pointers to the data of contiguous tensors (float32, int32 or bool)."""
+    for tensor in tensors:
+        assert tensor.is_contiguous()
+        assert tensor.dtype in (torch.float32, torch.int32, torch.bool)
+    return [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+
+
 def forget() -> None:
     """Look for the compiler and the cache again at the next `load`; for tests."""
     compiler.cache_clear()
@@ -118,7 +137,7 @@ def _compile(command: list[str], source: str, path: Path) -> None:
     result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     if result.returncode:
         reason = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip()[-200:])
-        raise UserError(f"{command[0]} could not compile a simulator ({reason}); set CC to another compiler")
+        raise UserError(f"{command[0]} could not compile its C ({reason}); set CC to another compiler")
 
 
 def _version(program: str) -> str:

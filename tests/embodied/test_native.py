@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sims import native
+from embodied import native
 
 pytestmark = pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
 ANSWER = "int answer(void) { return 42; }"
@@ -54,7 +54,7 @@ def test_source_flags_and_headers_each_make_another_library(folder, tmp_path):
 
 
 def test_processes_that_compile_the_same_at_once_all_get_it(folder):
-    program = f"from sims import native; print(native.load({ANSWER!r}).answer())"
+    program = f"from embodied import native; print(native.load({ANSWER!r}).answer())"
     runs = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [run.communicate()[0].strip() for run in runs] == ["42"] * 3
     (made,) = folder.iterdir()  # nothing temporary stays
