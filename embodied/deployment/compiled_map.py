@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embodied import native
-from embodied.deployment.local_map import COUNT, FADES, GOAL, HEADING, LONGEST_M, LocalMap
+from embodied.deployment.local_map import APART, COUNT, FADES, GOAL, HEADING, LONGEST_M, LocalMap
 from embodied.native import choose, pointers
 
 
@@ -35,7 +35,7 @@ class _Numbers(ctypes.Structure):
     """`Map` of maps.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("length", "hits", "side", "beams", "far", "ahead")),
+        *((name, ctypes.c_int64) for name in ("length", "hits", "side", "beams", "apart", "far", "ahead")),
         *((name, ctypes.c_float) for name in ("cell", "range", "lidar_x", "fades", "near_m", "blocked_m")),
         *((name, ctypes.c_float) for name in ("between_m", "near", "blocked", "aslant")),
     )
@@ -75,7 +75,7 @@ class CompiledMap(LocalMap):
     @cached_property
     def _numbers(self) -> _Numbers:
         return _Numbers(
-            self.size, COUNT + 1, self.side, len(self.angles), math.ceil(self.range_m / self.cell_m) - 1,
+            self.size, COUNT + 1, self.side, len(self.angles), APART, math.ceil(self.range_m / self.cell_m) - 1,
             len(self.ahead_m), self.cell_m, self.range_m, self.lidar_x_m, FADES, self.near_m, self.blocked_m,
             self.near_m - self.blocked_m, self.near, self.blocked, self.cell_m * math.sqrt(2.0),
         )  # fmt: skip

@@ -125,7 +125,7 @@ void path_length_at(
 
 // What `LocalMap` is made of, in the order of `mapping.CompiledMap`; `length` is that of a memory.
 typedef struct {
-    int64_t length, hits, side, beams, far, ahead;
+    int64_t length, hits, side, beams, apart, far, ahead;
     float cell, range, lidar_x, fades, near_m, blocked_m, between_m, near, blocked, aslant;
 } Map;
 
@@ -156,7 +156,7 @@ void map_mark(
     for (long k = 0; k < n; k++, at += 2, heading += 2, lidar += map->beams, memory += map->length) {
         float *seen = memory + map->hits;
         memset(through, 0, cells);
-        for (long beam = 0; beam < map->beams; beam++) {
+        for (long beam = 0; beam < map->beams; beam += map->apart) {
             float free_to = lidar[beam] - 1.5f * map->cell;
             for (long step = 1; step <= map->far && map->cell * (float)step < free_to; step++) {
                 long index = reached(map, at, heading, directions + 2 * beam, map->cell * (float)step);

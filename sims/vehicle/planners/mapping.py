@@ -31,7 +31,7 @@ class MappingPlanner:
 
     def __init__(self, contract: Contract, vehicle: Vehicle, lidar: Lidar) -> None:
         self.contract = contract
-        self.map = local_map(lidar, vehicle, contract.control_dt_s, every=1, ahead_m=(1.0,))
+        self.map = local_map(lidar, vehicle, contract.control_dt_s, side=128, cell_m=0.125, every=1, ahead_m=(1.0,))
         self.local = DynamicWindow(contract, vehicle, lidar, LOCAL)
 
     def initial_memory(self, count: int) -> Tensor:
