@@ -137,7 +137,7 @@ def _compile(command: list[str], source: str, path: Path) -> None:
     result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     if result.returncode:
         reason = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip()[-200:])
-        raise UserError(f"{command[0]} could not compile its C ({reason}); set CC to another compiler")
+        raise UserError(f"{command[0]} could not compile a simulator or a map ({reason}); set CC to another compiler")
 
 
 def _version(program: str) -> str:

@@ -145,6 +145,7 @@ def _guide(
         raise UserError(f"waypoints are found on a map that needs {', '.join(missing)} of the robot's own topics")
     chart = CompiledMap(tuple(_beams(wanted, field_deg).tolist()), range_m, 1.0 / rate_hz)
     memory, goal = torch.zeros(1, chart.size), np.full(3, np.nan)
+    chart.observe(memory)  # compiles it now: the first measurement does not wait
 
     def compute(seen: Arrays) -> dict[str, np.ndarray]:
         nonlocal memory, goal

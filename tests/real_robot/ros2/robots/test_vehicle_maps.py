@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from embodied import native
+from embodied.deployment.compiled_map import maps
 from embodied.errors import UserError
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import Table
@@ -101,3 +103,15 @@ def test_a_measurement_that_is_not_finite_leaves_the_map_as_it_is(bad, first):
 def test_a_map_needs_a_goal_in_odometry():
     with pytest.raises(UserError, match="needs goal_distance of the robot's own topics"):
         row(arrays=["goal_distance"])
+
+
+@pytest.mark.skipif(native.compiler() is None, reason="no C compiler")
+def test_maps_are_compiled_before_the_first_measurement(monkeypatch, tmp_path):
+    contract = simulated().contract
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native.forget()
+    maps.cache_clear()
+    robot_table("diff_drive", contract, {"rate_hz": 10.0})
+    assert list((tmp_path / "embodied-rl").glob("*.so"))
+    native.forget()
+    maps.cache_clear()
