@@ -1,7 +1,8 @@
 """Physical parameters of quadrotors: known airframes, and others near them.
 
 Rotors form an X, in the order front-right, back-right, back-left, front-left (body axes: x forward, y left, z up); each
-one's thrust at the fraction u of its highest speed is thrust_0 + thrust_1 u + thrust_2 u^2.
+one's thrust at the fraction u of its highest speed is thrust_0 + thrust_1 u + thrust_2 u^2. Of six or eight rotors,
+which stand as `rotors` says, each has the 4 / N-th of that: the curve is a quarter of the drone's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from embodied.errors import UserError
+from sims.quadrotor.rotors import COUNTS
 
 GRAVITY = 9.81
 """m/s^2."""
@@ -27,7 +29,7 @@ class Airframe:
         mass_kg: all-up mass.
         inertia_x, inertia_y, inertia_z: principal moments of inertia, kg m^2.
         arm_x_m, arm_y_m: distance of the rotors from the centre of mass, forward and sideways.
-        thrust_0_n, thrust_1_n, thrust_2_n: thrust curve of one rotor over its speed as a fraction of the highest.
+        thrust_0_n, thrust_1_n, thrust_2_n: a quarter of the thrust over the rotors' speed as a fraction of the highest.
         torque_per_thrust_m: yaw reaction torque of a rotor, N m per N of thrust.
         lag_rise_s, lag_fall_s: time constants of rotor speed, speeding up and slowing down.
         speed_max_rpm: the highest rotor speed.
@@ -36,6 +38,7 @@ class Airframe:
         delay_s: from command to rotor (used where delay is on).
         observation_delay_s: from motion to measurement (used where senses are on).
         sag: share of the thrust that the battery lacks when all rotors run at full speed (used where sag is on).
+        rotors: their number, 4, 6 or 8.
     """
 
     mass_kg: float
@@ -58,6 +61,7 @@ class Airframe:
     delay_s: float = 0.0
     observation_delay_s: float = 0.0
     sag: float = 0.0
+    rotors: float = 4.0
 
     def __post_init__(self) -> None:
         """Raise UserError for parameters that could not fly."""
@@ -68,12 +72,14 @@ class Airframe:
                 raise UserError(
                     f"expected {field.name} {'above' if positive else 'of at least'} 0, got {value}; check its unit"
                 )
+        if self.rotors not in COUNTS:
+            raise UserError(f"expected rotors as one of {', '.join(map(str, COUNTS))}, got {self.rotors:g}")
         if self.thrust_to_weight <= 1.0:
             raise UserError(f"expected a thrust-to-weight ratio above 1, got {self.thrust_to_weight:.2f}; cannot fly")
 
     @property
     def thrust_to_weight(self) -> float:
-        """Thrust of four rotors at full speed over weight."""
+        """Thrust of all rotors at full speed over weight."""
         return 4.0 * (self.thrust_0_n + self.thrust_1_n + self.thrust_2_n) / (self.mass_kg * GRAVITY)
 
     @property
@@ -103,6 +109,8 @@ def hover_speed(airframe: Airframe) -> Any:  # noqa: ANN401 - a Value
 
 PARAMETERS = tuple(field.name for field in fields(Airframe))
 """Row order of parameter tensors."""
+SCATTERED = PARAMETERS[:-1]
+"""Those that are no whole numbers."""
 POSITIVE = (
     *("mass_kg", "inertia_x", "inertia_y", "inertia_z", "arm_x_m", "arm_y_m", "lag_rise_s", "lag_fall_s"),
     *("speed_max_rpm", "rotor_radius_m"),
@@ -198,24 +206,24 @@ SCATTER_MAX = 0.3
 
 
 def scatter(found: Tensor, draws: Tensor, width: float) -> Tensor:
-    """Parameters `found` [P, M], each scaled by its own factor in [1 - width, 1 + width].
+    """Parameters `found` [P, M], of which those `SCATTERED` are each scaled by a factor in [1 - width, 1 + width].
 
-    `draws` [P, M] are in (0, 1). Impossible platforms are excluded: the thrust curve is scaled as a whole and with the
-    mass, so that thrust-to-weight lies in [1 - width / 2, 1 + width] of the airframe's, and inertia_z is never above
-    the sum of the other two.
+    `draws` [P - 1, M] are in (0, 1). Impossible platforms are excluded: the thrust curve is scaled as a whole and with
+    the mass, so that thrust-to-weight lies in [1 - width / 2, 1 + width] of the airframe's, and inertia_z is never
+    above the sum of the other two.
 
     Raises:
         ValueError: for draws of another shape, or a `width` outside [0, SCATTER_MAX], beyond which some could not fly.
     """
-    if draws.ndim != 2 or len(draws) != len(PARAMETERS) or not 0.0 <= width <= SCATTER_MAX:
+    if draws.ndim != 2 or len(draws) != len(SCATTERED) or not 0.0 <= width <= SCATTER_MAX:
         raise ValueError(
-            f"expected draws of shape ({len(PARAMETERS)}, M) and 0 <= width <= {SCATTER_MAX}, "
+            f"expected draws of shape ({len(SCATTERED)}, M) and 0 <= width <= {SCATTER_MAX}, "
             f"got {tuple(draws.shape)}, {width}"
         )
     factors = between(draws, 1.0 - width, 1.0 + width)
     thrust = [PARAMETERS.index(f"thrust_{power}_n") for power in range(3)]
     factors[thrust] = factors[PARAMETERS.index("mass_kg")] * between(draws[thrust[0]], 1.0 - width / 2.0, 1.0 + width)
-    found = found * factors
+    found = torch.cat((found[: len(SCATTERED)] * factors, found[len(SCATTERED) :].expand(-1, factors.shape[1])))
     x, y, z = (PARAMETERS.index(f"inertia_{axis}") for axis in "xyz")
     found[z] = torch.minimum(found[z], found[x] + found[y])
     return found

@@ -1,7 +1,7 @@
 """Nonlinear dynamics of a quadrotor for torch, NumPy and C, as pure functions of rows.
 
 Frames: world z up; body x forward, y left, z up. Quaternions (w, x, y, z) rotate body vectors into the world. Model and
-integration follow Learning to Fly in Seconds (arXiv 2311.13081): rigid body, four rotors with first-order lag, yaw
+integration follow Learning to Fly in Seconds (arXiv 2311.13081): rigid body, rotors with first-order lag, yaw
 reaction torque, RK4. Drag, ground effect, wind and delay are optional; effects that are off are not in the kernels at
 all.
 
@@ -13,11 +13,12 @@ crazyflie amplifies the seventh digit of a rotor's speed to the fourth of the an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from embodied.errors import UserError
 from sims.quadrotor.airframes import GRAVITY, PARAMETERS, Airframe, hover_speed
+from sims.quadrotor.rotors import MOST, Rotors
 from sims.tracer.arithmetic import Rows, Value, clip, sqrt, squares, where
 
 DT_S = 0.01
@@ -48,6 +49,8 @@ class Options:
         sag: the battery's voltage, and with it the thrust, falls under load; see the airframe's `sag`.
         senses: measurements lag (the airframe's `observation_delay_s`, at most `DT_S`) and the air is turbulent: the
             episode keeps what that takes in the state, see `episode.Episode`.
+        many_rotors: drones may have more than four. The body's rows then have the speeds of four that would fly alike,
+            and those of all follow at the end.
     """
 
     drag: bool = False
@@ -58,6 +61,7 @@ class Options:
     floor: bool = False
     sag: bool = False
     senses: bool = False
+    many_rotors: bool = False
 
     def __post_init__(self) -> None:
         """Raise UserError for effects that lack another, or an impossible delay."""
@@ -68,15 +72,19 @@ class Options:
         if not 0 <= self.delay_steps <= 8:
             raise UserError(f"expected delay_steps from 0 to 8, got {self.delay_steps}")
 
+    def of_rotors(self, count: int) -> Options:
+        """These, for drones of up to `count` rotors."""
+        return replace(self, many_rotors=count > 4)
+
     @property
     def state_rows(self) -> int:
-        """Rows of the state: the body's, the last commands, at least one, the battery's, and those of the senses."""
+        """Rows of the state: those of the dynamics, and of the senses."""
         return self.dynamic_rows + (SENSED_ROWS + AIR_ROWS if self.senses else 0)
 
     @property
     def dynamic_rows(self) -> int:
         """Rows of the state that `step` reads and writes."""
-        return BODY_ROWS + 4 * self.past_actions + self.sag
+        return BODY_ROWS + 4 * self.past_actions + self.sag + MOST * self.many_rotors
 
     @property
     def past_actions(self) -> int:
@@ -100,9 +108,9 @@ class Body:
     rotor_speed: Rows
 
     @classmethod
-    def of(cls, rows: Sequence[Value]) -> Self:
-        """Read the first `BODY_ROWS` rows of a state."""
-        return cls(list(rows[:3]), list(rows[3:7]), list(rows[7:10]), list(rows[10:13]), list(rows[13:17]))
+    def of(cls, rows: Sequence[Value], rotors: int = 4) -> Self:
+        """Read the first rows of a state, `BODY_ROWS` with four `rotors`."""
+        return cls(list(rows[:3]), list(rows[3:7]), list(rows[7:10]), list(rows[10:13]), list(rows[13 : 13 + rotors]))
 
     def rows(self) -> Rows:
         """The rows of the state; the inverse of `of`."""
@@ -139,7 +147,8 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
 
     Args:
         state: `options.dynamic_rows`: the body's rows, then the last `options.past_actions` commands, newest first,
-            then the share of thrust that the battery lacks if `options.sag`.
+            then the share of thrust that the battery lacks if `options.sag`, and the speeds of `MOST` rotors if
+            `options.many_rotors`.
         action: rotor set-points in [-1, 1] (clipped), from standstill to the highest speed.
         disturbance: force (N, world), torque (N m, body), wind (m/s, world) if it is on, the ground's height (m) with
             a floor.
@@ -148,28 +157,32 @@ def step(state: Rows, action: Rows, disturbance: Rows, airframe: Airframe, optio
     """
     action = [clip(a, -1.0, 1.0) for a in action]
     past = state[BODY_ROWS : BODY_ROWS + 4 * options.past_actions]
-    battery = state[len(past) + BODY_ROWS :]
+    lacking = state[BODY_ROWS + len(past)] if options.sag else 0.0
     hover = 2.0 * hover_speed(airframe) - 1.0
-    command = [(a - hover) * 0.5 for a in _delayed(action, past, airframe, options)]
-    body = Body.of(state)
+    told, body, joined = _delayed(action, past, airframe, options), Body.of(state), list
+    if options.many_rotors:
+        rotors = Rotors.of(airframe.rotors)
+        told, body.rotor_speed = [clip(a, -1.0, 1.0) for a in rotors.mixed(told)], list(state[-MOST:])
+        joined = rotors.joined
+    command = [(a - hover) * 0.5 for a in told]
     # A first-order lag approaches its command from one side, so its direction is known for the whole step.
     rate = [
         where(u < c, 1.0 / airframe.lag_rise_s, 1.0 / airframe.lag_fall_s)
         for u, c in zip(body.rotor_speed, command, strict=True)
     ]
 
-    lacking = battery[0] if options.sag else 0.0
-
     def slope(rows: Rows) -> Rows:
-        return _derivative(Body.of(rows), command, rate, disturbance, airframe, options, lacking)
+        return _derivative(Body.of(rows, len(command)), command, rate, disturbance, airframe, options, lacking, joined)
 
-    after = Body.of(_runge_kutta(state[:BODY_ROWS], slope))
+    after = Body.of(_runge_kutta(body.rows(), slope), len(command))
     scale = 1.0 / sqrt(_dot(after.quaternion, after.quaternion))
     after.quaternion = [q * scale for q in after.quaternion]
     if options.floor:
         after = _standing(after, disturbance[9])
-    battery = [_sagged(lacking, body, airframe)] if options.sag else []
-    return [*after.rows(), *action, *past[: 4 * (options.past_actions - 1)], *battery]
+    battery = [_sagged(lacking, body, airframe, joined)] if options.sag else []
+    speeds = after.rotor_speed if options.many_rotors else []
+    after.rotor_speed = joined(after.rotor_speed)
+    return [*after.rows(), *action, *past[: 4 * (options.past_actions - 1)], *battery, *speeds]
 
 
 def _standing(body: Body, ground_z_m: Value) -> Body:
@@ -180,10 +193,11 @@ def _standing(body: Body, ground_z_m: Value) -> Body:
     return Body([x, y, where(below, ground_z_m, z)], body.quaternion, *still, body.rotor_speed)
 
 
-def _sagged(lacking: Value, body: Body, airframe: Airframe) -> Value:
+def _sagged(lacking: Value, body: Body, airframe: Airframe, joined: Callable[[Rows], Rows]) -> Value:
     """The share of thrust that the battery lacks after a step; power goes with the cube of a rotor's speed."""
     speeds = [excess + hover_speed(airframe) for excess in body.rotor_speed]
-    load = sum((u * u * u for u in speeds[1:]), start=speeds[0] * speeds[0] * speeds[0]) * 0.25
+    cubes = joined([u * u * u for u in speeds])
+    load = sum(cubes[1:], start=cubes[0]) * 0.25
     return lacking + (airframe.sag * load - lacking) * (DT_S / SAG_S)
 
 
@@ -215,12 +229,14 @@ def _delayed(action: Rows, past: Rows, airframe: Airframe, options: Options) -> 
 
 
 def _derivative(
-    body: Body, command: Rows, rate: Rows, disturbance: Rows, airframe: Airframe, options: Options, lacking: Value
-) -> Rows:
-    """Time derivative of the body's rows, where the battery lacks a share of the thrust."""
+    body: Body, command: Rows, rate: Rows, disturbance: Rows, airframe: Airframe, options: Options, lacking: Value,
+    joined: Callable[[Rows], Rows],
+) -> Rows:  # fmt: skip
+    """Time derivative of the body's rows, where the battery lacks a share of the thrust; see `Rotors.joined`."""
     w, x, y, z = body.quaternion
     p, q, r = body.angular_velocity
-    thrust = _excess_thrust(body, airframe, options, disturbance[9] if options.floor else options.ground_z_m)
+    ground_z_m = disturbance[9] if options.floor else options.ground_z_m
+    thrust = joined(_excess_thrust(body, airframe, options, ground_z_m))
     if options.sag:
         quarter = airframe.mass_kg * (GRAVITY / 4.0)
         thrust = [t - lacking * (t + quarter) for t in thrust]
@@ -246,7 +262,7 @@ def _derivative(
 
 
 def _excess_thrust(body: Body, airframe: Airframe, options: Options, ground_z_m: Value) -> Rows:
-    """Thrust of each rotor minus a quarter of the weight, N."""
+    """Thrust of each rotor minus a quarter of the weight, N, as if there were four."""
     slope = airframe.thrust_1_n + 2.0 * hover_speed(airframe) * airframe.thrust_2_n
     thrust = [excess * (slope + excess * airframe.thrust_2_n) for excess in body.rotor_speed]
     if options.ground_effect:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embodied.engine import Outcome, RestorableEngine
 from embodied.rollout.rollout import Rollout
-from sims.quadrotor.airframes import CRAZYFLIE, PARAMETERS, Airframe, hover_speed, scatter
+from sims.quadrotor.airframes import CRAZYFLIE, PARAMETERS, SCATTERED, Airframe, hover_speed, scatter
 from sims.quadrotor.dynamics import BODY_ROWS, Body, Options, parameters
 from sims.quadrotor.episode import COUNTERS, Episode, Mdp
 from sims.quadrotor.observation import History, contract, split_rows
@@ -90,7 +90,9 @@ class QuadrotorEnvironment(RestorableEngine):
             device=device,
         )
         self.split, self.airframe, self.scatter_width = split, airframe, scatter_width
-        self.options, self.platforms = options or Options(), platforms or Ranges()
+        self.platforms = platforms or Ranges()
+        rotors = max(self.platforms.rotors) if airframe is None else int(airframe.rotors)
+        self.options = (options or Options()).of_rotors(rotors)
         self.variation = variation
         randomised = airframe is None or scatter_width > 0.0 or variation is not None
         self.episode = Episode(self.mdp, self.options, randomised=randomised, noise=noise)
@@ -122,7 +124,7 @@ class QuadrotorEnvironment(RestorableEngine):
 
     @property
     def rotors(self) -> tuple[Tensor, Tensor]:
-        """Speeds of the rotors and the last commanded ones, [4, N], as shares of the highest."""
+        """Speeds of four rotors, see `rotors`, and the last commanded ones, [4, N], as shares of the highest."""
         lanes = slice(self.num_envs)
         hover = hover_speed(parameters(list(self._airframe[:, lanes])))
         commands = self._state[BODY_ROWS : BODY_ROWS + 4, lanes].detach()
@@ -245,7 +247,7 @@ class QuadrotorEnvironment(RestorableEngine):
     def _platforms(self, key: Tensor) -> Tensor:
         if self.airframe is None:
             return self.platforms.platforms(draws(key, DRAWS))
-        first = len(PARAMETERS)
+        first = len(SCATTERED)
         given = draws(key, first + VARIED)
         varied = (self.variation or Variation()).airframes(self.airframe, given[first:])
         return scatter(varied, given[:first], self.scatter_width)

@@ -18,6 +18,7 @@ from embodied.errors import UserError
 from sims.quadrotor import air, dynamics
 from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.dynamics import AIR_ROWS, BODY_ROWS, DT_S, SENSED_ROWS, Body, Options
+from sims.quadrotor.rotors import Rotors
 from sims.tracer.arithmetic import Rows, Value, gaussians, sqrt, squares, where
 from sims.tracer.program import LANE, UNIFORM, WORD, Group, Program
 
@@ -181,6 +182,8 @@ class Episode:
         body = mdp.initial(key, frame, plan)
         commands = mdp.commands(key, frame, body[-4:])
         state = body + commands * self.options.past_actions + [0.0] * self.options.sag
+        if self.options.many_rotors:
+            state += Rotors.of(frame.rotors).mixed(body[-4:])
         if self.options.senses:
             state += body[:SENSED_ROWS] + air.begin(gaussians(key, BEGUN, 0, AIR_ROWS))
         return {"state": state, "disturbance": mdp.disturbance(key, frame) + plan}

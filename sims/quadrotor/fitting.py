@@ -9,7 +9,7 @@ from torch import Tensor
 
 from embodied.errors import UserError
 from sims.quadrotor import dynamics
-from sims.quadrotor.airframes import PARAMETERS, Airframe, hover_speed
+from sims.quadrotor.airframes import PARAMETERS, SCATTERED, Airframe, hover_speed
 from sims.quadrotor.dynamics import Body, Options
 
 KEYS = ("position", "rotation", "velocity", "angular_velocity")
@@ -27,8 +27,8 @@ class FlightModel:
     """
 
     def __init__(self, airframe: Airframe, names: Sequence[str], options: Options) -> None:
-        if unknown := [name for name in names if name not in PARAMETERS]:
-            raise UserError(f"unknown parameters {', '.join(unknown)}; expected some of {', '.join(PARAMETERS)}")
+        if unknown := [name for name in names if name not in SCATTERED]:
+            raise UserError(f"unknown parameters {', '.join(unknown)}; expected some of {', '.join(SCATTERED)}")
         self.airframe, self.names, self.options = airframe, list(names), options
         self.past = options.past_actions
 

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from embodied.errors import UserError
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, GRAVITY, PARAMETERS, Airframe, between
+from sims.quadrotor.rotors import COUNTS
 
 DRAWN = (
     *("mass", "arm", "inertia_x", "inertia_y", "inertia_z", "thrust_to_weight", "linear_thrust", "lag_rise"),
-    *("lag_fall", "torque_per_thrust", "drag", "delay", "arm_ratio"),
+    *("lag_fall", "torque_per_thrust", "drag", "delay", "arm_ratio", "rotors"),
 )
 """The numbers of one random platform."""
 DRAWS = len(DRAWN)
@@ -23,7 +24,7 @@ APART = 0.02
 
 def _ratios(
     mass_kg: float, arms_m: tuple[float, float], thrust_to_weight: float, gyration: tuple[float, float, float],
-    linear: float, torque_per_arm: float, lags_s: tuple[float, float],
+    linear: float, torque_per_arm: float, lags_s: tuple[float, float], rotors: int = 4,
 ) -> Airframe:  # fmt: skip
     """A platform by the ratios of its class.
 
@@ -39,6 +40,7 @@ def _ratios(
         thrust_0_n=0.0, thrust_1_n=linear * highest, thrust_2_n=(1.0 - linear) * highest,
         torque_per_thrust_m=torque_per_arm * (arm_x + arm_y) / 2.0, lag_rise_s=lags_s[0], lag_fall_s=lags_s[1],
         speed_max_rpm=22000.0 * 0.03 ** (1.0 / 3.0) / mass_kg ** (1.0 / 3.0), rotor_radius_m=0.8 * min(arms_m),
+        rotors=rotors,
     )  # fmt: skip
 
 
@@ -58,6 +60,10 @@ INSIDE = {
     "slow_rotors": _ratios(0.060, (0.038, 0.035), 2.5, (0.15, 0.16, 0.28), 0.10, 0.16, (0.160, 0.200)),
     "slower_rotors": _ratios(0.040, (0.030, 0.032), 3.0, (0.10, 0.11, 0.20), 0.10, 0.16, (0.260, 0.310)),
     "low_thrust": _ratios(0.500, (0.082, 0.090), 1.45, (0.16, 0.15, 0.28), 0.10, 0.15, (0.050, 0.080)),
+    "hexa_0550_g": _ratios(0.550, (0.100, 0.100), 2.4, (0.15, 0.15, 0.27), 0.10, 0.15, (0.060, 0.110), rotors=6),
+    "hexa_2000_g": _ratios(2.000, (0.190, 0.175), 2.0, (0.17, 0.18, 0.31), 0.10, 0.16, (0.080, 0.140), rotors=6),
+    "octo_0900_g": _ratios(0.900, (0.125, 0.120), 3.4, (0.16, 0.16, 0.29), 0.05, 0.17, (0.055, 0.090), rotors=8),
+    "octo_2200_g": _ratios(2.200, (0.200, 0.200), 1.8, (0.18, 0.18, 0.33), 0.15, 0.17, (0.090, 0.160), rotors=8),
     "high_thrust": _ratios(0.300, (0.070, 0.064), 5.7, (0.15, 0.17, 0.29), 0.05, 0.15, (0.035, 0.060)),
 }
 """Platforms inside the ranges of training; all but the Crazyflies have typical values of small to large machines."""
@@ -77,6 +83,7 @@ class Ranges:
         lag_rise_s: time constant of rotors that speed up.
         lag_fall_s: of rotors that slow down, never less than when they speed up.
         arm_ratio: forward arms over sideways ones, log-uniform.
+        rotors: numbers of rotors that a platform may have, each as frequent: some of 4, 6 and 8.
     """
 
     mass_kg: list[float] = field(default_factory=lambda: [0.02, 2.6])
@@ -84,10 +91,13 @@ class Ranges:
     lag_rise_s: list[float] = field(default_factory=lambda: [0.03, 0.36])
     lag_fall_s: list[float] = field(default_factory=lambda: [0.03, 0.43])
     arm_ratio: list[float] = field(default_factory=lambda: [0.8, 1.25])
+    rotors: list[int] = field(default_factory=lambda: list(COUNTS))
 
     def __post_init__(self) -> None:
         """Raise UserError for ranges that are none, and platforms that could not fly."""
-        for name in (entry.name for entry in fields(self)):
+        if not self.rotors or not set(self.rotors) <= set(COUNTS):
+            raise UserError(f"expected platforms.rotors as some of {list(COUNTS)}, got {list(self.rotors)}")
+        for name in RANGES:
             given = getattr(self, name)
             if len(given) != 2 or not 0.0 < given[0] <= given[1]:
                 raise UserError(f"expected platforms.{name} as [lowest, highest] above 0, got {list(given)}")
@@ -129,9 +139,12 @@ class Ranges:
             "lag_rise_s": rise, "lag_fall_s": fall, "speed_max_rpm": 22000.0 / size, "rotor_radius_m": 0.8 * arm,
             "drag_x": mass * between(u["drag"], 0.0, 0.4), "drag_y": mass * between(u["drag"], 0.0, 0.4),
             "drag_z": mass * between(u["drag"], 0.0, 0.2), "delay_s": between(u["delay"], 0.0, 0.02),
-            "observation_delay_s": zero, "sag": zero,
+            "observation_delay_s": zero, "sag": zero, "rotors": _one_of(u["rotors"], self.rotors),
         }  # fmt: skip
         return torch.stack([rows[name] for name in PARAMETERS])
+
+
+RANGES = tuple(entry.name for entry in fields(Ranges) if entry.name != "rotors")
 
 
 def _masses(u: Tensor, lowest: float, highest: float) -> Tensor:
@@ -152,6 +165,11 @@ def _masses(u: Tensor, lowest: float, highest: float) -> Tensor:
     for first, width in gaps:
         drawn = torch.where(drawn >= first, drawn + width, drawn)
     return drawn.exp()
+
+
+def _one_of(u: Tensor, values: list[int]) -> Tensor:
+    """One of `values` for each `u` in (0, 1)."""
+    return torch.tensor(values, device=u.device, dtype=u.dtype)[(u * len(values)).long().clamp(max=len(values) - 1)]
 
 
 def _log_between(u: Tensor, low: float, high: float) -> Tensor:

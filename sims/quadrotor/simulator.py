@@ -27,7 +27,8 @@ class Simulator:
         self, airframe: Airframe, options: Options | None = None, *, device: torch.device | str = "cpu",
         backend: str | None = None,
     ) -> None:  # fmt: skip
-        self.options, self.device = options or Options(), torch.device(device)
+        self.options = (options or Options()).of_rotors(int(airframe.rotors))
+        self.device = torch.device(device)
         self.parameters = torch.tensor(airframe.values(), device=self.device).unsqueeze(1)
         program = Program(
             "fly",

@@ -14,6 +14,7 @@ from embodied.viewer.shapes import Mesh
 from embodied.viewer.viewable import Array, Body, Point, Scene
 from sims.quadrotor.airframes import CRAZYFLIE, Airframe
 from sims.quadrotor.dynamics import DT_S, Options
+from sims.quadrotor.rotors import place
 from sims.quadrotor.tasks import race, track
 from sims.quadrotor.tasks.race import Gate, Race
 from sims.quadrotor.tasks.recover import Recover
@@ -92,9 +93,10 @@ def drone(airframe: Airframe, least_m: float = 0.0, colour: Array | Point = BACK
     grown = max(1.0, least_m / arm)
     x, y, arm = grown * airframe.arm_x_m, grown * airframe.arm_y_m, grown * arm
     parts = [shapes.box((0.35 * arm, 0.22 * arm, 0.12 * arm)).coloured(DARK)]
-    for ahead, aside in ((1.0, 1.0), (1.0, -1.0), (-1.0, 1.0), (-1.0, -1.0)):
+    count = int(airframe.rotors)
+    for ahead, aside, _ in (place(rotor, count) for rotor in range(count)):
         hub = np.array([ahead * x, aside * y, 0.0])
-        rotor = shapes.cylinder(0.5 * arm, 0.02 * arm).moved(hub + np.array([0.0, 0.0, 0.14 * arm]))
+        rotor = shapes.cylinder((2.0 / count) * arm, 0.02 * arm).moved(hub + np.array([0.0, 0.0, 0.14 * arm]))
         parts += [shapes.rod(np.zeros(3), hub, 0.06 * arm).coloured(DARK)]
         parts += [rotor.coloured(FRONT if ahead > 0.0 else colour)]
     return shapes.joined(parts)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from sims.quadrotor.rotors import place
 from sims.quadrotor.tasks import race
 from sims.quadrotor.video import gates
 from sims.quadrotor.video.camera import Array, Camera
@@ -51,7 +52,7 @@ def draw(
         pieces = np.stack([recent[:-1], recent[1:]], 1)
         fading = np.linspace(0.05, 0.85, TRAILED)[-len(pieces) :]
         canvas.lines(pieces, 0.014 * around.distance_m, TRAIL, fading)
-    _airframe(canvas, position, rotation, around.arm_m)
+    _airframe(canvas, position, rotation, around.arm_m, around.rotors)
     return canvas.finished()
 
 
@@ -85,11 +86,12 @@ def _goal(canvas: Canvas, around: Scenery, goal: Array, position: Array) -> None
     canvas.lines(np.stack([position, goal])[None], 0.006 * around.distance_m, ERROR)
 
 
-def _airframe(canvas: Canvas, position: Array, rotation: Array, arm: float) -> None:
-    hubs = arm / np.sqrt(2) * np.array([[1.0, -1.0, 0.0], [-1.0, -1.0, 0.0], [-1.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
+def _airframe(canvas: Canvas, position: Array, rotation: Array, arm: float, rotors: int) -> None:
+    at, disc = [place(rotor, rotors) for rotor in range(rotors)], 2.08 / rotors * CIRCLE
+    hubs = arm / np.sqrt(2) * np.array([[ahead, aside, 0.0] for ahead, aside, _ in at])
     canvas.lines(position + np.stack([np.zeros_like(hubs), hubs], 1) @ rotation.T, 0.16 * arm, ARM)
     for hub in hubs:
-        rim = position + (hub + arm * (0.52 * CIRCLE + np.array([0.0, 0.0, 0.12]))) @ rotation.T
+        rim = position + (hub + arm * (disc + np.array([0.0, 0.0, 0.12]))) @ rotation.T
         colour = FRONT if hub[0] > 0 else BACK
         canvas.faces(rim[None], np.array(colour, dtype=float)[None], alpha=0.5)
         canvas.path(rim, 0.05 * arm, colour)

@@ -30,6 +30,7 @@ class Scenery:
         raced: whether there are gates; the camera then looks where the drone flies.
         goal: desired position after each control step, [T + 1, 3] m; None if it does not matter.
         goal_name: what it is called.
+        rotors: of the drone.
     """
 
     floor_m: float
@@ -40,6 +41,7 @@ class Scenery:
     raced: bool = False
     goal: Array | None = None
     goal_name: str = ""
+    rotors: int = 4
 
     def follow(self) -> Follow:
         """A camera that follows the drone."""
@@ -69,7 +71,10 @@ def scenery(env: QuadrotorEnvironment, row: int, arm_m: float) -> Scenery:
     if isinstance(env.mdp, Recover):
         return Scenery(-float(env.mdp.position_limit_m), 1.0, 2.0, max(0.16, arm_m), 6.0)
     still = np.zeros((env.step_limit + 1, 3))
-    return Scenery(env.options.ground_z_m, 0.25, 1.0, max(0.07, arm_m), 2.0, goal=still, goal_name="from the goal")
+    return Scenery(
+        env.options.ground_z_m, 0.25, 1.0, max(0.07, arm_m), 2.0, goal=still, goal_name="from the goal",
+        rotors=int(env.airframe.rotors) if env.airframe else 4,
+    )  # fmt: skip
 
 
 def reference(env: QuadrotorEnvironment, row: int) -> Array:

@@ -13,6 +13,7 @@ from sims.quadrotor.airframes import (
     CRAZYFLIE_21,
     GRAVITY,
     PARAMETERS,
+    SCATTERED,
     hover_speed,
     scatter,
 )
@@ -49,14 +50,15 @@ def test_hover_speed_also_solves_a_curve_without_a_square():
 
 
 def test_scatter_stays_around_its_airframe():
-    draws = torch.rand(len(PARAMETERS), 1000, generator=torch.Generator().manual_seed(0))
+    draws = torch.rand(len(SCATTERED), 1000, generator=torch.Generator().manual_seed(0))
     found = scatter(torch.tensor(CRAZYFLIE_21.values()).unsqueeze(1), draws, 0.3)
     plausible(rows(found))
     share = found / torch.tensor(CRAZYFLIE_21.values()).unsqueeze(1)
-    used = [i for i, name in enumerate(PARAMETERS) if getattr(CRAZYFLIE_21, name) > 0 and "thrust_" not in name]
+    used = [i for i, name in enumerate(SCATTERED) if getattr(CRAZYFLIE_21, name) > 0 and "thrust_" not in name]
     assert ((share[used] > 0.69) & (share[used] < 1.31)).all()
     thrust = [PARAMETERS.index(f"thrust_{power}_n") for power in range(3)]
     assert torch.allclose(share[thrust[0]], share[thrust[2]])
+    assert (found[-1] == 4.0).all()  # rotors are counted
     assert torch.equal(scatter(found, draws, 0.0), found)
 
 
@@ -70,7 +72,7 @@ def test_what_cannot_fly_is_refused():
     with pytest.raises(ValueError, match="thrust-to-weight ratio above 1"):
         replace(CRAZYFLIE, mass_kg=0.1)
     with pytest.raises(ValueError, match="width"):
-        scatter(torch.ones(len(PARAMETERS), 2), torch.rand(len(PARAMETERS), 2), 0.6)
+        scatter(torch.ones(len(PARAMETERS), 2), torch.rand(len(SCATTERED), 2), 0.6)
 
 
 def test_the_documents_name_the_airframes_as_the_option_takes_them():

@@ -10,7 +10,7 @@ from embodied.seeding import generator
 from sims.quadrotor.airframes import AIRFRAMES, GRAVITY, PARAMETERS, Airframe, hover_speed
 from sims.quadrotor.dynamics import parameters
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.platforms import APART, DRAWS, INSIDE, MEASURED, OUTSIDE, Ranges
+from sims.quadrotor.platforms import APART, DRAWS, INSIDE, MEASURED, OUTSIDE, RANGES, Ranges
 from sims.quadrotor.task import AnyPlatformTask
 from sims.quadrotor.tasks.any_platform import POSITION_LIMIT_M, AnyHover
 from sims.quadrotor.tasks.hover import Hover
@@ -78,7 +78,8 @@ def test_platforms_cover_their_ranges_and_could_fly():
         "thrust_to_weight": 4.0 * (drawn["thrust_0_n"] + drawn["thrust_1_n"] + drawn["thrust_2_n"]) / weight,
         "arm_ratio": drawn["arm_x_m"] / drawn["arm_y_m"],
     }
-    for name, (low, high) in vars(Ranges()).items():
+    for name in RANGES:
+        low, high = getattr(Ranges(), name)
         assert found[name].min() >= low * (1.0 - 1e-5)
         assert found[name].max() <= high * (1.0 + 1e-5)
         assert found[name].min() == pytest.approx(low, rel=0.05)
@@ -108,6 +109,14 @@ def test_other_ranges_hold_as_well():
     assert torch.equal(drawn["arm_x_m"], drawn["arm_y_m"])
 
 
+def test_four_six_and_eight_rotors_are_as_frequent():
+    counts = sampled()["rotors"].unique(return_counts=True)
+    assert counts[0].tolist() == [4.0, 6.0, 8.0]
+    assert counts[1] / (1 << 16) == pytest.approx([1 / 3] * 3, abs=0.01)
+    assert sampled(Ranges(rotors=[6]))["rotors"].unique().tolist() == [6.0]
+    assert Ranges().platforms(torch.ones(DRAWS, 1))[-1].tolist() == [8.0]  # a draw is below 1 only before rounding
+
+
 @pytest.mark.parametrize(
     ("ranges", "said"),
     [
@@ -116,6 +125,8 @@ def test_other_ranges_hold_as_well():
         ({"lag_fall_s": [0.1]}, "platforms.lag_fall_s"),
         ({"thrust_to_weight": [1.0, 2.0]}, "platforms.thrust_to_weight above 1"),
         ({"lag_fall_s": [0.03, 0.1]}, "lag_fall_s to reach as far"),
+        ({"rotors": [4, 5]}, r"platforms.rotors as some of .4, 6, 8., got .4, 5."),
+        ({"rotors": []}, "platforms.rotors"),
     ],
 )
 def test_ranges_that_are_none_are_refused(ranges: dict[str, list[float]], said: str):
@@ -130,9 +141,12 @@ def test_masses_that_are_all_near_a_named_platforms_are_refused():
 
 def test_only_those_called_outside_are_outside_the_ranges():
     def inside(airframe: Airframe) -> bool:
-        mine = {name: getattr(airframe, name) for name in vars(Ranges()) if name != "arm_ratio"}
+        mine = {name: getattr(airframe, name) for name in RANGES if name != "arm_ratio"}
         mine["arm_ratio"] = airframe.arm_x_m / airframe.arm_y_m
-        return all(low <= mine[name] <= high for name, (low, high) in vars(Ranges()).items())
+        bounds = {name: getattr(Ranges(), name) for name in RANGES}
+        return airframe.rotors in Ranges().rotors and all(
+            low <= mine[name] <= high for name, (low, high) in bounds.items()
+        )
 
     assert [name for name, airframe in MEASURED.items() if not inside(airframe)] == list(OUTSIDE)
     masses = [airframe.mass_kg for name, airframe in INSIDE.items() if name.startswith("unseen")]
