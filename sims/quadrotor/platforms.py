@@ -14,10 +14,10 @@ from sims.quadrotor.rotors import COUNTS
 
 DRAWN = (
     *("mass", "arm", "inertia_x", "inertia_y", "inertia_z", "thrust_to_weight", "linear_thrust", "lag_rise"),
-    *("lag_fall", "torque_per_thrust", "drag", "delay", "arm_ratio", "rotors"),
+    *("lag_fall", "torque_per_thrust", "drag", "delay", "arm_ratio"),
 )
-"""The numbers of one random platform."""
-DRAWS = len(DRAWN)
+"""The numbers of one random platform, but for its rotors: commanded alike, and of no matter to a teacher."""
+DRAWS = len(DRAWN) + 1
 APART = 0.02
 """Masses within this share of a named platform's are never drawn."""
 
@@ -118,7 +118,7 @@ class Ranges:
         """
         if draws.ndim != 2 or len(draws) != DRAWS:
             raise ValueError(f"expected draws of shape ({DRAWS}, M), got {tuple(draws.shape)}")
-        u = dict(zip(DRAWN, draws, strict=True))
+        u = dict(zip((*DRAWN, "rotors"), draws, strict=True))
         mass = _masses(u["mass"], *self.mass_kg)
         size = (mass / 0.03) ** (1.0 / 3.0)  # a crazyflie's
         arm, ratio = 0.028 * size * between(u["arm"], 0.8, 1.5), _log_between(u["arm_ratio"], *self.arm_ratio)

@@ -10,7 +10,7 @@ from embodied.contract import TensorSpec
 from sims.quadrotor.dynamics import ROTOR_NAMES
 from sims.quadrotor.episode import Moment
 from sims.quadrotor.observation import AXES
-from sims.quadrotor.platforms import DRAWN, DRAWS
+from sims.quadrotor.platforms import DRAWN
 from sims.quadrotor.starts import PLATFORM
 from sims.quadrotor.tasks.hover import Hover, disturbed
 from sims.tracer.arithmetic import Rows, Value, uniform
@@ -25,8 +25,8 @@ class AnyHover(Hover):
     """`Hover` on random platforms, of which a teacher may observe all that a policy has to find out.
 
     That is the numbers from which the platform is made, the episode's force and torque (in standard deviations), and
-    how much faster than in hover the rotors turn, as a fraction of their highest speed. Only for environments with
-    airframe None: in others these numbers do not describe the drone.
+    how much faster than in hover the rotors turn, as a fraction of their highest speed: the four rotors, or four that
+    would fly alike. Only for environments with airframe None: in others these numbers do not describe the drone.
     """
 
     position_limit_m: Value = POSITION_LIMIT_M
@@ -34,15 +34,15 @@ class AnyHover(Hover):
     INSTRUCTION: ClassVar[str] = "hover at the origin"
     OBSERVED: ClassVar[Mapping[str, TensorSpec]] = {
         **Hover.OBSERVED,
-        "platform": TensorSpec((DRAWS,), unit="1", names=DRAWN, privileged=True),
+        "platform": TensorSpec((len(DRAWN),), unit="1", names=DRAWN, privileged=True),
         "disturbance": TensorSpec((6,), unit="1", names=DISTURBANCE, privileged=True),
         "rotor_excess": TensorSpec((4,), unit="1", names=ROTOR_NAMES, privileged=True),
     }
-    PLAN: ClassVar[int] = DRAWS + len(DISTURBANCE)
+    PLAN: ClassVar[int] = len(DRAWN) + len(DISTURBANCE)
 
     def plan(self, key: Sequence[Value]) -> Rows:
         """The numbers in (0, 1) from which `Ranges.platforms` makes the episode's platform, and the disturbance."""
-        return [*(uniform(key, PLATFORM, index) for index in range(DRAWS)), *disturbed(key)]
+        return [*(uniform(key, PLATFORM, index) for index in range(len(DRAWN))), *disturbed(key)]
 
     def observe(self, now: Moment, key: Sequence[Value] | None) -> Rows:
         """`Hover`'s observation, and what a teacher may observe."""
