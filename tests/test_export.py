@@ -63,7 +63,7 @@ def test_a_checkpoint_becomes_c_whatever_its_task(trained: Path):
     assert second.startswith("verify it: ")
     assert second.endswith(f"python -m real_robot.firmware.verify {output}")
     kept = {"policy.c", "policy.h", "policy_kernels.h", "contract.json", "export.json", "samples.safetensors"}
-    assert kept | {"stm32f405", "crazyflie"} == {path.name for path in output.iterdir()}
+    assert kept | {"stm32f405", "crazyflie", "px4", "flight"} == {path.name for path in output.iterdir()}
     record = json.loads((output / "export.json").read_text())
     assert record["weights_sha256"] == checkpoint.load(trained).weights_sha256
     assert record["weights_sha256"] in (output / "policy.h").read_text()

@@ -1,4 +1,4 @@
-"""Complete example programs for an exported policy: a bare STM32F405 and a Crazyflie app."""
+"""Complete example programs for an exported policy: a bare STM32F405, a Crazyflie app and a PX4 module."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ C = Path(__file__).with_name("c")
 STABILIZER_HZ = 1000
 ROTORS = 4
 WRITTEN = "written"
-POSITION = [f"observation[next++] = bounded(state->position.{axis} - setpoint->position.{axis});" for axis in "xyz"]
-VELOCITY = [f"observation[next++] = state->velocity.{axis};" for axis in "xyz"]
-ANGULAR_VELOCITY = [f"observation[next++] = sensors->gyro.{axis} * RADIANS_PER_DEGREE;" for axis in "xyz"]
+POSITION = [f"observation[next++] = bounded(state->position[{axis}]);" for axis in range(3)]
+VELOCITY = [f"observation[next++] = state->velocity[{axis}];" for axis in range(3)]
+ANGULAR_VELOCITY = [f"observation[next++] = state->angular_velocity[{axis}];" for axis in range(3)]
 ROTATION = [
-    "const quaternion_t q = state->attitudeQuaternion;",
-    "observation[next++] = 1.0f - 2.0f * (q.y * q.y + q.z * q.z);",
-    "observation[next++] = 2.0f * (q.x * q.y - q.w * q.z);",
-    "observation[next++] = 2.0f * (q.x * q.z + q.w * q.y);",
-    "observation[next++] = 2.0f * (q.x * q.y + q.w * q.z);",
-    "observation[next++] = 1.0f - 2.0f * (q.x * q.x + q.z * q.z);",
-    "observation[next++] = 2.0f * (q.y * q.z - q.w * q.x);",
-    "observation[next++] = 2.0f * (q.x * q.z - q.w * q.y);",
-    "observation[next++] = 2.0f * (q.y * q.z + q.w * q.x);",
-    "observation[next++] = 1.0f - 2.0f * (q.x * q.x + q.y * q.y);",
+    "const float w = state->attitude[0], x = state->attitude[1], y = state->attitude[2], z = state->attitude[3];",
+    "observation[next++] = 1.0f - 2.0f * (y * y + z * z);",
+    "observation[next++] = 2.0f * (x * y - w * z);",
+    "observation[next++] = 2.0f * (x * z + w * y);",
+    "observation[next++] = 2.0f * (x * y + w * z);",
+    "observation[next++] = 1.0f - 2.0f * (x * x + z * z);",
+    "observation[next++] = 2.0f * (y * z - w * x);",
+    "observation[next++] = 2.0f * (x * z - w * y);",
+    "observation[next++] = 2.0f * (y * z + w * x);",
+    "observation[next++] = 1.0f - 2.0f * (x * x + y * y);",
 ]
 STATE = {
     "position": (TensorSpec((3,), unit="m", frame="world"), POSITION),
@@ -32,27 +32,33 @@ STATE = {
     "velocity": (TensorSpec((3,), unit="m/s", frame="world"), VELOCITY),
     "angular_velocity": (TensorSpec((3,), unit="rad/s", frame="body"), ANGULAR_VELOCITY),
 }
-"""Entries of the firmware's state estimate: shape, unit, frame, and the C code that fills them in."""
+"""Entries of firmwares' state estimates: shape, unit, frame, and the C code that fills them in."""
 HISTORIES = ("previous_action", "action_history")
 """Observations of past actions, oldest first."""
+
+
+FLYING = ("crazyflie", "px4")
+FILLED = ("flight/flight.c", "crazyflie/src/controller_policy.c")
+"""Files with places to fill in."""
 
 
 def write(contract: Contract, scratch_bytes: int, directory: Path) -> dict[str, str]:
     """Write the examples that fit `contract` into `directory`; returns "written" for each, or why it does not fit."""
     shutil.copytree(C / "stm32f405", directory / "stm32f405")
-    if reason := _no_crazyflie(contract):
-        return {"stm32f405": WRITTEN, "crazyflie": reason}
-    shutil.copytree(C / "crazyflie", directory / "crazyflie")
-    path = directory / "crazyflie" / "src" / "controller_policy.c"
-    filled = path.read_text()
-    for name, text in _crazyflie(contract, scratch_bytes).items():
-        filled = filled.replace(f"@{name}@", text)
-    path.write_text(filled)
-    return {"stm32f405": WRITTEN, "crazyflie": WRITTEN}
+    if reason := _not_flown(contract):
+        return {"stm32f405": WRITTEN, **dict.fromkeys(FLYING, reason)}
+    for name in ("flight", *FLYING):
+        shutil.copytree(C / name, directory / name)
+    for name in FILLED:
+        filled = (directory / name).read_text()
+        for place, text in _places(contract, scratch_bytes).items():
+            filled = filled.replace(f"@{place}@", text)
+        (directory / name).write_text(filled)
+    return {"stm32f405": WRITTEN, **dict.fromkeys(FLYING, WRITTEN)}
 
 
-def _no_crazyflie(contract: Contract) -> str | None:
-    """Why the firmware can't fill the observation or apply the action, or None."""
+def _not_flown(contract: Contract) -> str | None:
+    """Why a flight controller can't fill the observation or apply the action, or None."""
     action, steps = contract.action, contract.control_dt_s * STABILIZER_HZ
     if action.shape != (ROTORS,) or (action.low, action.high) != ((-1.0,) * ROTORS, (1.0,) * ROTORS):
         return f"expected {ROTORS} rotor set-points between -1 and 1, got {action.shape} {action.low} {action.high}"
@@ -67,7 +73,7 @@ def _no_crazyflie(contract: Contract) -> str | None:
     return None
 
 
-def _crazyflie(contract: Contract, scratch_bytes: int) -> dict[str, str]:
+def _places(contract: Contract, scratch_bytes: int) -> dict[str, str]:
     lines, repair, history = [], [], 1
     for key, spec in contract.observation.items():
         if key in STATE:
