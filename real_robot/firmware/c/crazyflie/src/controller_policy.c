@@ -1,8 +1,8 @@
 /* Crazyflie app: an exported policy as the firmware's out-of-tree controller (CONFIG_CONTROLLER_OOT).
 
-   Written against the interface of crazyflie-firmware's stabilizer_types.h and controller.h as of 2024, and compiled
-   against declarations of it, not flown: try it with the vehicle held first. policy_act() runs in the stabilizer task and
-   takes @SCRATCH@ bytes of its stack and some for calls; raise STABILIZER_TASK_STACKSIZE where that is too much. */
+   Built within crazyflie-firmware of August 2026 (2a18fc2) and not flown: try it with the vehicle held first. policy_act()
+   runs in the stabilizer task and takes @SCRATCH@ bytes of its stack and some for calls; raise STABILIZER_TASK_STACKSIZE
+   where that is too much. */
 #include <stdbool.h>
 #include <stdint.h>
 
