@@ -254,8 +254,9 @@ def test_it_asks_until_it_is_a_mode_that_keeps_others_from_the_motors(vehicle):
     flown.tell(f"registered 1 {MODE} 7")
     flown.gyro(3300)
     flown.tell("requests")
-    count, _, configured, source, allocation, _ = flown.process.stdout.readline().split()
-    assert (int(count), int(configured), int(source), int(allocation)) == (3, 1, MODE, 0)
+    count, _, configured, source, flags, _ = flown.process.stdout.readline().split()
+    # Without "allocation"; with "termination", PX4's rate controller would say that there is no thrust.
+    assert (int(count), int(configured), int(source), flags) == (3, 1, MODE, "00")
 
 
 def test_when_it_stops_the_mode_ends(vehicle):
@@ -273,6 +274,22 @@ def test_it_moves_no_motor_in_other_modes_or_disarmed(vehicle):
     for mode, armed, told in ((4, 0, 0), (4, 1, 0), (MODE, 0, 0), (MODE, 1, 1), (4, 1, 0), (MODE, 0, 0)):
         flown.tell(f"status {mode} {armed}")
         assert flown.gyro(1010)[0] == told
+
+
+def test_the_land_detector_hears_of_the_thrust(vehicle):
+    flown = vehicle()
+    flown.ready(geometry(6))
+    assert flown.ask("thrust")[0] == 0.0
+    flown.tell(f"status {MODE} 1")
+    flown.see()
+    _, control = flown.gyro(1010)
+    count, x, y, z = flown.ask("thrust")
+    assert (count, x, y) == (1.0, 0.0, 0.0)
+    assert z == pytest.approx(-float(control[:6].mean()), abs=1e-5)
+    assert z < -0.1
+    for action in range(60):  # nothing is measured: motors stop
+        flown.gyro(1300 + 10 * action)
+    assert flown.ask("thrust")[1:] == [0.0, 0.0, 0.0]
 
 
 def test_the_commander_hears_whether_all_is_measured(vehicle):

@@ -1,7 +1,7 @@
 /* Flies the PX4 module without PX4. Lines of the console are a command and numbers:
    "start"; "stop"; "time US"; "requests"; "param NAME VALUE", "int NAME VALUE"; "registered SUCCESS MODE CHECK"; "status MODE ARMED"; "setpoint
    X Y Z YAW"; "attitude W X Y Z"; "position VALID X Y Z VX VY VZ HEADING"; "reset DX DY DZ DHEADING" with the next
-   position; "ask ID"; and "gyro US P Q R", with which the module runs. A run prints whether it told the motors anything,
+   position; "ask ID"; "thrust"; and "gyro US P Q R", with which the module runs. A run prints whether it told the motors anything,
    and the last twelve controls; other lines print what they caused. */
 #include <iostream>
 #include <sstream>
@@ -107,6 +107,10 @@ int main()
         std::cout << " " << control;
       }
       std::cout << "\n";
+    } else if (command == "thrust") {
+      const vehicle_thrust_setpoint_s &thrust = topic_vehicle_thrust_setpoint.last;
+      std::cout << topic_vehicle_thrust_setpoint.count << " " << thrust.xyz[0] << " " << thrust.xyz[1] << " "
+                << thrust.xyz[2] << "\n";
     } else if (command == "stop") {
       stop();
     } else if (command == "time") {
@@ -115,7 +119,8 @@ int main()
       const register_ext_component_request_s &request = topic_register_ext_component_request.last;
       std::cout << topic_register_ext_component_request.count << " " << request.name << " "
                 << (int)topic_config_control_setpoints.count << " " << (int)topic_config_control_setpoints.last.source_id
-                << " " << topic_config_control_setpoints.last.flag_control_allocation_enabled << " "
+                << " " << topic_config_control_setpoints.last.flag_control_allocation_enabled
+                << topic_config_control_setpoints.last.flag_control_termination_enabled << " "
                 << topic_unregister_ext_component.count << "\n";
     }
   }

@@ -230,6 +230,10 @@ struct vehicle_status_s {
   uint64_t timestamp;
   uint8_t arming_state, nav_state;
 };
+struct vehicle_thrust_setpoint_s {
+  uint64_t timestamp, timestamp_sample;
+  float xyz[3];
+};
 TOPIC(actuator_motors);
 TOPIC(arming_check_request);
 TOPIC(arming_check_reply);
@@ -241,4 +245,5 @@ TOPIC(vehicle_angular_velocity);
 TOPIC(vehicle_attitude);
 TOPIC(vehicle_local_position);
 TOPIC(vehicle_status);
+TOPIC(vehicle_thrust_setpoint);
 inline Topic<vehicle_control_mode_s> topic_config_control_setpoints;

@@ -31,6 +31,7 @@
 #include <uORB/topics/vehicle_control_mode.h>
 #include <uORB/topics/vehicle_local_position.h>
 #include <uORB/topics/vehicle_status.h>
+#include <uORB/topics/vehicle_thrust_setpoint.h>
 
 #include "../../../../flight/flight.h"
 
@@ -49,7 +50,8 @@ class Mixer
 public:
   /* Reads the allocator's geometry; false, with a message, where rotors stand unevenly or do not point up. */
   bool configure();
-  void thrusts(const float told[4], float *control) const;
+  /* Returns the mean of the set-points. */
+  float thrusts(const float told[4], float *control) const;
 
 private:
   int _count{0};
@@ -96,6 +98,7 @@ private:
   uORB::Subscription _registered_sub{ORB_ID(register_ext_component_reply)};
   uORB::Subscription _question_sub{ORB_ID(arming_check_request)};
   uORB::Publication<actuator_motors_s> _motors_pub{ORB_ID(actuator_motors)};
+  uORB::Publication<vehicle_thrust_setpoint_s> _thrust_pub{ORB_ID(vehicle_thrust_setpoint)};
   uORB::Publication<register_ext_component_request_s> _register_pub{ORB_ID(register_ext_component_request)};
   uORB::Publication<unregister_ext_component_s> _unregister_pub{ORB_ID(unregister_ext_component)};
   uORB::Publication<vehicle_control_mode_s> _configure_pub{ORB_ID(config_control_setpoints)};
@@ -162,9 +165,9 @@ bool Mixer::configure()
   return true;
 }
 
-void Mixer::thrusts(const float told[4], float *control) const
+float Mixer::thrusts(const float told[4], float *control) const
 {
-  float mean = 0.f, parts[3]{};
+  float mean = 0.f, parts[3]{}, total = 0.f;
   for (int i = 0; i < 4; i++) {
     mean += 0.25f * told[i];
     parts[0] += 0.25f * AHEAD[i] * told[i];
@@ -179,7 +182,9 @@ void Mixer::thrusts(const float told[4], float *control) const
     const float wanted = mean + _places[i][0] * parts[0] + _places[i][1] * parts[1] + _places[i][2] * parts[2];
     const float speed = 0.5f * (fminf(fmaxf(wanted, -1.f), 1.f) + 1.f);
     control[i] = speed * (_curve * speed + 1.f - _curve);
+    total += control[i];
   }
+  return total / (float)_count;
 }
 
 bool PolicyControl::init()
@@ -208,7 +213,6 @@ void PolicyControl::register_mode()
     vehicle_control_mode_s alone{};  /* no controller of PX4's, and no allocation to motors */
     alone.timestamp = hrt_absolute_time();
     alone.source_id = reply.mode_id;
-    alone.flag_control_termination_enabled = true; /* PX4 may still end the flight */
     _configure_pub.publish(alone);
     PX4_INFO("flight mode %d", _mode);
   }
@@ -351,14 +355,18 @@ void PolicyControl::fly(const hrt_abstime now, const vehicle_angular_velocity_s 
   actuator_motors_s motors{};
   motors.timestamp = now;
   motors.timestamp_sample = gyro.timestamp_sample;
+  vehicle_thrust_setpoint_s thrust{};  /* without which the land detector takes a hover for standing, and PX4 disarms */
+  thrust.timestamp = now;
+  thrust.timestamp_sample = gyro.timestamp_sample;
   if (_lost) {
     for (float &control : motors.control) {
       control = NAN;
     }
   } else {
-    _mixer.thrusts(_action, motors.control);
+    thrust.xyz[2] = -_mixer.thrusts(_action, motors.control);
   }
   _motors_pub.publish(motors);
+  _thrust_pub.publish(thrust);
 }
 
 void PolicyControl::Run()
