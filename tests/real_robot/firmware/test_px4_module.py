@@ -267,6 +267,20 @@ def test_when_it_stops_the_mode_ends(vehicle):
     assert ended == "1"
 
 
+def test_started_again_it_does_not_take_the_mode_of_before(vehicle):
+    flown = vehicle()
+    flown.ready(geometry(4))
+    flown.tell("stop")
+    assert flown.ask("start") == [0.0]
+    flown.tell(f"status {MODE} 1")
+    assert flown.gyro(1010)[0] == 0  # topics keep their last message, here what the commander replied to the one before
+    flown.tell("requests")
+    asked, _, configured, *_ = flown.process.stdout.readline().split()
+    assert (int(asked), int(configured)) == (2, 1)
+    flown.tell("registered 1 24 7", "status 24 1")
+    assert flown.gyro(1020)[0] == 1
+
+
 def test_it_moves_no_motor_in_other_modes_or_disarmed(vehicle):
     flown = vehicle()
     flown.ready(geometry(4))

@@ -135,6 +135,7 @@ public:
   static int main(int argc, char *argv[])
   {
     if (argc > 1 && !strcmp(argv[1], "start")) {
+      _stop = false;
       return T::task_spawn(argc, argv);
     }
     if (argc > 1 && !strcmp(argv[1], "status") && _object.load() != nullptr) {
@@ -145,7 +146,11 @@ public:
   virtual ~ModuleBase() = default;
   virtual int print_status() { return 0; }
   bool should_exit() const { return _stop; }
-  void exit_and_cleanup() { _object.store(nullptr); }
+  static void exit_and_cleanup()
+  {
+    delete _object.load();
+    _object.store(nullptr);
+  }
   static inline Held _object{};
   static inline int _task_id{-1};
   static inline bool _stop{false};

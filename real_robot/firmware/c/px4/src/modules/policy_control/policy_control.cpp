@@ -201,7 +201,7 @@ void PolicyControl::register_mode()
 {
   register_ext_component_reply_s reply;
   while (_registered_sub.update(&reply)) {
-    if (reply.request_id != REQUEST_ID || _mode >= 0) {
+    if (reply.request_id != (REQUEST_ID ^ _asked) || _mode >= 0) { /* topics keep what others were told */
       continue;
     }
     if (!reply.success) {
@@ -220,7 +220,7 @@ void PolicyControl::register_mode()
   if (_mode < 0 && (_asked == 0 || now - _asked > REGISTER_AGAIN_US)) {
     register_ext_component_request_s request{};
     request.timestamp = _asked = now;
-    request.request_id = REQUEST_ID;
+    request.request_id = REQUEST_ID ^ now;
     strncpy(request.name, NAME, sizeof(request.name) - 1);
     request.px4_ros2_api_version = register_ext_component_request_s::LATEST_PX4_ROS2_API_VERSION;
     request.register_arming_check = true;
