@@ -267,6 +267,25 @@ def test_when_it_stops_the_mode_ends(vehicle):
     assert ended == "1"
 
 
+def test_stopped_in_flight_it_flies_on_until_the_commander_has_taken_another_mode(vehicle):
+    flown = vehicle()
+    flown.ready(geometry(4))
+    flown.tell(f"status {MODE} 1")
+    flown.see()
+    assert flown.gyro(1010)[0] == 1
+    assert flown.ask("ask 1")[3] == 1.0
+    flown.tell("stop")
+    told, control = flown.gyro(1020)
+    assert told == 1
+    assert control[:4].isfinite().all()
+    assert flown.ask("ask 2")[3] == 0.0
+    flown.tell("status 4 1")
+    assert flown.gyro(1030)[0] == 0
+    flown.tell("stop", "requests")
+    *_, ended = flown.process.stdout.readline().split()
+    assert ended == "1"
+
+
 def test_started_again_it_does_not_take_the_mode_of_before(vehicle):
     flown = vehicle()
     flown.ready(geometry(4))

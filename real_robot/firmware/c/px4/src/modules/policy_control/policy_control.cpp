@@ -253,7 +253,7 @@ void PolicyControl::answer()
   reply.request_id = question.request_id;
   reply.registration_id = _check;
   reply.health_component_index = arming_check_reply_s::HEALTH_COMPONENT_INDEX_NONE;
-  reply.can_arm_and_run = _whole && !_lost;
+  reply.can_arm_and_run = _whole && !_lost && !should_exit();
   reply.mode_req_angular_velocity = true;
   reply.mode_req_attitude = true;
   reply.mode_req_local_alt = true;
@@ -371,7 +371,7 @@ void PolicyControl::fly(const hrt_abstime now, const vehicle_angular_velocity_s 
 
 void PolicyControl::Run()
 {
-  if (should_exit()) {
+  if (should_exit() && !_flying) { /* in flight it first waits for the commander to take another mode */
     _gyro_sub.unregisterCallback();
     leave();
     exit_and_cleanup();
