@@ -400,6 +400,20 @@ def test_set_points_are_followed_while_they_are_fresh(vehicle):
     torch.testing.assert_close(flown.gyro(1300)[1][:4], expected(-0.3), atol=3e-6, rtol=0.0)
 
 
+@pytest.mark.parametrize(("age", "followed"), [(-1.0, False), (0.0, False), (1e36, True), (math.nan, False)])
+def test_any_age_of_set_points_may_be_given(vehicle, age: float, followed: bool):
+    flown = vehicle()
+    flown.ready(geometry(4), POLICY_SP_AGE=age)
+    flown.tell(f"status {MODE} 1")
+    flown.see()
+    flown.gyro(1010)
+    flown.tell("time 1015000", "setpoint 0.3 nan inf nan")
+    flown.see()
+    goal = torch.tensor([-0.3 if followed else 0.0, 0.0, 0.0])
+    told = speeds(make("mlp"), goal, torch.eye(3), torch.zeros(3), torch.zeros(3))
+    torch.testing.assert_close(flown.gyro(1020)[1][:4], share(told), atol=3e-6, rtol=0.0)
+
+
 def test_lost_measurements_hold_it_level_for_half_a_second_and_then_stop_it(vehicle):
     flown = vehicle("history")
     flown.ready(geometry(4))

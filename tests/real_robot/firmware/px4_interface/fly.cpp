@@ -34,9 +34,8 @@ int main()
       char *argv[] = {program, verb};
       std::cout << policy_control_main(2, argv) << "\n";
     } else if (command == "param" || command == "int") {
-      double value;
-      words >> name >> value;
-      parameters[name] = {command == "int", value};
+      words >> name;
+      parameters[name] = {command == "int", number(words)};
     } else if (command == "registered") {
       register_ext_component_reply_s reply{};
       int success, mode, check;

@@ -327,7 +327,7 @@ void PolicyControl::follow(const hrt_abstime now)
     param_get(_setpoint_age, &age_s);
   }
   if (_setpoint_sub.copy(&wanted) && _flying && wanted.timestamp > _began
-      && now < wanted.timestamp + (hrt_abstime)(1e6f * age_s)) {
+      && 1e-6f * (float)((int64_t)now - (int64_t)wanted.timestamp) < age_s) {
     for (int i = 0; i < 3; i++) {
       _goal[i] = PX4_ISFINITE(wanted.position[i]) ? wanted.position[i] : _goal[i];
     }
