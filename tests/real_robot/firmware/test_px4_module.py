@@ -400,6 +400,16 @@ def test_set_points_are_followed_while_they_are_fresh(vehicle):
     torch.testing.assert_close(flown.gyro(1300)[1][:4], expected(-0.3), atol=3e-6, rtol=0.0)
 
 
+def test_without_a_place_to_hold_there_is_no_position_error(vehicle):
+    flown = vehicle()
+    flown.ready(geometry(4))
+    flown.tell(f"status {MODE} 1")
+    flown.see((0.3, 0.2, -0.1), heading=math.nan)
+    told = speeds(make("mlp"), torch.zeros(3), torch.eye(3), torch.zeros(3), torch.zeros(3))
+    torch.testing.assert_close(flown.gyro(1010)[1][:4], share(told), atol=3e-6, rtol=0.0)
+    assert flown.ask("ask 1")[3] == 0.0
+
+
 @pytest.mark.parametrize(("age", "followed"), [(-1.0, False), (0.0, False), (1e36, True), (math.nan, False)])
 def test_any_age_of_set_points_may_be_given(vehicle, age: float, followed: bool):
     flown = vehicle()

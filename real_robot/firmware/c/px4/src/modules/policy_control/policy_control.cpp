@@ -265,9 +265,9 @@ void PolicyControl::answer()
 void PolicyControl::measure(const hrt_abstime now, const vehicle_angular_velocity_s &gyro, flight_state &state)
 {
   const vehicle_local_position_s &p = _position;
-  const bool seen = p.timestamp != 0 && now < p.timestamp + POSITION_AGE_US;
+  const bool seen = p.timestamp != 0 && now < p.timestamp + POSITION_AGE_US, placed = seen && _placed;
   const float position[3] = {p.x - _goal[0], -(p.y - _goal[1]), -(p.z - _goal[2])}, velocity[3] = {p.vx, -p.vy, -p.vz};
-  const bool known[3] = {seen && p.xy_valid, seen && p.xy_valid, seen && p.z_valid};
+  const bool known[3] = {placed && p.xy_valid, placed && p.xy_valid, placed && p.z_valid};
   const bool moving[3] = {seen && p.v_xy_valid, seen && p.v_xy_valid, seen && p.v_z_valid};
   const float c = cosf(_goal_yaw), s = -sinf(_goal_yaw);  /* clockwise in PX4, seen from above */
   state.position[0] = c * position[0] + s * position[1];
