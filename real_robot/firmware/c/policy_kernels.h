@@ -24,7 +24,7 @@ static inline int policy_finite(const float *x, int count)
 {
   for (int i = 0; i < count; i++) {
     const float difference = x[i] - x[i];
-    if (difference != 0.0f) { /* infinity or not a number */
+    if (!(difference <= 0.0f)) { /* infinity or not a number */
       return 0;
     }
   }
@@ -323,7 +323,7 @@ static inline void policy_attend(policy_attention *state, const float *query, co
   }
   score *= scale;
   float before = 1.0f, weight = 1.0f;
-  if (state->sum == 0.0f) {
+  if (!(state->sum > 0.0f)) {
     before = 0.0f;
     state->largest = score;
   } else if (score > state->largest) {

@@ -27,6 +27,12 @@ from tests.real_robot.firmware.policies import make
 
 INTERFACE = Path(__file__).with_name("px4_interface")
 MODE = 23
+PX4_FLAGS = (
+    *("-Wcast-align", "-Wdouble-promotion", "-Wfloat-equal", "-Wlogical-op", "-Wpointer-arith", "-Wshadow"),
+    *("-Wno-missing-field-initializers", "-Wno-unused-parameter", "-funsafe-math-optimizations", "-fno-math-errno"),
+)
+"""What PX4 compiles with, warnings being errors."""
+PX4_C_FLAGS = ("-Wbad-function-cast", "-Wnested-externs", "-Wstrict-prototypes")
 PX4_QUAD = {0: 0, 1: 2, 2: 3, 3: 1}
 """PX4's numbers of a quadrotor's motors, from the front right across: rotors in our order."""
 
@@ -118,8 +124,8 @@ def built(directory: Path) -> Path:
         header.parent.mkdir(parents=True, exist_ok=True)
         header.write_text('#include "px4.hpp"\n')
     sources = [directory / "export" / "policy.c", directory / "export" / "flight" / "flight.c"]
-    call([host_compiler(), *COMMON, "-c", *sources], directory)
-    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Wdouble-promotion", "-Werror"]
+    call([host_compiler(), *COMMON, *PX4_FLAGS, *PX4_C_FLAGS, "-c", *sources], directory)
+    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", *PX4_FLAGS, "-fno-exceptions", "-fno-rtti"]
     folders = [f"-I{INTERFACE}", f"-I{directory / 'include'}", f"-I{module}"]
     objects = ["policy.o", "flight.o"]
     call(["g++", *flags, *folders, INTERFACE / "fly.cpp", *objects, "-o", directory / "fly"], directory)
