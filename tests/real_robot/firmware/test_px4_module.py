@@ -198,18 +198,20 @@ def test_it_commands_what_the_policy_does_on_the_same_state(vehicle, curve: floa
     assert expected.std() > 0.1
 
 
+@pytest.mark.parametrize("fast", [1.0, 50.0])
 @pytest.mark.parametrize("count", [6, 8])
-def test_six_and_eight_rotors_take_their_shares_whatever_their_numbers(vehicle, count: int):
+def test_six_and_eight_rotors_take_their_shares_whatever_their_numbers(vehicle, count: int, fast: float):
     flown, policy = vehicle(), make("mlp")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
     flown.ready([geometry(count)[rotor] for rotor in order])
     flown.tell(f"status {MODE} 1")
     flown.see()
-    _, control = flown.gyro(1010, (0.5, -0.4, 0.3))
-    told = speeds(policy, torch.zeros(3), torch.eye(3), torch.zeros(3), torch.tensor([0.5, 0.4, -0.3]))
+    _, control = flown.gyro(1010, (0.5 * fast, -0.4 * fast, 0.3 * fast))
+    told = speeds(policy, torch.zeros(3), torch.eye(3), torch.zeros(3), fast * torch.tensor([0.5, 0.4, -0.3]))
     mixed = torch.stack(Rotors.of(torch.tensor(float(count))).mixed(list(told)))[order]
     torch.testing.assert_close(control[:count], share(mixed), atol=3e-6, rtol=0.0)
     assert control[count:].isnan().all()
+    assert (mixed.abs().max() > 1.0) == (fast > 1.0)  # beyond the limits
 
 
 def test_pairs_on_one_arm_turn_it_as_four_would(vehicle):
@@ -241,9 +243,10 @@ def test_rotors_that_it_could_not_fly_with_are_refused(vehicle, change, said: st
     assert said in flown.errors()
 
 
-def test_a_tilted_rotor_is_refused(vehicle):
+@pytest.mark.parametrize("axis", ["AX 0.3", "AY -0.3", "AZ 1"])
+def test_a_tilted_rotor_is_refused(vehicle, axis: str):
     flown = vehicle()
-    flown.tell("param CA_ROTOR2_AX 0.3")
+    flown.tell(f"param CA_ROTOR2_{axis}")
     assert flown.set_up(geometry(4)) == [-1.0]
     assert "rotor 2 is tilted" in flown.errors()
 
@@ -256,11 +259,13 @@ def test_it_asks_until_it_is_a_mode_that_keeps_others_from_the_motors(vehicle):
         assert flown.gyro(time_ms)[0] == 0  # mode 0 is not its own before it has one
         flown.tell("requests")
         name = flown.process.stdout.readline().split()
-        assert (int(name[0]), name[1], int(name[2])) == (asked, "Policy", 0)
-    flown.tell(f"registered 1 {MODE} 7")
-    flown.gyro(3300)
+        assert (int(name[0]), name[1], int(name[2])) == (asked, "Policy11", 0)  # with its check
+    flown.tell(f"registered 0 {MODE} 7", f"status {MODE} 1")
+    assert flown.gyro(3150)[0] == 0  # refused
+    flown.tell(f"registered 1 {MODE} 7", "status 0 1")
+    flown.gyro(3160)
     flown.tell("requests")
-    count, _, configured, source, flags, _ = flown.process.stdout.readline().split()
+    count, _, configured, source, flags, *_ = flown.process.stdout.readline().split()
     # Without "allocation"; with "termination", PX4's rate controller would say that there is no thrust.
     assert (int(count), int(configured), int(source), flags) == (3, 1, MODE, "00")
 
@@ -269,8 +274,8 @@ def test_when_it_stops_the_mode_ends(vehicle):
     flown = vehicle()
     flown.ready(geometry(4))
     flown.tell("stop", "requests")
-    *_, ended = flown.process.stdout.readline().split()
-    assert ended == "1"
+    *_, ended, mode = flown.process.stdout.readline().split()
+    assert (ended, mode) == ("1", str(MODE))
 
 
 def test_stopped_in_flight_it_flies_on_until_the_commander_has_taken_another_mode(vehicle):
@@ -288,8 +293,8 @@ def test_stopped_in_flight_it_flies_on_until_the_commander_has_taken_another_mod
     flown.tell("status 4 1")
     assert flown.gyro(1030)[0] == 0
     flown.tell("stop", "requests")
-    *_, ended = flown.process.stdout.readline().split()
-    assert ended == "1"
+    *_, ended, mode = flown.process.stdout.readline().split()
+    assert (ended, mode) == ("1", str(MODE))
 
 
 def test_started_again_it_does_not_take_the_mode_of_before(vehicle):
@@ -404,6 +409,33 @@ def test_set_points_are_followed_while_they_are_fresh(vehicle):
     flown.tell("time 1030000", "setpoint 0.1 nan nan nan", "time 1300000")  # which it gets to see too late
     flown.see()
     torch.testing.assert_close(flown.gyro(1300)[1][:4], expected(-0.3), atol=3e-6, rtol=0.0)
+
+
+def test_what_is_old_or_not_valid_is_unknown(vehicle):
+    flown, policy, none = vehicle(), make("mlp"), torch.zeros(3)
+    flown.ready(geometry(4))
+    flown.tell(f"status {MODE} 1")
+    flown.see()
+    flown.gyro(1010)
+    level = "attitude 1 0 0 0"
+    for time_ms, line, place, velocity in (
+        (1020, "position 1 0.3 0 0 0.4 0 0 0", (0.3, 0.0, 0.0), (0.4, 0.0, 0.0)),
+        (1030, "position 2 0.3 0 0 0.4 0 0 0", (0.3, 0.0, 0.0), (0.0, 0.0, 0.0)),
+        (1040, "position 1 0.3 0 0 0.4 0 0 0", (0.3, 0.0, 0.0), (0.4, 0.0, 0.0)),
+        (1240, "", (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)),  # the position of 0.2 s ago
+    ):
+        flown.tell(f"time {1000 * time_ms - 10000}", line)
+        flown.tell(f"time {1000 * time_ms}", level)
+        _, control = flown.gyro(time_ms)
+        told = speeds(policy, torch.tensor(place), torch.eye(3), torch.tensor(velocity), none)
+        torch.testing.assert_close(control[:4], share(told), atol=3e-6, rtol=0.0)
+        assert flown.ask("ask 1")[3] == (velocity[0] > 0.0)
+    flown.tell("time 1250000", "position 1 0 0 0 0 0 0 0", level)
+    flown.gyro(1250)
+    assert flown.ask("ask 1")[3] == 1.0
+    flown.tell("time 1320000", "position 1 0 0 0 0 0 0 0")  # the attitude of 0.07 s ago
+    flown.gyro(1320)
+    assert flown.ask("ask 1")[3] == 0.0
 
 
 def test_without_a_place_to_hold_there_is_no_position_error(vehicle):

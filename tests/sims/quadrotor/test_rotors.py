@@ -10,7 +10,7 @@ import torch
 from embodied.errors import UserError
 from embodied.seeding import generator
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, RACER_5_INCH
-from sims.quadrotor.dynamics import BODY_ROWS, DT_S, Options
+from sims.quadrotor.dynamics import BODY_ROWS, DT_S, SAG_S, Options
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.platforms import Ranges
 from sims.quadrotor.rotors import COUNTS, MOST, Rotors, place
@@ -112,6 +112,16 @@ def test_a_rotor_at_its_limit_turns_the_body_less():
     rolls = [float(flown(replace(CRAZYFLIE, rotors=n), told, first=0.5)[10, 0]) for n in (4.0, 6.0)]
     # y times command: of four, 4 x 1 x 1; of six, two thirds of (4 x 0.707 x 0.707 + 2 x 1.414 x 1), not x 1.414.
     assert rolls[1] / rolls[0] == pytest.approx((4.0 * 0.5 + 2.0 * 2.0**0.5) * (4.0 / 6.0) / 4.0, rel=1e-3)
+
+
+def test_all_rotors_load_the_battery():
+    frame, options = replace(CRAZYFLIE, rotors=6.0, sag=0.1), Options(sag=True).of_rotors(6)
+    told = torch.tensor([[-1.0], [0.0], [1.0], [0.5]])
+    once, twice = (flown(frame, told, options=options, steps=steps, first=0.5) for steps in (1, 2))
+    lacking, after = (float(state[BODY_ROWS + 4, 0]) for state in (once, twice))
+    speeds = once[-MOST:, 0][:6] + frame.hover_speed
+    assert speeds.std() > 0.01
+    assert after == pytest.approx(lacking + (0.1 * float((speeds**3).mean()) - lacking) * DT_S / SAG_S, rel=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["c", "torch"])

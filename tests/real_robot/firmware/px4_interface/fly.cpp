@@ -78,7 +78,8 @@ int main()
       for (float *part : {&position.x, &position.y, &position.z, &position.vx, &position.vy, &position.vz, &position.heading}) {
         *part = number(words);
       }
-      position.xy_valid = position.z_valid = position.v_xy_valid = position.v_z_valid = valid;
+      position.xy_valid = position.z_valid = valid != 0;
+      position.v_xy_valid = position.v_z_valid = valid == 1; /* 2 is a position without a velocity */
       position.timestamp = current_us;
       uORB::Publication<vehicle_local_position_s>(ORB_ID(vehicle_local_position)).publish(position);
     } else if (command == "ask") {
@@ -91,7 +92,9 @@ int main()
       module()->Run();
       const arming_check_reply_s &reply = topic_arming_check_reply.last;
       std::cout << (topic_arming_check_reply.count - before) << " " << (int)reply.request_id << " "
-                << (int)reply.registration_id << " " << reply.can_arm_and_run << " " << reply.mode_req_local_position
+                << (int)reply.registration_id << " " << reply.can_arm_and_run << " "
+                << (reply.mode_req_angular_velocity && reply.mode_req_attitude && reply.mode_req_local_alt
+                    && reply.mode_req_local_position)
                 << "\n";
     } else if (command == "gyro") {
       vehicle_angular_velocity_s gyro{};
@@ -116,11 +119,12 @@ int main()
       words >> current_us;
     } else if (command == "requests") {
       const register_ext_component_request_s &request = topic_register_ext_component_request.last;
-      std::cout << topic_register_ext_component_request.count << " " << request.name << " "
+      std::cout << topic_register_ext_component_request.count << " " << request.name
+                << request.register_arming_check << request.register_mode << " "
                 << (int)topic_config_control_setpoints.count << " " << (int)topic_config_control_setpoints.last.source_id
                 << " " << topic_config_control_setpoints.last.flag_control_allocation_enabled
                 << topic_config_control_setpoints.last.flag_control_termination_enabled << " "
-                << topic_unregister_ext_component.count << "\n";
+                << topic_unregister_ext_component.count << " " << (int)topic_unregister_ext_component.last.mode_id << "\n";
     }
   }
   return 0;

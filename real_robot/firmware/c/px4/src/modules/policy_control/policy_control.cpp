@@ -4,7 +4,8 @@
    then with the vehicle held. It runs with every measurement of the gyroscopes and acts at the policy's rate; in between
    commands are held. Motors are told apart by the control allocator's geometry (CA_ROTOR*), whatever their numbers: four
    rotors in an X, or six or eight, also in pairs, that stand evenly around. It leaves the mode's health to the commander,
-   which takes another mode as soon as a measurement is missing; until then it flies level, and after HOLD_S motors stop. */
+   which takes another mode as soon as a measurement is missing; until then it flies level, and after HOLD_S motors stop.
+   Without measurements of the gyroscopes it does not run, and PX4's outputs keep the last commands. */
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
