@@ -417,24 +417,27 @@ def test_what_is_old_or_not_valid_is_unknown(vehicle):
     flown.tell(f"status {MODE} 1")
     flown.see()
     flown.gyro(1010)
-    level = "attitude 1 0 0 0"
-    for time_ms, line, place, velocity in (
+    rolled, attitude = torch.tensor([0.8, 0.6, 0.0, 0.0]), "attitude 0.8 0.6 0 0"
+    for time_ms, line, error, velocity in (
         (1020, "position 1 0.3 0 0 0.4 0 0 0", (0.3, 0.0, 0.0), (0.4, 0.0, 0.0)),
         (1030, "position 2 0.3 0 0 0.4 0 0 0", (0.3, 0.0, 0.0), (0.0, 0.0, 0.0)),
         (1040, "position 1 0.3 0 0 0.4 0 0 0", (0.3, 0.0, 0.0), (0.4, 0.0, 0.0)),
         (1240, "", (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)),  # the position of 0.2 s ago
     ):
         flown.tell(f"time {1000 * time_ms - 10000}", line)
-        flown.tell(f"time {1000 * time_ms}", level)
+        flown.tell(f"time {1000 * time_ms}", attitude)
         _, control = flown.gyro(time_ms)
-        told = speeds(policy, torch.tensor(place), torch.eye(3), torch.tensor(velocity), none)
+        told = speeds(policy, torch.tensor(error), rotation(rolled), torch.tensor(velocity), none)
         torch.testing.assert_close(control[:4], share(told), atol=3e-6, rtol=0.0)
         assert flown.ask("ask 1")[3] == (velocity[0] > 0.0)
-    flown.tell("time 1250000", "position 1 0 0 0 0 0 0 0", level)
+    flown.tell("time 1250000", "position 1 0 0 0 0 0 0 0", attitude)
     flown.gyro(1250)
     assert flown.ask("ask 1")[3] == 1.0
     flown.tell("time 1320000", "position 1 0 0 0 0 0 0 0")  # the attitude of 0.07 s ago
-    flown.gyro(1320)
+    _, control = flown.gyro(1320)
+    torch.testing.assert_close(
+        control[:4], share(speeds(policy, none, rotation(rolled), none, none)), atol=3e-6, rtol=0.0
+    )
     assert flown.ask("ask 1")[3] == 0.0
 
 
@@ -491,6 +494,19 @@ def test_lost_measurements_hold_it_level_for_half_a_second_and_then_stop_it(vehi
     flown.see()
     first = share(speeds(policy, *level, [torch.full((4,), -1.0)] * 3))
     torch.testing.assert_close(flown.gyro(1620)[1][:4], first, atol=3e-6, rtol=0.0)  # it begins anew
+
+
+def test_after_a_loss_it_has_all_of_its_time_again(vehicle):
+    flown = vehicle()
+    flown.ready(geometry(4))
+    flown.tell(f"status {MODE} 1")
+    for action in range(60):
+        _, control = flown.gyro(1010 + 10 * action)
+    assert control.isnan().all()
+    flown.tell(f"status {MODE} 0")
+    flown.gyro(1610)
+    flown.tell(f"status {MODE} 1")
+    assert flown.gyro(1620)[1][:4].isfinite().all()
 
 
 def test_a_hexarotor_that_it_flies_comes_to_its_goal(tmp_path: Path):
