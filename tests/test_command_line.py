@@ -145,7 +145,8 @@ def test_a_policy_for_any_quadrotor_is_distilled_measured_and_exported(tmp_path:
     assert completed.returncode == 0, completed.stdout + completed.stderr
     rows = json.loads((directory / "report.json").read_text())["evaluations"]
     masses = ("0032", "0045", "0080", "0150", "0250", "0400", "0650", "1000", "1600", "2400")
-    names = ["beyond_slow_rotors", "crazyflie", "crazyflie_21", "high_thrust", "low_thrust", "random"]
+    names = ["beyond_slow_rotors", "crazyflie", "crazyflie_21", "crazyflie_late_10_ms", "crazyflie_late_20_ms"]
+    names += ["hexa_0550_g", "hexa_2000_g", "high_thrust", "low_thrust", "octo_0900_g", "octo_2200_g", "random"]
     names += ["slow_rotors", "slower_rotors"]
     names += [f"unseen_{mass}_g" for mass in masses]
     assert [row["distribution"] for row in rows] == names

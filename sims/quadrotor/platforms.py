@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from torch import Tensor
 
+from embodied.deployment.conditions import Conditions
 from embodied.errors import UserError
 from sims.quadrotor.airframes import CRAZYFLIE, CRAZYFLIE_21, GRAVITY, PARAMETERS, Airframe, between
 from sims.quadrotor.rotors import COUNTS
@@ -18,6 +19,8 @@ DRAWN = (
 )
 """The numbers of one random platform, but for its rotors: commanded alike, and of no matter to a teacher."""
 DRAWS = len(DRAWN) + 1
+DELAY_MAX_S = 0.02
+"""From command to rotor; it is drawn from zero on."""
 APART = 0.02
 """Masses within this share of a named platform's are never drawn."""
 
@@ -56,6 +59,8 @@ INSIDE = {
     "unseen_1600_g": _ratios(1.600, (0.140, 0.128), 3.2, (0.14, 0.12, 0.24), 0.10, 0.22, (0.090, 0.180)),
     "unseen_2400_g": _ratios(2.400, (0.172, 0.150), 2.5, (0.13, 0.15, 0.25), 0.05, 0.14, (0.075, 0.140)),
     "crazyflie": CRAZYFLIE,
+    "crazyflie_late_10_ms": replace(CRAZYFLIE, delay_s=0.01),
+    "crazyflie_late_20_ms": replace(CRAZYFLIE, delay_s=0.02),
     "crazyflie_21": CRAZYFLIE_21,
     "slow_rotors": _ratios(0.060, (0.038, 0.035), 2.5, (0.15, 0.16, 0.28), 0.10, 0.16, (0.160, 0.200)),
     "slower_rotors": _ratios(0.040, (0.030, 0.032), 3.0, (0.10, 0.11, 0.20), 0.10, 0.16, (0.260, 0.310)),
@@ -66,7 +71,10 @@ INSIDE = {
     "octo_2200_g": _ratios(2.200, (0.170, 0.165), 1.8, (0.18, 0.18, 0.33), 0.15, 0.17, (0.090, 0.160), rotors=8),
     "high_thrust": _ratios(0.300, (0.070, 0.064), 5.7, (0.15, 0.17, 0.29), 0.05, 0.15, (0.035, 0.060)),
 }
-"""Platforms inside the ranges of training; all but the Crazyflies have typical values of small to large machines."""
+"""Platforms inside the ranges of training; all but the Crazyflies have typical values of small to large machines.
+
+Commands reach the rotors at once, but for those called late.
+"""
 OUTSIDE = {"beyond_slow_rotors": _ratios(0.048, (0.032, 0.034), 3.0, (0.11, 0.12, 0.22), 0.10, 0.16, (0.420, 0.500))}
 """Platforms outside them."""
 MEASURED = INSIDE | OUTSIDE
@@ -106,6 +114,23 @@ class Ranges:
         if self.lag_rise_s[1] > self.lag_fall_s[1]:
             raise UserError("expected platforms.lag_fall_s to reach as far as platforms.lag_rise_s: motors brake less")
 
+    @property
+    def conditions(self) -> Conditions:
+        """What a policy trained on these platforms is prepared for, in words."""
+        mass, thrust, rise, fall = (
+            "{:g} to {:g}".format(*each)
+            for each in (self.mass_kg, self.thrust_to_weight, self.lag_rise_s, self.lag_fall_s)
+        )
+        return Conditions(
+            trained_for=(
+                f"platforms of {mass} kg with {', '.join(map(str, self.rotors))} rotors, thrust-to-weight {thrust}",
+                f"rotors that lag {rise} s speeding up and {fall} s slowing down",
+                f"commands 0 to {1e3 * DELAY_MAX_S:g} ms late, measurements at once",
+                "constant random forces and torques, linear drag",
+            ),
+            missing=(), first_action=0.0,
+        )  # fmt: skip
+
     def platforms(self, draws: Tensor) -> Tensor:
         """Plausible platforms: parameters [P, M], in the order of `PARAMETERS`, from `draws` [DRAWS, M] in (0, 1).
 
@@ -138,7 +163,7 @@ class Ranges:
             "thrust_2_n": highest - linear, "torque_per_thrust_m": arm * between(u["torque_per_thrust"], 0.1, 0.25),
             "lag_rise_s": rise, "lag_fall_s": fall, "speed_max_rpm": 22000.0 / size, "rotor_radius_m": 0.8 * arm,
             "drag_x": mass * between(u["drag"], 0.0, 0.4), "drag_y": mass * between(u["drag"], 0.0, 0.4),
-            "drag_z": mass * between(u["drag"], 0.0, 0.2), "delay_s": between(u["delay"], 0.0, 0.02),
+            "drag_z": mass * between(u["drag"], 0.0, 0.2), "delay_s": between(u["delay"], 0.0, DELAY_MAX_S),
             "observation_delay_s": zero, "sag": zero, "rotors": _one_of(u["rotors"], self.rotors),
         }  # fmt: skip
         return torch.stack([rows[name] for name in PARAMETERS])

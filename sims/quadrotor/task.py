@@ -334,11 +334,17 @@ class AnyPlatformTask(QuadrotorTask):
         "random": AnyHover(),
         **dict.fromkeys(MEASURED, Hover(position_limit_m=POSITION_LIMIT_M)),
     }
+    OPTIONS: ClassVar[Options] = Options(drag=True, delay_steps=2)
 
     def __post_init__(self) -> None:
         """Raise UserError for impossible sizes too."""
         super().__post_init__()
         at_least(self, 1, "training_steps")
+
+    @property
+    def conditions(self) -> Conditions:
+        """What training prepares for."""
+        return self.platforms.conditions
 
     def flown(self, distribution: str) -> dict[str, Any]:
         """A random platform in every episode, or the evaluated one."""

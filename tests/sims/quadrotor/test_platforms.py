@@ -8,7 +8,7 @@ import torch
 from embodied.errors import UserError
 from embodied.seeding import generator
 from sims.quadrotor.airframes import AIRFRAMES, GRAVITY, PARAMETERS, Airframe, hover_speed
-from sims.quadrotor.dynamics import parameters
+from sims.quadrotor.dynamics import Options, parameters
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.platforms import APART, DRAWS, INSIDE, MEASURED, OUTSIDE, RANGES, Ranges
 from sims.quadrotor.task import AnyPlatformTask
@@ -180,6 +180,31 @@ def test_the_task_trains_on_random_platforms_of_its_ranges_alone():
         env = task.environment(2, name, "eval")
         assert env.airframe == airframe
         assert "platform" not in env.contract.observation
+
+
+def test_commands_are_late_in_training_and_where_a_platform_says_so():
+    task = AnyPlatformTask()
+    speeds = {}
+    for name in ("crazyflie", "crazyflie_late_10_ms", "crazyflie_late_20_ms"):
+        env = task.environment(1, name, "eval")
+        env.reset(starts=torch.zeros(1))
+        before = env.observe()["rotor_speed"]
+        seen = [env.step(torch.ones(1, 1, 4)).observation["rotor_speed"] for _ in range(3)]
+        speeds[name] = [bool((after > before + 1e-3).all()) for after in seen]
+    assert list(speeds.values()) == [[True, True, True], [False, True, True], [False, False, True]]
+    delays = sampled()["delay_s"]
+    assert (delays.min(), delays.max()) == (pytest.approx(0.0, abs=1e-5), pytest.approx(0.02, abs=1e-5))
+    assert task.environment(1, "random", "train").options == Options(drag=True, delay_steps=2, many_rotors=True)
+
+
+def test_the_task_says_what_it_prepares_for():
+    told = AnyPlatformTask(platforms=Ranges(mass_kg=[0.1, 0.5], rotors=[4])).conditions
+    assert told.first_action == 0.0
+    env = QuadrotorEnvironment(1, mdp=AnyHover(), airframe=None)
+    assert float(env.reset(starts=torch.zeros(1))["previous_action"].abs().max()) < 1e-6  # as episodes begin
+    assert "platforms of 0.1 to 0.5 kg with 4 rotors, thrust-to-weight 1.3 to 6" in told.trained_for
+    assert any("0 to 20 ms late" in line for line in told.trained_for)
+    assert told.caution is None
 
 
 def test_training_sees_beginnings_more_often_than_evaluation():
