@@ -164,6 +164,10 @@ def test_a_policy_for_any_quadrotor_is_distilled_measured_and_exported(tmp_path:
     assert completed.returncode == 0, completed.stdout + completed.stderr
     header = (directory / "export" / "c" / "contract.json").read_text()
     assert "platform" not in header  # nobody tells it
+    header = (directory / "export" / "c" / "policy.h").read_text()
+    assert "commands 0 to 20 ms late" in header
+    assert "Margins were not measured" not in header  # which no program does for it
+    assert "#define POLICY_FIRST_ACTION 0.0f" in header
 
 
 def test_a_run_leaves_what_was_promised(finished: Path):

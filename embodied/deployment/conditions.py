@@ -14,11 +14,13 @@ class Conditions:
         trained_for: in words, a line each.
         missing: what a real robot has and training had not, such as "latency".
         first_action: every element of past actions when a controller begins.
+        measurable: whether `evaluate.py margins=true` measures how far the policy goes.
     """
 
     trained_for: tuple[str, ...]
     missing: tuple[str, ...]
     first_action: float
+    measurable: bool = False
 
     @property
     def caution(self) -> str | None:

@@ -115,8 +115,10 @@ def _prepared(conditions: Conditions | None, margins: Mapping[str, str]) -> Iter
         yield "   Trained for:"
         yield from (f"     {line}" for line in conditions.trained_for)
         yield f"   {conditions.caution.capitalize()}." if conditions.caution else ""
-        lacking = "Margins were not measured: python evaluate.py checkpoint=RUN margins=true, then export again."
-        yield "   At least 95% of simulated episodes succeed:" if margins else f"   {lacking}"
+        if margins:
+            yield "   At least 95% of simulated episodes succeed:"
+        elif conditions.measurable:
+            yield "   Margins were not measured: python evaluate.py checkpoint=RUN margins=true, then export again."
     yield from (f"     {name}: {words}" for name, words in margins.items())
     yield ""
 
