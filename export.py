@@ -26,7 +26,7 @@ from embodied.saving import checkpoint
 from embodied.saving.publishing import publish, push
 from policies.registry import trained_policy
 from policies.vla.publishing import publish as publish_vla
-from real_robot.firmware.exporting import Export, Target, Weights, export, summary
+from real_robot.firmware.exporting import Export, Target, Weights, export, strictness, summary
 from sims.registry import conditions
 
 log = logging.getLogger("embodied")
@@ -72,7 +72,7 @@ def run(arguments: list[str]) -> None:
     record = export(trained_policy(saved), options, output := Path(config.output or results / "export" / options.name))
     log.info(f"wrote {output}: {summary(record)}")
     if config.target is Format.c:
-        log.info(f"verify it: {module('real_robot.firmware.verify', output)}")
+        log.info(f"verify it: {module('real_robot.firmware.verify', output, *strictness(record))}")
 
 
 def _publish(config: ExportConfig) -> None:

@@ -21,7 +21,7 @@ from embodied.deployment.network import DeployablePolicy, Network, without_unit
 from embodied.errors import UserError
 from embodied.policy import Policy
 from embodied.saving.weights import implausible
-from real_robot.firmware import examples, graphs
+from real_robot.firmware import examples, graphs, verify
 from real_robot.firmware.quantization import quantized
 from real_robot.firmware.record import CONTRACT, RECORD, write_record
 from real_robot.firmware.samples import Samples, draw, draw_chunks
@@ -150,6 +150,13 @@ def _finish(
         "torch": torch.__version__,
     }
     return write_record(directory, description | written)
+
+
+def strictness(record: dict[str, Any]) -> tuple[str, ...]:
+    """Options of `verify` for an export of export.json `record`: none, or what its policy's rounding takes."""
+    if record["max_error"] <= verify.TOLERANCE[record["weights"]]:
+        return ()
+    return "--tolerance", f"{TOLERANCE[Weights(record['weights'])]:g}"
 
 
 def summary(record: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from embodied.contract import Contract, TensorSpec
 from embodied.deployment.network import Network, Normalise, chain, export_target, rollout_outputs
 from policies.mlp import MLPConfig
 from real_robot.firmware import toolchain
-from real_robot.firmware.exporting import Export, Target, Weights, export
+from real_robot.firmware.exporting import Export, Target, Weights, export, strictness
 from real_robot.firmware.quantization import QuantizedLinear, quantized
 from real_robot.firmware.samples import Samples
 from real_robot.firmware.toolchain import run_on_host
@@ -39,6 +39,12 @@ def test_floats_do_what_the_policy_does(exported, kind: str):
     contract = Contract.from_dict(json.loads((directory / "contract.json").read_text()))
     assert contract == make(kind).deployable().contract
     assert "force" not in contract.observation  # privileged
+
+
+def test_what_is_printed_verifies_policies_that_round_more(exported):
+    assert strictness(recorded(exported("mlp"))) == ()
+    assert strictness({"max_error": 8e-6, "weights": "float32"}) == ("--tolerance", "1e-05")
+    assert strictness(recorded(exported("mlp", Weights.int8))) == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)
