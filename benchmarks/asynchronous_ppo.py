@@ -108,12 +108,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "asynchronous_ppo.json")
     options = parser.parse_args()
     about = json.loads(options.output.read_text()) if options.output.exists() else {"rows": []}
-    known = {(row["task"], row["row"], row["seed"]) for row in about["rows"]}
+    known, commit = {(row["task"], row["row"], row["seed"]) for row in about["rows"]}, git_commit()
     for seed in options.seeds:
         for row in options.rows:
             if (options.task, row, seed) in known:
                 continue
-            about["rows"].append(measured(options.task, row, seed, options.folder) | {"git_commit": git_commit()})
+            about["rows"].append(measured(options.task, row, seed, options.folder) | {"git_commit": commit})
             about |= {"versions": versions(), "cores": os.cpu_count()}
             with complete_or_absent(options.output) as temporary:
                 temporary.write_text(json.dumps(about, indent=2) + "\n")
