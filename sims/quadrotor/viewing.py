@@ -98,7 +98,7 @@ def drone(airframe: Airframe, least_m: float = 0.0, colour: Array | Point = BACK
         hub = np.array([ahead * x, aside * y, 0.0])
         rotor = shapes.cylinder((2.0 / count) * arm, 0.02 * arm).moved(hub + np.array([0.0, 0.0, 0.14 * arm]))
         parts += [shapes.rod(np.zeros(3), hub, 0.06 * arm).coloured(DARK)]
-        parts += [rotor.coloured(FRONT if ahead > 0.0 else colour)]
+        parts += [rotor.coloured(FRONT if ahead > 0.1 else colour)]
     return shapes.joined(parts)
 
 

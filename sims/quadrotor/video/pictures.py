@@ -92,7 +92,7 @@ def _airframe(canvas: Canvas, position: Array, rotation: Array, arm: float, roto
     canvas.lines(position + np.stack([np.zeros_like(hubs), hubs], 1) @ rotation.T, 0.16 * arm, ARM)
     for hub in hubs:
         rim = position + (hub + arm * (disc + np.array([0.0, 0.0, 0.12]))) @ rotation.T
-        colour = FRONT if hub[0] > 0 else BACK
+        colour = FRONT if hub[0] > 0.1 * arm else BACK
         canvas.faces(rim[None], np.array(colour, dtype=float)[None], alpha=0.5)
         canvas.path(rim, 0.05 * arm, colour)
     bodies = arm * (HULL + np.array([[[0.0, 0.0, -0.08]], [[0.0, 0.0, 0.1]]]))

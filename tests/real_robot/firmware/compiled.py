@@ -25,3 +25,12 @@ class Compiled:
         observation, action = np.ascontiguousarray(observation, dtype=np.float32), np.full(outputs, 99.0, np.float32)
         status = self.library.policy_act(ctypes.c_void_p(observation.ctypes.data), ctypes.c_void_p(action.ctypes.data))
         return status, action
+
+
+def damage(directory: Path) -> None:
+    """Change the checksum of the weights in the export's source."""
+    source = directory / "policy.c"
+    text = source.read_text()
+    mark = "constants_crc32 = 0x"
+    digit = text[text.index(mark) + len(mark)]
+    source.write_text(text.replace(mark + digit, mark + ("0" if digit != "0" else "1")))

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from embodied.deployment.conditions import Conditions
 from real_robot.firmware.exporting import Export, Target, export
 from real_robot.firmware.toolchain import COMMON, call, host_compiler
+from tests.real_robot.firmware.compiled import damage
 from tests.real_robot.firmware.policies import make
 
 INTERFACE = Path(__file__).with_name("crazyflie_interface")
@@ -124,11 +125,7 @@ def test_past_actions_begin_as_in_training(tmp_path: Path):
 
 def test_a_damaged_policy_does_not_fly(tmp_path: Path):
     export(make("mlp"), Export(Target.c), tmp_path / "export")
-    source = tmp_path / "export" / "policy.c"
-    text = source.read_text()
-    mark = "constants_crc32 = 0x"
-    digit = text[text.index(mark) + len(mark)]
-    source.write_text(text.replace(mark + digit, mark + ("0" if digit != "0" else "1")))
+    damage(tmp_path / "export")
     health, forces = fly(tmp_path / "export", "10 1" + " 0" * 16)
     assert health == [0.0]
     assert forces == [0.0, 0.0, 0.0, 0.0, 2.0]

@@ -23,6 +23,7 @@ from sims.quadrotor.airframes import CRAZYFLIE
 from sims.quadrotor.environment import QuadrotorEnvironment
 from sims.quadrotor.rotors import Rotors, place
 from sims.quadrotor.task import HoverTask
+from tests.real_robot.firmware.compiled import damage
 from tests.real_robot.firmware.policies import make
 
 INTERFACE = Path(__file__).with_name("px4_interface")
@@ -551,11 +552,7 @@ def test_a_hexarotor_that_it_flies_comes_to_its_goal(tmp_path: Path):
 
 def test_a_damaged_policy_does_not_start(compiled, tmp_path: Path):
     export(make("mlp"), Export(Target.c), tmp_path / "export")
-    source = tmp_path / "export" / "policy.c"
-    text = source.read_text()
-    mark = "constants_crc32 = 0x"
-    digit = text[text.index(mark) + len(mark)]
-    source.write_text(text.replace(mark + digit, mark + ("0" if digit != "0" else "1")))
+    damage(tmp_path / "export")
     flown = Vehicle(built(tmp_path))
     assert flown.set_up(geometry(4)) == [-1.0]
     assert "damaged" in flown.errors()

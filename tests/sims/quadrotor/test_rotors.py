@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from sims.quadrotor.platforms import Ranges
 from sims.quadrotor.rotors import COUNTS, MOST, Rotors, place
 from sims.quadrotor.simulator import Simulator
 from sims.quadrotor.tasks.any_platform import AnyHover
+from sims.quadrotor.viewing import BACK, FRONT, drone
 from sims.tracer.kernels import pad
 from tests.sims.quadrotor.flights import PLAIN, oracle
 
@@ -175,3 +177,10 @@ def test_the_simulator_alone_flies_six_rotors():
 def test_other_numbers_of_rotors_are_refused():
     with pytest.raises(UserError, match="rotors as one of 4, 6, 8, got 5"):
         replace(CRAZYFLIE, rotors=5.0)
+
+
+@pytest.mark.parametrize(("count", "front", "others"), [(4, 2, 2), (6, 2, 4), (8, 4, 4)])
+def test_rotors_in_front_are_drawn_red_and_those_at_the_sides_are_not(count: int, front: int, others: int):
+    drawn = drone(replace(CRAZYFLIE, rotors=float(count))).colours[:, :3]
+    red, grey = ((drawn == np.array(colour)).all(1).sum() for colour in (FRONT, BACK))
+    assert red * others == grey * front > 0
