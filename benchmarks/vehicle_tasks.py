@@ -1,9 +1,9 @@
 """Vehicle policies and planners on the same unseen worlds: python benchmarks/vehicle_tasks.py RESULT RUN [RUN ...].
 
-RESULT is navigate or race, each RUN a finished run of train.py, one per seed. All policies and planners drive worlds of
-the evaluation split that were used neither in training nor in its report, as in `evaluate.py checkpoint=RUN
-baselines=true first_start=200 episodes=500` for one run; the planners run only once. Prints a table and writes
-benchmarks/results/vehicle_RESULT.json.
+RESULT is navigate or race, each RUN a finished run of train.py, one per seed. Policies, where the task has a guard also
+behind it, and planners drive worlds of the evaluation split that were used neither in training nor in its report, as in
+`evaluate.py checkpoint=RUN guard=true baselines=true first_start=200 episodes=500` for one run; the planners run only
+once. Prints a table and writes benchmarks/results/vehicle_RESULT.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from embodied.evaluation.report import evaluation_table, git_commit, versions
 from embodied.policy import Policy
 from embodied.saving import checkpoint
 from embodied.saving.files import complete_or_absent
-from embodied.task import Task, planners
+from embodied.task import GuardableTask, Task, planners
 from train import GROUPS, TrainConfig
 
 FIRST, EPISODES, NUM_ENVS = 200, 500, 96
@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     policies = {f"policy, seed {trained['seed']}": policy for _, policy, trained in loaded}
     if {task.name for task, _, _ in loaded} != {f"vehicle_{args.result}"} or len(policies) < len(loaded):
         raise SystemExit(f"error: expected runs of vehicle_{args.result}, each with a different seed")
+    if isinstance(task, GuardableTask):
+        policies |= {f"{who}, guarded": task.guarded(policy) for who, policy in policies.items()}
     results = compare(
         lambda name: task.environment(NUM_ENVS, name, "eval"), task.distributions, policies | planners(task),
         starts_per_task=EPISODES, first_start=FIRST,

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from embodied.deployment.dynamic_window import DynamicWindow, Weights
 from embodied.evaluation.evaluation import EvaluationResult, evaluate
 from embodied.policy import Policy
-from sims.vehicle.planners.dwa import DynamicWindow, Weights
+from sims.vehicle.mapping import drive_of
 from sims.vehicle.planners.gap import FollowTheGap, GapNumbers
 from sims.vehicle.planners.pursuit import Numbers, PurePursuit
 from sims.vehicle.planners.raceline import Raceline, RacelineNumbers
@@ -77,7 +78,7 @@ def planner(name: str, task: VehicleTask) -> tuple[Any, Callable[[Any], Policy]]
     contract = task.contract(task.distributions[0])
     vehicle, lidar, mdp = task.driven
     kinds: dict[str, tuple[Any, Callable[[Any], Policy]]] = {
-        "DWA": (Weights(), lambda numbers: DynamicWindow(contract, vehicle, lidar, numbers)),
+        "DWA": (Weights(), lambda numbers: DynamicWindow(contract, drive_of(vehicle, lidar), numbers)),
         "pure pursuit": (Numbers(), lambda numbers: PurePursuit(contract, vehicle, numbers)),
         "follow the gap": (GapNumbers(), lambda numbers: FollowTheGap(contract, vehicle, lidar, numbers)),
         "raceline": (RacelineNumbers(), lambda numbers: Raceline(contract, vehicle, mdp, numbers)),

@@ -84,6 +84,26 @@ def planners(task: Task) -> dict[str, Policy]:
 
 
 @runtime_checkable
+class GuardableTask(Task, Protocol):
+    """A task whose robot may have a guard, which replaces dangerous commands of any policy."""
+
+    def guarded(self, policy: Policy) -> Policy:
+        """`policy` behind the guard."""
+        ...
+
+
+def guarded(task: Task, policy: Policy) -> Policy:
+    """`policy` behind the guard of `task`.
+
+    Raises:
+        UserError: if it has none.
+    """
+    if not isinstance(task, GuardableTask):
+        raise UserError(f"{task.name} has no guard; use guard=false")
+    return task.guarded(policy)
+
+
+@runtime_checkable
 class VariedTask(Task, Protocol):
     """A task with variants, such as other wordings of instructions, on which only the final policy is evaluated."""
 

@@ -27,6 +27,7 @@ def maps() -> Any:  # noqa: ANN401 - a library has the functions it has
         "map_mark": [pointer, long, *[pointer] * 5],
         "map_plan": [pointer, long, *[pointer] * 3],
         "map_observe": [pointer, long, *[pointer] * 8],
+        "clearance": [long, number, number, long, pointer, long, pointer, pointer],
     }
     return native.declared(native.load(source, (*native.FLAGS, "-ffp-contract=off")), types)
 

@@ -1,4 +1,5 @@
-// Shortest paths on grids, and the maps of `local_map.LocalMap`: the reference, whose numbers these are, bit for bit.
+// Shortest paths on grids, and the maps of `local_map.LocalMap`: the reference, whose numbers these are, bit for bit;
+// and distances of `dynamic_window.py`.
 //
 // compiled.py keeps products and sums apart here, as torch does. Arrays are [n, ...] in row-major order.
 
@@ -279,6 +280,31 @@ void map_observe(
             int arrived = sqrtf(ex * ex + ey * ey) < 1.5f * map->cell;
             out[2 * w] = arrived ? goal[0] : heading[0] * x + heading[1] * y;
             out[2 * w + 1] = arrived ? goal[1] : heading[0] * y - heading[1] * x;
+        }
+    }
+}
+
+// Smallest distance `out` [n, poses] of a rectangle at `pose` [n, poses, 3] from `points` [n, beams, 2]. Distant points
+// are skipped: distances above `FARTHEST` are not exact.
+#define FARTHEST 3.0f
+void clearance(long n, float half_length, float half_width, long poses, const float *pose, long beams,
+               const float *points, float *out) {
+    float px[beams + 1], py[beams + 1];
+    for (long i = 0; i < n; i++, points += 2 * beams) {
+        long near = 0;
+        for (long j = 0; j < beams; j++)
+            if (fabsf(points[2 * j]) < FARTHEST && fabsf(points[2 * j + 1]) < FARTHEST)
+                px[near] = points[2 * j], py[near++] = points[2 * j + 1];
+        for (long k = 0; k < poses; k++, pose += 3) {
+            float c = cosf(pose[2]), s = sinf(pose[2]), least = FARTHEST * FARTHEST;
+            for (long j = 0; j < near; j++) {
+                float dx = px[j] - pose[0], dy = py[j] - pose[1];
+                float x = fabsf(c * dx + s * dy) - half_length, y = fabsf(c * dy - s * dx) - half_width;
+                x = x > 0.0f ? x : 0.0f, y = y > 0.0f ? y : 0.0f;
+                float squared = x * x + y * y;
+                least = squared < least ? squared : least;
+            }
+            *out++ = sqrtf(least);
         }
     }
 }

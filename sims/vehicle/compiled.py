@@ -24,6 +24,5 @@ def library() -> Any:  # noqa: ANN401 - a library has the functions it has
         "advance": [long, long, number, long, *[pointer] * 3, *shapes, *[pointer] * 2],
         "scan": [long, long, *[number] * 4, *[pointer] * 6, *shapes, pointer],
         "open_cells": [long, long, *[number] * 3, *shapes, pointer],
-        "clearance": [long, number, number, long, pointer, long, pointer, pointer],
     }
     return native.declared(compiled, types)

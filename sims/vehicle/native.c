@@ -248,28 +248,3 @@ void open_cells(long m, long size, float cell, float half, float clear, long nc,
         }
     }
 }
-
-// Smallest distance `out` [n, poses] of a rectangle at `pose` [n, poses, 3] from `points` [n, beams, 2]. Distant points
-// are skipped: distances above `FARTHEST` are not exact.
-#define FARTHEST 3.0f
-void clearance(long n, float half_length, float half_width, long poses, const float *pose, long beams,
-               const float *points, float *out) {
-    float px[beams + 1], py[beams + 1];
-    for (long i = 0; i < n; i++, points += 2 * beams) {
-        long near = 0;
-        for (long j = 0; j < beams; j++)
-            if (fabsf(points[2 * j]) < FARTHEST && fabsf(points[2 * j + 1]) < FARTHEST)
-                px[near] = points[2 * j], py[near++] = points[2 * j + 1];
-        for (long k = 0; k < poses; k++, pose += 3) {
-            float c = cosf(pose[2]), s = sinf(pose[2]), least = FARTHEST * FARTHEST;
-            for (long j = 0; j < near; j++) {
-                float dx = px[j] - pose[0], dy = py[j] - pose[1];
-                float x = fabsf(c * dx + s * dy) - half_length, y = fabsf(c * dy - s * dx) - half_width;
-                x = x > 0.0f ? x : 0.0f, y = y > 0.0f ? y : 0.0f;
-                float squared = x * x + y * y;
-                least = squared < least ? squared : least;
-            }
-            *out++ = sqrtf(least);
-        }
-    }
-}

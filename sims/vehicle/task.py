@@ -14,6 +14,8 @@ from PIL import Image
 
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
+from embodied.deployment.dynamic_window import DynamicWindow
+from embodied.deployment.guard import Guard, guarded
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, paths_beside, tile, write_video
 from embodied.policy import Policy
@@ -23,8 +25,8 @@ from sims.vehicle.drawing import Array, Map, draw
 from sims.vehicle.environment import VehicleEnvironment, contract
 from sims.vehicle.episode import Mdp
 from sims.vehicle.geometry import Lidar
+from sims.vehicle.mapping import drive_of
 from sims.vehicle.navigate import Navigate
-from sims.vehicle.planners.dwa import DynamicWindow
 from sims.vehicle.planners.gap import FollowTheGap
 from sims.vehicle.planners.mapping import MappingPlanner
 from sims.vehicle.planners.pursuit import PurePursuit
@@ -167,7 +169,11 @@ class NavigateTask(VehicleTask):
     def baselines(self) -> dict[str, Policy]:
         """The dynamic window, without and with a map."""
         known = self.contract("rooms"), self._vehicle, self._lidar
-        return {"DWA": DynamicWindow(*known), "map and DWA": MappingPlanner(*known)}
+        return {"DWA": DynamicWindow(known[0], drive_of(*known[1:])), "map and DWA": MappingPlanner(*known)}
+
+    def guarded(self, policy: Policy) -> Policy:
+        """`policy` behind a guard that knows the vehicle, see `Guard`."""
+        return guarded(policy, Guard(policy.contract, drive_of(self._vehicle, self._lidar)))
 
     @property
     def _mapped(self) -> bool:

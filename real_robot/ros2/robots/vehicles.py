@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
+from real_robot.robots.control_loop import Executor
 from real_robot.ros2.messages.body_codecs import IMU, Fields, Imu, LaserScan, Odometry, Pose, quantities_of
 from real_robot.ros2.messages.codecs import Arrays, JointState
 from real_robot.ros2.robots.tables import (
@@ -26,12 +28,13 @@ from real_robot.ros2.robots.tables import (
 def diff_drive(
     wanted: Contract, rate_hz: float, stamped: bool = True, topic: str = "cmd_vel", lidar_field_deg: float = 360.0,
     lidar_range_m: float = 6.0, frame_id: str = "odom", lidar_frame_id: str = "laser", imu_frame_id: str = "imu_link",
-    arrays: Sequence[str] = (),
+    guard: Mapping[str, float] | None = None, arrays: Sequence[str] = (),
 ) -> Table:  # fmt: skip
     """Differential drives and Nav2 bases: `cmd_vel` as TwistStamped (Jazzy and newer), or Twist with stamped: false.
 
     Observes `odom`, `scan`, `imu` and, for policies with a goal, `goal_pose`; odometry and goal in `frame_id`. Lidar
     and inertial unit must have the base's axes. Waypoints are those of a map that is made here, anew for each goal.
+    `guard` describes the vehicle (`DRIVE`), and replaces commands after which it could not stop, see `Guard`.
     """
     message = "geometry_msgs/msg/TwistStamped" if stamped else "geometry_msgs/msg/Twist"
     start = "twist." if stamped else ""
@@ -40,7 +43,10 @@ def diff_drive(
     states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, (frame_id, lidar_frame_id, imu_frame_id))
     known = set(wanted.observation) - set(arrays)
     guide = _guide(wanted, known, rate_hz, lidar_field_deg, lidar_range_m) if WAYPOINTS & known else None
-    return _vehicle("diff_drive", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays, guide)
+    table = _vehicle("diff_drive", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays, guide)
+    return (
+        table if guard is None else replace(table, translate=_guarding(wanted, guard, lidar_field_deg, lidar_range_m))
+    )
 
 
 def ackermann(
@@ -94,6 +100,30 @@ ANOTHER_M, LOST_M = 0.3, 2.0
 """A new goal this far from where the last one should be is another one, for which the map begins anew; as it does if
 the same goal is this far from there: odometry has jumped.
 """
+
+
+DRIVE = (
+    "length_m", "width_m", "acceleration_m_s2", "deceleration_m_s2", "yaw_acceleration_rad_s2", "lag_s",
+)  # fmt: skip
+"""What a guard must know of the vehicle, see `dynamic_window.Drive`."""
+
+
+def _guarding(
+    wanted: Contract, given: Mapping[str, float], field_deg: float, range_m: float
+) -> Callable[[Executor], Executor]:  # fmt: skip
+    """Puts a guard of the vehicle that is `given` behind a policy's executor."""
+    if set(given) != set(DRIVE) or not all(value > 0.0 for value in given.values()):
+        raise UserError(f"expected {', '.join(DRIVE)}, each above 0, in options.guard; got {dict(given)}")
+
+    def put(executor: Executor) -> Executor:
+        from embodied.deployment.dynamic_window import Drive  # others need no PyTorch
+        from embodied.deployment.guard import Guard
+        from real_robot.robots.guarding import Guarding
+
+        angles = tuple(_beams(wanted, field_deg).tolist()) if "lidar" in wanted.observation else ()
+        return Guarding(executor, Guard(wanted, Drive(**given, angles=angles, range_m=range_m)))
+
+    return put
 
 
 def _of_vehicle(wanted: Contract) -> dict[str, str]:

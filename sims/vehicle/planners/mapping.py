@@ -1,7 +1,7 @@
 """A planner with memory: a map, the shortest path on it, and the dynamic window approach along that path.
 
 As Nav2's global costmap, NavFn and DWB: `local_map` finds a point of the shortest path a little ahead, to which
-`dwa.DynamicWindow` drives. Its numbers, and those of the map, are tuned on training worlds, see README.md.
+`DynamicWindow` drives. Its numbers, and those of the map, are tuned on training worlds, see README.md.
 """
 
 from __future__ import annotations
@@ -11,19 +11,13 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
+from embodied.deployment.dynamic_window import NEAR, DynamicWindow
 from embodied.deployment.network import MEMORY
 from embodied.policy import Decision
 from embodied.rollout.memory import STARTED
 from sims.vehicle.geometry import Lidar
-from sims.vehicle.mapping import local_map
-from sims.vehicle.planners.dwa import DynamicWindow, Weights
+from sims.vehicle.mapping import drive_of, local_map
 from sims.vehicle.vehicles import Vehicle
-
-LOCAL = Weights(
-    horizon_s=1.2, window_s=0.3, margin_m=0.03, turn_m=0.02, clearance_m=0.3, free_m=0.6,
-    goal=1.0, heading=0.3, clearance=0.8, speed=0.3,
-)  # fmt: skip
-"""Weights of the dynamic window with a map, whose goals are near and visible."""
 
 
 class MappingPlanner:
@@ -32,7 +26,7 @@ class MappingPlanner:
     def __init__(self, contract: Contract, vehicle: Vehicle, lidar: Lidar) -> None:
         self.contract = contract
         self.map = local_map(lidar, vehicle, contract.control_dt_s, side=128, cell_m=0.125, every=1, ahead_m=(1.0,))
-        self.local = DynamicWindow(contract, vehicle, lidar, LOCAL)
+        self.local = DynamicWindow(contract, drive_of(vehicle, lidar), NEAR)
 
     def initial_memory(self, count: int) -> Tensor:
         """An empty map."""

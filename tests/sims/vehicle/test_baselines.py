@@ -7,10 +7,10 @@ import torch
 from tensordict import TensorDict
 
 from embodied import native
+from embodied.deployment.dynamic_window import SPEEDS, Weights, clearance
 from embodied.deployment.network import MEMORY
 from embodied.evaluation import evaluation
 from embodied.rollout.memory import STARTED
-from sims.vehicle.planners.dwa import SPEEDS, Weights, clearance
 from sims.vehicle.planners.gap import FollowTheGap
 from sims.vehicle.planners.raceline import Raceline, RacelineNumbers, least_curvature
 from sims.vehicle.task import NavigateTask, RaceTask

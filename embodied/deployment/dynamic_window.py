@@ -1,7 +1,8 @@
 """The dynamic window approach (Fox, Burgard and Thrun 1997, IEEE Robotics & Automation Magazine 4(1)) as a policy.
 
-It reads the observations of a learned policy, and knows the vehicle's parameters. A velocity is admissible if, after
-one control step with it, the vehicle can stop before it touches anything. Differs from the paper:
+It reads the observations of a learned policy, whose commands it may guard (`guard.py`), and knows the vehicle. A
+velocity is admissible if, after one control step with it, the vehicle can stop before it touches anything. Differs from
+the paper:
     - obstacles are lidar hits, and the vehicle is a rectangle, not a disc;
     - stopping is tested along the predicted braking path, with lag and acceleration limits;
     - velocities are also scored by the distance to the goal that they lead to, as in ROS's local planners;
@@ -18,11 +19,9 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract
+from embodied.deployment.compiled_map import maps
 from embodied.native import choose, pointers
 from embodied.policy import Decision
-from sims.vehicle.compiled import library
-from sims.vehicle.geometry import Lidar
-from sims.vehicle.vehicles import Vehicle
 
 SPEEDS, RATES = 7, 21
 """Numbers of speeds and of yaw rates in the window; all pairs are tried."""
@@ -42,8 +41,38 @@ FAR_M = 1e3
 
 
 @dataclass(frozen=True)
+class Drive:
+    """A differential drive and its lidar.
+
+    Attributes:
+        length_m, width_m: of its outline.
+        acceleration_m_s2, deceleration_m_s2, yaw_acceleration_rad_s2: limits.
+        lag_s: time constant with which it follows commands.
+        angles: of the B beams from the front, rad.
+        range_m: ranges from here on are no hits.
+        lidar_x_m: distance of the lidar in front of the outline's middle.
+    """
+
+    length_m: float
+    width_m: float
+    acceleration_m_s2: float
+    deceleration_m_s2: float
+    yaw_acceleration_rad_s2: float
+    lag_s: float
+    angles: tuple[float, ...]
+    range_m: float
+    lidar_x_m: float = 0.0
+
+    def points(self, ranges: Tensor) -> Tensor:
+        """Lidar hits [N, B, 2], m, base, of ranges [N, B]; far away for beams without a hit."""
+        beams = torch.tensor(self.angles, device=ranges.device)
+        seen = torch.where(ranges < self.range_m, ranges, FAR_M)
+        return torch.stack((seen * beams.cos() + self.lidar_x_m, seen * beams.sin()), 2)
+
+
+@dataclass(frozen=True)
 class Weights:
-    """Parameters of the planner; tuned on training worlds, see README.md.
+    """Parameters of the planner; tuned on training worlds, see sims/vehicle/README.md.
 
     Attributes:
         horizon_s: duration of the predicted path that is scored.
@@ -68,14 +97,23 @@ class Weights:
     speed: float = 0.197
 
 
+NEAR = Weights(
+    horizon_s=1.2, window_s=0.3, margin_m=0.03, turn_m=0.02, clearance_m=0.3, free_m=0.6,
+    goal=1.0, heading=0.3, clearance=0.8, speed=0.3,
+)  # fmt: skip
+"""Where goals are waypoints, near and visible."""
+
+
 class DynamicWindow:
     """Chooses the best velocity from which it can stop in time; else it brakes, then turns in place."""
 
-    def __init__(self, contract: Contract, vehicle: Vehicle, lidar: Lidar, weights: Weights | None = None) -> None:
-        self.contract, self.vehicle, self.lidar, self.weights = contract, vehicle, lidar, weights or Weights()
-        self.half = 0.5 * vehicle.length_m, 0.5 * vehicle.width_m
+    def __init__(self, contract: Contract, drive: Drive, weights: Weights | None = None) -> None:
+        self.contract, self.drive, self.weights = contract, drive, weights or Weights()
+        self.half = 0.5 * drive.length_m, 0.5 * drive.width_m
         self.radius = math.hypot(*self.half) + self.weights.turn_m
-        stopping = vehicle.speed_max_m_s / vehicle.deceleration_m_s2 + 2.0 * vehicle.lag_s
+        self.slowest, self.fastest = contract.action.low[0], contract.action.high[0]
+        self.turning = contract.action.high[1]
+        stopping = self.fastest / drive.deceleration_m_s2 + 2.0 * drive.lag_s
         self.step = round(contract.control_dt_s / SUBSTEP_S)
         self.braking = self.step + math.ceil(stopping / SUBSTEP_S)
 
@@ -91,10 +129,10 @@ class DynamicWindow:
 
     def command(self, ranges: Tensor, velocity: Tensor, goal: Tensor) -> Tensor:
         """Speed and yaw rate [N, 2] for ranges [N, B], velocity [N, 2] and `goal` [N, 2] (m, base)."""
-        points = self.points(ranges)
+        points = self.drive.points(ranges)
         speed, turn = self._window(velocity)
-        now = clearance(torch.zeros(len(goal), 1, 3, device=goal.device), points, self.half)
-        margin = now.clamp(TOUCH_M, self.weights.margin_m)  # a vehicle that is already near may move away
+        now = self._now(points)
+        margin = self._margin(now)
         safe, turnable = self._admissible(points, velocity, speed, turn, margin)
         score = self._score(points, velocity, speed, turn, margin, goal)
         forward = torch.where(safe & turnable & (speed >= LEAST_M_S), score, -torch.inf)
@@ -106,20 +144,28 @@ class DynamicWindow:
         chosen = torch.stack([part.gather(1, best.indices.unsqueeze(1)) for part in (speed, turn)], -1)[:, 0]
         return torch.where(best.values.isfinite().unsqueeze(1), chosen, 0.0)
 
-    def points(self, ranges: Tensor) -> Tensor:
-        """Lidar hits [N, B, 2], m, base; far away for beams without a hit."""
-        beams = self.lidar.angles().to(ranges.device)
-        seen = torch.where(ranges < self.lidar.range_m, ranges, FAR_M)
-        return torch.stack((seen * beams.cos() + self.vehicle.lidar_x_m, seen * beams.sin()), 2)
+    def admissible(self, ranges: Tensor, velocity: Tensor, command: Tensor) -> Tensor:
+        """Whether [N] it can stop before it touches anything, after one control step with `command` [N, 2]."""
+        points = self.drive.points(ranges)
+        path = self._foresee(velocity, command[:, :1], command[:, 1:], self.braking, self.step)
+        return (_along(path, points, self.half) >= self._margin(self._now(points)).unsqueeze(2)).all(2).squeeze(1)
+
+    def _now(self, points: Tensor) -> Tensor:
+        """Distance [N, 1] of the outline from points [N, B, 2], m."""
+        return clearance(torch.zeros(len(points), 1, 3, device=points.device), points, self.half)
+
+    def _margin(self, now: Tensor) -> Tensor:
+        """Clearance to keep [N, 1]; a vehicle that is already nearer, at distance `now`, may move away."""
+        return now.clamp(TOUCH_M, self.weights.margin_m)
 
     def _window(self, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """All pairs of reachable speeds and yaw rates, [N, SPEEDS * RATES] each."""
-        v, room = self.vehicle, self.weights.window_s
+        v, room = self.drive, self.weights.window_s
         speed = _between(
-            (velocity[:, 0] - room * v.deceleration_m_s2).clamp(v.speed_min_m_s, v.speed_max_m_s),
-            (velocity[:, 0] + room * v.acceleration_m_s2).clamp(v.speed_min_m_s, v.speed_max_m_s), SPEEDS,
+            (velocity[:, 0] - room * v.deceleration_m_s2).clamp(self.slowest, self.fastest),
+            (velocity[:, 0] + room * v.acceleration_m_s2).clamp(self.slowest, self.fastest), SPEEDS,
         )  # fmt: skip
-        reach, most = room * v.yaw_acceleration_rad_s2, v.yaw_rate_rad_s
+        reach, most = room * v.yaw_acceleration_rad_s2, self.turning
         turn = _between((velocity[:, 1] - reach).clamp(-most, most), (velocity[:, 1] + reach).clamp(-most, most), RATES)
         return speed.repeat_interleave(RATES, 1), turn.repeat(1, SPEEDS)
 
@@ -157,10 +203,10 @@ class DynamicWindow:
 
         Turning counts as progress only if that is the goal's direction; otherwise it is the last resort.
         """
-        w, fastest = self.weights, self.vehicle.yaw_rate_rad_s
+        w, fastest = self.weights, self.turning
         aim, bearing = self._free_direction(points, goal), torch.atan2(goal[:, 1], goal[:, 0])
         left = (bearing.abs() - w.horizon_s * fastest).clamp_min(0.0)
-        score = w.clearance * (now / w.clearance_m).clamp_max(1.0) - self._cost(*goal.unbind(1), bearing - left)
+        score = w.clearance * (now / w.clearance_m).clamp_max(1.0) - self._cost(goal[:, 0], goal[:, 1], bearing - left)
         to_goal = ((aim - bearing).abs() < math.pi / HEADINGS) & (bearing.abs() > AHEAD_RAD)
         return (aim / SETTLE_S).clamp(-fastest, fastest).unsqueeze(1), torch.where(to_goal, score, -FAR_M)
 
@@ -183,7 +229,7 @@ class DynamicWindow:
         self, velocity: Tensor, speed: Tensor, turn: Tensor, substeps: int, commanded: int | None = None
     ) -> Tensor:
         """Predicted poses [N, C, T, 3] with commands [N, C] for `commanded` substeps, then braking."""
-        v = self.vehicle
+        v = self.drive
         forward, rate = velocity[:, :1].expand_as(speed), velocity[:, 1:].expand_as(turn)
         x = y = yaw = torch.zeros_like(speed)
         poses = []
@@ -217,9 +263,7 @@ def clearance(poses: Tensor, points: Tensor, half: tuple[float, float], backend:
     if choose(backend, poses.device) == "c":
         out = torch.empty(poses.shape[:2])
         poses, points = poses.contiguous(), points.contiguous()
-        library().clearance(
-            len(poses), *half, poses.shape[1], *pointers(poses), points.shape[1], *pointers(points, out)
-        )
+        maps().clearance(len(poses), *half, poses.shape[1], *pointers(poses), points.shape[1], *pointers(points, out))
         return out
     found = []
     for pose in poses.unbind(1):  # one after the other, to fit into the cache

@@ -1,0 +1,43 @@
+"""A guard between a policy's executor and the robot, see `embodied.deployment.guard`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from embodied.deployment.guard import READ, Guard
+from real_robot.robots.control_loop import Executor
+from real_robot.robots.robot import Array, Reading
+
+
+class Guarding:
+    """An executor whose commands `guard` checks against the newest measurement.
+
+    One that is not finite is left to `Safety`, which holds.
+    """
+
+    def __init__(self, executor: Executor, guard: Guard) -> None:
+        self._executor, self._guard = executor, guard
+        self._seen: dict[str, torch.Tensor] = {}
+        nothing = {key: torch.zeros(1, *guard.window.contract.observation[key].shape) for key in READ}
+        guard.command(nothing, torch.zeros(1, 2))  # compiles it now: the first command does not wait
+
+    def reset(self) -> None:
+        """Begin an episode."""
+        self._executor.reset()
+        self._seen = {}
+
+    def observe(self, reading: Reading) -> None:
+        """Offer the newest measurement."""
+        seen = {key: torch.from_numpy(np.array(reading.observation[key], np.float32)) for key in READ}
+        finite = all(bool(value.isfinite().all()) for value in seen.values())
+        self._seen = {key: value.unsqueeze(0) for key, value in seen.items()} if finite else {}
+        self._executor.observe(reading)
+
+    def action(self, now_s: float) -> Array | None:
+        """The executor's action [A] for now, or the one that replaces it."""
+        action = self._executor.action(now_s)
+        if action is None or not self._seen or not np.isfinite(action).all():
+            return action
+        command, replaced = self._guard.command(self._seen, torch.from_numpy(np.float32(action)).unsqueeze(0))
+        return command[0].numpy().astype(action.dtype) if bool(replaced) else action
