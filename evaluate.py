@@ -24,7 +24,7 @@ from embodied.evaluation import margins, sim_to_real_report
 from embodied.evaluation.evaluation import compare
 from embodied.evaluation.report import POLICY, write_evaluation
 from embodied.saving import checkpoint
-from embodied.task import check_sims, guarded, measured, planners, usual_starts
+from embodied.task import beside, check_sims, measured, usual_starts
 from embodied.viewer.options import viewing
 from real_robot.sim_to_real.comparison import Comparison, EvaluateConfig, in_sim
 from sims.registry import SHOWN, in_processes
@@ -55,8 +55,7 @@ def run(arguments: list[str]) -> None:
     prepare(config.device, trained.threads if config.threads is None else config.threads)
     saved.restore(policy := trained.policy.build(saved.contract).to(config.device))
     robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)
-    policies = {POLICY: robot} | ({f"{POLICY}, guarded": guarded(trained.task, robot)} if config.guard else {})
-    policies |= planners(trained.task) if config.baselines else {}
+    policies = {POLICY: robot} | beside(trained.task, robot, guard=config.guard, baselines=config.baselines)
     distributions = list(config.distributions or measured(*tasks))
     record = given["values"] | {name: used["values"][name] for name in ("task", "latency")}
     record |= {"checkpoint": str(path := Path(saved.path or "")), "assets": trained.task.asset_kind}

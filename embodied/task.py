@@ -92,15 +92,16 @@ class GuardableTask(Task, Protocol):
         ...
 
 
-def guarded(task: Task, policy: Policy) -> Policy:
-    """`policy` behind the guard of `task`.
+def beside(task: Task, policy: Policy, *, guard: bool, baselines: bool) -> dict[str, Policy]:
+    """What is measured beside `policy`, by name: itself behind the guard of `task`, and the planners.
 
     Raises:
-        UserError: if it has none.
+        UserError: if the task has no such.
     """
-    if not isinstance(task, GuardableTask):
+    if guard and not isinstance(task, GuardableTask):
         raise UserError(f"{task.name} has no guard; use guard=false")
-    return task.guarded(policy)
+    found = {"policy, guarded": task.guarded(policy)} if guard and isinstance(task, GuardableTask) else {}
+    return found | (planners(task) if baselines else {})
 
 
 @runtime_checkable

@@ -7,9 +7,11 @@ import torch
 from tensordict import TensorDict
 
 from embodied import native
+from embodied.contract import Contract
 from embodied.deployment.dynamic_window import SPEEDS, Weights, clearance
 from embodied.deployment.network import MEMORY
 from embodied.evaluation import evaluation
+from embodied.policy import Decision
 from embodied.rollout.memory import STARTED
 from sims.vehicle.planners.gap import FollowTheGap
 from sims.vehicle.planners.raceline import Raceline, RacelineNumbers, least_curvature
@@ -199,3 +201,28 @@ def test_baselines_arrive_in_time_and_touch_nothing(monkeypatch, task, name, lea
     assert found.metrics["collision"].sum() <= hits
     assert found.success.float().mean() >= least
     assert metrics[within[0]] < within[1]
+
+
+class Reckless:
+    """Drives to the goal at full speed, straight through whatever is there."""
+
+    def __init__(self, contract: Contract):
+        self.contract = contract
+
+    def act(self, observation, *, deterministic=False, generator=None) -> Decision:
+        x, y = observation["goal_direction"].unbind(1)
+        command = torch.stack((torch.ones_like(x), (2.0 * torch.atan2(y, x)).clamp(-1.5, 1.5)), 1)
+        empty = TensorDict({}, batch_size=[len(x)])
+        return Decision(command.unsqueeze(1), empty, torch.zeros(len(x), 1))
+
+
+def test_a_guard_keeps_a_reckless_policy_from_what_its_lidar_sees():
+    task = NavigateTask(lidar={"beams": 360.0, "noise_m": 0.0})  # fewer beams miss corners
+    policy = Reckless(task.contract("rooms"))
+    alone, behind = (
+        evaluation.evaluate(task.environment(32, "rooms", "eval"), each, starts_per_task=32).summary()
+        for each in (policy, task.guarded(policy))
+    )
+    assert alone["collision"] > 0.6
+    assert behind["collision"] < 0.05
+    assert behind["success"] > alone["success"] + 0.2
