@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from diagnostic_msgs.msg import DiagnosticStatus
 from rclpy.qos import qos_profile_sensor_data
@@ -15,15 +16,19 @@ from real_robot.ros2.embodied_ros2.parts import load_environment, load_policy
 from real_robot.ros2.nodes.policy import PolicySettings
 from real_robot.ros2.nodes.sim import SimSettings
 from real_robot.ros2.processes import Processes
+from real_robot.ros2.robots.vehicles import DRIVE
+from sims.vehicle.task import NavigateTask
+from sims.vehicle.vehicles import JACKAL
 
 STEPS = 40
 """Of the episode that is compared: differences of float32 grow with time."""
 
 
-def driven(run: Path, start: int) -> np.ndarray:
+def driven(run: Path, start: int, guard: bool) -> np.ndarray:
     """Actions [T, A] of an episode in the simulator called directly."""
     environment = load_environment(SimSettings(checkpoint=str(run)))
     policy = load_policy(PolicySettings(checkpoint=str(run)))
+    policy = NavigateTask().guarded(policy) if guard else policy
     observation = environment.reset(starts=torch.tensor([start]))
     actions = []
     for _ in range(STEPS):
@@ -36,10 +41,14 @@ def driven(run: Path, start: int) -> np.ndarray:
     return np.array(actions)
 
 
-def test_a_navigating_vehicle_is_driven_over_the_topics_of_a_differential_drive(navigating: Path, tmp_path: Path):
+@pytest.mark.parametrize("guard", [False, True], ids=["alone", "guarded"])
+def test_a_navigating_vehicle_is_driven_over_the_topics_of_a_differential_drive(
+    navigating: Path, tmp_path: Path, guard: bool
+):
     limits = tmp_path / "limits.yaml"
     limits.write_text("observation_timeout_s: 0.5\ncommand_timeout_s: 0.5\n")
-    row = {"checkpoint": str(navigating), "robot": "diff_drive", "options": {"rate_hz": 10.0}}
+    options = {"rate_hz": 10.0} | ({"guard": {name: getattr(JACKAL, name) for name in DRIVE}} if guard else {})
+    row = {"checkpoint": str(navigating), "robot": "diff_drive", "options": options}
     common = row | {"use_sim_time": True, "limits": str(limits)}
     outcomes, traces, scans = [], [], []
     with Processes(tmp_path) as nodes:
@@ -64,7 +73,9 @@ def test_a_navigating_vehicle_is_driven_over_the_topics_of_a_differential_drive(
     rows = np.asarray(traces[0].data).reshape(-1, 3)
     assert len(scans) > len(rows)  # what was lost was sent again
     assert not np.isnan(rows[:, 0]).any()  # nothing was held
-    expected = driven(navigating, 5)
+    expected = driven(navigating, 5, guard)
+    alone = driven(navigating, 5, False)
+    assert (len(alone) == len(expected) and np.allclose(alone, expected)) is not guard
     np.testing.assert_allclose(rows[: len(expected), 1:], expected, atol=2e-3)
 
 
