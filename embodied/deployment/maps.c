@@ -289,22 +289,28 @@ void map_observe(
 #define FARTHEST 3.0f
 void clearance(long n, float half_length, float half_width, long poses, const float *pose, long beams,
                const float *points, float *out) {
-    float px[beams + 1], py[beams + 1];
+    long most = (beams + LANES - 1) / LANES * LANES;
+    float px[most], py[most];
     for (long i = 0; i < n; i++, points += 2 * beams) {
         long near = 0;
         for (long j = 0; j < beams; j++)
             if (fabsf(points[2 * j]) < FARTHEST && fabsf(points[2 * j + 1]) < FARTHEST)
                 px[near] = points[2 * j], py[near++] = points[2 * j + 1];
+        for (; near % LANES; near++) px[near] = py[near] = 1e3f;
         for (long k = 0; k < poses; k++, pose += 3) {
-            float c = cosf(pose[2]), s = sinf(pose[2]), least = FARTHEST * FARTHEST;
-            for (long j = 0; j < near; j++) {
-                float dx = px[j] - pose[0], dy = py[j] - pose[1];
-                float x = fabsf(c * dx + s * dy) - half_length, y = fabsf(c * dy - s * dx) - half_width;
-                x = x > 0.0f ? x : 0.0f, y = y > 0.0f ? y : 0.0f;
-                float squared = x * x + y * y;
-                least = squared < least ? squared : least;
+            float c = cosf(pose[2]), s = sinf(pose[2]), found = FARTHEST * FARTHEST;
+            lanes nearest;
+            for (int l = 0; l < LANES; l++) nearest[l] = found;
+            for (long j = 0; j < near; j += LANES) {
+                for (int l = 0; l < LANES; l++) {
+                    float dx = px[j + l] - pose[0], dy = py[j + l] - pose[1];
+                    float x = fabsf(c * dx + s * dy) - half_length, y = fabsf(c * dy - s * dx) - half_width;
+                    x = x > 0.0f ? x : 0.0f, y = y > 0.0f ? y : 0.0f;
+                    nearest[l] = least(x * x + y * y, nearest[l]);
+                }
             }
-            *out++ = sqrtf(least);
+            for (int l = 0; l < LANES; l++) found = least(nearest[l], found);
+            *out++ = sqrtf(found);
         }
     }
 }
