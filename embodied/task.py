@@ -98,10 +98,12 @@ def beside(task: Task, policy: Policy, *, guard: bool, baselines: bool) -> dict[
     Raises:
         UserError: if the task has no such.
     """
-    if guard and not isinstance(task, GuardableTask):
+    found = planners(task) if baselines else {}
+    if not guard:
+        return found
+    if not isinstance(task, GuardableTask):
         raise UserError(f"{task.name} has no guard; use guard=false")
-    found = {"policy, guarded": task.guarded(policy)} if guard and isinstance(task, GuardableTask) else {}
-    return found | (planners(task) if baselines else {})
+    return {"policy, guarded": task.guarded(policy)} | found
 
 
 @runtime_checkable
