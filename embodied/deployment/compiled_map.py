@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from embodied import native
-from embodied.deployment.local_map import APART, COUNT, FADES, GOAL, HEADING, LONGEST_M, LocalMap
+from embodied.deployment.local_map import (
+    AGE, APART, FADES, GOAL, HEADING, LONGEST_M, MAP, NOWHERE_M, SECTORS, LocalMap,
+)  # fmt: skip
 from embodied.native import choose, pointers
 
 
@@ -27,6 +29,7 @@ def maps() -> Any:  # noqa: ANN401 - a library has the functions it has
         "map_mark": [pointer, long, *[pointer] * 5],
         "map_plan": [pointer, long, *[pointer] * 3],
         "map_observe": [pointer, long, *[pointer] * 8],
+        "map_remembered": [pointer, long, *[pointer] * 5],
         "clearance": [long, number, number, long, pointer, long, pointer, pointer],
     }
     return native.declared(native.load(source, (*native.FLAGS, "-ffp-contract=off")), types)
@@ -36,9 +39,11 @@ class _Numbers(ctypes.Structure):
     """`Map` of maps.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("length", "hits", "side", "beams", "apart", "far", "ahead")),
+        *((name, ctypes.c_int64) for name in ("length", "age", "hits", "scans_from", "side", "beams", "apart", "far")),
+        *((name, ctypes.c_int64) for name in ("ahead", "scans", "scans_every", "sectors")),
         *((name, ctypes.c_float) for name in ("cell", "range", "lidar_x", "fades", "near_m", "blocked_m")),
-        *((name, ctypes.c_float) for name in ("between_m", "near", "blocked", "aslant")),
+        *((name, ctypes.c_float) for name in ("between_m", "near", "blocked", "aslant", "nowhere")),
+        ("remembered_squared", ctypes.c_float),
     )
 
 
@@ -53,7 +58,16 @@ class CompiledMap(LocalMap):
         place = self._at(memory), _direction(memory), self._end(memory)
         given = torch.tensor(self.ahead_m), *place, memory[:, GOAL].contiguous(), memory
         maps().map_observe(ctypes.byref(self._numbers), len(memory), *pointers(*given, out, cost))
-        return {"waypoints": out, "path_cost": cost.clamp_max(LONGEST_M)}
+        told = {"waypoints": out, "path_cost": cost.clamp_max(LONGEST_M)}
+        return told | {"remembered": self._remembered(memory).sqrt().clamp_max(self.range_m)}
+
+    def _remembered(self, memory: Tensor) -> Tensor:
+        if not _compiled(memory):
+            return super()._remembered(memory)
+        out = torch.empty(len(memory), len(self.angles))
+        given = self._at(memory), _direction(memory), self._beam_of_sector, memory
+        maps().map_remembered(ctypes.byref(self._numbers), len(memory), *pointers(*given, out))
+        return out
 
     def _mark(self, memory: Tensor, lidar: Tensor) -> None:
         if not _compiled(memory):
@@ -76,9 +90,11 @@ class CompiledMap(LocalMap):
     @cached_property
     def _numbers(self) -> _Numbers:
         return _Numbers(
-            self.size, COUNT + 1, self.side, len(self.angles), APART, math.ceil(self.range_m / self.cell_m) - 1,
-            len(self.ahead_m), self.cell_m, self.range_m, self.lidar_x_m, FADES, self.near_m, self.blocked_m,
-            self.near_m - self.blocked_m, self.near, self.blocked, self.cell_m * math.sqrt(2.0),
+            self.size, AGE, MAP, MAP + 2 * self.side * self.side, self.side, len(self.angles), APART,
+            math.ceil(self.range_m / self.cell_m) - 1, len(self.ahead_m), self.scans, self.scans_every, SECTORS,
+            self.cell_m, self.range_m, self.lidar_x_m, FADES, self.near_m, self.blocked_m,
+            self.near_m - self.blocked_m, self.near, self.blocked, self.cell_m * math.sqrt(2.0), NOWHERE_M,
+            self.remembered_m * self.remembered_m,
         )  # fmt: skip
 
 

@@ -20,14 +20,14 @@ from embodied.errors import UserError
 from embodied.policy import Decision, Policy
 from embodied.rollout.memory import RecurrentPolicy
 
-READ = "lidar", "velocity", "waypoints"
+READ = "lidar", "remembered", "velocity", "waypoints"
 """Observations that a guard needs."""
 AHEAD = "x_1_m", "y_1_m"
 """Elements of the waypoint that it drives to."""
 
 
 class Guard:
-    """Replaces commands after which `drive` could not stop before it touches what its lidar sees.
+    """Replaces commands after which `drive` could not stop before it touches what its lidar sees or lately saw.
 
     Raises:
         UserError: for a policy of `contract` that does not observe what the guard needs, or commands several steps.
@@ -44,7 +44,8 @@ class Guard:
 
     def command(self, observation: Mapping[str, Tensor] | TensorDict, command: Tensor) -> tuple[Tensor, Tensor]:
         """Speeds and yaw rates [N, 2] to drive in place of `command` [N, 2], and which [N] differ."""
-        lidar, velocity, waypoints = (observation[key] for key in READ)
+        lidar, remembered, velocity, waypoints = (observation[key] for key in READ)
+        lidar = torch.minimum(lidar, remembered)
         unsafe = ~self.window.admissible(lidar, velocity, command)
         if bool(unsafe.any()):
             command = command.clone()

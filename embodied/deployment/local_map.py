@@ -2,15 +2,16 @@
 
 A small version of Nav2's costmap and NavFn: lidar hits are stored on a grid around the line from start to goal, until
 beams go through them; the vehicle's pose on it comes from odometry and the goal's direction; cells near hits cost more,
-unknown ones are free.
+unknown ones are free. Hits of the last seconds are kept exactly, too: walls seen end-on are between two beams.
 What a vehicle knows is a row of a memory [N, M]. Letters: N vehicles, B beams, G cells along a side of a map, W
-waypoints.
+waypoints, K scans.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,13 +19,17 @@ from torch.nn import functional
 
 from embodied.contract import TensorSpec
 
-HEADING, CENTRE, COUNT = 0, 1, 6
+HEADING, CENTRE, COUNT, AGE, MAP = 0, 1, 6, 7, 8
 VELOCITY, GOAL = slice(2, 4), slice(4, 6)
-"""Memory before the map: heading (rad) and half the initial goal distance (m), its position; last velocity, goal."""
+"""Memory before the map: heading (rad) and half the initial goal distance (m), its position; last velocity, goal;
+control periods since the last plan, and since the beginning.
+"""
 FADES, APART = 0.34, 2
 """What a hit of 1 loses when a beam goes through; every how many beams are looked along for that."""
 LONGEST_M = 50.0
 """Costs of paths are told up to this length."""
+SECTORS, NOWHERE_M = 1024, 1e3
+"""Divisions of the full turn in which remembered hits are looked up; position of what is no hit."""
 AROUND = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
 
 
@@ -61,6 +66,8 @@ class LocalMap:
             the second.
         blocked, near: cost factors of blocked cells and of those just beyond.
         ahead_m: distances of the waypoints.
+        scans, scans_every: K scans are remembered, and control periods between them.
+        remembered_m: hits that are farther away are not told.
     """
 
     angles: tuple[float, ...]
@@ -75,6 +82,9 @@ class LocalMap:
     blocked: float = 50.0
     near: float = 4.0
     ahead_m: tuple[float, ...] = (0.5, 1.0, 2.0)
+    scans: int = 15
+    scans_every: int = 2
+    remembered_m: float = 3.0
 
     @property
     def specs(self) -> dict[str, TensorSpec]:
@@ -83,12 +93,13 @@ class LocalMap:
         return {
             "waypoints": TensorSpec((len(names),), unit="m", frame="base", names=names),
             "path_cost": TensorSpec((1,), unit="m"),
+            "remembered": TensorSpec((len(self.angles),), unit="m", frame="lidar"),
         }
 
     @property
     def size(self) -> int:
         """M: elements of a memory."""
-        return COUNT + 1 + 2 * self.side * self.side
+        return MAP + 2 * self.side * self.side + self.scans * len(self.angles) * 2
 
     def begin(self, lidar: Tensor, velocity: Tensor, goal: Tensor) -> Tensor:
         """Memory [N, M] of vehicles that measure ranges [N, B], speed and yaw rate [N, 2], the goal [N, 2], m, base."""
@@ -96,6 +107,7 @@ class LocalMap:
         memory[:, HEADING] = -torch.atan2(goal[:, 1], goal[:, 0])
         memory[:, CENTRE] = 0.5 * goal.norm(dim=1)
         memory[:, VELOCITY], memory[:, GOAL] = velocity, goal
+        self._scans(memory).fill_(NOWHERE_M)
         self._mark(memory, lidar)
         self._plan(memory, torch.ones_like(memory[:, COUNT], dtype=torch.bool))
         return memory
@@ -114,14 +126,16 @@ class LocalMap:
         off = torch.atan2(off.sin(), off.cos())
         memory[:, HEADING] += turn + torch.where(goal.norm(dim=1) > 1.0, off, 0.0)
         memory[:, VELOCITY], memory[:, GOAL] = velocity, goal
+        memory[:, COUNT : AGE + 1] += 1.0
         self._mark(memory, lidar)
-        memory[:, COUNT] += 1.0
         if (due := memory[:, COUNT] >= self.every).any():
             memory[:, COUNT].masked_fill_(due, 0.0)
             self._plan(memory, due)
 
     def observe(self, memory: Tensor) -> dict[str, Tensor]:
-        """Waypoints [N, 2 W] on the path at distances `ahead_m`, or the goal where that is nearer; its cost [N, 1]."""
+        """Waypoints [N, 2 W] on the path at distances `ahead_m`, or the goal where that is nearer; its cost [N, 1]; and
+        for each beam the distance of the nearest remembered hit in its direction [N, B], `range_m` if there is none.
+        """  # noqa: D205
         left = self._grids(memory)[:, 1].flatten(1)
         heading, goal, at = memory[:, HEADING], memory[:, GOAL], self._at(memory)
         end = self._end(memory)
@@ -143,7 +157,8 @@ class LocalMap:
         for target in targets:
             arrived = (target - end).norm(dim=1, keepdim=True) < 1.5 * self.cell_m
             found.append(torch.where(arrived, goal, turned(target - at, -heading)))
-        return {"waypoints": torch.cat(found, 1), "path_cost": cost.clamp_max(LONGEST_M)}
+        told = {"waypoints": torch.cat(found, 1), "path_cost": cost.clamp_max(LONGEST_M)}
+        return told | {"remembered": self._remembered(memory).sqrt().clamp_max(self.range_m)}
 
     def seen(self, memory: Tensor) -> Tensor:
         """Cells [N, G, G] of hits, above 0; a view of `memory`."""
@@ -151,7 +166,37 @@ class LocalMap:
 
     def _grids(self, memory: Tensor) -> Tensor:
         """Hits, and costs of paths from there, [N, 2, G, G]; a view of `memory`."""
-        return memory[:, COUNT + 1 :].unflatten(1, (2, self.side, self.side))
+        return memory[:, MAP : MAP + 2 * self.side * self.side].unflatten(1, (2, self.side, self.side))
+
+    def _scans(self, memory: Tensor) -> Tensor:
+        """Remembered hits [N, K, B, 2], m from the map's centre; a view of `memory`."""
+        return memory[:, MAP + 2 * self.side * self.side :].unflatten(1, (self.scans, len(self.angles), 2))
+
+    def _remembered(self, memory: Tensor) -> Tensor:
+        """Squared distance [N, B] of the nearest remembered hit in the direction of each beam, infinite without one."""
+        heading, away = memory[:, HEADING], self._scans(memory).flatten(1, 2) - self._at(memory).unsqueeze(1)
+        cos, sin = heading.cos().unsqueeze(1), heading.sin().unsqueeze(1)
+        x, y = cos * away[..., 0] + sin * away[..., 1] - self.lidar_x_m, cos * away[..., 1] - sin * away[..., 0]
+        squared, around = x * x + y * y, x.abs() + y.abs()
+        near = (squared < self.remembered_m**2) & (around > 0.0)
+        share = torch.where(near, y / around, 0.0)  # a quarter turn is 1, as an angle, but not as evenly
+        turn = torch.where(x < 0.0, torch.where(y < 0.0, -2.0 - share, 2.0 - share), share)
+        sector = ((turn + 2.0) * (0.25 * SECTORS)).long().clamp_max(SECTORS - 1)
+        # hits that are too far away or that no beam looks at fall into a column of their own
+        beam = torch.where(near, self._beam_of_sector.to(memory.device)[sector].long(), len(self.angles))
+        nearest = memory.new_full((len(memory), len(self.angles) + 1), torch.inf)
+        return nearest.scatter_reduce_(1, beam, squared, "amin")[:, :-1]
+
+    @cached_property
+    def _beam_of_sector(self) -> Tensor:
+        """Index [SECTORS] of the beam nearest to the middle of each sector; B for those that no beam is near."""
+        share = 4.0 * (torch.arange(SECTORS) + 0.5) / SECTORS - 2.0
+        x, y = 1.0 - share.abs(), torch.where(share.abs() <= 1.0, share, share.sign() * 2.0 - share)
+        beams = torch.tensor(self.angles)
+        off = torch.atan2(y, x).unsqueeze(1) - beams
+        nearest = torch.atan2(off.sin(), off.cos()).abs().min(1)
+        spacing = (beams[1:] - beams[:-1]).max()
+        return torch.where(nearest.values <= 0.51 * spacing, nearest.indices, len(beams)).int()
 
     def _moved(self, memory: Tensor, velocity: Tensor) -> tuple[Tensor, Tensor]:
         """How far [N, 2], m, in the frame before, and by which angle [N] vehicles have moved in a period."""
@@ -173,23 +218,32 @@ class LocalMap:
         memory[due] = planned
 
     def _mark(self, memory: Tensor, lidar: Tensor) -> None:
-        """Store the hits of ranges [N, B]; forget those that beams go through again and again, for they have moved."""
-        seen = memory[:, COUNT + 1 : COUNT + 1 + self.side * self.side]  # flat
+        """Store the hits of ranges [N, B]; forget those that beams go through again and again, for they have moved.
+
+        Exact hits of every `scans_every`th scan replace those of the oldest one.
+        """
+        seen = memory[:, MAP : MAP + self.side * self.side]  # flat
         far = self.cell_m * torch.arange(1, math.ceil(self.range_m / self.cell_m), device=lidar.device)
         free = far < lidar[:, ::APART, None] - 1.5 * self.cell_m
-        cells, inside = self._reached(memory, far.expand(free.shape), slice(None, None, APART))
+        cells, inside = self._cells(self._places(memory, far.expand(free.shape), slice(None, None, APART)))
         through = (free & inside).flatten(1).float()
         seen.sub_(FADES * torch.zeros_like(seen).scatter_reduce_(1, cells.flatten(1), through, "amax"))
         seen.clamp_min_(0.0)
-        cells, inside = self._reached(memory, lidar.unsqueeze(2))
-        hit = inside.squeeze(2) & (lidar < self.range_m)
-        seen.scatter_reduce_(1, cells.squeeze(2), hit.float(), "amax")
+        places, hit = self._places(memory, lidar.unsqueeze(2)).squeeze(2), lidar < self.range_m
+        cells, inside = self._cells(places)
+        seen.scatter_reduce_(1, cells, (inside & hit).float(), "amax")
+        rows = (memory[:, AGE] % self.scans_every == 0.0).nonzero().squeeze(1)
+        oldest = (memory[rows, AGE] / self.scans_every).long() % self.scans
+        self._scans(memory)[rows, oldest] = torch.where(hit.unsqueeze(2), places, NOWHERE_M)[rows]
 
-    def _reached(self, memory: Tensor, far: Tensor, beams: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Indices of the cells at distances `far` [N, B, D], m, along `beams`, and whether they are on the map."""
+    def _places(self, memory: Tensor, far: Tensor, beams: slice = slice(None)) -> Tensor:
+        """Positions [N, B, D, 2] at distances `far` [N, B, D], m, along `beams`."""
         angles = torch.tensor(self.angles, device=far.device)[beams].view(1, -1, 1)
         points = torch.stack((far * angles.cos() + self.lidar_x_m, far * angles.sin()), -1)
-        places = self._at(memory)[:, None, None] + turned(points, memory[:, HEADING].view(-1, 1, 1))
+        return self._at(memory)[:, None, None] + turned(points, memory[:, HEADING].view(-1, 1, 1))
+
+    def _cells(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices of the cells of `places` [..., 2], and whether they are on the map."""
         return self._index(self._cell(places)), (places.abs() < 0.5 * self.side * self.cell_m).all(-1)
 
     def _at(self, memory: Tensor) -> Tensor:

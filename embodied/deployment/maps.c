@@ -126,8 +126,8 @@ void path_length_at(
 
 // What `LocalMap` is made of, in the order of `mapping.CompiledMap`; `length` is that of a memory.
 typedef struct {
-    int64_t length, hits, side, beams, apart, far, ahead;
-    float cell, range, lidar_x, fades, near_m, blocked_m, between_m, near, blocked, aslant;
+    int64_t length, age, hits, scans_from, side, beams, apart, far, ahead, scans, scans_every, sectors;
+    float cell, range, lidar_x, fades, near_m, blocked_m, between_m, near, blocked, aslant, nowhere, remembered_squared;
 } Map;
 
 // Cell along one axis of a position, m from the map's centre; the nearest if outside, the first if that is no number.
@@ -135,19 +135,25 @@ static inline long cell_of(const Map *map, float place) {
     return within(floorf(place / map->cell + 0.5f * (float)map->side), 0, map->side - 1);
 }
 
-// Index of the cell in which a beam `direction` (cosine, sine) of a vehicle `at`, `heading`, reaches `far`; -1 if
-// outside.
+// Where, `there`, a beam `direction` (cosine, sine) of a vehicle `at`, `heading`, reaches `far`.
+static inline void place(
+    const Map *map, const float *at, const float *heading, const float *direction, float far, float *there
+) {
+    float x = far * direction[0] + map->lidar_x, y = far * direction[1];
+    there[0] = at[0] + (heading[0] * x - heading[1] * y), there[1] = at[1] + (heading[1] * x + heading[0] * y);
+}
+
+// Index of the cell in which that is; -1 if outside.
 static inline long reached(
     const Map *map, const float *at, const float *heading, const float *direction, float far
 ) {
-    float x = far * direction[0] + map->lidar_x, y = far * direction[1];
-    float there[] = {at[0] + (heading[0] * x - heading[1] * y), at[1] + (heading[1] * x + heading[0] * y)};
-    float half = 0.5f * (float)map->side * map->cell;
+    float there[2], half = 0.5f * (float)map->side * map->cell;
+    place(map, at, heading, direction, far, there);
     if (!(fabsf(there[0]) < half && fabsf(there[1]) < half)) return -1;
     return cell_of(map, there[0]) * map->side + cell_of(map, there[1]);
 }
 
-// Store the hits of `lidar` [n, beams]; forget those that beams go through.
+// Store the hits of `lidar` [n, beams]; forget those that beams go through. Exact ones replace those of the oldest scan.
 void map_mark(
     const Map *map, long n, const float *at, const float *heading, const float *directions, const float *lidar,
     float *memory
@@ -171,6 +177,13 @@ void map_mark(
         for (long beam = 0; beam < map->beams; beam++) {
             long index = reached(map, at, heading, directions + 2 * beam, lidar[beam]);
             if (index >= 0 && lidar[beam] < map->range && seen[index] < 1.0f) seen[index] = 1.0f;
+        }
+        long age = (long)memory[map->age];
+        if (age % map->scans_every) continue;
+        float *exact = memory + map->scans_from + age / map->scans_every % map->scans * 2 * map->beams;
+        for (long beam = 0; beam < map->beams; beam++, exact += 2) {
+            if (lidar[beam] < map->range) place(map, at, heading, directions + 2 * beam, lidar[beam], exact);
+            else exact[0] = exact[1] = map->nowhere;
         }
     }
     free(through);
@@ -280,6 +293,34 @@ void map_observe(
             int arrived = sqrtf(ex * ex + ey * ey) < 1.5f * map->cell;
             out[2 * w] = arrived ? goal[0] : heading[0] * x + heading[1] * y;
             out[2 * w + 1] = arrived ? goal[1] : heading[0] * y - heading[1] * x;
+        }
+    }
+}
+
+// Squared distances `out` [n, beams] of the nearest remembered hits in the directions of beams, of vehicles `at`,
+// `heading`; infinite without one.
+void map_remembered(
+    const Map *map, long n, const float *at, const float *heading, const int32_t *beam_of_sector, const float *memory,
+    float *out
+) {
+    float x[map->beams], y[map->beams], squared[map->beams], share[map->beams];
+    for (long k = 0; k < n; k++, at += 2, heading += 2, memory += map->length, out += map->beams) {
+        const float *exact = memory + map->scans_from;
+        for (long beam = 0; beam < map->beams; beam++) out[beam] = INFINITY;
+        for (long scan = 0; scan < map->scans; scan++, exact += 2 * map->beams) {
+            for (long i = 0; i < map->beams; i++) {
+                float ahead = exact[2 * i] - at[0], aside = exact[2 * i + 1] - at[1];
+                x[i] = heading[0] * ahead + heading[1] * aside - map->lidar_x;
+                y[i] = heading[0] * aside - heading[1] * ahead;
+                squared[i] = x[i] * x[i] + y[i] * y[i], share[i] = y[i] / (fabsf(x[i]) + fabsf(y[i]));
+            }
+            for (long i = 0; i < map->beams; i++) {
+                if (!(squared[i] < map->remembered_squared) || share[i] != share[i]) continue;
+                float turn = x[i] < 0.0f ? (y[i] < 0.0f ? -2.0f - share[i] : 2.0f - share[i]) : share[i];
+                long sector = (long)((turn + 2.0f) * (0.25f * (float)map->sectors));
+                long beam = beam_of_sector[sector < map->sectors ? sector : map->sectors - 1];
+                if (beam < map->beams) out[beam] = least(squared[i], out[beam]);
+            }
         }
     }
 }

@@ -94,7 +94,7 @@ GOAL = {
     "goal_direction": TensorSpec((2,), unit="1", frame="base", names=("x", "y")),
 }
 
-WAYPOINTS = {"waypoints", "path_cost"}
+WAYPOINTS = {"waypoints", "path_cost", "remembered"}
 """What a `LocalMap` tells."""
 ANOTHER_M, LOST_M = 0.3, 2.0
 """A new goal this far from where the last one should be is another one, for which the map begins anew; as it does if

@@ -41,6 +41,7 @@ def test_compiled_maps_are_those_of_torch(others):
         told = compiled.observe(memories[0]), reference.observe(memories[1])
         assert torch.equal(told[0]["waypoints"], told[1]["waypoints"])
         assert torch.equal(told[0]["path_cost"], told[1]["path_cost"])
+        assert torch.equal(told[0]["remembered"], told[1]["remembered"])
         late = torch.zeros(N, dtype=torch.bool)
     assert (compiled.seen(memories[0]) > 0.0).sum() > 10 * N
 
@@ -53,7 +54,7 @@ def test_a_goal_beyond_reach_and_a_lidar_that_fails_are_those_of_torch():
     seen = lidar, torch.zeros(3, 2), torch.tensor([[4.0, 0.0], [3.0, -1.0], [300.0, 5.0]])
     memories = [each.begin(*seen) for each in (compiled, reference)]
     told = [each.observe(memory) for each, memory in zip((compiled, reference), memories, strict=True)]
-    for key in ("waypoints", "path_cost"):
+    for key in ("waypoints", "path_cost", "remembered"):
         assert torch.equal(told[0][key], told[1][key])
         assert told[0][key].isfinite().all()
     nowhere = seen[0], seen[1], torch.full((3, 2), torch.nan)  # a simulation that has diverged
