@@ -24,20 +24,20 @@ from embodied.evaluation import margins, sim_to_real_report
 from embodied.evaluation.evaluation import compare
 from embodied.evaluation.report import POLICY, write_evaluation
 from embodied.saving import checkpoint
-from embodied.task import beside, check_sims, measured, usual_starts
+from embodied.task import check_sims, measured, planners, usual_starts
 from embodied.viewer.options import viewing
 from real_robot.sim_to_real.comparison import Comparison, EvaluateConfig, in_sim
 from sims.registry import SHOWN, in_processes
 from train import GROUPS, TrainConfig
 
 log = logging.getLogger("embodied")
-LATE = ("latency.", "task.tasks=", "task.processes=", "task.python=", "task.step_limit=", "task.randomisation.")
+LATE = re.compile(r"latency\.|task\.(guard|processes|python|step_limit|tasks)=|task\.randomisation\.")
 """Options of train.py that may differ from training."""
 
 
 def run(arguments: list[str]) -> None:
     """Evaluate, print the table, and write it into the run, or beside another of its policies."""
-    late, (config, given) = [each for each in arguments if each.startswith(LATE)], own(arguments)
+    late, (config, given) = [each for each in arguments if LATE.match(each)], own(arguments)
     config.check()
     saved = checkpoint.load(config.checkpoint)
     fixed = {name: getattr(config, name) for name in ("suite", "assets", "executed")}
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> None:
     prepare(config.device, trained.threads if config.threads is None else config.threads)
     saved.restore(policy := trained.policy.build(saved.contract).to(config.device))
     robot = delayed(policy, config.delay_s, config.execution, executed=config.executed, device=config.device)
-    policies = {POLICY: robot} | beside(trained.task, robot, guard=config.guard, baselines=config.baselines)
+    policies = {POLICY: robot} | (planners(trained.task) if config.baselines else {})
     distributions = list(config.distributions or measured(*tasks))
     record = given["values"] | {name: used["values"][name] for name in ("task", "latency")}
     record |= {"checkpoint": str(path := Path(saved.path or "")), "assets": trained.task.asset_kind}
@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> None:
 
 def own(arguments: list[str]) -> tuple[EvaluateConfig, dict[str, Any]]:
     """The configuration, from all but options of train.py."""
-    rest = [re.sub(r"^sim=(\w+)$", r"sim=[\1]", each) for each in arguments if not each.startswith(LATE)]
+    rest = [re.sub(r"^sim=(\w+)$", r"sim=[\1]", each) for each in arguments if not LATE.match(each)]
     return compose(EvaluateConfig, "evaluate", rest, {})
 
 

@@ -84,29 +84,6 @@ def planners(task: Task) -> dict[str, Policy]:
 
 
 @runtime_checkable
-class GuardableTask(Task, Protocol):
-    """A task whose robot may have a guard, which replaces dangerous commands of any policy."""
-
-    def guarded(self, policy: Policy) -> Policy:
-        """`policy` behind the guard."""
-        ...
-
-
-def beside(task: Task, policy: Policy, *, guard: bool, baselines: bool) -> dict[str, Policy]:
-    """What is measured beside `policy`, by name: itself behind the guard of `task`, and the planners.
-
-    Raises:
-        UserError: if the task has no such.
-    """
-    found = planners(task) if baselines else {}
-    if not guard:
-        return found
-    if not isinstance(task, GuardableTask):
-        raise UserError(f"{task.name} has no guard; use guard=false")
-    return {"policy, guarded": task.guarded(policy)} | found
-
-
-@runtime_checkable
 class VariedTask(Task, Protocol):
     """A task with variants, such as other wordings of instructions, on which only the final policy is evaluated."""
 

@@ -107,15 +107,15 @@ def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
     assert set(found) == {(who, on) for who in (*planners, "rl") for on in ("rooms", "drift", "people")}
     assert {"collision", "time_s", "path_m"} <= report["evaluations"][0].keys()
     assert "RL over DWA on rooms" in completed.stdout
-    options = ["guard=true", "baselines=true", "episodes=3", "distributions=[rooms]"]
+    options = ["baselines=true", "episodes=3", "distributions=[rooms]"]
     completed = run("evaluate.py", f"checkpoint={tmp_path / 'run'}", *options)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert record["num_envs"] == 3  # as many worlds as in training's evaluations
-    assert [row["stage"] for row in record["evaluations"]] == ["policy", "policy, guarded", *planners]
-    beside = [{key: found[who, "rooms"][key] for key in record["evaluations"][2]} for who in planners]
-    assert record["evaluations"][2:] == beside  # the same episodes as beside the trained policy
-    assert [gain["over"] for gain in record["gains"]] == ["policy, guarded", *planners]
+    assert [row["stage"] for row in record["evaluations"]] == ["policy", *planners]
+    beside = [{key: found[who, "rooms"][key] for key in record["evaluations"][1]} for who in planners]
+    assert record["evaluations"][1:] == beside  # the same episodes as beside the trained policy
+    assert [gain["over"] for gain in record["gains"]] == planners
     assert "policy over map and DWA on rooms: " in completed.stdout
 
 
@@ -275,7 +275,6 @@ def test_an_evaluation_with_a_slow_policy(copied: Path, refused):
 def test_what_cannot_be_compared_or_begun_is_one_line(refused, finished: Path):
     asked = f"checkpoint={finished}", "threads=1"
     assert "libero_pick has no planners to compare with" in refused(evaluate, *asked, "baselines=true")
-    assert "libero_pick has no guard; use guard=false" in refused(evaluate, *asked, "guard=true")
     message = refused(evaluate, *asked, "baselines=true", "sim_to_real=[simulator]")
     assert "back ends run a policy alone" in message
     assert "expected a first initial state of at least 0, got -1" in refused(evaluate, *asked, "first_start=-1")

@@ -13,7 +13,16 @@ from torch import Tensor
 
 from embodied import native
 from embodied.deployment.local_map import (
-    AGE, APART, FADES, GOAL, HEADING, LONGEST_M, MAP, NOWHERE_M, SECTORS, LocalMap,
+    AGE,
+    APART,
+    FADES,
+    GOAL,
+    HEADING,
+    LONGEST_M,
+    MAP,
+    NOWHERE_M,
+    SECTORS,
+    LocalMap,
 )  # fmt: skip
 from embodied.native import choose, pointers
 

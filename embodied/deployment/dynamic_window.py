@@ -6,7 +6,8 @@ the paper:
     - obstacles are lidar hits, and the vehicle is a rectangle, not a disc;
     - stopping is tested along the predicted braking path, with lag and acceleration limits;
     - velocities are also scored by the distance to the goal that they lead to, as in ROS's local planners;
-    - if no moving velocity is admissible, it turns in place towards a free direction, as far as its rectangle allows.
+    - if no moving velocity is admissible, it turns in place towards a free direction, as far as its rectangle allows;
+      if it cannot do that either, a vehicle that may drive backwards does so where there is room.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class DynamicWindow:
         self.contract, self.drive, self.weights = contract, drive, weights or Weights()
         self.half = 0.5 * drive.length_m, 0.5 * drive.width_m
         self.radius = math.hypot(*self.half) + self.weights.turn_m
-        self.slowest, self.fastest = contract.action.low[0], contract.action.high[0]
+        low, self.fastest = contract.action.low[0], contract.action.high[0]
+        self.slowest, self.backwards = max(low, 0.0), min(low, 0.0)
         self.turning = contract.action.high[1]
         stopping = self.fastest / drive.deceleration_m_s2 + 2.0 * drive.lag_s
         self.step = round(contract.control_dt_s / SUBSTEP_S)
@@ -142,7 +144,19 @@ class DynamicWindow:
         turns = (facing > forward.amax(1)) & turning.isfinite().any(1)
         best = torch.where(turns.unsqueeze(1), turning, forward).max(1)
         chosen = torch.stack([part.gather(1, best.indices.unsqueeze(1)) for part in (speed, turn)], -1)[:, 0]
-        return torch.where(best.values.isfinite().unsqueeze(1), chosen, 0.0)
+        chosen = torch.where(best.values.isfinite().unsqueeze(1), chosen, 0.0)
+        return self._backed(ranges, velocity, chosen, ~best.values.isfinite())
+
+    def _backed(self, ranges: Tensor, velocity: Tensor, chosen: Tensor, caught: Tensor) -> Tensor:
+        """`chosen` [N, 2]; straight back instead where the vehicle is `caught` [N], may drive backwards, and can."""
+        if self.backwards == 0.0 or not bool(caught.any()):
+            return chosen
+        back = torch.zeros_like(chosen[caught])
+        back[:, 0] = self.backwards
+        free = self.admissible(ranges[caught], velocity[caught], back)
+        chosen = chosen.clone()
+        chosen[caught] = torch.where(free.unsqueeze(1), back, chosen[caught])
+        return chosen
 
     def admissible(self, ranges: Tensor, velocity: Tensor, command: Tensor) -> Tensor:
         """Whether [N] it can stop before it touches anything, after one control step with `command` [N, 2]."""

@@ -1,14 +1,14 @@
-"""A guard of learned policies that drive by a lidar: a command that leaves no room to stop is replaced.
+"""A guard of policies that drive by a lidar: a command that leaves no room to stop is replaced.
 
 The simplex architecture (Sha 2001, IEEE Software 18(4)): a learned controller drives, a simple one that is known to
 stop in time takes over for as long as it must. Here the simple one is the dynamic window, on the way to the same
-waypoint. N is the number of observations.
+waypoint. In training it is a part of the environment, as a shield (Alshiekh et al. 2018, AAAI). N is the number of
+observations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from tensordict import TensorDict
@@ -17,8 +17,6 @@ from torch import Tensor
 from embodied.contract import Contract
 from embodied.deployment.dynamic_window import NEAR, Drive, DynamicWindow
 from embodied.errors import UserError
-from embodied.policy import Decision, Policy
-from embodied.rollout.memory import RecurrentPolicy
 
 READ = "lidar", "remembered", "velocity", "waypoints"
 """Observations that a guard needs."""
@@ -52,33 +50,3 @@ class Guard:
             given = lidar[unsafe], velocity[unsafe], waypoints[unsafe][:, self._ahead]
             command[unsafe] = self.window.command(*given)
         return command, unsafe
-
-
-class Guarded:
-    """`policy`, whose commands `guard` checks."""
-
-    def __init__(self, policy: Policy, guard: Guard) -> None:
-        self.policy, self.guard, self.contract = policy, guard, policy.contract
-
-    def act(
-        self, observation: TensorDict, *, deterministic: bool = False, generator: torch.Generator | None = None
-    ) -> Decision:
-        """As the policy's, with commands replaced where the vehicle could not stop."""
-        decision = self.policy.act(observation, deterministic=deterministic, generator=generator)
-        first = self.guard.command(observation, decision.actions[:, 0])[0]
-        return replace(decision, actions=torch.cat((first.unsqueeze(1), decision.actions[:, 1:]), 1))
-
-
-class GuardedRecurrent(Guarded):
-    """The same for a policy with memory."""
-
-    policy: RecurrentPolicy
-
-    def initial_memory(self, count: int) -> Tensor:
-        """As the policy's."""
-        return self.policy.initial_memory(count)
-
-
-def guarded(policy: Policy, guard: Guard) -> Guarded:
-    """`policy`, whose commands `guard` checks."""
-    return (GuardedRecurrent if isinstance(policy, RecurrentPolicy) else Guarded)(policy, guard)

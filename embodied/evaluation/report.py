@@ -299,10 +299,10 @@ def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:
 def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tuple[str, str], EvaluationResult]) -> str:
     """Tell `results`, then write them into the JSON file `path`, with `record`; returns a line that says so.
 
-    Their keys are a name and the distribution: POLICY, a name that begins with it (behind a guard), or a baseline. The
-    others, if any, are shown beside the policy, with its gain over each, paired if both ran the same episodes.
+    Their keys are POLICY or the name of a baseline, and the distribution. Baselines, if any, are shown beside the
+    policy, with its gain over each, paired if both ran the same episodes.
     """
-    stages = {key: key[0] if key[0].startswith(POLICY) else BASELINE + key[0] for key in results}
+    stages = {key: POLICY if key[0] == POLICY else BASELINE + key[0] for key in results}
     evaluations = [{"stage": stages[key], "distribution": key[1], **found.summary()} for key, found in results.items()]
     gains = {key: results[POLICY, key[1]].gain_over(found) for key, found in results.items() if key[0] != POLICY}
     written = {**record, "git_commit": git_commit(), "versions": versions(), "evaluations": evaluations}

@@ -24,8 +24,7 @@ from embodied.viewer.options import ViewerOptions
 class ComparisonConfig:
     """Uses `episodes` initial states of each task (None: 50, in stock LIBERO 10); `seed` selects among unlimited ones.
 
-    `first_start` selects the first one instead. With `baselines` the task's planners are measured too, with `guard` the
-    policy behind the task's guard, which replaces dangerous commands.
+    `first_start` selects the first one instead. With `baselines` the task's planners are measured too.
 
     `sim_to_real` lists back ends; the others are compared with the first. simulator: called directly. randomised: the
     same with the options of train.py in `randomised` for the task. ros2: the simulator behind real ROS 2 messages. bag:
@@ -37,7 +36,6 @@ class ComparisonConfig:
     seed: int = 0
     first_start: int | None = None
     baselines: bool = False
-    guard: bool = False
     num_envs: int | None = None
     device: str = "cpu"
     sim: list[str] = field(default_factory=list)
@@ -68,10 +66,8 @@ class ComparisonConfig:
             raise UserError(f"expected different simulators in sim, got {', '.join(self.sim)}")
         if self.sim_to_real and len(self.sim) > 1:
             raise UserError("sim_to_real compares in one simulator; name one in sim, or leave sim_to_real out")
-        if (self.sim_to_real or len(self.sim) > 1) and (self.baselines or self.guard):
-            raise UserError(
-                "back ends run a policy alone; with sim_to_real and several sim use baselines=false guard=false"
-            )
+        if (self.sim_to_real or len(self.sim) > 1) and self.baselines:
+            raise UserError("back ends run a policy alone; use baselines=false with sim_to_real and several sim")
         if "bag" in self.sim_to_real and not self.bag:
             raise UserError("back end bag replays a recording: bag=FILE.mcap")
         if "robot" in self.sim_to_real and not self.robot:
@@ -88,7 +84,8 @@ class EvaluateConfig(ViewerOptions, ComparisonConfig):
     `video` or `render` records some episodes, of the first distribution and from its first start on. With an
     `execution` (inpaint, blend, naive, synchronous) inference takes `delay_s`, except for planners, while the robot
     continues, with `executed` actions between observations.
-    `latency.*`, `task.tasks`, `task.processes`, `task.python` and `task.step_limit` are as in training, too.
+    `latency.*`, `task.guard`, `task.tasks`, `task.processes`, `task.python` and `task.step_limit` are as in training,
+    too.
     """
 
     checkpoint: str = MISSING
@@ -107,10 +104,10 @@ class EvaluateConfig(ViewerOptions, ComparisonConfig):
         """Raise UserError for options too that the chosen comparison does not read."""
         super().check()
         several, filmed = bool(self.sim_to_real) or len(self.sim) > 1, self.video or self.render
-        if self.margins and (several or self.baselines or self.guard or self.distributions or filmed):
+        if self.margins and (several or self.baselines or self.distributions or filmed):
             raise UserError(
-                "margins=true sweeps by itself; leave out sim_to_real, several sim, baselines, guard, distributions, "
-                "video and render"
+                "margins=true sweeps by itself; leave out sim_to_real, several sim, baselines, distributions, video "
+                "and render"
             )
         if several and filmed:
             raise UserError(

@@ -14,18 +14,19 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.contract import Contract, TensorSpec
+from embodied.deployment.guard import READ, Guard
 from embodied.engine import Outcome, RestorableEngine
 from embodied.seeding import derive
 from sims.counter_rng import mix
 from sims.vehicle.episode import FORWARD, STEERING, Mdp, Moment
 from sims.vehicle.geometry import Lidar
-from sims.vehicle.mapping import local_map
+from sims.vehicle.mapping import drive_of, local_map
 from sims.vehicle.simulator import Simulator
 from sims.vehicle.vehicles import Model, Vehicle
 from sims.vehicle.viewing import VehicleView
 from sims.vehicle.worlds import worlds
 
-MOMENT = ("state", "ranges", "steps", "memory", "map")
+MOMENT = ("state", "ranges", "steps", "memory", "map", "replaced")
 
 
 class VehicleEnvironment(RestorableEngine):
@@ -41,6 +42,7 @@ class VehicleEnvironment(RestorableEngine):
         randomisation: share by which `vehicles.SCATTERED` parameters vary between episodes.
         lidar: replaces the task's lidar.
         mapped: whether vehicles make maps, of whose shortest paths to the goal they observe waypoints.
+        guarded: whether a guard replaces commands after which the vehicle could not stop; needs maps.
         split: "train" or "eval": disjoint sets of worlds.
         executed: K, actions of a chunk, all executed.
         step_limit: control steps after which an episode is truncated; the task's if None.
@@ -58,6 +60,7 @@ class VehicleEnvironment(RestorableEngine):
         randomisation: float = 0.0,
         lidar: Lidar | None = None,
         mapped: bool = False,
+        guarded: bool = False,
         split: str = "train",
         executed: int = 1,
         step_limit: int | None = None,
@@ -79,6 +82,7 @@ class VehicleEnvironment(RestorableEngine):
             seed=seed,
             device=device,
         )
+        self.guard = Guard(self.contract, drive_of(vehicle, self.simulator.lidar)) if guarded else None
         action = self.contract.action
         self._low, self._high = (torch.tensor(each, device=self.device) for each in (action.low, action.high))
         self._allocate()
@@ -150,7 +154,7 @@ class VehicleEnvironment(RestorableEngine):
         ranges = torch.zeros(count, self.simulator.lidar.beams, device=device)
         steps = torch.zeros(count, dtype=torch.int32, device=device)
         maps = torch.zeros(count, self.map.size if self.map else 0, device=device)
-        self.now = Moment(state, ranges, steps, memory, world, maps)
+        self.now = Moment(state, ranges, steps, memory, world, maps, torch.zeros(count, device=device))
         self.parameters = self.vehicle.scattered(world["draws"], self.randomisation)
         self._key = torch.zeros(count, dtype=torch.int32, device=device)
         self._previous = torch.zeros(count, 2, device=device)
@@ -159,10 +163,11 @@ class VehicleEnvironment(RestorableEngine):
     def _move(self, action: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One control step of the `active` vehicles; returns reward, contact and success, [N] each."""
         before, world = self.now, self.now.world
+        action, replaced = self._checked(action)
         state, hit = self.simulator.advance(
             before.state, action, self.parameters, self.mdp.circles(before), world["segments"], ~active
         )
-        after = replace(before, state=state, steps=before.steps + active.int())
+        after = replace(before, state=state, steps=before.steps + active.int(), replaced=(replaced & active).float())
         self.now = after
         middle, half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
         scaled, previous = (action - middle) / half, (self._previous - middle) / half
@@ -177,6 +182,13 @@ class VehicleEnvironment(RestorableEngine):
             after.map[active] = maps
         self._previous = torch.where(active.unsqueeze(1), action, self._previous)
         return torch.where(active, outcome.reward, 0.0), active & hit, active & outcome.done & ~hit
+
+    def _checked(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Commands [N, 2] to execute, and which [N] the guard has replaced."""
+        if not self.guard:
+            return action, torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        seen = self.observe()
+        return self.guard.command({key: seen[key] for key in READ}, action)
 
     def _measured(self) -> tuple[Tensor, Tensor, Tensor]:
         """Ranges [N, B], speed and yaw rate [N, 2], the goal [N, 2] (m, base)."""

@@ -29,6 +29,7 @@ class Moment:
     memory: Tensor  # [N, R]
     world: TensorDict  # [N], see `worlds.Maker`
     map: Tensor = field(default_factory=lambda: torch.empty(0, 0))  # [N, M], see `local_map.LocalMap`; M = 0 without
+    replaced: Tensor = field(default_factory=lambda: torch.empty(0))  # [N], 1 where a guard replaced the last command
 
 
 @dataclass

@@ -20,8 +20,10 @@ from sims.vehicle.shortest_paths import path_length_at, path_lengths
 from sims.vehicle.vehicles import Model
 from sims.vehicle.worlds import Array
 
-PLACE, FACING = slice(1, 3), 3
-"""Columns of the memory with the errors of odometry; the first is the length of the driven path, then come people."""
+PLACE, FACING, REPLACED = slice(1, 3), 3, 4
+"""Columns of the memory with the errors of odometry and the number of commands that a guard replaced; the first is the
+length of the driven path, then come people.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Navigate:
         odometry_share: largest error of the distance that odometry measures, as a share; constant in an episode.
         odometry_yaw_rad_m: largest drift of its heading per m driven; likewise.
         weight_time: penalty per second; weight_turn: penalty of the squared change of the yaw rate command, in half
-            ranges.
+            ranges; weight_replaced: penalty of a command that a guard replaces.
     """
 
     goal_m: float = 0.3
@@ -54,6 +56,7 @@ class Navigate:
     reward_progress: float = 1.0
     weight_time: float = 0.2
     weight_turn: float = 0.005
+    weight_replaced: float = 0.1
 
     INSTRUCTION: ClassVar[str] = "drive to the goal without touching anything"
     MODEL: ClassVar[Model] = Model.DIFFERENTIAL_DRIVE
@@ -88,8 +91,8 @@ class Navigate:
         return torch.cat((still, people.circles(self._people(now))), 1) if self.people else still
 
     def begin(self, state: Tensor, world: TensorDict) -> Tensor:
-        """Length of the driven path, m, errors of odometry's position and heading, states of people."""
-        alone = torch.zeros(len(state), FACING + 1, device=state.device)
+        """Length of the driven path, m, errors of odometry's position and heading, replaced commands, people."""
+        alone = torch.zeros(len(state), REPLACED + 1, device=state.device)
         return torch.cat((alone, people.begin(world["walks"]).flatten(1)), 1) if self.people else alone
 
     def observe(self, now: Moment) -> dict[str, Tensor]:
@@ -105,11 +108,12 @@ class Navigate:
         }
 
     def outcome(self, before: Moment, after: Moment, hit: Tensor, action: Tensor, previous: Tensor) -> Outcome:
-        """Reward for progress and arrival, penalties for time, turning and contact."""
+        """Reward for progress and arrival, penalties for time, turning, replaced commands and contact."""
         near, far = self._remaining(after), self._remaining(before)
         done = _to_goal(after).norm(dim=1) < self.goal_m
         turn = (action[:, 1] - previous[:, 1]).square()
         reward = self.reward_progress * (far - near) - self.weight_time * self.DT_S - self.weight_turn * turn
+        reward = reward - self.weight_replaced * after.replaced
         reward = reward + torch.where(hit, self.reward_collision, torch.where(done, self.reward_goal, 0.0))
         memory = self._drifted(before, after)
         if self.people:
@@ -119,25 +123,27 @@ class Navigate:
         return Outcome(reward, done, memory)
 
     def metrics(self, now: Moment, success: Tensor, hit: Tensor) -> dict[str, Tensor]:
-        """Collisions; for successes, time, path length, and path length over straight distance."""
+        """Collisions, share of replaced commands; for successes, time, path length, and that over straight distance."""
         path = now.memory[:, 0]
         arrived = {"time_s": self.DT_S * now.steps, "path_m": path, "path_over_straight": path / now.world["length_m"]}
-        return {"collision": hit.float()} | {
+        replaced = now.memory[:, REPLACED] / now.steps.clamp_min(1)
+        return {"collision": hit.float(), "replaced": replaced} | {
             name: torch.where(success, value, torch.nan) for name, value in arrived.items()
         }
 
     def _drifted(self, before: Moment, after: Moment) -> Tensor:
-        """Path and odometry's errors after the step from `before`; the world says how large the errors are."""
+        """Path, odometry's errors (the world says how large) and replaced commands after the step from `before`."""
         x, y = (after.state[:, :2] - before.state[:, :2]).unbind(1)
         driven, (share, drift) = torch.hypot(x, y), before.world["odometry"].unbind(1)
         turned = self.odometry_yaw_rad_m * drift * driven
         angle, scale = before.memory[:, FACING] + 0.5 * turned, 1.0 + self.odometry_share * share
         cos, sin = scale * angle.cos() - 1.0, scale * angle.sin()
-        return before.memory[:, : FACING + 1] + torch.stack((driven, cos * x - sin * y, sin * x + cos * y, turned), 1)
+        change = driven, cos * x - sin * y, sin * x + cos * y, turned, after.replaced
+        return before.memory[:, : REPLACED + 1] + torch.stack(change, 1)
 
     def _people(self, now: Moment) -> Tensor:
         """States [N, P, STATE] of people."""
-        return now.memory[:, FACING + 1 :].unflatten(1, (self.people, people.STATE))
+        return now.memory[:, REPLACED + 1 :].unflatten(1, (self.people, people.STATE))
 
     def _remaining(self, now: Moment) -> Tensor:
         """Length of the shortest path [N], m; the straight distance if no grid cell near the vehicle is free."""

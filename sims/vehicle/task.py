@@ -15,7 +15,6 @@ from PIL import Image
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.deployment.dynamic_window import DynamicWindow
-from embodied.deployment.guard import Guard, guarded
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, paths_beside, tile, write_video
 from embodied.policy import Policy
@@ -102,7 +101,8 @@ class VehicleTask(ProcessOptions):
         mdp, lidar = self._as(distribution)
         return VehicleEnvironment(
             num_envs, mdp=mdp, vehicle=self._vehicle, lidar=lidar, randomisation=self.randomisation,
-            mapped=self._mapped, split=split, step_limit=self.step_limit, seed=seed, device=device,
+            mapped=self._mapped, guarded=self._guarded, split=split, step_limit=self.step_limit, seed=seed,
+            device=device,
         )  # fmt: skip
 
     def demonstrations(self, directory: Path, seed: int) -> None:
@@ -137,6 +137,11 @@ class VehicleTask(ProcessOptions):
         """Whether vehicles make maps."""
         return False
 
+    @property
+    def _guarded(self) -> bool:
+        """Whether a guard checks their commands."""
+        return False
+
     def _as(self, distribution: str) -> tuple[Mdp, Lidar]:
         """What differs between distributions."""
         return self._mdp, self._lidar
@@ -150,8 +155,9 @@ class VehicleTask(ProcessOptions):
 class NavigateTask(VehicleTask):
     """Drive a Jackal among unmapped obstacles in random rooms.
 
-    With `map` it observes waypoints of the shortest path on a map that it makes of its own lidar, see `LocalMap`. In
-    the distribution "drift" odometry has errors of up to 1% and 0.3 degrees per m, and the lidar three times its noise;
+    With `map` it observes waypoints of the shortest path on a map that it makes of its own lidar, and hits that it
+    remembers, see `LocalMap`; with `guard` commands after which it could not stop are replaced, see `Guard`. In the
+    distribution "drift" odometry has errors of up to 1% and 0.3 degrees per m, and the lidar three times its noise;
     in "people" up to six walk about.
     """
 
@@ -161,23 +167,30 @@ class NavigateTask(VehicleTask):
     lidar: dict[str, float] = field(default_factory=lambda: _numbers(Navigate.LIDAR))
     step_limit: int = Navigate.STEP_LIMIT
     map: bool = True
+    guard: bool = True
 
     MDP: ClassVar[Mdp] = Navigate()
     VEHICLE: ClassVar[Vehicle] = JACKAL
     distributions: ClassVar[tuple[str, ...]] = ("rooms", "drift", "people")
+
+    def __post_init__(self) -> None:
+        """Raise UserError for unknown or impossible values, and for a guard without a map."""
+        super().__post_init__()
+        if self.guard and not self.map:
+            raise UserError("the guard needs the map; use task.guard=false with task.map=false")
 
     def baselines(self) -> dict[str, Policy]:
         """The dynamic window, without and with a map."""
         known = self.contract("rooms"), self._vehicle, self._lidar
         return {"DWA": DynamicWindow(known[0], drive_of(*known[1:])), "map and DWA": MappingPlanner(*known)}
 
-    def guarded(self, policy: Policy) -> Policy:
-        """`policy` behind a guard that knows the vehicle, see `Guard`."""
-        return guarded(policy, Guard(policy.contract, drive_of(self._vehicle, self._lidar)))
-
     @property
     def _mapped(self) -> bool:
         return self.map
+
+    @property
+    def _guarded(self) -> bool:
+        return self.guard
 
     def _as(self, distribution: str) -> tuple[Mdp, Lidar]:
         if distribution == "rooms":

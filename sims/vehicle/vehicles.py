@@ -77,10 +77,12 @@ SCATTERED = [
 """Parameters varied by `randomisation`."""
 
 JACKAL = Vehicle(
-    length_m=0.508, width_m=0.430, lidar_x_m=0.0, speed_min_m_s=0.0, speed_max_m_s=1.0, acceleration_m_s2=2.0,
+    length_m=0.508, width_m=0.430, lidar_x_m=0.0, speed_min_m_s=-0.3, speed_max_m_s=1.0, acceleration_m_s2=2.0,
     deceleration_m_s2=2.0, lag_s=0.1, yaw_rate_rad_s=1.5, yaw_acceleration_rad_s2=6.0,
 )  # fmt: skip
-"""Differential drive: outline of Clearpath's Jackal, half its highest speed; typical lag and accelerations."""
+"""Differential drive: outline of Clearpath's Jackal, half its highest speed, slowly backwards; typical lag and
+accelerations.
+"""
 F1TENTH = Vehicle(
     length_m=0.58, width_m=0.31, lidar_x_m=0.275, speed_min_m_s=0.0, speed_max_m_s=8.0, acceleration_m_s2=9.51,
     deceleration_m_s2=9.51, lag_s=0.1, steering_rad=0.4189, steering_rate_rad_s=3.2, front_axle_m=0.15875,

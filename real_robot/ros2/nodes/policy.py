@@ -97,6 +97,8 @@ class PolicyNode(ManagedNode[PolicySettings]):
         settings = self.settings
         policy = self._policy = self._load(settings)
         table = robot_table(settings.robot, policy.contract, settings.options)
+        if table.advice:
+            self.get_logger().warning(table.advice)
         self._robot = RosRobot(self, table, settings.prefix, self._measured)
         self._executor = ChunkExecutor(
             policy, table.served, execution=settings.execution, clock=self._robot.clock,

@@ -190,6 +190,7 @@ class Table:
         initial: action [A] that those begin with.
         asked: the policy's action, if it is not the robot's, and
         translate: makes an executor of the robot's actions of one of the policy's.
+        advice: what whoever runs a policy should know, if anything.
     """
 
     name: str
@@ -208,6 +209,7 @@ class Table:
     initial: tuple[float, ...] = ()
     asked: TensorSpec | None = None
     translate: Callable[[Executor], Executor] = lambda executor: executor
+    advice: str = ""
 
     @property
     def served(self) -> Contract:

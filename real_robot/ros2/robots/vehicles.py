@@ -44,9 +44,9 @@ def diff_drive(
     known = set(wanted.observation) - set(arrays)
     guide = _guide(wanted, known, rate_hz, lidar_field_deg, lidar_range_m) if WAYPOINTS & known else None
     table = _vehicle("diff_drive", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays, guide)
-    return (
-        table if guard is None else replace(table, translate=_guarding(wanted, guard, lidar_field_deg, lidar_range_m))
-    )
+    if guard is None:
+        return replace(table, advice=UNGUARDED) if guide else table
+    return replace(table, translate=_guarding(wanted, guard, lidar_field_deg, lidar_range_m))
 
 
 def ackermann(
@@ -102,6 +102,10 @@ the same goal is this far from there: odometry has jumped.
 """
 
 
+UNGUARDED = (
+    "options.guard is not set: no command is checked, and policies of vehicle_navigate were trained behind a guard; "
+    "describe the vehicle there, see launch/config/vehicle.yaml"
+)
 DRIVE = (
     "length_m", "width_m", "acceleration_m_s2", "deceleration_m_s2", "yaw_acceleration_rad_s2", "lag_s",
 )  # fmt: skip

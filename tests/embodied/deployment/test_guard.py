@@ -5,14 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.dynamic_window import Drive
-from embodied.deployment.guard import Guard, guarded
-from embodied.deployment.network import MEMORY
+from embodied.deployment.guard import Guard
 from embodied.errors import UserError
-from embodied.policy import Decision
 
 BEAMS = 180
 ANGLES = tuple(-math.pi + 2.0 * math.pi / BEAMS * beam for beam in range(BEAMS))
@@ -20,8 +17,8 @@ DRIVE = Drive(0.5, 0.4, 2.0, 2.0, 6.0, 0.1, ANGLES, range_m=6.0)
 WAYPOINTS = TensorSpec((4,), unit="m", frame="base", names=("x_0.5_m", "y_0.5_m", "x_1_m", "y_1_m"))
 CONTRACT = Contract(
     {
-        "lidar": TensorSpec((BEAMS,), unit="m"), "velocity": TensorSpec((2,), unit="m/s, rad/s"),
-        "waypoints": WAYPOINTS,
+        "lidar": TensorSpec((BEAMS,), unit="m"), "remembered": TensorSpec((BEAMS,), unit="m"),
+        "velocity": TensorSpec((2,), unit="m/s, rad/s"), "waypoints": WAYPOINTS,
     },
     TensorSpec((2,), unit="m/s, rad/s", names=("speed", "yaw_rate"), low=(0.0, -1.5), high=(1.0, 1.5)), 0.1,
 )  # fmt: skip
@@ -33,7 +30,8 @@ def seen(*walls_m: float, speed: float = 1.0, way: tuple[float, float] = (0.5, 0
     ranges = [torch.where(cosines > 0.05, wall / cosines.clamp_min(0.05), 6.0).clamp_max(6.0) for wall in walls_m]
     count = len(walls_m)
     return {
-        "lidar": torch.stack(ranges), "velocity": torch.tensor([[speed, 0.0]]).expand(count, 2).clone(),
+        "lidar": torch.stack(ranges), "remembered": torch.full((count, BEAMS), 6.0),
+        "velocity": torch.tensor([[speed, 0.0]]).expand(count, 2).clone(),
         "waypoints": torch.tensor([[9.0, 9.0, *way]]).expand(count, 4).clone(),
     }  # fmt: skip
 
@@ -51,6 +49,14 @@ def test_a_command_needs_room_to_stop_afterwards(wall: float, speed: float, stop
     command, replaced = guard.command(seen(wall, speed=speed), AHEAD.clone())
     assert bool(replaced) is not stops
     assert torch.equal(command, AHEAD) is stops
+
+
+def test_what_is_only_remembered_is_not_driven_into_either():
+    guard, open_space = Guard(CONTRACT, DRIVE), seen(5.0)
+    command, replaced = guard.command(open_space | {"remembered": seen(0.55)["lidar"]}, AHEAD.clone())
+    assert bool(replaced)
+    assert command[0, 0] < 1.0
+    assert not guard.command(open_space | {"remembered": seen(5.0)["lidar"]}, AHEAD.clone())[1]
 
 
 def test_turning_where_a_corner_would_touch_is_replaced_too():
@@ -71,40 +77,6 @@ def test_only_dangerous_commands_are_replaced_and_by_safe_ones_towards_the_waypo
     left = guard.command(seen(0.5, speed=0.7), AHEAD)[0]
     right = guard.command(seen(0.5, speed=0.7, way=(0.5, -0.8)), AHEAD)[0]
     assert left[0, 1] > 0.5 > -0.5 > right[0, 1]  # the waypoint 1 m away, not the one at (9, 9)
-
-
-class Ahead:
-    """A policy that drives straight on; with a memory that counts."""
-
-    contract = CONTRACT
-
-    def act(self, observation, *, deterministic=False, generator=None) -> Decision:
-        count = len(observation["lidar"])
-        sample = {MEMORY: observation[MEMORY] + 1.0} if MEMORY in observation else {}
-        return Decision(
-            AHEAD.expand(count, 1, 2).clone(), TensorDict(sample, batch_size=[count]), torch.zeros(count, 1)
-        )
-
-
-class Counting(Ahead):
-    def initial_memory(self, count: int) -> torch.Tensor:
-        return torch.full((count, 1), 5.0)
-
-
-def test_a_guarded_policy_is_the_policy_except_where_it_is_replaced():
-    policy = guarded(Ahead(), Guard(CONTRACT, DRIVE))
-    decision = policy.act(TensorDict(seen(4.0, 0.5), batch_size=[2]))
-    assert decision.actions.shape == (2, 1, 2)
-    assert decision.actions[0, 0].tolist() == [1.0, 0.0]
-    assert decision.actions[1, 0, 0] < 1.0
-    assert not hasattr(policy, "initial_memory")
-
-
-def test_a_guarded_policy_remembers():
-    policy = guarded(Counting(), Guard(CONTRACT, DRIVE))
-    memory = policy.initial_memory(2)
-    decision = policy.act(TensorDict(seen(4.0, 0.5) | {MEMORY: memory}, batch_size=[2]))
-    assert decision.sample[MEMORY].tolist() == [[6.0], [6.0]]
 
 
 def test_what_cannot_be_guarded_is_named():

@@ -95,6 +95,67 @@ def test_rows_do_not_depend_on_others():
         assert torch.equal(MAP.observe(together)["waypoints"][own], MAP.observe(alone)["waypoints"])
 
 
+def post(x: float, y: float) -> torch.Tensor:
+    """Ranges of one beam that hits at (x, y), m, base; the others hit nothing."""
+    angles = torch.tensor(ANGLES)
+    return torch.where((angles - math.atan2(y, x)).abs() < math.radians(2.0), math.hypot(x, y), 6.0).unsqueeze(0)
+
+
+def remembered(chart: LocalMap, memory: torch.Tensor) -> dict[int, float]:
+    """Ranges by the angle of the beam, degrees, where there are any."""
+    found = chart.observe(memory)["remembered"][0]
+    return {round(math.degrees(chart.angles[beam])): float(found[beam]) for beam in (found < 6.0).nonzero()[:, 0]}
+
+
+def test_a_hit_is_remembered_where_it_is_while_the_vehicle_drives_and_turns():
+    memory = MAP.begin(post(1.5, 0.0), STILL, goal(8.0))
+    assert remembered(MAP, memory) == {0: pytest.approx(1.5)}
+    for step in range(1, 11):  # 1 m ahead, without seeing it again
+        MAP.update(memory, FAR, torch.tensor([[1.0, 0.0]]), goal(8.05 - 0.1 * step))
+    assert remembered(MAP, memory) == {0: pytest.approx(0.55, abs=1e-3)}
+    at, heading = 7.05, 0.0
+    for _ in range(10):  # turns left by 60 degrees
+        heading += math.radians(6.0)
+        place = goal(at * math.cos(heading), -at * math.sin(heading))
+        MAP.update(memory, FAR, torch.tensor([[0.0, math.radians(60.0)]]), place)
+    ((angle, distance),) = remembered(MAP, memory).items()
+    assert angle == pytest.approx(-60.0, abs=2.0)
+    assert distance == pytest.approx(0.6, abs=0.06)
+
+
+def test_hits_are_forgotten_after_three_seconds_and_told_up_to_three_metres():
+    memory = MAP.begin(post(1.5, 0.0), STILL, goal(4.0))
+    periods = MAP.scans * MAP.scans_every
+    for _ in range(periods - 1):
+        MAP.update(memory, FAR, STILL, goal(4.0))
+    assert remembered(MAP, memory) == {0: pytest.approx(1.5)}
+    MAP.update(memory, FAR, STILL, goal(4.0))
+    assert remembered(MAP, memory) == {}
+    assert remembered(MAP, MAP.begin(post(2.9, 0.0), STILL, goal(4.0))) == {0: pytest.approx(2.9)}
+    assert remembered(MAP, MAP.begin(post(3.1, 0.0), STILL, goal(4.0))) == {}
+
+
+def test_the_nearest_hit_in_a_beams_direction_counts_all_around():
+    for x, y in ((1.0, 0.0), (0.7, 0.7), (0.0, 1.0), (-1.0, 0.3), (-1.0, -0.3), (0.2, -1.0)):
+        memory = MAP.begin(post(x, y), STILL, goal(4.0))
+        for _ in range(2):
+            MAP.update(memory, post(1.2 * x, 1.2 * y), STILL, goal(4.0))
+        ((angle, distance),) = remembered(MAP, memory).items()
+        off = (angle - math.degrees(math.atan2(y, x)) + 180.0) % 360.0 - 180.0
+        assert abs(off) <= 2.0
+        assert distance == pytest.approx(math.hypot(x, y))
+
+
+def test_what_lies_beside_the_field_of_view_falls_to_no_beam():
+    front = LocalMap(ANGLES[30:61], 6.0, 0.1)  # 60 degrees to both sides
+    memory = front.begin(torch.full((1, 31), 6.0).index_fill(1, torch.tensor(15), 1.0), STILL, goal(4.0))
+    assert remembered(front, memory) == {0: pytest.approx(1.0)}
+    for _ in range(15):  # 90 degrees to the left: it is on the right, where no beam looks
+        place = front.expected(memory, torch.tensor([[0.0, math.radians(60.0)]]))
+        front.update(memory, torch.full((1, 31), 6.0), torch.tensor([[0.0, math.radians(60.0)]]), place)
+    assert remembered(front, memory) == {}
+
+
 def test_what_has_moved_is_forgotten_after_a_while():
     memory = MAP.begin(wall(2.0), STILL, goal(4.0))
     count = int((MAP.seen(memory) > 0).sum())

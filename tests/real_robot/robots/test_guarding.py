@@ -40,6 +40,7 @@ def reading(wall_m: float, **changed: np.ndarray) -> Reading:
     """Of a vehicle at 1 m/s towards a wall around it, by a policy's keys and shapes."""
     observation = {key: np.zeros(spec.shape, np.float32) for key, spec in CONTRACT.observation.items()}
     observation |= {"lidar": np.full(90, wall_m, np.float32), "velocity": np.array([1.0, 0.0], np.float32)}
+    observation |= {"remembered": np.full(90, 6.0, np.float32)}
     return Reading(observation | changed, 0.0, 1)
 
 
@@ -75,7 +76,7 @@ def test_without_a_command_nothing_is_commanded(behind):
     assert guarding.action(0.0) is None
 
 
-@pytest.mark.parametrize("key", ["lidar", "velocity", "waypoints"])
+@pytest.mark.parametrize("key", ["lidar", "remembered", "velocity", "waypoints"])
 def test_a_measurement_that_is_not_finite_is_left_to_safety(behind, key):
     policy, guarding = behind
     guarding.observe(reading(0.5))

@@ -12,29 +12,33 @@ from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import LaserScan
 from std_msgs.msg import Float64MultiArray
 
+from embodied.deployment.guard import Guard
 from real_robot.ros2.embodied_ros2.parts import load_environment, load_policy
 from real_robot.ros2.nodes.policy import PolicySettings
 from real_robot.ros2.nodes.sim import SimSettings
 from real_robot.ros2.processes import Processes
 from real_robot.ros2.robots.vehicles import DRIVE
-from sims.vehicle.task import NavigateTask
+from sims.vehicle.mapping import drive_of
+from sims.vehicle.navigate import Navigate
 from sims.vehicle.vehicles import JACKAL
 
 STEPS = 40
 """Of the episode that is compared: differences of float32 grow with time."""
 
 
-def driven(run: Path, start: int, guard: bool) -> np.ndarray:
+def driven(run: Path, start: int, guarded: bool) -> np.ndarray:
     """Actions [T, A] of an episode in the simulator called directly."""
     environment = load_environment(SimSettings(checkpoint=str(run)))
     policy = load_policy(PolicySettings(checkpoint=str(run)))
-    policy = NavigateTask().guarded(policy) if guard else policy
+    guard = Guard(policy.contract, drive_of(JACKAL, Navigate.LIDAR)) if guarded else None
     observation = environment.reset(starts=torch.tensor([start]))
     actions = []
     for _ in range(STEPS):
         decision = policy.act(observation, deterministic=True)
-        actions.append(decision.actions[0, 0].numpy())
-        transition = environment.step(decision.actions)
+        action = decision.actions[:, 0]
+        action = guard.command(observation, action)[0] if guard else action
+        actions.append(action[0].numpy())
+        transition = environment.step(action.unsqueeze(1))
         observation = transition.observation
         if bool(transition.done[0]):
             break

@@ -217,12 +217,11 @@ class Reckless:
 
 
 def test_a_guard_keeps_a_reckless_policy_from_what_its_lidar_sees():
-    task = NavigateTask(lidar={"beams": 360.0, "noise_m": 0.0})  # fewer beams miss corners
-    policy = Reckless(task.contract("rooms"))
     alone, behind = (
-        evaluation.evaluate(task.environment(32, "rooms", "eval"), each, starts_per_task=32).summary()
-        for each in (policy, task.guarded(policy))
-    )
+        evaluation.evaluate(task.environment(32, "rooms", "eval"), Reckless(task.contract("rooms")), starts_per_task=32)
+        for task in (NavigateTask(guard=guard, lidar={"beams": 360.0, "noise_m": 0.0}) for guard in (False, True))
+    )  # fewer beams miss corners
+    alone, behind = alone.summary(), behind.summary()
     assert alone["collision"] > 0.6
     assert behind["collision"] < 0.05
     assert behind["success"] > alone["success"] + 0.2

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from sims.vehicle.environment import VehicleEnvironment
-from sims.vehicle.navigate import Navigate
+from sims.vehicle.navigate import REPLACED, Navigate
 from sims.vehicle.places import people
 from sims.vehicle.task import NavigateTask
 from sims.vehicle.vehicles import JACKAL
@@ -75,7 +75,7 @@ def test_a_vehicle_sees_them_and_fails_when_it_drives_into_one():
     memory = states(env).view(8, 6, people.STATE)
     memory[row, person, :4] = torch.tensor([1.0, 0.0, 0.0, 0.0])
     env.now.world["walks"][row, person] = torch.tensor([[-3.0, 0.0], [1.0, 0.0]])  # through the vehicle
-    env.now.memory[row, 4:] = memory[row].flatten()
+    env.now.memory[row, REPLACED + 1 :] = memory[row].flatten()
     found = env.step(torch.zeros(8, 1, 2)).observation["lidar"][row]
     ahead = len(found) // 2
     assert float(found[ahead]) == pytest.approx(1.0 - people.RADIUS_M, abs=0.1)

@@ -45,6 +45,9 @@ def test_a_robot_finds_the_simulators_waypoints(odometry):
         found = table.observe(arrays)
         np.testing.assert_allclose(found["waypoints"], seen["waypoints"], atol=2e-3, err_msg=f"step {step}")
         np.testing.assert_allclose(found["path_cost"], seen["path_cost"], atol=2e-3)
+        # a hit at the edge of a beam's sector may fall into the next one's
+        off = np.abs(found["remembered"] - seen["remembered"])
+        assert np.quantile(off, 0.97) < 2e-3, f"step {step}"
         ways.append(seen["waypoints"])
         x, y = seen["waypoints"][2:4]
         angle = math.atan2(y, x)
