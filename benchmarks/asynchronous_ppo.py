@@ -35,7 +35,10 @@ ROWS = {
 }
 """Options by staleness and objective."""
 TASKS = {
-    "vehicle_navigate": ("env_steps=2500000", "task.map=false", "task.numbers.reward_collision=-8"),
+    "vehicle_navigate": (
+        "env_steps=2500000", "task.map=false", "task.guard=false", "policy.reciprocal=[lidar]",
+        "task.vehicle.speed_min_m_s=0", "task.numbers.reward_collision=-8",
+    ),
     "libero_pick": (
         "env_steps=300000", "task.tasks=[0,1,2,3,4]", "task.assets=stand-in", "task.episodes=2", "task.areas_share=0",
         "evaluation_starts=50", "sft.steps=4000",

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    task = NavigateTask() if args.planner == "DWA" else RaceTask()
+    task = NavigateTask(guard=False) if args.planner == "DWA" else RaceTask()
     default, build = planner(args.planner, task)
     rng = np.random.default_rng(args.seed)
     drawn_ones = [drawn(RANGES[args.planner], rng) for _ in range(args.settings)]

@@ -85,3 +85,18 @@ def test_what_cannot_be_guarded_is_named():
         Guard(replace(CONTRACT, observation=blind), DRIVE)
     with pytest.raises(UserError, match="the policy executes 2 at once"):
         Guard(replace(CONTRACT, horizon=2, executed=2), DRIVE)
+
+
+def test_a_vehicle_that_can_neither_drive_on_nor_turn_backs_out_if_it_may_and_can():
+    backwards = replace(CONTRACT, action=replace(CONTRACT.action, low=(-0.3, -1.5)))
+    caught = seen(0.256, speed=0.0, way=(0.0, 1.0))  # its front is at 0.25 m, and its corners need 0.32 m to turn
+    aside = (torch.tensor(ANGLES).abs() - math.pi / 2.0).abs() < 0.9
+    caught["lidar"][:, aside] = 0.23 / torch.tensor(ANGLES)[aside].sin().abs()  # walls close to both sides
+    forward, turn = AHEAD, torch.tensor([[0.0, 1.5]])
+    for command in (forward, turn):
+        assert Guard(CONTRACT, DRIVE).command(caught, command.clone())[0].tolist() == [[0.0, 0.0]]
+        assert Guard(backwards, DRIVE).command(caught, command.clone())[0][0].tolist() == pytest.approx([-0.3, 0.0])
+    behind = dict(caught, lidar=torch.minimum(caught["lidar"], seen(0.256)["lidar"].roll(BEAMS // 2, 1)))
+    assert Guard(backwards, DRIVE).command(behind, forward.clone())[0].tolist() == [[0.0, 0.0]]
+    open_space = Guard(backwards, DRIVE).command(seen(0.4, speed=0.0), forward.clone())[0]
+    assert open_space[0, 0] >= 0.0  # it turns instead

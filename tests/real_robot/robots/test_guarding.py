@@ -121,3 +121,10 @@ def test_the_guard_must_know_the_whole_vehicle_and_nothing_else():
     for given in (VEHICLE | {"mass_kg": 17.0}, {"length_m": 0.5}, VEHICLE | {"lag_s": 0.0}):
         with pytest.raises(UserError, match=r"expected length_m, .*lag_s, each above 0, in options.guard; got"):
             robot_table("diff_drive", CONTRACT, {"rate_hz": 10.0, "guard": given})
+
+
+def test_who_drives_a_policy_with_waypoints_without_a_guard_is_told():
+    assert robot_table("diff_drive", CONTRACT, {"rate_hz": 10.0}).advice.startswith("options.guard is not set")
+    assert not robot_table("diff_drive", CONTRACT, {"rate_hz": 10.0, "guard": VEHICLE}).advice
+    plain = NavigateTask(map=False, guard=False).contract("rooms")
+    assert not robot_table("diff_drive", plain, {"rate_hz": 10.0}).advice

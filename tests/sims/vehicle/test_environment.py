@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from embodied import native
+from embodied.errors import UserError
 from embodied.policy import Decision
 from sims.vehicle.environment import VehicleEnvironment
 from sims.vehicle.episode import Moment
-from sims.vehicle.navigate import Navigate
+from sims.vehicle.navigate import REPLACED, Navigate
 from sims.vehicle.race import Race
 from sims.vehicle.task import NavigateTask, RaceTask
 from sims.vehicle.vehicles import F1TENTH, JACKAL, PARAMETERS
@@ -262,3 +263,50 @@ def test_pictures_and_films_of_policies(tmp_path):
     task.video(tmp_path / "video.mp4", {"straight": Straight()}, "cpu")
     assert (tmp_path / "video.mp4").stat().st_size > 1000
     assert (tmp_path / "trajectories.png").exists()
+
+
+def test_a_guard_replaces_dangerous_commands_of_the_environment_and_tells_how_many():
+    alone, behind = (NavigateTask(guard=guard).environment(64, "rooms", "eval") for guard in (False, True))
+    ahead = torch.tensor([[[1.0, 0.0]]]).expand(64, 1, 2)
+    ended = [torch.zeros(64, dtype=torch.bool) for _ in range(2)]
+    hits, shares = [0, 0], []
+    for env, over, which in ((alone, ended[0], 0), (behind, ended[1], 1)):
+        env.reset(starts=torch.arange(64))
+        for _ in range(150):
+            before = env.now.replaced.clone(), env.now.memory[:, REPLACED].clone()
+            transition = env.step(ahead)
+            if which:
+                differs = (env.now.memory[:, REPLACED] - before[1]) == 1.0
+                executed = transition.observation["previous_action"]
+                assert ((executed != ahead[:, 0]).any(1) <= differs)[~over].all()
+                shares.append(float(differs[~over].float().mean()) if (~over).any() else 0.0)
+            over |= transition.done
+        hits[which] = int(env._hit.sum())
+        told = env.mdp.metrics(env.now, env.success, env._hit)["replaced"]
+        assert bool((told > 0.0).any()) is bool(which)
+        assert torch.allclose(told, env.now.memory[:, REPLACED] / env.now.steps)
+    assert hits[0] > 40
+    assert hits[1] <= 2
+    assert max(shares) > 0.3
+
+
+def test_a_replaced_command_costs():
+    env = NavigateTask(numbers={"weight_replaced": 0.5}).environment(32, "rooms", "eval")
+    free = NavigateTask(numbers={"weight_replaced": 0.0}).environment(32, "rooms", "eval")
+    ahead = torch.tensor([[[1.0, 0.0]]]).expand(32, 1, 2)
+    for each in (env, free):
+        each.reset(starts=torch.arange(32))
+    seen = 0
+    for _ in range(60):
+        alive = ~env.done
+        rewards = [each.step(ahead).reward for each in (env, free)]
+        replaced = env.now.replaced.bool() & alive
+        seen += int(replaced.sum())
+        assert torch.allclose((rewards[1] - rewards[0])[:, 0], 0.5 * replaced.float(), atol=1e-5)
+    assert seen > 20
+
+
+def test_a_guard_without_a_map_is_refused():
+    with pytest.raises(UserError, match=r"use task\.guard=false with task\.map=false"):
+        NavigateTask(map=False)
+    assert "remembered" not in NavigateTask(map=False, guard=False).contract("rooms").observation
