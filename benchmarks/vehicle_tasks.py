@@ -1,9 +1,9 @@
 """Vehicle policies and planners on the same unseen worlds: python benchmarks/vehicle_tasks.py RESULT RUN [RUN ...].
 
-RESULT is navigate or race, each RUN a finished run of train.py, one per seed. Policies, where the task has a guard also
-behind it, and planners drive worlds of the evaluation split that were used neither in training nor in its report, as in
-`evaluate.py checkpoint=RUN guard=true baselines=true first_start=200 episodes=500` for one run; the planners run only
-once. Prints a table and writes benchmarks/results/vehicle_RESULT.json.
+RESULT is navigate or race, each RUN a finished run of train.py, one per seed. Policies and planners drive worlds of the
+evaluation split that were used neither in training nor in its report, as in `evaluate.py checkpoint=RUN baselines=true
+first_start=200 episodes=500` for one run; the planners run only once. Where the task has a guard, all drive behind it and
+without it. Prints a table and writes benchmarks/results/vehicle_RESULT.json.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from embodied.evaluation.report import evaluation_table, git_commit, versions
 from embodied.policy import Policy
 from embodied.saving import checkpoint
 from embodied.saving.files import complete_or_absent
-from embodied.task import GuardableTask, Task, planners
+from embodied.task import Task, planners
+from sims.vehicle.task import NavigateTask
 from train import GROUPS, TrainConfig
 
 FIRST, EPISODES, NUM_ENVS = 200, 500, 96
 """Worlds 0 to 199 are in the reports of runs and may have influenced settings."""
+ALONE = ", without a guard"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,25 +44,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loaded = [load(run) for run in args.runs]
     task = loaded[0][0]
     policies = {f"policy, seed {trained['seed']}": policy for _, policy, trained in loaded}
+    named = planners(task)
     if {task.name for task, _, _ in loaded} != {f"vehicle_{args.result}"} or len(policies) < len(loaded):
         raise SystemExit(f"error: expected runs of vehicle_{args.result}, each with a different seed")
-    if isinstance(task, GuardableTask):
-        policies |= {f"{who}, guarded": task.guarded(policy) for who, policy in policies.items()}
-    results = compare(
-        lambda name: task.environment(NUM_ENVS, name, "eval"), task.distributions, policies | planners(task),
-        starts_per_task=EPISODES, first_start=FIRST,
-    )  # fmt: skip
+    results = measured(task, policies | named)
+    if isinstance(task, NavigateTask):
+        alone = measured(replace(task, guard=False), policies | named)
+        results |= {(who + ALONE, on): result for (who, on), result in alone.items()}
     report = {
         "command": f"python benchmarks/vehicle_tasks.py {args.result} RUN ...", "git_commit": git_commit(),
         "versions": versions(), "first_start": FIRST, "episodes": EPISODES,
         "training": [trained for _, _, trained in loaded],
-        "evaluations": [row for name in task.distributions for row in rows(name, results, policies)],
+        "evaluations": [row for name in task.distributions for row in rows(name, results, set(named))],
     }  # fmt: skip
     for name in task.distributions:
         found = {who: result for (who, on), result in results.items() if on == name}
         sys.stdout.write(f"{name}\n{evaluation_table(found)}\n")
     with complete_or_absent(Path(__file__).parent / "results" / f"vehicle_{args.result}.json") as temporary:
         temporary.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def measured(task: Task, policies: dict[str, Policy]) -> dict[tuple[str, str], EvaluationResult]:
+    """Results of `policies`, by name and distribution."""
+    return compare(
+        lambda name: task.environment(NUM_ENVS, name, "eval"), task.distributions, policies,
+        starts_per_task=EPISODES, first_start=FIRST,
+    )  # fmt: skip
 
 
 def load(run: Path) -> tuple[Task, Policy, dict[str, Any]]:
@@ -73,15 +83,15 @@ def load(run: Path) -> tuple[Task, Policy, dict[str, Any]]:
 
 
 def rows(
-    distribution: str, results: dict[tuple[str, str], EvaluationResult], policies: dict[str, Policy]
+    distribution: str, results: dict[tuple[str, str], EvaluationResult], planners: set[str]
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row per policy and planner; policies' rows include the paired differences from each planner."""
     table, found = [], {who: result for (who, on), result in results.items() if on == distribution}
     for who, result in found.items():
         row = {key: value for key, value in result.summary().items() if key != "per_task"}
         table.append({"who": who, "distribution": distribution, **row})
-        if who in policies:
-            planned = {name: other for name, other in found.items() if name not in policies}
+        if who.removesuffix(ALONE) not in planners:
+            planned = {name: other for name, other in found.items() if name.removesuffix(ALONE) in planners}
             table[-1]["over"] = {name: vars(result.gain_over(other)) for name, other in planned.items()}
             table[-1]["sooner"] = {name: sooner(result, other) for name, other in planned.items()}
     return table

@@ -82,7 +82,7 @@ class LocalMap:
     blocked: float = 50.0
     near: float = 4.0
     ahead_m: tuple[float, ...] = (0.5, 1.0, 2.0)
-    scans: int = 15
+    scans: int = 8
     scans_every: int = 2
     remembered_m: float = 3.0
 
