@@ -2,8 +2,8 @@
 
 RESULT is navigate or race, each RUN a finished run of train.py, one per seed. Policies and planners drive worlds of the
 evaluation split that were used neither in training nor in its report, as in `evaluate.py checkpoint=RUN baselines=true
-first_start=200 episodes=500` for one run; the planners run only once. Where the task has a guard, all drive behind it and
-without it. Prints a table and writes benchmarks/results/vehicle_RESULT.json.
+first_start=200 episodes=500` for one run; the planners run only once. Where the task has a guard, all drive behind it
+and without it. Prints a table and writes benchmarks/results/vehicle_RESULT.json.
 """
 
 from __future__ import annotations
