@@ -14,6 +14,7 @@ from PIL import Image
 
 from embodied.command_line.config import at_least
 from embodied.contract import Contract
+from embodied.deployment.conditions import Conditions
 from embodied.deployment.dynamic_window import DynamicWindow
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, paths_beside, tile, write_video
@@ -183,6 +184,12 @@ class NavigateTask(VehicleTask):
         """The dynamic window, without and with a map."""
         known = self.contract("rooms"), self._vehicle, self._lidar
         return {"DWA": DynamicWindow(known[0], drive_of(*known[1:])), "map and DWA": MappingPlanner(*known)}
+
+    @property
+    def conditions(self) -> Conditions:
+        """Of the policies that it trains."""
+        checked = "commands that a guard checks, which is not exported" if self.guard else "commands that nobody checks"
+        return Conditions((checked,), (), first_action=-1.0)
 
     @property
     def _mapped(self) -> bool:
