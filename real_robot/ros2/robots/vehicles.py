@@ -125,7 +125,11 @@ def _guarding(
         from real_robot.robots.guarding import Guarding
 
         angles = tuple(_beams(wanted, field_deg).tolist()) if "lidar" in wanted.observation else ()
-        return Guarding(executor, Guard(wanted, Drive(**given, angles=angles, range_m=range_m)))
+        try:
+            guard = Guard(wanted, Drive(**given, angles=angles, range_m=range_m))
+        except UserError as error:
+            raise UserError(f"{error}; leave out options.guard") from error
+        return Guarding(executor, guard)
 
     return put
 

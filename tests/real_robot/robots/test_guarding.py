@@ -128,3 +128,5 @@ def test_who_drives_a_policy_with_waypoints_without_a_guard_is_told():
     assert not robot_table("diff_drive", CONTRACT, {"rate_hz": 10.0, "guard": VEHICLE}).advice
     plain = NavigateTask(map=False, guard=False).contract("rooms")
     assert not robot_table("diff_drive", plain, {"rate_hz": 10.0}).advice
+    with pytest.raises(UserError, match=r"the policy has no remembered; leave out options\.guard"):
+        robot_table("diff_drive", plain, {"rate_hz": 10.0, "guard": VEHICLE}).translate(Policy())

@@ -23,7 +23,7 @@ FR3 = Contract(
     TensorSpec((7,), unit="rad", names=JOINTS, low=(-2.0,) * 7, high=(2.0,) * 7),
     0.05,
 )
-CONTRACTS = {"arm": FR3, "vehicle": VehicleEnvironment(1, mdp=Navigate(), vehicle=JACKAL).contract}
+CONTRACTS = {"arm": FR3, "vehicle": VehicleEnvironment(1, mdp=Navigate(), vehicle=JACKAL, mapped=True).contract}
 REPORTED = {
     "cartesian_node": r"mink is not installed|/path/to/fr3.urdf",
     "scene_node": "tf2_msgs/msg/TFMessage not found",
