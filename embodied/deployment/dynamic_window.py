@@ -7,7 +7,7 @@ the paper:
     - stopping is tested along the predicted braking path, with lag and acceleration limits;
     - velocities are also scored by the distance to the goal that they lead to, as in ROS's local planners;
     - if no moving velocity is admissible, it turns in place towards a free direction, as far as its rectangle allows;
-      if it cannot do that either, a vehicle that may drive backwards does so where there is room.
+      if it cannot do that either, it `backs` out where there is room.
 """
 
 from __future__ import annotations
@@ -106,14 +106,19 @@ NEAR = Weights(
 
 
 class DynamicWindow:
-    """Chooses the best velocity from which it can stop in time; else it brakes, then turns in place."""
+    """Chooses the best velocity from which it can stop in time; else it brakes, then turns in place.
 
-    def __init__(self, contract: Contract, drive: Drive, weights: Weights | None = None) -> None:
+    If it `backs`, and the contract has speeds below 0, it drives backwards where it can do neither.
+    """
+
+    def __init__(
+        self, contract: Contract, drive: Drive, weights: Weights | None = None, *, backs: bool = False
+    ) -> None:
         self.contract, self.drive, self.weights = contract, drive, weights or Weights()
         self.half = 0.5 * drive.length_m, 0.5 * drive.width_m
         self.radius = math.hypot(*self.half) + self.weights.turn_m
         low, self.fastest = contract.action.low[0], contract.action.high[0]
-        self.slowest, self.backwards = max(low, 0.0), min(low, 0.0)
+        self.slowest, self.backwards = max(low, 0.0), min(low, 0.0) if backs else 0.0
         self.turning = contract.action.high[1]
         stopping = self.fastest / drive.deceleration_m_s2 + 2.0 * drive.lag_s
         self.step = round(contract.control_dt_s / SUBSTEP_S)

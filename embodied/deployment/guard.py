@@ -36,7 +36,7 @@ class Guard:
             raise UserError(f"a guard needs the observations {', '.join(READ)}; the policy has no {missing[0]}")
         if contract.executed != 1:
             raise UserError(f"a guard checks every command; the policy executes {contract.executed} at once")
-        self.window = DynamicWindow(contract, drive, NEAR)
+        self.window = DynamicWindow(contract, drive, NEAR, backs=True)
         names = contract.observation["waypoints"].names
         self._ahead = [names.index(name) for name in AHEAD]
 
