@@ -83,15 +83,15 @@ def load(run: Path) -> tuple[Task, Policy, dict[str, Any]]:
 
 
 def rows(
-    distribution: str, results: dict[tuple[str, str], EvaluationResult], planners: set[str]
+    distribution: str, results: dict[tuple[str, str], EvaluationResult], baselines: set[str]
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row per policy and planner; policies' rows include the paired differences from each planner."""
     table, found = [], {who: result for (who, on), result in results.items() if on == distribution}
     for who, result in found.items():
         row = {key: value for key, value in result.summary().items() if key != "per_task"}
         table.append({"who": who, "distribution": distribution, **row})
-        if who.removesuffix(ALONE) not in planners:
-            planned = {name: other for name, other in found.items() if name.removesuffix(ALONE) in planners}
+        if who.removesuffix(ALONE) not in baselines:
+            planned = {name: other for name, other in found.items() if name.removesuffix(ALONE) in baselines}
             table[-1]["over"] = {name: vars(result.gain_over(other)) for name, other in planned.items()}
             table[-1]["sooner"] = {name: sooner(result, other) for name, other in planned.items()}
     return table

@@ -117,6 +117,11 @@ def test_a_vehicle_learns_and_is_measured_beside_a_planner(tmp_path: Path):
     assert record["evaluations"][1:] == beside  # the same episodes as beside the trained policy
     assert [gain["over"] for gain in record["gains"]] == planners
     assert "policy over map and DWA on rooms: " in completed.stdout
+    completed = run("evaluate.py", f"checkpoint={tmp_path / 'run'}", "task.guard=false", "episodes=3")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    record = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert record["task"]["guard"] is False
+    assert [row["replaced"] for row in record["evaluations"]] == [0.0] * 3
 
 
 def test_a_quadrotor_learns_and_is_measured_with_latency(tmp_path: Path):

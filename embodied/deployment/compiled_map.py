@@ -23,7 +23,7 @@ from embodied.deployment.local_map import (
     NOWHERE_M,
     SECTORS,
     LocalMap,
-)  # fmt: skip
+)
 from embodied.native import choose, pointers
 
 

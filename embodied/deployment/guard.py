@@ -8,6 +8,7 @@ observations.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -20,6 +21,8 @@ from embodied.errors import UserError
 
 READ = "lidar", "remembered", "velocity", "waypoints"
 """Observations that a guard needs."""
+BLIND_RAD = 0.5
+"""Largest angle between neighbouring beams of a lidar that sees all around."""
 AHEAD = "x_1_m", "y_1_m"
 """Elements of the waypoint that it drives to."""
 
@@ -28,7 +31,8 @@ class Guard:
     """Replaces commands after which `drive` could not stop before it touches what its lidar sees or lately saw.
 
     Raises:
-        UserError: for a policy of `contract` that does not observe what the guard needs, or commands several steps.
+        UserError: for a policy of `contract` that does not observe what the guard needs, commands several steps, or
+            drives backwards where the lidar does not look.
     """
 
     def __init__(self, contract: Contract, drive: Drive) -> None:
@@ -36,6 +40,12 @@ class Guard:
             raise UserError(f"a guard needs the observations {', '.join(READ)}; the policy has no {missing[0]}")
         if contract.executed != 1:
             raise UserError(f"a guard checks every command; the policy executes {contract.executed} at once")
+        around = torch.tensor(drive.angles).remainder(2.0 * math.pi).sort().values
+        if contract.action.low[0] < 0.0 and (around.roll(-1) - around).remainder(2.0 * math.pi).max() > BLIND_RAD:
+            raise UserError(
+                "a guard of a vehicle that drives backwards needs a lidar that sees all around; use "
+                "task.vehicle.speed_min_m_s=0"
+            )
         self.window = DynamicWindow(contract, drive, NEAR, backs=True)
         names = contract.observation["waypoints"].names
         self._ahead = [names.index(name) for name in AHEAD]

@@ -100,3 +100,12 @@ def test_a_vehicle_that_can_neither_drive_on_nor_turn_backs_out_if_it_may_and_ca
     assert Guard(backwards, DRIVE).command(behind, forward.clone())[0].tolist() == [[0.0, 0.0]]
     open_space = Guard(backwards, DRIVE).command(seen(0.4, speed=0.0), forward.clone())[0]
     assert open_space[0, 0] >= 0.0  # it turns instead
+
+
+def test_a_vehicle_drives_backwards_only_where_its_lidar_looks():
+    backwards = replace(CONTRACT, action=replace(CONTRACT.action, low=(-0.3, -1.5)))
+    front = replace(DRIVE, angles=ANGLES[20:161])  # 280 degrees
+    with pytest.raises(UserError, match=r"needs a lidar that sees all around; use task\.vehicle\.speed_min_m_s=0"):
+        Guard(backwards, front)
+    Guard(CONTRACT, front)
+    Guard(backwards, replace(DRIVE, angles=ANGLES[::10]))
