@@ -159,7 +159,6 @@ class DynamicWindow:
         back = torch.zeros_like(chosen[caught])
         back[:, 0] = self.backwards
         free = self.admissible(ranges[caught], velocity[caught], back)
-        chosen = chosen.clone()
         chosen[caught] = torch.where(free.unsqueeze(1), back, chosen[caught])
         return chosen
 

@@ -107,6 +107,7 @@ class VehicleEnvironment(RestorableEngine):
         now.ranges[ids] = self._scan(state, ids)
         if self.map:
             now.map[ids] = self.map.begin(*(part[ids] for part in self._measured()))
+            self._read = None
 
     def advance(self, actions: Tensor, left: Tensor) -> Outcome:
         """Execute the chunk; a vehicle that touches something fails, even at the goal."""
@@ -128,8 +129,7 @@ class VehicleEnvironment(RestorableEngine):
     def observe(self) -> TensorDict:
         """Observations of the lidar, the task and the last command."""
         now = self.now
-        mapped = self.map.observe(now.map) if self.map else {}
-        seen = {"lidar": now.ranges, **self.mdp.observe(now), **mapped, "previous_action": self._previous}
+        seen = {"lidar": now.ranges, **self.mdp.observe(now), **self._told, "previous_action": self._previous}
         return TensorDict({name: part.clone() for name, part in seen.items()}, batch_size=[self.num_envs])
 
     def save(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class VehicleEnvironment(RestorableEngine):
         if len(begun):
             self.begin(begun, self.start[begun])
         moved = {name: state[name].to(self.device, copy=True) for name in MOMENT}
-        self.now = replace(self.now, **moved)
+        self.now, self._read = replace(self.now, **moved), None
         self._previous, self._hit = (state[name].to(self.device, copy=True) for name in ("previous", "hit"))
 
     def _allocate(self) -> None:
@@ -155,6 +155,7 @@ class VehicleEnvironment(RestorableEngine):
         steps = torch.zeros(count, dtype=torch.int32, device=device)
         maps = torch.zeros(count, self.map.size if self.map else 0, device=device)
         self.now = Moment(state, ranges, steps, memory, world, maps, torch.zeros(count, device=device))
+        self._read: dict[str, Tensor] | None = None  # what the maps tell now, once it has been asked for
         self.parameters = self.vehicle.scattered(world["draws"], self.randomisation)
         self._key = torch.zeros(count, dtype=torch.int32, device=device)
         self._previous = torch.zeros(count, 2, device=device)
@@ -168,7 +169,7 @@ class VehicleEnvironment(RestorableEngine):
             before.state, action, self.parameters, self.mdp.circles(before), world["segments"], ~active
         )
         after = replace(before, state=state, steps=before.steps + active.int(), replaced=(replaced & active).float())
-        self.now = after
+        self.now, self._read = after, None
         middle, half = 0.5 * (self._low + self._high), 0.5 * (self._high - self._low)
         scaled, previous = (action - middle) / half, (self._previous - middle) / half
         outcome = self.mdp.outcome(before, after, hit, scaled, previous)
@@ -183,11 +184,18 @@ class VehicleEnvironment(RestorableEngine):
         self._previous = torch.where(active.unsqueeze(1), action, self._previous)
         return torch.where(active, outcome.reward, 0.0), active & hit, active & outcome.done & ~hit
 
+    @property
+    def _told(self) -> dict[str, Tensor]:
+        """What the maps tell; the guard and the observation read the same."""
+        if self._read is None:
+            self._read = self.map.observe(self.now.map) if self.map else {}
+        return self._read
+
     def _checked(self, action: Tensor) -> tuple[Tensor, Tensor]:
         """Commands [N, 2] to execute, and which [N] the guard has replaced."""
         if not self.guard:
             return action, torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        seen = self.observe()
+        seen = {"lidar": self.now.ranges, **self.mdp.observe(self.now), **self._told}
         return self.guard.command({key: seen[key] for key in READ}, action)
 
     def _measured(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -310,3 +310,8 @@ def test_a_guard_without_a_map_is_refused():
     with pytest.raises(UserError, match=r"use task\.guard=false with task\.map=false"):
         NavigateTask(map=False)
     assert "remembered" not in NavigateTask(map=False, guard=False).contract("rooms").observation
+
+
+def test_what_is_exported_tells_of_the_guard_that_is_not():
+    assert NavigateTask().conditions.trained_for == ("commands that a guard checks, which is not exported",)
+    assert NavigateTask(guard=False).conditions.trained_for == ("commands that nobody checks",)
