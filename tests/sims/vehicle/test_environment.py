@@ -144,6 +144,21 @@ def test_maps_go_on_where_they_were_saved_and_begin_anew_with_episodes():
     assert torch.equal(env.now.map[1], first[1])
 
 
+def test_what_maps_tell_is_always_that_of_now():
+    env = navigate(3, mapped=True)
+    turn = torch.tensor([[[0.5, 1.0]]] * 3)
+
+    def fresh(observation) -> bool:
+        return all(torch.equal(observation[key], told) for key, told in env.map.observe(env.now.map).items())
+
+    assert fresh(env.reset(starts=torch.arange(3)))
+    saved = env.state_dict()
+    assert fresh([env.step(turn).observation for _ in range(9)][-1])
+    assert fresh(env.reset(torch.tensor([False, True, False]), starts=torch.arange(3, 6)))
+    env.load_state_dict(saved)
+    assert fresh(env.observe())
+
+
 def test_laps_are_counted_forwards_and_a_race_ends_after_the_last():
     env = race(1)
     env.reset(starts=torch.tensor([3]))
