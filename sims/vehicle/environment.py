@@ -143,7 +143,7 @@ class VehicleEnvironment(RestorableEngine):
         if len(begun):
             self.begin(begun, self.start[begun])
         moved = {name: state[name].to(self.device, copy=True) for name in MOMENT}
-        self.now, self._read = replace(self.now, **moved), None
+        self.now = replace(self.now, **moved)
         self._previous, self._hit = (state[name].to(self.device, copy=True) for name in ("previous", "hit"))
 
     def _allocate(self) -> None:
