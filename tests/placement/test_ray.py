@@ -322,8 +322,8 @@ def test_a_run_ends_when_no_collector_can_be_had_and_says_why(nodes: Cluster, tm
         collectors.collect(T)
     (tmp_path / "crash").touch()
     with (
-        collecting(tmp_path, new_policy(), collectors=1, patience_s=20.0) as collectors,
-        pytest.raises(UserError, match=r"no collector could be had for placement\.patience_s=20: The actor died"),
+        collecting(tmp_path, new_policy(), collectors=1, patience_s=45.0) as collectors,
+        pytest.raises(UserError, match=r"no collector could be had for placement\.patience_s=45: The actor died"),
     ):
         collectors.collect(T)
 
