@@ -1,4 +1,4 @@
-"""Race through gates: square openings passed in order and from the right side, for three laps without a miss."""
+"""Race through gates: square openings in solid frames, passed in order and from the right side, for three laps."""
 
 from __future__ import annotations
 
@@ -45,6 +45,12 @@ RADIUS_M = 0.15
 """Radius of the drone."""
 HALF_OPENING_M = 0.75 - RADIUS_M
 """Largest offset of the drone's centre from the middle of an opening, 1.5 m wide, sideways and vertically."""
+BEAM_M = 0.14
+"""Width of a frame's beams."""
+HALF_FRAME_M = HALF_OPENING_M + BEAM_M + 2.0 * RADIUS_M
+"""Such an offset beyond which the drone passes beside the frame."""
+BACK_M = 2.0
+"""How far before a gate a drone is led that has passed beside it."""
 CENTRE_Z_M = 2.0
 """Height of the middle of the flying space."""
 GATE = TensorSpec((6,), unit="m", frame="body", names=(*AXES, *(f"normal_{axis}" for axis in AXES)))
@@ -134,19 +140,18 @@ class Race(Hover):
         return [*rotation, *_to_body(rotation, moving), *turning, *gates]
 
     def remember(self, before: Moment, after: Moment, limit: Value) -> Rows:
-        """Gates passed in this lap, laps, control steps at the end of the last lap, whether a gate was missed."""
+        """Gates passed in this lap, laps, control steps at the end of the last lap, whether a frame was hit."""
         gates, laps, lap_steps, _ = before.memory
-        crossed, offset = crossing(before, after)
-        inside = (offset[0] < HALF_OPENING_M**2) & (offset[1] < HALF_OPENING_M**2)
-        passed, missed = crossed & inside, crossed & ~inside
+        crossed, _, offset = crossing(before, after, next_gate(before))
+        passed = crossed & within(offset, HALF_OPENING_M)
+        hit = 0.0
+        for gate in TRACK:
+            forth, back, offset = crossing(before, after, [*gate[:3], *gate.normal])
+            struck = (forth | back) & within(offset, HALF_FRAME_M) & ~within(offset, HALF_OPENING_M)
+            hit = where(struck, 1.0, hit)
         gates = gates + where(passed, 1.0, 0.0)
         lap = gates > len(TRACK) - 0.5
-        return [
-            where(lap, 0.0, gates),
-            laps + where(lap, 1.0, 0.0),
-            where(lap, after.steps, lap_steps),
-            where(missed, 1.0, 0.0),
-        ]
+        return [where(lap, 0.0, gates), laps + where(lap, 1.0, 0.0), where(lap, after.steps, lap_steps), hit]
 
     def reward(self, before: Moment, after: Moment, action: Rows, previous: Rows, airframe: Airframe) -> Value:
         """Progress towards the next gate, minus the square of the speed, turning and jerk.
@@ -163,7 +168,7 @@ class Race(Hover):
         return self.reward_alive - cost
 
     def terminated(self, now: Moment) -> Value:
-        """Whether a gate was missed, or the flying space was left."""
+        """Whether the frame of a gate was hit, or the flying space was left."""
         x, y, z = now.body.position
         height = z - CENTRE_Z_M
         wide = (x * x > self.position_limit_m * self.position_limit_m) | (
@@ -180,8 +185,8 @@ class Race(Hover):
         return truncated & (memory[1] >= self.laps)
 
     def failures(self, terminated: Tensor, memory: Tensor) -> dict[str, Tensor]:
-        """It missed a gate, or else left the flying space."""
-        return {"missed gate": terminated & (memory[3] > 0.5), "out of bounds": terminated}
+        """It hit a gate, or else left the flying space."""
+        return {"hit a gate": terminated & (memory[3] > 0.5), "out of bounds": terminated}
 
     def metrics(self, truncated: Tensor, memory: Tensor, step_limit: int) -> dict[str, Tensor]:
         """Completed laps, and the mean lap time, NaN before the first lap is complete."""
@@ -201,32 +206,41 @@ def way(now: Moment) -> Rows:
     """Direction (unit vector, world) towards the next gate, along a parabola that meets its opening in the middle.
 
     The parabola is normal to the gate: for the distance s to its plane and the offset l from its axis, dl/ds = 2 l / s.
+    Behind the plane of a gate that was not passed, it leads back to `BACK_M` before the opening.
     """
     x, y, z, nx, ny = next_gate(now)
     px, py, pz = now.body.position
     aside = [px - x, py - y, pz - z]
     along = nx * aside[0] + ny * aside[1]
+    back = [-BACK_M * nx - aside[0], -BACK_M * ny - aside[1], -aside[2]]
     aside = [aside[0] - along * nx, aside[1] - along * ny, aside[2]]
     reach = sqrt(along * along + 0.25)  # half a metre: close to the plane there is no time to steer
-    vector = [nx * reach - 2.0 * aside[0], ny * reach - 2.0 * aside[1], -2.0 * aside[2]]
+    ahead = [nx * reach - 2.0 * aside[0], ny * reach - 2.0 * aside[1], -2.0 * aside[2]]
+    vector = [where(along > 0.0, a, b) for a, b in zip(back, ahead, strict=True)]
     scale = 1.0 / sqrt(squares(vector))
     return [scale * component for component in vector]
 
 
-def crossing(before: Moment, after: Moment) -> tuple[Value, Rows]:
-    """Whether this step crossed the plane of the next gate in its heading, and squared offsets from its centre there.
+def crossing(before: Moment, after: Moment, gate: Rows) -> tuple[Value, Value, Rows]:
+    """Whether this step crossed the plane of `gate` in its heading, or against it, and squared offsets there.
 
-    The offsets, m^2, are sideways and upwards, where the straight line between the two positions meets the plane.
+    `gate` is its centre x, y, z and normal x, y. The offsets from the centre, m^2, are sideways and upwards, where the
+    straight line between the two positions meets the plane.
     """
-    x, y, z, nx, ny = next_gate(before)
+    x, y, z, nx, ny = gate
     old, new = before.body.position, after.body.position
     behind = nx * (old[0] - x) + ny * (old[1] - y)
     ahead = nx * (new[0] - x) + ny * (new[1] - y)
-    crossed = (behind < 0.0) & (ahead >= 0.0)
-    share = behind / where(crossed, behind - ahead, 1.0)
+    forth, back = (behind < 0.0) & (ahead >= 0.0), (behind >= 0.0) & (ahead < 0.0)
+    share = behind / where(forth | back, behind - ahead, 1.0)
     meets = [a + share * (b - a) for a, b in zip(old, new, strict=True)]
     aside, above = nx * (meets[1] - y) - ny * (meets[0] - x), meets[2] - z
-    return crossed, [aside * aside, above * above]
+    return forth, back, [aside * aside, above * above]
+
+
+def within(offset: Rows, half_m: float) -> Value:
+    """Whether both squared offsets are of at most `half_m`."""
+    return (offset[0] < half_m**2) & (offset[1] < half_m**2)
 
 
 def _rows(track: Sequence[Gate]) -> list[list[float]]:

@@ -7,11 +7,11 @@ from enum import Enum
 import numpy as np
 
 from sims.quadrotor.tasks import race
-from sims.quadrotor.tasks.race import Gate
+from sims.quadrotor.tasks.race import BEAM_M, Gate
 from sims.quadrotor.video.camera import Array
 
-BEAM_M, DEPTH_M = 0.14, 0.16
-"""Width and depth of a frame's beams."""
+DEPTH_M = 0.16
+"""Depth of a frame's beams."""
 HALF_M = race.HALF_OPENING_M + race.RADIUS_M
 """Half the width of an opening."""
 Colour = tuple[int, int, int]
@@ -25,7 +25,7 @@ class State(Enum):
     passed = (64, 178, 96)
     now = (120, 232, 148)
     """Passed a moment ago."""
-    missed = (240, 66, 56)
+    hit = (240, 66, 56)
 
     @property
     def colour(self) -> Colour:
@@ -33,13 +33,13 @@ class State(Enum):
         return self.value
 
 
-def states(first: int, passed: int, *, missed: bool, done: bool, now: int | None) -> list[State]:
+def states(first: int, passed: int, *, hit: bool, done: bool, now: int | None) -> list[State]:
     """States of the gates of `race.TRACK`.
 
     Args:
         first: number of the first gate of a lap.
         passed: how many of this lap were passed.
-        missed: whether the next one was.
+        hit: whether a frame was, by a drone on its way to the next one.
         done: whether all laps are complete.
         now: the gate that was passed a moment ago.
     """
@@ -48,8 +48,8 @@ def states(first: int, passed: int, *, missed: bool, done: bool, now: int | None
         order = (number - first) % len(race.TRACK)
         state = State.passed if done or order < passed else State.ahead
         if order == passed and not done:
-            state = State.missed if missed else State.next
-        found.append(State.now if number == now and state is not State.missed else state)
+            state = State.hit if hit else State.next
+        found.append(State.now if number == now and state is not State.hit else state)
     return found
 
 
@@ -99,7 +99,7 @@ def towards_next(position: Array, velocity: Array, found: list[State]) -> Array:
     """Where a racing drone is going, [2]: as it flies, and to behind the next gate."""
     heading = 0.15 * velocity[:2]
     for gate, state in zip(race.TRACK, found, strict=True):
-        if state in (State.next, State.missed):
+        if state in (State.next, State.hit):
             way = np.array([gate.x, gate.y]) + 1.5 * np.array(gate.normal) - position[:2]
             heading = heading + way / max(float(np.linalg.norm(way)), 0.5)
     return heading

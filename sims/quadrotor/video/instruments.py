@@ -63,7 +63,7 @@ class Seen:
 
 def states(first: int, seen: Seen, row: int, before: Progress, mdp: Race) -> list[State]:
     """States of the gates, whose first in a lap is `first`; adds what is new to `before`."""
-    passed, laps, lap_steps, missed = seen.memory[row].tolist()
+    passed, laps, lap_steps, hit = seen.memory[row].tolist()
     step = int(seen.steps[row])
     if (total := round(len(race.TRACK) * laps + passed)) > before.passed:
         before.passed, before.at = total, step
@@ -71,7 +71,7 @@ def states(first: int, seen: Seen, row: int, before: Progress, mdp: Race) -> lis
     if laps > len(before.laps) - 1:
         before.laps.append(round(lap_steps))
     now = before.last if (step - before.at) * DT_S < SHOWN_S else None
-    return gates.states(first, round(passed), missed=missed > 0.5, done=laps >= mdp.laps, now=now)
+    return gates.states(first, round(passed), hit=hit > 0.5, done=laps >= mdp.laps, now=now)
 
 
 def instruments(
@@ -105,8 +105,8 @@ def instruments(
 
 
 def _race_ending(mdp: Race, seen: Seen, row: int, found: list[State]) -> str:
-    if State.missed in found:
-        return f"missed gate {found.index(State.missed) + 1}"
+    if State.hit in found:
+        return f"hit gate {found.index(State.hit) + 1}"
     if seen.won[row]:
         return f"{mdp.laps:.0f} laps in {DT_S * float(seen.steps[row]):.2f} s"
     return "left the course" if seen.terminated[row] else "out of time" if seen.truncated[row] else ""

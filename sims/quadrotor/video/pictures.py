@@ -71,7 +71,7 @@ def _gates(canvas: Canvas, states: Sequence[State]) -> None:
     canvas.faces(FRAMES.reshape(-1, 4, 3), (LIGHT[..., None] * colours[:, None]).reshape(-1, 3), solid_m=1.2)
     canvas.lines(LEGS.reshape(-1, 2, 3), 0.06, LEG)
     for gate, state, colour in zip(race.TRACK, states, colours, strict=True):
-        if state in (State.next, State.missed):
+        if state in (State.next, State.hit):
             canvas.faces(gates.corners(gate, gates.HALF_M)[None], colour[None], alpha=0.15)
 
 

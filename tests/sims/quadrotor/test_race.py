@@ -1,4 +1,4 @@
-"""Gates passed, missed and passed backwards; laps."""
+"""Gates passed, hit, passed beside and backwards; laps."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from sims.quadrotor.airframes import RACER_5_INCH
 from sims.quadrotor.dynamics import BODY_ROWS, Options
 from sims.quadrotor.environment import QuadrotorEnvironment
-from sims.quadrotor.tasks.race import HALF_OPENING_M, TRACK, Race
+from sims.quadrotor.tasks.race import HALF_FRAME_M, HALF_OPENING_M, TRACK, Race
 from tests.sims.quadrotor.test_unroll import both, compare, policy
 
 EFFECTS = {"airframe": RACER_5_INCH, "options": Options(drag=True, delay_steps=1)}
@@ -49,7 +49,7 @@ def cross(env, *, aside=0.0, above=0.0, speed=FAST):
 
 
 def test_every_gate_is_in_front_of_the_one_before():
-    # Else a drone would have to go around the next gate's plane before it can pass, and crossing it is a miss.
+    # Else a drone would have to go around the next gate before it can pass.
     for before, gate in zip(TRACK[-1:] + TRACK[:-1], TRACK, strict=True):
         nx, ny = gate.normal
         assert nx * (before.x - gate.x) + ny * (before.y - gate.y) < -2.0
@@ -66,15 +66,57 @@ def test_a_pass_through_the_opening_advances():
         assert number(env) == (first + count) % len(TRACK)
 
 
-@pytest.mark.parametrize("miss", [{"aside": 1.05}, {"aside": -1.05}, {"above": 1.05}, {"above": -1.05}, {"aside": 4.0}])
-def test_crossing_the_plane_outside_of_the_opening_is_a_miss(miss):
+AROUND = [{"aside": 1.0}, {"aside": -1.0}, {"above": 1.0}, {"above": -1.0}]
+
+
+def offsets(share, half_m, around):
+    return {key: value * share * half_m for key, value in around.items()}
+
+
+@pytest.mark.parametrize("speed", [FAST, -FAST])
+@pytest.mark.parametrize("share_of", [(1.05, HALF_OPENING_M), (0.95, HALF_FRAME_M)])
+@pytest.mark.parametrize("around", [*AROUND, {"aside": 1.0, "above": -1.0}])
+def test_a_frame_that_is_hit_from_either_side_ends_the_race(around, share_of, speed):
     env = make()
     first = number(env)
-    transition = cross(env, **{key: value * HALF_OPENING_M for key, value in miss.items()})
+    transition = cross(env, speed=speed, **offsets(*share_of, around))
     assert transition.terminated.all()
-    assert transition.failures["missed gate"].all()
+    assert transition.failures["hit a gate"].all()
     assert not transition.success.any()
     assert number(env) == first
+
+
+def test_a_frame_that_is_not_the_next_ones_is_solid_too():
+    env = make()
+    cross(env)
+    env._record[3] -= 1.0  # the one that was passed comes next again: its successor does not
+    gate = TRACK[(number(env) + 2) % len(TRACK)]
+    nx, ny = gate.normal
+    aside = 1.2 * HALF_OPENING_M
+    env._state[:3, 0] = torch.tensor([gate.x - 0.04 * nx - aside * ny, gate.y - 0.04 * ny + aside * nx, gate.z])
+    env._state[7:9, 0] = FAST * torch.tensor([nx, ny])
+    assert env.step(hovering(env)).failures["hit a gate"].all()
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_a_drone_that_flies_past_a_frame_races_on_and_is_led_back(around):
+    env = make(height_limit_m=10.0)
+    first = number(env)
+    gate = TRACK[first]
+    transition = cross(env, **offsets(1.05, HALF_FRAME_M, around))
+    assert not transition.done.any()
+    assert number(env) == first
+    # Rewards compare velocities with the way, which leads to 2 m before the gate.
+    centre, normal = torch.tensor([gate.x, gate.y, gate.z]), torch.tensor([*gate.normal, 0.0])
+    at, rewards = env.pose[0][0] + 0.5 * normal, []
+    there = centre - 2.0 * normal - at
+    for sign in (1.0, -1.0):
+        env._state[:3, 0], env._state[7:10, 0] = at, sign * FAST * there / there.norm()
+        rewards.append(float(env.step(hovering(env)).reward))
+    assert rewards[0] > 0.8
+    assert rewards[1] < -2.0
+    assert cross(env).terminated.sum() == 0
+    assert number(env) == (first + 1) % len(TRACK)
 
 
 def test_a_pass_from_behind_neither_counts_nor_ends():
@@ -121,7 +163,7 @@ def test_leaving_the_flying_space_ends_the_race():
         transition = env.step(-torch.ones(32, 1, 4))
     assert transition.terminated.all()
     assert transition.failures["out of bounds"].all()
-    assert not transition.failures["missed gate"].any()
+    assert not transition.failures["hit a gate"].any()
     height = env.pose[0][:, 2]
     assert (height < 0.1).all()
 

@@ -119,10 +119,10 @@ def test_what_is_near_hides_what_is_far():
 
 
 def test_gates_are_passed_next_or_ahead():
-    kinds = gates.states(4, 2, missed=False, done=False, now=5)
+    kinds = gates.states(4, 2, hit=False, done=False, now=5)
     assert kinds == [State.next, State.ahead, State.ahead, State.ahead, State.passed, State.now]
-    assert gates.states(4, 2, missed=True, done=False, now=None)[0] is State.missed
-    assert set(gates.states(4, 0, missed=False, done=True, now=None)) == {State.passed}
+    assert gates.states(4, 2, hit=True, done=False, now=None)[0] is State.hit
+    assert set(gates.states(4, 0, hit=False, done=True, now=None)) == {State.passed}
 
 
 def racing(aside_m: float) -> tuple[QuadrotorEnvironment, filming._Flight, int]:
@@ -139,8 +139,8 @@ def racing(aside_m: float) -> tuple[QuadrotorEnvironment, filming._Flight, int]:
     return env, filming._Flight(env, 0.05), number
 
 
-@pytest.mark.parametrize(("aside_m", "after"), [(0.0, State.now), (1.5, State.missed)])
-def test_the_next_gate_changes_its_colour_when_it_is_passed_or_missed(aside_m: float, after: State):
+@pytest.mark.parametrize(("aside_m", "after"), [(0.0, State.now), (0.9, State.hit)])
+def test_the_next_gate_changes_its_colour_when_it_is_passed_or_hit(aside_m: float, after: State):
     env, flight, number = racing(aside_m)
     (before,) = flight.render(np.arange(1))
     assert before.shape == (filming.HEIGHT, filming.WIDTH, 3)
@@ -193,7 +193,7 @@ def test_instruments_are_drawn_in_their_corners():
         assert not changed.any(), name
     middle = slice(height // 2, height - 50), slice(70, width - 70)
     assert close_to(drawn(ending="3 laps in 9.90 s", won=True)[middle], hud.GOOD) > 20
-    assert close_to(drawn(ending="missed gate 2")[middle], hud.BAD) > 20
+    assert close_to(drawn(ending="hit gate 2")[middle], hud.BAD) > 20
     full = np.array([0.0, 0.0, 0.0, 1.0])
     bars = drawn(rotors=full, commanded=full)[height - 53 : height - 20, width - 55 :]
     filled = [close_to(bars[:, 12 * number : 12 * number + 12], hud.ROTOR, 5) > 100 for number in range(4)]
