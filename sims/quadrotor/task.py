@@ -21,6 +21,7 @@ from sims.quadrotor.environment import STEP_LIMIT, QuadrotorEnvironment
 from sims.quadrotor.episode import Mdp, reweighted, weights
 from sims.quadrotor.flights import HISTORY, NOMINAL, SWEEPS, Flight, named_flights, prepared, swept
 from sims.quadrotor.observation import contract
+from sims.quadrotor.planners.raceline import Raceline
 from sims.quadrotor.platforms import MEASURED, Ranges
 from sims.quadrotor.tasks.any_platform import POSITION_LIMIT_M, AnyHover
 from sims.quadrotor.tasks.hover import Hover
@@ -315,6 +316,10 @@ class RaceTask(AirframeTask):
 
     MDPS: ClassVar[Mapping[str, Mdp]] = {"track": Race()}
     OPTIONS: ClassVar[Options] = Options(drag=True, delay_steps=1)
+
+    def baselines(self) -> dict[str, Policy]:
+        """A planner that is given the track, the airframe and the rotors' speeds."""
+        return {"raceline": Raceline(self.contract("track"), named_airframe(self.airframe))}
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Classical planners as baselines, which are given the track."""
