@@ -100,7 +100,7 @@ def test_a_frame_that_is_not_the_next_ones_is_solid_too():
 
 @pytest.mark.parametrize("around", AROUND)
 def test_a_drone_that_flies_past_a_frame_races_on_and_is_led_back(around):
-    env = make(height_limit_m=10.0)
+    env = make(height_limit_m=10.0, speed_m_s=FAST)
     first = number(env)
     gate = TRACK[first]
     transition = cross(env, **offsets(1.05, HALF_FRAME_M, around))
