@@ -126,7 +126,7 @@ def measure(variant: Variant, seed: int, options: Sequence[str], run: Path) -> d
     cpu_s, wall_s = _spent(["train.py", *variant.options, *options, f"seed={seed}", f"output={run}"])
     report = json.loads((run / "report.json").read_text())
     trained = sorted((run / "checkpoint").iterdir())[-2]  # the last one was saved after the evaluation
-    evaluations = {row["distribution"]: row for row in report["evaluations"]}
+    evaluations = {called(row): row for row in report["evaluations"]}
     for name, late in variant.evaluations.items():
         episodes = str(report["evaluations"][0]["episodes"])
         _spent(["evaluate.py", f"checkpoint={run}", f"episodes={episodes}", f"num_envs={episodes}", *late])
@@ -138,6 +138,11 @@ def measure(variant: Variant, seed: int, options: Sequence[str], run: Path) -> d
         "env_steps": report["env_steps"],
         "evaluations": {name: with_intervals(row) for name, row in evaluations.items()},
     }  # fmt: skip
+
+
+def called(row: dict[str, Any]) -> str:
+    """The distribution, with the planner that flew it if it was one."""
+    return row["distribution"] if row["stage"] == "rl" else f"{row['distribution']}, {row['title']}"
 
 
 def with_intervals(row: dict[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,12 @@ def test_means_have_students_interval():
     assert mean([None]) == {"mean": None, "seeds": 0}
 
 
+def test_a_planners_evaluation_does_not_take_the_place_of_the_policys():
+    rows = [{"distribution": "track", "stage": "baseline raceline", "title": "raceline"}]
+    rows.append({"distribution": "track", "stage": "rl", "title": "RL"})
+    assert [quadrotor_training.called(row) for row in rows] == ["track, raceline", "track"]
+
+
 @pytest.mark.parametrize(("name", "worlds"), [("density_20", 64), ("drones_32", 16)])
 def test_shares_have_wilsons_interval_and_worlds_count_once(name: str, worlds: int):
     row = {"episodes": 512, "survive": 0.5, "world_collision_free": 0.75, "distribution": name, "stage": "rl"}
