@@ -67,7 +67,7 @@ def scenery(env: QuadrotorEnvironment, row: int, arm_m: float) -> Scenery:
         floor_m = float(goal[:, 2].min()) - 0.6
         return Scenery(floor_m, 0.5, 1.9, max(0.12, arm_m), 4.0, goal=goal, goal_name="from the reference")
     if isinstance(env.mdp, Race):
-        return Scenery(0.0, 1.0, 1.7, max(1.2 * RADIUS_M, arm_m), 12.0, raced=True)
+        return Scenery(0.0, 1.0, 1.7, max(1.2 * RADIUS_M, arm_m), 16.0, raced=True)
     if isinstance(env.mdp, Recover):
         return Scenery(-float(env.mdp.position_limit_m), 1.0, 2.0, max(0.16, arm_m), 6.0)
     still = np.zeros((env.step_limit + 1, 3))
