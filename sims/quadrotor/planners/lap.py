@@ -104,11 +104,15 @@ def derivatives(coefficients: Tensor, times: Tensor, samples: int) -> tuple[Tens
 
 def thrust(velocity: Tensor, acceleration: Tensor, airframe: Airframe) -> Tensor:
     """Force [..., 3] of the rotors, N: along the body's z axis, with the drag that it has then."""
-    weight = acceleration.new_tensor([0.0, 0.0, GRAVITY])
-    sideways = 0.5 * (airframe.drag_x + airframe.drag_y)
-    force = airframe.mass_kg * (acceleration + weight) + sideways * velocity
-    up = force / force.norm(dim=-1, keepdim=True)
-    return force + (airframe.drag_z - sideways) * (velocity * up).sum(-1, keepdim=True) * up
+    needed = airframe.mass_kg * (acceleration + acceleration.new_tensor([0.0, 0.0, GRAVITY]))
+    sideways = needed + drag(velocity, torch.zeros_like(velocity), airframe)
+    return needed + drag(velocity, sideways / sideways.norm(dim=-1, keepdim=True), airframe)
+
+
+def drag(velocity: Tensor, up: Tensor, airframe: Airframe) -> Tensor:
+    """Force [..., 3], N, that holds against the drag at `velocity` with the body's z axis along `up`."""
+    sideways = 0.5 * (airframe.drag_x + airframe.drag_y)  # whichever way the drone heads
+    return sideways * velocity + (airframe.drag_z - sideways) * (velocity * up).sum(-1, keepdim=True) * up
 
 
 def turned(up: Tensor, times: Tensor, samples: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from embodied.contract import Contract
 from embodied.policy import Decision
 from sims.quadrotor.airframes import GRAVITY, Airframe
-from sims.quadrotor.planners.lap import Limits, fastest
+from sims.quadrotor.planners.lap import Limits, drag, fastest
 from sims.quadrotor.tasks.race import TRACK
 
 MARGIN = 20
@@ -99,10 +99,9 @@ class Raceline:
             share.square() * (planned - tangential * along) + numbers.place_1_s2 * aside + numbers.speed_1_s * drift
         )
         faster = tangential + numbers.along_1_s * (speed - going)
-        sideways = 0.5 * (frame.drag_x + frame.drag_y)
-        drag = sideways * moving + (frame.drag_z - sideways) * (moving * up).sum(1, keepdim=True) * up
-        needed = frame.mass_kg * (across + torch.tensor([0.0, 0.0, GRAVITY])) + drag
-        force = needed + self._left(needed, frame.mass_kg * faster * along) * frame.mass_kg * faster * along
+        needed = frame.mass_kg * (across + torch.tensor([0.0, 0.0, GRAVITY])) + drag(moving, up, frame)
+        more = frame.mass_kg * faster * along
+        force = needed + self._left(needed, more) * more
         return force, share * lap.turning[at].float(), share.square() * lap.spinning[at].float()
 
     def _nearest(self, gate: Tensor, position: Tensor) -> Tensor:
