@@ -32,12 +32,12 @@ def called(tmp_path: Path):
 
 
 def test_official_assets_beside_the_checkout_are_tested_with_too(tmp_path: Path, called):
-    assert called() == ["none test test-ros test-isaac test-crazyflow", "none check"]
+    assert called() == ["none test test-ros test-isaac test-crazyflow test-ray", "none check"]
     assets = tmp_path / "shared" / "libero_assets"
     assets.mkdir(parents=True)
     tests = "tests/sims/libero tests/conformance/test_environments.py"
     expected = [
-        "none test test-ros test-isaac test-crazyflow",
+        "none test test-ros test-isaac test-crazyflow test-ray",
         f"{assets} test ARGS={tests}",
         f"{assets} test-stock",
         "none check",
