@@ -106,7 +106,7 @@ def instruments(
 
 def _race_ending(mdp: Race, seen: Seen, row: int, found: list[State]) -> str:
     if State.hit in found:
-        return f"hit gate {found.index(State.hit) + 1}"
+        return "hit a gate"
     if seen.won[row]:
         return f"{mdp.laps:.0f} laps in {DT_S * float(seen.steps[row]):.2f} s"
     return "left the course" if seen.terminated[row] else "out of time" if seen.truncated[row] else ""

@@ -48,7 +48,7 @@ def test_a_spline_goes_through_its_points_and_is_smooth_in_time():
     )
 
 
-def test_no_other_curve_through_the_points_has_less_snap():
+def test_a_detour_through_another_point_costs_snap():
     points, times = some()
     more = spline(
         torch.cat((points, 0.5 * (points[-1:] + points[:1]))), torch.cat((times[:-1], times[-1:] / 2, times[-1:] / 2))
