@@ -1,0 +1,1 @@
+"""Programs that measure speed, and results that documents refer to."""

@@ -1,0 +1,31 @@
+"""Process of one part of the CUDA check, which `benchmarks/cuda.py` starts: child.py MODULE DEVICE END FOLDER."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[0] = str(ROOT)  # in place of this folder
+
+from benchmarks.cuda_parts.record import RECORD, Options, Record  # noqa: E402
+from embodied.command_line.compute import prepare  # noqa: E402
+
+HANG_S = 1.0
+"""Time before the part's end at which its stacks are printed, so that a part that hangs shows where."""
+
+
+def main(module: str, device: str, end: str, folder: str) -> None:
+    """Run the part, which has until the time `end` (s since the epoch), and leave its record in `folder`."""
+    seconds = float(end) - time.time()  # imports have taken a part of its time
+    faulthandler.dump_traceback_later(max(0.1, seconds - HANG_S))
+    prepare(device, 1 if device == "cpu" else None)
+    options = Options(device, seconds, Path(folder))
+    importlib.import_module(module).run(Record(options.folder / RECORD), options)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
