@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embodied.errors import UserError
 from sims.mjcf.physics import ALWAYS, SHOWN, broken_rows
+from sims.warp_order import captured, in_order, warp_device
 
 warp.config.log_level = warp.LOG_ERROR  # before mujoco_warp's import: it would report every kernel that it loads
 
@@ -26,11 +27,10 @@ class WarpWorlds:
     """Worlds of mujoco_warp on `device`; it steps all of them, and those that a call does not name are put back."""
 
     def __init__(self, model: mujoco.MjModel, count: int, reads: tuple[str, ...], device: torch.device) -> None:
-        warp.init()
-        self.mjm, self.device = model, warp.device_from_torch(device)
+        self.mjm, self.device = model, warp_device(device)
         self._default, self._count = mujoco.MjData(self.mjm), count
         self._graph: dict[int, warp.Graph] = {}
-        with warp.ScopedDevice(self.device):
+        with in_order(self.device):
             self.model = mujoco_warp.put_model(self.mjm)
             self.data = mujoco_warp.make_data(self.mjm, nworld=count)
         if missing := [name for name in reads if not hasattr(self.data, name) or not hasattr(self._default, name)]:
@@ -47,7 +47,7 @@ class WarpWorlds:
             for name in STATE:
                 default = torch.as_tensor(np.asarray(getattr(self._default, name)), device=ids.device)
                 self._kept[name][ids] = state.get(name, default).to(self._kept[name])
-            mujoco_warp.forward(self.model, self.data)
+            self._launch(0)
 
     def step(self, active: Tensor, ctrl: Tensor, substeps: int) -> Tensor:
         """Physics steps, then positions and velocities anew for what is read."""
@@ -76,22 +76,23 @@ class WarpWorlds:
         return {name: self._kept[name][row].cpu().numpy() for name in SHOWN}
 
     def _launch(self, substeps: int) -> None:
-        if not self.device.is_cuda:
-            self._run(substeps)
-            return
-        if substeps not in self._graph:
-            self._run(substeps)  # loads the kernels, which a capture must not
-            with warp.ScopedCapture(self.device) as capture:
+        with in_order(self.device):
+            if not self.device.is_cuda:
                 self._run(substeps)
-            self._graph[substeps] = capture.graph
-            return
-        warp.capture_launch(self._graph[substeps])
+            elif substeps not in self._graph:
+                self._run(substeps)  # loads the kernels, which a capture must not
+                self._graph[substeps] = captured(self.device, lambda: self._run(substeps))
+            else:
+                warp.capture_launch(self._graph[substeps])
 
     def _run(self, substeps: int) -> None:
-        with warp.ScopedDevice(self.device):
-            for _ in range(substeps):
-                mujoco_warp.step(self.model, self.data)
-            mujoco_warp.step1(self.model, self.data)
+        """Physics steps and what is read after them; without any, everything that follows from a new state."""
+        if not substeps:
+            mujoco_warp.forward(self.model, self.data)
+            return
+        for _ in range(substeps):
+            mujoco_warp.step(self.model, self.data)
+        mujoco_warp.step1(self.model, self.data)
 
     @contextmanager
     def _only(self, active: Tensor) -> Iterator[None]:
@@ -114,7 +115,9 @@ class WarpWorlds:
             raise UserError(f"sim=mjwarp cannot vary the model's {name}; use sim=mujoco")
         given, count = getattr(self.model, name), self._count
         if given.shape[0] != count or not given.strides[0]:
-            values = np.broadcast_to(given.numpy()[:1], (count, *given.numpy().shape[1:]))
-            setattr(self.model, name, warp.array(np.ascontiguousarray(values), dtype=given.dtype, device=self.device))
+            with in_order(self.device):
+                values = np.broadcast_to(given.numpy()[:1], (count, *given.numpy().shape[1:]))
+                own = warp.array(np.ascontiguousarray(values), dtype=given.dtype, device=self.device)
+            setattr(self.model, name, own)
             self._graph.clear()
         return warp.to_torch(getattr(self.model, name)).view(count, *np.asarray(getattr(self.mjm, name)).shape)

@@ -51,9 +51,7 @@ def simulate(
         from sims.libero.stock.simulation import StockSimulation
 
         return StockSimulation(scenes)
-    import warp
-
     from sims.libero.physics.warp_simulation import WarpSimulation
+    from sims.warp_order import warp_device
 
-    warp.init()  # before the next line, which needs it
-    return WarpSimulation(scenes, device=str(warp.device_from_torch(torch.device(device))), varied=varied)
+    return WarpSimulation(scenes, device=str(warp_device(device)), varied=varied)

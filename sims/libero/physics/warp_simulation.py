@@ -27,6 +27,7 @@ wp.config.log_level = wp.LOG_ERROR  # before mujoco_warp's import: it would repo
 import mujoco_warp  # noqa: E402
 
 from sims.libero.physics import warp_kernels as kernels  # noqa: E402
+from sims.warp_order import captured, in_order  # noqa: E402
 
 CONTACTS, CONSTRAINTS = 256, 1024
 """Room for contacts and constraint rows per world. libero_spatial's scenes, which have most, take up to 160 and 480; a
@@ -59,7 +60,7 @@ class WarpSimulation:
         self.torch_device = torch.device(wp.device_to_torch(self.device))
         self.groups: list[Worlds] = []
         self._place = np.zeros((self.num, 2), dtype=np.int64)  # group, and row in it
-        with wp.ScopedDevice(self.device):
+        with in_order(self.device):
             for number, scene in enumerate(dict.fromkeys(self.scenes)):
                 ids = np.array([i for i, other in enumerate(self.scenes) if other is scene])
                 self._place[ids, 0], self._place[ids, 1] = number, np.arange(len(ids))
@@ -281,11 +282,12 @@ class Worlds:
             flags[name].zero_()
         self.data.overflow.zero_()
         before, action = self.views["qpos"].clone(), wp.to_torch(self._action)
-        for name in STATE:
-            wp.copy(self._kept[name], getattr(self.data, name))
-        with wp.ScopedDevice(self._device):
-            for k in range(actions.shape[1]):
-                action.copy_(actions[:, k])
+        with in_order(self._device):
+            for name in STATE:
+                wp.copy(self._kept[name], getattr(self.data, name))
+        for k in range(actions.shape[1]):
+            action.copy_(actions[:, k])
+            with in_order(self._device):
                 self._control_step(stop_on_success)
         diverged = flags["diverged"].bool()
         self._rest(diverged[:, None], before)
@@ -307,9 +309,7 @@ class Worlds:
             return
         if stop_on_success not in self._graphs:
             self._launch(stop_on_success)  # compiles what the graph will hold
-            with wp.ScopedCapture() as capture:
-                self._launch(stop_on_success)
-            self._graphs[stop_on_success] = capture.graph
+            self._graphs[stop_on_success] = captured(self._device, lambda: self._launch(stop_on_success))
             return
         wp.capture_launch(self._graphs[stop_on_success])
 

@@ -15,6 +15,7 @@ from sims.libero.physics.warp_simulation import PLACES, WarpSimulation, Worlds
 from sims.libero.rendering.poses import CARRIED, COLOURS, check_names
 from sims.libero.rendering.ray_tracer import Traced
 from sims.libero.scene.scene import build_scene
+from sims.warp_order import in_order
 
 import mujoco_warp  # isort: skip (after `warp_simulation`, which silences it)
 
@@ -31,19 +32,18 @@ class BatchedCameras:
     def __init__(self, simulation: WarpSimulation, names: Sequence[str], width: int, height: int) -> None:
         self._simulation = simulation
         self._shape = (len(names), height, width, 3)
-        with warp.ScopedDevice(simulation.device):
-            self._views = [_View(worlds, names, width, height) for worlds in simulation.groups]
+        with in_order(simulation.device):
+            self._views = [_View(worlds, names, width, height, simulation.device) for worlds in simulation.groups]
 
     def pictures(self, ids: Tensor | None = None) -> Tensor:
         """Images [M, C, height, width, 3] uint8 of worlds `ids` [M] (all if None), on the simulation's device."""
         everyone = torch.arange(self._simulation.num, device=self._simulation.torch_device)
         ids = everyone if ids is None else ids
         shown = torch.empty(len(ids), *self._shape, dtype=torch.uint8, device=ids.device)
-        with warp.ScopedDevice(self._simulation.device):
-            for view in self._views:
-                row, world = (ids[:, None] == view.worlds.rows).nonzero(as_tuple=True)
-                if len(row):
-                    shown[row] = view.draw(world)
+        for view in self._views:
+            row, world = (ids[:, None] == view.worlds.rows).nonzero(as_tuple=True)
+            if len(row):
+                shown[row] = view.draw(world)
         return shown
 
 
@@ -53,8 +53,8 @@ class _View:
     The physics has poses of the step before, or of worlds that have gone on past the end of an episode.
     """
 
-    def __init__(self, worlds: Worlds, names: Sequence[str], width: int, height: int) -> None:
-        self.worlds = worlds
+    def __init__(self, worlds: Worlds, names: Sequence[str], width: int, height: int, device: warp.Device) -> None:
+        self.worlds, self._device = worlds, device
         scene = worlds.scene
         visual = build_scene(scene.task, scene.assets, visuals=True).model
         check_names(visual, names)
@@ -73,7 +73,9 @@ class _View:
             values = self.worlds.views[name][rows]
             target[:count] = values * traced.dimming if name in COLOURS else values
         traced.data.nworld = count
-        mujoco_warp.kinematics(traced.model, traced.data)
-        mujoco_warp.camlight(traced.model, traced.data)
-        packed = warp.to_torch(traced.draw())[:count]  # 0xAARRGGBB: bytes are blue, green, red, alpha
+        with in_order(self._device):
+            mujoco_warp.kinematics(traced.model, traced.data)
+            mujoco_warp.camlight(traced.model, traced.data)
+            drawn = traced.draw()
+        packed = warp.to_torch(drawn)[:count]  # 0xAARRGGBB: bytes are blue, green, red, alpha
         return packed.view(torch.uint8).view(count, *traced.shape, 4)[..., :3].flip(-1)
