@@ -4,12 +4,14 @@
     [--minibatch 32] [--piece 8] [--repeats 20] [--peak-tflops T] [--output FILE]
 
 Rows: latency of a chunk from two pictures and an instruction (median and 90th percentile of `repeats`, for `batch`
-robots at once), as it is and compiled; and updates by PPO's loss on minibatches of Flow-SDE samples, in pieces of
-`piece`, with adapters and of all weights: samples per second, peak memory and model FLOPs utilisation. All compute in
-bfloat16 and store frozen weights so; updates have gradient checkpointing. Utilisation counts a forward pass and the
-backward pass that the trained weights need (twice a forward pass; with adapters once), not what is computed again, over
-the dense bfloat16 peak of the card, which `peak-tflops` names where PEAKS does not. What does not fit says so. Compiled
-rows are for GPUs: compilation takes minutes on a CPU, where --compiled has to be asked for. Not yet run on a GPU.
+robots at once), as it is, as a CUDA graph, compiled; and updates by PPO's loss on minibatches of Flow-SDE samples, in
+pieces of `piece`, with adapters and of all weights: samples per second, peak memory and model FLOPs utilisation. All
+compute in bfloat16 and store frozen weights so; updates have gradient checkpointing. Utilisation counts a forward pass
+and the backward pass that the trained weights need (twice a forward pass; with adapters once), not what is computed
+again, over the dense bfloat16 peak of the card, which `peak-tflops` names where PEAKS does not. What does not fit says
+so. Compiled rows are for GPUs: compilation takes minutes on a CPU, where --compiled has to be asked for. A CUDA graph
+replays the model's part of a chunk without the launch of each kernel; words, fixed noise and statistics stay with the
+host and are within the measured time. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +55,32 @@ PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090":
 PICTURE, WORDS, RANK = 224, 44, 16
 
 
+ROUNDING = 0.02
+"""Largest difference of an action in [-1, 1] between two ways to compute a chunk in bfloat16, whose unit is 0.004:
+other kernels round the velocities of ten steps otherwise. Wrong inputs give differences of about 1."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured, as the command line has it.
+
+    `seconds` bounds the measurement of a row, of which the first repeat is always made. `depth` is the number of layers
+    of each transformer of the published size; None: all.
+    """
+
+    size: str = "published"
+    device: str = "cuda"
+    batch: int = 1
+    denoising_steps: int = 10
+    minibatch: int = 32
+    piece: int = 8
+    repeats: int = 20
+    horizon: int = 50
+    peak_tflops: float | None = None
+    seconds: float = float("inf")
+    depth: int | None = None
+
+
 def contract(horizon: int) -> Contract:
     """LIBERO's: two cameras, eight elements of state, seven of action."""
     cameras = {name: TensorSpec((PICTURE, PICTURE, 3), "uint8", camera=name) for name in ("front", "wrist")}
@@ -59,24 +89,33 @@ def contract(horizon: int) -> Contract:
 
 
 class Published(Pi0Policy):
-    """pi0 of published sizes, with random weights."""
+    """pi0 of published sizes, with random weights; `depth` layers of each transformer if that is set."""
+
+    depth: int | None = None
 
     def _new(self) -> Pi0Model:
-        return Pi0Model(PI0ForConditionalGeneration(PI0Config(chunk_size=self.contract.horizon)))
+        config = PI0Config(chunk_size=self.contract.horizon)
+        if self.depth is not None:
+            for part in (config.vlm_config.text_config, config.vlm_config.vision_config, config.dit_config):
+                part.num_hidden_layers = self.depth
+        return Pi0Model(PI0ForConditionalGeneration(config))
 
 
-def policy(options: argparse.Namespace, *, rank: int, **how: bool) -> Pi0Policy:
-    """A policy in bfloat16, with adapters of `rank` (0: all weights are trained), on the device of `options`."""
-    size = Size.TINY if options.size == "published" else Size(options.size)
-    config = Pi0Config(size=size, denoising_steps=options.denoising_steps, precision=Precision.BFLOAT16, **how)
+def policy(setting: Setting, *, rank: int, **how: bool) -> Pi0Policy:
+    """A policy in bfloat16, with adapters of `rank` (0: all weights are trained), made on the device of `setting`."""
+    size = Size.TINY if setting.size == "published" else Size(setting.size)
+    config = Pi0Config(size=size, denoising_steps=setting.denoising_steps, precision=Precision.BFLOAT16, **how)
+    kind: Any = Pi0Policy
+    if setting.size == "published":
+        kind = type("Published", (Published,), {"depth": setting.depth})
     torch.manual_seed(0)
-    with torch.device(options.device):
-        made = (Published if options.size == "published" else Pi0Policy)(contract(options.horizon), config)
+    with torch.device(setting.device):
+        made = kind(contract(setting.horizon), config)
         if rank:
             adapters.adapt(made.model, rank)
     prepare(made.model, Pi0Config(precision=Precision.BFLOAT16))  # what adapting has frozen
-    made = made.to(options.device)
-    made.fit(observations(64, options.device), torch.rand(64, 7, device=options.device))
+    made = made.to(setting.device)
+    made.fit(observations(64, setting.device), torch.rand(64, 7, device=setting.device))
     return made
 
 
@@ -90,9 +129,54 @@ def observations(count: int, device: str) -> TensorDict:
     return TensorDict(pictures | {"state": torch.rand(count, 8, device=device), "instruction": said}, [count])
 
 
-def timed(function: Callable[[], object], repeats: int, device: str) -> list[float]:
-    """Seconds of each of `repeats` calls, after two that are not counted."""
-    seconds = []
+class ChunkGraph:
+    """CUDA graph of a policy's deterministic chunks, for observations of the shapes of `seen`.
+
+    The model's inputs are copied into the memory that the graph reads. What needs the host is computed before every
+    replay: words of the instruction, the fixed noise, and whether there are statistics.
+    """
+
+    def __init__(self, made: Pi0Policy, seen: TensorDict) -> None:
+        self.made = made
+        self.inputs = [each.clone() for each in model_inputs(made, seen)]
+        beside = torch.cuda.Stream()  # libraries make their workspaces in the first passes, outside of the graph
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(2):
+                chunks(made, *self.inputs)
+        torch.cuda.current_stream().wait_stream(beside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.actions = chunks(made, *self.inputs)
+
+    def __call__(self, seen: TensorDict) -> Tensor:
+        """Chunks [N, H, A] in robot units, as `act(seen, deterministic=True)` has them."""
+        for mine, new in zip(self.inputs, model_inputs(self.made, seen), strict=True):
+            assert mine.shape == new.shape, f"the graph is of inputs {list(mine.shape)}, got {list(new.shape)}"
+            mine.copy_(new)
+        self.graph.replay()
+        return self.actions.clone()
+
+
+@torch.no_grad()
+def model_inputs(made: Pi0Policy, seen: TensorDict) -> tuple[Tensor, ...]:
+    """What `chunks` needs of observations [N]: noise, state, pictures, tokens, and which tokens are real."""
+    inputs = made.inputs
+    pictures = inputs.pictures(seen, made.model.picture_size)
+    return made._noise(seen, True, None), inputs.standardised_state(seen), pictures, *inputs.tokens(seen)
+
+
+@torch.no_grad()
+def chunks(made: Pi0Policy, noise: Tensor, state: Tensor, pictures: Tensor, tokens: Tensor, real: Tensor) -> Tensor:
+    """Deterministic chunks [N, H, A] in robot units, computed without the host."""
+    prefix = made.model.prefix(pictures, tokens, real)
+    path, _, _ = made.sampling.denoise(noise, made._field(state, prefix), True, None)
+    return made.to_robot(path[:, -1])
+
+
+def timed(function: Callable[[], object], repeats: int, device: str, limit_s: float = float("inf")) -> list[float]:
+    """Seconds of each of `repeats` calls, after two that are not counted; of fewer once all took `limit_s`."""
+    seconds, first = [], time.perf_counter()
     for repeat in range(repeats + 2):
         wait(device)
         began = time.perf_counter()
@@ -100,6 +184,8 @@ def timed(function: Callable[[], object], repeats: int, device: str) -> list[flo
         wait(device)
         if repeat >= 2:
             seconds.append(time.perf_counter() - began)
+        if seconds and time.perf_counter() - first > limit_s:
+            break
     return seconds
 
 
@@ -109,43 +195,69 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def sampling(options: argparse.Namespace, compiled: bool) -> dict[str, Any]:
-    """Latency of a chunk, ms."""
-    made, seen = policy(options, rank=RANK, compile=compiled), observations(options.batch, options.device)
-    seconds = timed(lambda: made.act(seen, deterministic=True), options.repeats, options.device)
+def latency(function: Callable[[], object], setting: Setting) -> dict[str, Any]:
+    """Time of a call, ms."""
+    seconds = timed(function, setting.repeats, setting.device, setting.seconds)
     ordered = sorted(seconds)
     return {
         "median_ms": 1e3 * statistics.median(seconds),
-        "p90_ms": 1e3 * ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))],
-    }
+        "p90_ms": 1e3 * ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))], "repeats": len(seconds),
+    }  # fmt: skip
 
 
-def updating(options: argparse.Namespace, rank: int) -> dict[str, Any]:
+def sampling(made: Pi0Policy, setting: Setting) -> dict[str, Any]:
+    """Latency of a chunk as `act` computes it."""
+    seen = observations(setting.batch, setting.device)
+    return latency(lambda: made.act(seen, deterministic=True), setting)
+
+
+def sampling_by_graph(made: Pi0Policy, setting: Setting) -> dict[str, Any]:
+    """Latency of a chunk by a CUDA graph, and the largest difference from that of `act`, of other observations.
+
+    Raises:
+        RuntimeError: if the chunks differ by more than `ROUNDING`.
+    """
+    first, seen = (observations(setting.batch, setting.device) for _ in range(2))
+    began = time.perf_counter()
+    graph = ChunkGraph(made, first)
+    wait(setting.device)
+    capture_s = time.perf_counter() - began
+    difference = float((graph(seen) - made.act(seen, deterministic=True).actions).abs().max())
+    if not difference <= ROUNDING:
+        raise RuntimeError(f"chunks of the CUDA graph differ from those of act by {difference:g}, at most {ROUNDING}")
+    return latency(lambda: graph(seen), setting) | {"capture_s": capture_s, "difference_from_act": difference}
+
+
+def updating(made: Pi0Policy, setting: Setting, rank: int) -> dict[str, Any]:
     """Updates by PPO's loss: samples per second, and FLOPs used of the peak."""
-    made = policy(options, rank=rank, gradient_checkpointing=True)
-    seen = observations(options.minibatch, options.device)
-    pieces = [part.clone() for part in seen.split(options.piece)]
+    seen = observations(setting.minibatch, setting.device)
+    pieces = [part.clone() for part in seen.split(setting.piece)]
     samples = [made.act(part) for part in pieces]
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        made.evaluate(pieces[0], samples[0].sample)
-    passes = 2 if rank else 3
-    flops = passes * counter.get_total_flops() / len(pieces[0]) * options.minibatch
     trained = [*made.actor_parameters(), *made.critic_parameters()]
     optimiser = torch.optim.AdamW(trained, 1e-6, fused=True)
 
     def step() -> None:
         optimiser.zero_grad()
         for part, acted in zip(pieces, samples, strict=True):
-            (loss(made, part, acted.sample, acted.log_prob) / options.minibatch).backward()
+            (loss(made, part, acted.sample, acted.log_prob) / setting.minibatch).backward()
         nn.utils.clip_grad_norm_(trained, 1.0)
         optimiser.step()
 
-    seconds = statistics.median(timed(step, max(3, options.repeats // 4), options.device))
-    peak = peak_flops(options)
+    every = timed(step, max(3, setting.repeats // 4), setting.device, setting.seconds)
+    seconds = statistics.median(every)
+    flops, peak = update_flops(made, pieces[0], samples[0].sample, rank) * setting.minibatch, peak_flops(setting)
     return {
-        "samples_per_s": options.minibatch / seconds, "trained_weights": sum(weight.numel() for weight in trained),
+        "samples_per_s": setting.minibatch / seconds, "trained_weights": sum(weight.numel() for weight in trained),
         "model_tflops_per_s": flops / seconds / 1e12, "mfu": flops / seconds / peak if peak else None,
+        "repeats": len(every),
     }  # fmt: skip
+
+
+def update_flops(made: Pi0Policy, seen: TensorDict, sample: TensorDict, rank: int) -> float:
+    """FLOPs of an update, of a sample: a forward pass, and the backward pass that the trained weights need."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        made.evaluate(seen, sample)
+    return (2 if rank else 3) * counter.get_total_flops() / len(seen)
 
 
 def loss(made: Pi0Policy, seen: TensorDict, sample: TensorDict, before: Tensor) -> Tensor:
@@ -155,11 +267,11 @@ def loss(made: Pi0Policy, seen: TensorDict, sample: TensorDict, before: Tensor) 
     return found.value.square().sum() - torch.minimum(ratio, ratio.clamp(0.8, 1.2)).sum()
 
 
-def peak_flops(options: argparse.Namespace) -> float | None:
+def peak_flops(setting: Setting) -> float | None:
     """FLOP/s of the device; None if unknown."""
-    if options.peak_tflops:
-        return 1e12 * options.peak_tflops
-    name = torch.cuda.get_device_name() if options.device.startswith("cuda") else ""
+    if setting.peak_tflops:
+        return 1e12 * setting.peak_tflops
+    name = torch.cuda.get_device_name() if setting.device.startswith("cuda") else ""
     return next((peak for part, peak in PEAKS.items() if part in name), None)
 
 
@@ -174,14 +286,30 @@ def measured(name: str, function: Callable[[], dict[str, Any]], device: str) -> 
         row = function()
     except torch.OutOfMemoryError:
         row = {"failed": "out of memory"}
-    row = {"row": name} | row | {"peak_memory_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else None}
-    told = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
-    print("  ".join(told))
-    return row
+    return {"row": name} | row | {"peak_memory_gb": torch.cuda.max_memory_allocated() / 1e9 if cuda else None}
 
 
-def arguments() -> argparse.Namespace:
-    """Of the command line."""
+def text(row: dict[str, Any]) -> str:
+    """A row on one line."""
+    parts = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items())
+    return "  ".join(parts)
+
+
+def table(setting: Setting, compiled: bool) -> dict[str, Callable[[], dict[str, Any]]]:
+    """Rows by name; each makes a policy of its own."""
+    rows = {"sampling": lambda: sampling(policy(setting, rank=RANK), setting)}
+    if setting.device.startswith("cuda"):
+        rows["sampling, CUDA graph"] = lambda: sampling_by_graph(policy(setting, rank=RANK), setting)
+    if compiled:
+        rows["sampling, compiled"] = lambda: sampling(policy(setting, rank=RANK, compile=True), setting)
+    for name, rank in ((f"adapters of rank {RANK}", RANK), ("all weights", 0)):
+        made = partial(policy, setting, rank=rank, gradient_checkpointing=True)
+        rows[f"update, {name}"] = lambda made=made, rank=rank: updating(made(), setting, rank)
+    return rows
+
+
+def arguments() -> tuple[Setting, bool, Path]:
+    """What the command line asks for: the setting, whether to compile, and the file of results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="published", choices=("published", *(size.value for size in Size)))
     parser.add_argument("--device", default="cuda")
@@ -195,24 +323,24 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error(f"--device {options.device}, but there is no GPU here; try --size tiny --device cpu")
-    options.compiled = options.device.startswith("cuda") if options.compiled is None else options.compiled
-    return options
+    values = vars(options)
+    compiled, output = values.pop("compiled"), values.pop("output")
+    setting = Setting(**values)
+    return setting, setting.device.startswith("cuda") if compiled is None else compiled, output
 
 
 def main() -> None:
     """Measure the rows, print them and write the file."""
-    options = arguments()
-    name = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.processor()
+    setting, compiled, output = arguments()
+    name = torch.cuda.get_device_name() if setting.device.startswith("cuda") else platform.processor()
     about = {
         "git_commit": git_commit(), "machine": name or platform.machine(), "cores": os.cpu_count(),
-        "versions": versions(), "options": {key: str(value) for key, value in vars(options).items() if key != "output"},
+        "versions": versions(), "options": {key: str(value) for key, value in asdict(setting).items()}, "rows": [],
     }  # fmt: skip
-    rows = {"sampling": lambda: sampling(options, False)}
-    rows |= {"sampling, compiled": lambda: sampling(options, True)} if options.compiled else {}
-    rows |= {f"update, adapters of rank {RANK}": lambda: updating(options, RANK)}
-    rows |= {"update, all weights": lambda: updating(options, 0)}
-    about["rows"] = [measured(name, function, options.device) for name, function in rows.items()]
-    with complete_or_absent(options.output) as path:
+    for title, function in table(setting, compiled).items():
+        about["rows"].append(measured(title, function, setting.device))
+        print(text(about["rows"][-1]))
+    with complete_or_absent(output) as path:
         path.write_text(json.dumps(about, indent=2) + "\n")
 
 
