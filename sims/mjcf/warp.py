@@ -30,8 +30,11 @@ class WarpWorlds:
         self.mjm, self.device = model, warp_device(device)
         self._default, self._count = mujoco.MjData(self.mjm), count
         self._graph: dict[int, warp.Graph] = {}
+        limits = mujoco_warp.OverflowType
         with in_order(self.device):
             self.model = mujoco_warp.put_model(self.mjm)
+            # The model's limits of iterations are reached all the time; kernels would print that, for every world.
+            self.model.opt.warn_overflow &= ~(limits.ITERATIONS | limits.LS_ITERATIONS)
             self.data = mujoco_warp.make_data(self.mjm, nworld=count)
         if missing := [name for name in reads if not hasattr(self.data, name) or not hasattr(self._default, name)]:
             raise UserError(f"READS: mujoco_warp has no field {missing[0]!r}")
