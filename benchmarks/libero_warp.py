@@ -95,9 +95,9 @@ def replay(
     return simulation.step(np.arange(len(starts)), actions)[1]
 
 
-def step_errors(scene: Scene, held: list[dict[str, NDArray]]) -> NDArray:
-    """Largest error of qpos (m, rad) after one control step from each of the `held` states."""
-    warp = WarpSimulation([scene] * len(held))
+def step_errors(scene: Scene, held: list[dict[str, NDArray]], device: str | None = None) -> NDArray:
+    """Largest error of qpos (m, rad) after one control step on `device` from each of the `held` states."""
+    warp = WarpSimulation([scene] * len(held), device=device)
     state = {name.removeprefix("0."): values for name, values in warp.state_dict().items()}
     state |= {name: np.stack([each[name] for each in held]) for name in state if name in held[0]}
     state["fresh"] = np.zeros(len(held))
@@ -113,13 +113,25 @@ def rate(name: str, success: NDArray) -> dict:
     return {f"{name}_success": float(success.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
-def speed(task: Task, assets: Assets, worlds: int, device: str, image_size: int | None) -> float:
-    """Control steps per second of `worlds` environments that execute small motions, observations included."""
+def speed(
+    task: Task,
+    assets: Assets,
+    worlds: int,
+    device: str,
+    image_size: int | None,
+    executed: int = EXECUTED,
+    timed: int = CHUNKS,
+) -> float:
+    """Control steps per second of `worlds` environments that execute small motions, observations included.
+
+    `timed` chunks of `executed` control steps count.
+    """
     env = LiberoEnvironment(
-        [task], worlds, executed=EXECUTED, assets=assets, image_size=image_size, sim=LiberoSim.mjwarp, device=device
-    )
+        [task], worlds, horizon=executed, executed=executed, assets=assets, image_size=image_size,
+        sim=LiberoSim.mjwarp, device=device,
+    )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
-    chunks = 0.3 * torch.randn(CHUNKS + 1, worlds, EXECUTED, 7, generator=generator).to(device)
+    chunks = 0.3 * torch.randn(timed + 1, worlds, executed, 7, generator=generator).to(device)
     env.reset(starts=torch.arange(worlds) % STARTS)
     env.step(chunks[0]).observation["joint_position"].sum().item()  # compiles kernels and captures the graph
     begun = time.perf_counter()
@@ -128,7 +140,7 @@ def speed(task: Task, assets: Assets, worlds: int, device: str, image_size: int 
     taken.observation["joint_position"].sum().item()  # waits for the device
     seconds = time.perf_counter() - begun
     env.close()
-    return worlds * EXECUTED * CHUNKS / seconds
+    return worlds * executed * timed / seconds
 
 
 def speeds(task: Task, assets: Assets, sizes: list[int], device: str) -> dict:

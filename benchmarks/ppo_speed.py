@@ -82,7 +82,7 @@ def ours(env: NumberedStarts, which: int, seed: int, clock: Clock) -> Iterations
     """Our loop, as a library user calls it."""
     torch.manual_seed(seed)
     steps = LENGTHS[which] * env.num_envs
-    policy = MLPConfig(hidden=[HIDDEN[which]] * 2, running_statistics=True).build(env.contract)
+    policy = MLPConfig(hidden=[HIDDEN[which]] * 2, running_statistics=True).build(env.contract).to(env.device)
     settings = PPOConfig(
         rollout_length=LENGTHS[which], minibatch=steps // MINIBATCHES[which], learning_rate=RATES[which],
         value_learning_rate=RATES[which], target_kl=float("inf"), critic_warmup=0, **SHARED,
@@ -102,13 +102,12 @@ def quadrotors(seed: int) -> NumberedStarts:
     return task.environment(QUADROTORS, task.distributions[0], "train", seed=seed)
 
 
-def rsl_rl(seed: int, clock: Clock) -> Iterations:
-    """rsl_rl's runner, without a log folder."""
+def rsl_rl(env: NumberedStarts, seed: int, clock: Clock) -> Iterations:
+    """rsl_rl's runner on the environment's device, without a log folder."""
     from rsl_rl.runners import OnPolicyRunner
 
     from sims.gym.rsl_rl import as_rsl_rl
 
-    env = quadrotors(seed)
     vector = as_rsl_rl(env)
     clock.watch(env, "step", "reset")
     torch.manual_seed(seed)
@@ -126,8 +125,8 @@ def rsl_rl(seed: int, clock: Clock) -> Iterations:
         },
     }  # fmt: skip
     with contextlib.redirect_stdout(io.StringIO()):
-        runner = OnPolicyRunner(vector, settings, log_dir=None)
-    watched, totals, ended = vector.step, torch.zeros(env.num_envs), []
+        runner = OnPolicyRunner(vector, settings, log_dir=None, device=str(env.device))
+    watched, totals, ended = vector.step, torch.zeros(env.num_envs, device=env.device), []
 
     def step(actions: torch.Tensor) -> Any:  # noqa: ANN401 - rsl_rl's
         nonlocal totals
@@ -143,7 +142,7 @@ def rsl_rl(seed: int, clock: Clock) -> Iterations:
         ended.clear()
         with contextlib.redirect_stdout(io.StringIO()):
             runner.learn(1)
-        yield LENGTHS[0] * QUADROTORS, float(torch.cat(ended).mean()) if ended else None
+        yield LENGTHS[0] * env.num_envs, float(torch.cat(ended).mean()) if ended else None
 
 
 def cheetahs(seed: int) -> NumberedStarts:
@@ -176,7 +175,10 @@ def sb3(seed: int, clock: Clock) -> Iterations:
         yield steps, statistics.fmean(returns) if returns else None
 
 
-PAIRS = {"rsl_rl": (quadrotors, rsl_rl, "quadrotor hover, 1,024"), "sb3": (cheetahs, sb3, "HalfCheetah-v5, 16")}
+PAIRS = {
+    "rsl_rl": (quadrotors, lambda seed, clock: rsl_rl(quadrotors(seed), seed, clock), "quadrotor hover, 1,024"),
+    "sb3": (cheetahs, sb3, "HalfCheetah-v5, 16"),
+}
 
 
 class Player:
