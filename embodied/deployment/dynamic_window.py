@@ -39,6 +39,8 @@ NEAR_M = 0.5
 TOUCH_M, TOLERANCE_M = 0.005, 0.002
 """Smallest distance without contact, m; smaller changes of distance are ignored, m."""
 FAR_M = 1e3
+ELEMENTS = 1 << 25
+"""Distances of points from poses that a GPU computes at once; more would take gigabytes of memory."""
 
 
 @dataclass(frozen=True)
@@ -283,14 +285,17 @@ def clearance(poses: Tensor, points: Tensor, half: tuple[float, float], backend:
         poses, points = poses.contiguous(), points.contiguous()
         maps().clearance(len(poses), *half, poses.shape[1], *pointers(poses), points.shape[1], *pointers(points, out))
         return out
+    # on the CPU one pose after the other, to fit into the cache; a GPU would wait for the calls of so many operations
+    together = 1 if poses.device.type == "cpu" else max(1, ELEMENTS // max(1, points[..., 0].numel()))
+    px, py = points[:, None, :, 0], points[:, None, :, 1]  # [N, 1, B]
     found = []
-    for pose in poses.unbind(1):  # one after the other, to fit into the cache
-        (x, y, cos, sin) = (part.unsqueeze(1) for part in (pose[:, 0], pose[:, 1], pose[:, 2].cos(), pose[:, 2].sin()))
-        dx, dy = points[..., 0] - x, points[..., 1] - y
+    for part in poses.split(together, 1):
+        x, y, yaw = part.unsqueeze(3).unbind(2)  # [N, P, 1]
+        cos, sin, dx, dy = yaw.cos(), yaw.sin(), px - x, py - y
         along = ((cos * dx + sin * dy).abs() - half[0]).clamp_min(0.0)
         aside = ((cos * dy - sin * dx).abs() - half[1]).clamp_min(0.0)
-        found.append((along.square() + aside.square()).amin(1).sqrt())
-    return torch.stack(found, 1)
+        found.append((along.square() + aside.square()).amin(2).sqrt())
+    return torch.cat(found, 1)
 
 
 def _between(low: Tensor, high: Tensor, count: int) -> Tensor:
