@@ -6,6 +6,7 @@ import copy
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Self
 
@@ -84,13 +85,21 @@ class CollectorAhead:
 
     def _collect(self, decisions: int) -> tuple[Rollout, float]:
         """The rollout and the time that it took, s."""
-        began, device = time.perf_counter(), self.generator.device
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        with torch.cuda.stream(stream), self.precision.on(device):
+        began = time.perf_counter()
+        with torch.cuda.stream(self._stream), self.precision.on(self.generator.device):
             rollout = self.collector.collect(decisions)
-        if stream is not None:
-            stream.synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
         return rollout, time.perf_counter() - began
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream | None:
+        """The stream of all collections on a CUDA device: PyTorch reuses a stream's memory in that stream alone.
+
+        Memory of an earlier rollout is free for reuse once the learner's stream is done with it, see `_begin`.
+        """
+        device = self.generator.device
+        return torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def state_dict(self) -> dict[str, Any]:
         """As the collector's; of a running rollout what it began with: from there it is collected again."""
