@@ -38,7 +38,7 @@ from embodied.algorithms.ppo import PPOConfig  # noqa: E402
 from embodied.environment import Transition  # noqa: E402
 from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
 from embodied.rollout.ahead import CollectorAhead  # noqa: E402
-from embodied.rollout.rollout import first_decisions  # noqa: E402
+from embodied.rollout.rollout import Rollout, first_decisions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from embodied.training.loop import build, iterations  # noqa: E402
 from embodied.wrapping import WrappedEnvironment  # noqa: E402
@@ -90,6 +90,8 @@ class Measured:
     update: Spent
     collection: Spent
     overlap: bool
+    both_share: float
+    """Share of the time in which an update and a collection ran at once."""
 
     @property
     def seconds_with_cores(self) -> float:
@@ -105,44 +107,97 @@ class Measured:
         return self.learner.waited + (self.collection.waited if self.overlap else 0.0)
 
 
-def sleeping(overlap: bool, sleep_s: float, num_envs: int) -> Measured:
-    """PPO whose simulator sleeps `sleep_s` in a step; the first iteration is not counted."""
+def sleeping(
+    overlap: bool, sleep_s: float, num_envs: int, *, device: str = "cpu", count: int = ITERATIONS,
+    watch: Callable[[Rollout], None] | None = None, wait: bool = False,
+) -> Measured:  # fmt: skip
+    """PPO on `device` whose simulator sleeps `sleep_s` in a step; the first iteration is not counted, `count` are.
+
+    `watch` is called with every rollout. With `wait` a collection that was begun ends before the update begins: the
+    same numbers, of which no two are computed at once.
+    """
     # without a stop by the KL divergence: all updates are of one length
     ppo = PPOConfig(
         rollout_length=T, minibatch=2 * num_envs, epochs=4, learning_rate=3e-4, critic_warmup=0, target_kl=1e9
     )
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    env = Sleeping(HoverTask().environment(num_envs, "robust", "train", 0, "cpu"))
-    policy = MLPConfig(hidden=[64, 64]).build(env.contract)
-    policy.fit(*first_decisions(env, torch.Generator().manual_seed(0), 256))
+    env = Sleeping(HoverTask().environment(num_envs, "robust", "train", 0, device))
+    policy = MLPConfig(hidden=[64, 64]).build(env.contract).to(device)
+    observation, actions = first_decisions(env, torch.Generator().manual_seed(0), 256)
+    policy.fit(observation.to(device), actions.to(device))
     learner, alone = build(env, policy, ppo, None, 0)
     env.seconds = sleep_s
     collecting, alone.collect = timed(alone.collect)
     updating, learner.update = timed(learner.update)
     collector = CollectorAhead(alone, policy) if overlap else alone
+    if watch is not None:
+        collector.collect = watched(collector.collect, watch)
+    if wait and isinstance(collector, CollectorAhead):
+        collector.begin = waiting(collector)
     with collector if isinstance(collector, CollectorAhead) else nullcontext():
         steps = iterations(learner, collector, T, 10**9)
         next(steps)
         began = Spent.by_now()
-        for _ in islice(steps, ITERATIONS):
+        for _ in islice(steps, count):
             pass
-        took = Spent.by_now().since(began)
+        ended = Spent.by_now()
     env.close()
-    return Measured(mean([took], ITERATIONS), mean(updating[1:]), mean(collecting[1:]), overlap)
+    took = ended.since(began)
+    both = at_once(updating, collecting, began.wall, ended.wall) / took.wall if overlap else 0.0
+    return Measured(mean([took], count), mean_call(updating[1:]), mean_call(collecting[1:]), overlap, both)
 
 
-def timed(work: Callable[..., Any]) -> tuple[list[Spent], Callable[..., Any]]:
-    """`work`, and what each call of it spent."""
-    spent: list[Spent] = []
+Call = tuple[Spent, Spent]
+"""What a thread had spent when a call began, and when it ended."""
+
+
+def timed(work: Callable[..., Any]) -> tuple[list[Call], Callable[..., Any]]:
+    """`work`, and when each call of it began and ended."""
+    calls: list[Call] = []
 
     def measured(*given: Any) -> Any:  # noqa: ANN401 - what `work` takes and gives
         began = Spent.by_now()
         result = work(*given)
-        spent.append(Spent.by_now().since(began))
+        calls.append((began, Spent.by_now()))
         return result
 
-    return spent, measured
+    return calls, measured
+
+
+def watched(collect: Callable[[int], Rollout], watch: Callable[[Rollout], None]) -> Callable[[int], Rollout]:
+    """`collect`, and `watch` of what it returns."""
+
+    def collected(decisions: int) -> Rollout:
+        rollout = collect(decisions)
+        watch(rollout)
+        return rollout
+
+    return collected
+
+
+def waiting(collector: CollectorAhead) -> Callable[[int], None]:
+    """`begin` of `collector`, which returns when the collection has ended."""
+    begin = collector.begin
+
+    def begun(decisions: int) -> None:
+        begin(decisions)
+        assert collector.running is not None
+        collector.running.exception()  # waits; `collect` raises it
+
+    return begun
+
+
+def at_once(first: list[Call], second: list[Call], began_s: float, ended_s: float) -> float:
+    """Seconds of wall time, from `began_s` to `ended_s`, in which calls of both lists ran."""
+    return sum(
+        max(0.0, min(a[1].wall, b[1].wall, ended_s) - max(a[0].wall, b[0].wall, began_s)) for a in first for b in second
+    )
+
+
+def mean_call(calls: list[Call]) -> Spent:
+    """What a call spent, in the mean."""
+    return mean([ended.since(began) for began, ended in calls])
 
 
 def mean(spent: list[Spent], count: int | None = None) -> Spent:

@@ -15,6 +15,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
+from embodied.engine import light  # noqa: E402
 from embodied.environment import Environment  # noqa: E402
 
 BANK = 64
@@ -33,16 +34,19 @@ class Row:
     theirs: Callable[[], Loop] | None = None
 
 
-def random_actions(worlds: int, *shape: int) -> torch.Tensor:
-    """Shares of the actions' ranges in [-1, 1], [BANK, worlds, ...]."""
-    return 2.0 * torch.rand(BANK, worlds, *shape, generator=torch.Generator().manual_seed(0)) - 1.0
+def random_actions(worlds: int, *shape: int, bank: int = BANK) -> torch.Tensor:
+    """Shares of the actions' ranges in [-1, 1], [bank, worlds, ...]."""
+    return 2.0 * torch.rand(bank, worlds, *shape, generator=torch.Generator().manual_seed(0)) - 1.0
 
 
-def stepping(env: Environment) -> Loop:
-    """Our loop: random chunks over the whole range; what has ended begins anew before the next one."""
+def stepping(env: Environment, bank: int = BANK) -> Loop:
+    """Our loop: random chunks over the whole range; what has ended begins anew before the next one.
+
+    Each world has `bank` different actions, on the environment's device.
+    """
     low, high = (torch.tensor(each) for each in (env.contract.action.low, env.contract.action.high))
-    shares = random_actions(env.num_envs, env.contract.executed, len(low))
-    chunks = ((high + low) / 2 + (high - low) / 2 * shares).unbind()
+    shares = random_actions(env.num_envs, env.contract.executed, len(low), bank=bank)
+    chunks = ((high + low) / 2 + (high - low) / 2 * shares).to(env.device).unbind()
     taken, whole = 0, env.num_envs * env.contract.executed
     env.reset()
 
@@ -50,9 +54,9 @@ def stepping(env: Environment) -> Loop:
         nonlocal taken
         executed = 0
         for _ in range(steps):
-            transition = env.step(chunks[taken % BANK])
+            transition = env.step(chunks[taken % bank])
             taken, done = taken + 1, transition.done
-            if done.numpy().any():
+            if light(done).any():
                 executed += int(transition.executed.sum())
                 env.reset(done)
             else:
