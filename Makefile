@@ -24,6 +24,8 @@ ISAAC := .venv-isaac
 # ask for.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --no-compile --no-warn-conflicts -c constraints.txt
 ARGS ?=
+# Empty is as if it was not set: with a value, every program that a test starts would compile all that it imports anew.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: pick hover vla navigate test ros test-ros isaac test-isaac test-stock test-crazyflow test-ray docs check mutants install clean
 

@@ -48,6 +48,8 @@ def prepare(device: str, threads: int | None = None) -> None:
         raise UserError(f"device={device}, but this PyTorch has no CUDA; use device=cpu, or install one with CUDA")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise UserError(f"device={device}, but CUDA devices found: {torch.cuda.device_count()}; use device=cpu")
+    # float32 means float32: PyTorch's default is TF32 in convolutions, though not in matrix products
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def keep_freed_memory() -> None:
