@@ -200,6 +200,7 @@ class SelfImitation:
 
 
 def _rows_by_task(episodes: Episodes) -> dict[int, Tensor]:
-    """The observations of each task."""
-    task = episodes.task_index[episodes.episode]
-    return {int(index): torch.nonzero(task == index).flatten() for index in task.unique()}
+    """The observations of each task, without those of failed episodes."""
+    rows = episodes.imitated_rows()
+    task = episodes.task_index[episodes.episode[rows]]
+    return {int(index): rows[task == index] for index in task.unique()}

@@ -32,6 +32,8 @@ RECORD = "episodes.json"
 FOLDER = "demonstrations"
 """Folder of a run's demonstrations."""
 OPTIONAL = "final_observation", "dataset_index"
+SUCCEEDED, FAILED, UNKNOWN = 1, 0, -1
+"""Values of `Episodes.success`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +41,8 @@ class Episodes:
     """E complete episodes, concatenated.
 
     There is an observation before every control step, or only before every decision: `first` [R] is the index of the
-    step after each. Unknown values (rewards of a demonstration) are zero or False. `pictures` are further observations,
-    which stay encoded until they are sampled. Those of D datasets can be drawn by `weights`.
+    step after each. Unknown rewards are zero. `pictures` are further observations, which stay encoded until they are
+    sampled. Those of D datasets can be drawn by `weights`. Episodes that failed are kept, but `sample` draws none.
     """
 
     observation: TensorDict  # [R]
@@ -50,7 +52,7 @@ class Episodes:
     human: Tensor  # [S] bool, a person acted in place of the policy
     ends: Tensor  # [E] int64, the step after the last of each episode
     terminated: Tensor  # [E] bool; the others were truncated
-    success: Tensor  # [E] bool
+    success: Tensor  # [E] int8: SUCCEEDED, FAILED or UNKNOWN
     task_index: Tensor  # [E] int64
     final_observation: TensorDict | None = None  # [E] after the last step; None: not recorded
     pictures: Pictures | None = None  # [R]
@@ -62,7 +64,7 @@ class Episodes:
         observation: TensorDict,
         actions: Tensor,
         *,
-        success: bool = True,
+        success: bool | None = True,
         reward: Tensor | None = None,
         human: Tensor | None = None,
         terminated: bool | None = None,
@@ -70,14 +72,18 @@ class Episodes:
         final_observation: TensorDict | None = None,
         pictures: Pictures | None = None,
     ) -> Episodes:
-        """One episode: `observation` [L], each before one of `actions` [L, A]; terminated if it succeeded."""
+        """One episode: `observation` [L], each before one of `actions` [L, A]; terminated if it succeeded.
+
+        A `success` of None is unknown.
+        """
         length = len(actions)
+        outcome = UNKNOWN if success is None else int(success)
         return Episodes(
             observation, torch.arange(length), actions,
             torch.zeros(length) if reward is None else reward,
             torch.zeros(length, dtype=torch.bool) if human is None else human,
-            torch.tensor([length]), torch.tensor([success if terminated is None else terminated]),
-            torch.tensor([success]), torch.tensor([task_index]),
+            torch.tensor([length]), torch.tensor([bool(success) if terminated is None else terminated]),
+            torch.tensor([outcome], dtype=torch.int8), torch.tensor([task_index]),
             None if final_observation is None else final_observation.unsqueeze(0), pictures,
         )  # fmt: skip
 
@@ -113,6 +119,11 @@ class Episodes:
         """The episode of each observation, [R]."""
         return torch.searchsorted(self.ends, self.first, right=True)
 
+    @property
+    def failed(self) -> Tensor:
+        """Whether each episode is known to have failed, [E] bool."""
+        return self.success == FAILED
+
     def chunks(self, rows: Tensor, horizon: int) -> TensorDict:
         """{observation, actions [B, H, A], valid [B, H], task_index [B]} from the observations `rows` [B] on.
 
@@ -137,9 +148,13 @@ class Episodes:
         )
 
     def sample(self, count: int, horizon: int, generator: torch.Generator, world: World = ALONE) -> TensorDict:
-        """`chunks` from `count` observations, drawn by `generator`: uniformly, or from each dataset by its weight.
+        """`chunks` to imitate, from `count` observations of episodes that did not fail.
 
-        Processes whose generators are alike share them: each gets its part.
+        They are drawn by `generator`: uniformly, or from each dataset by its weight. Processes whose generators are
+        alike share them: each gets its part.
+
+        Raises:
+            UserError: if all episodes, or all of a dataset, failed.
         """
         own = slice(world.rank, None, world.size)
         found = self.chunks(self._drawn(count, generator)[own], horizon)
@@ -148,33 +163,70 @@ class Episodes:
         return found
 
     def by_weight(self) -> tuple[TensorDict, Tensor]:
-        """Observations and actions for statistics: all, or as many observations, of each dataset its weight's share.
+        """Observations and actions for statistics of what `sample` draws.
 
-        Those are evenly spaced in their dataset, each with the action after it.
+        Without weights all of them, else as many observations, of each dataset its weight's share: evenly spaced ones,
+        each with the action after it.
         """
         if self.weights is None:
-            return self.observation, self.actions
-        counts = (self.weights / self.weights.sum() * len(self)).round().clamp_min(1).long().tolist()
+            if not self.failed.any():
+                return self.observation, self.actions
+            steps = torch.searchsorted(self.ends, torch.arange(self.steps), right=True)
+            return self.observation[self.imitated_rows()], self.actions[~self.failed[steps]]
         begin, size = (each.tolist() for each in self._datasets())
+        total = sum(size)
+        counts = (self.weights / self.weights.sum() * total).round().clamp_min(1).long().tolist()
         spaced = [first + torch.arange(n) * have // n for first, have, n in zip(begin, size, counts, strict=True)]
-        rows = torch.cat(spaced)
+        rows = self._rows(torch.cat(spaced))
         return self.observation[rows], self.actions[self.first[rows]]
+
+    def imitated_rows(self) -> Tensor:
+        """Observations of the episodes that did not fail, ascending."""
+        return (~self.failed[self.episode]).nonzero().squeeze(1)
 
     def _drawn(self, count: int, generator: torch.Generator) -> Tensor:
         """Observations [count] at random."""
+        self.check_imitable()
         if self.weights is None:
-            return torch.randint(len(self), (count,), generator=generator)
+            total = int(self._imitated()[-1]) if self.failed.any() else len(self)
+            return self._rows(torch.randint(total, (count,), generator=generator))
         begin, size = self._datasets()
         dataset = torch.multinomial(self.weights, count, replacement=True, generator=generator)
         place = torch.rand(count, dtype=torch.float64, generator=generator)
-        return begin[dataset] + (place * size[dataset]).long()
+        return self._rows(begin[dataset] + (place * size[dataset]).long())
+
+    def check_imitable(self) -> None:
+        """Check that there is something to imitate, in each dataset if there are weights.
+
+        Raises:
+            UserError: if all episodes, or all of a dataset, failed.
+        """
+        of = torch.zeros(len(self.ends)) if self.weights is None else self.dataset_index
+        assert of is not None
+        for number in of[self.failed].unique():
+            if bool(self.failed[of == number].all()):
+                which = "" if self.weights is None else f" of dataset {int(number)}"
+                raise UserError(f"all {int((of == number).sum())} episodes{which} failed; imitation needs others")
+
+    def _imitated(self) -> Tensor:
+        """Observations up to the end of each episode, [E], without those of failed episodes."""
+        ends = torch.searchsorted(self.first, self.ends)
+        return (ends.diff(prepend=ends.new_zeros(1)) * ~self.failed).cumsum(0)
+
+    def _rows(self, numbers: Tensor) -> Tensor:
+        """Observations with these `numbers`, which leave failed episodes out."""
+        if not self.failed.any():
+            return numbers
+        counted = self._imitated()
+        episode = torch.searchsorted(counted, numbers, right=True)
+        return numbers - counted[episode] + torch.searchsorted(self.first, self.ends)[episode]
 
     def _datasets(self) -> tuple[Tensor, Tensor]:
-        """The first observation of each dataset, and their number, [D] each."""
+        """The number of each dataset's first observation, and how many it has, without failed episodes, [D] each."""
         assert self.weights is not None
         assert self.dataset_index is not None
         episodes = torch.searchsorted(self.dataset_index, torch.arange(len(self.weights)), right=True)
-        end = torch.searchsorted(self.first, self.ends[episodes - 1])
+        end = self._imitated()[episodes - 1]
         size = end.diff(prepend=end.new_zeros(1))
         return end - size, size
 
@@ -268,6 +320,10 @@ def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
         sealed.check_files(folder / RECORD, record)
         found = {name.removesuffix(".npy"): _mapped(folder / name) for name in record["files"]}
         contract = Contract.from_dict(record["contract"])
+        if found["success"].dtype == torch.bool:  # of earlier versions, where False was also unknown
+            if not found["success"].all():
+                raise UserError(f"{RECORD} is of a version that did not tell failed from unknown; write them again")
+            found["success"] = found["success"].to(torch.int8)
         return from_columns(found), contract, record["origin"]
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"cannot read episodes from {folder}: {error}") from error
@@ -298,6 +354,12 @@ def made_once(run: Path, contract: Contract, origin: dict[str, Any], make: Calla
     if rows := rows + contract.mismatches(found):
         raise UserError(f"{folder} was made for something else ({'; '.join(rows)}); choose another output")
     return episodes
+
+
+def notes(run: Path) -> list[str]:
+    """Notes of the writer of the demonstrations in the folder `run`, for the report; none without such."""
+    path = run / FOLDER / RECORD
+    return sealed.read(path, FORMAT)["origin"].get("notes", []) if path.exists() else []
 
 
 def columns(episodes: Episodes) -> dict[str, Tensor]:

@@ -186,7 +186,7 @@ def _episodes(rows: TensorDict) -> Episodes:
         human=rows["human"][executed],
         ends=ends[done],
         terminated=rows["terminated"][done],
-        success=rows["success"][done],
+        success=rows["success"][done].to(torch.int8),
         task_index=rows["task_index"][done],
     )
 

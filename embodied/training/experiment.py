@@ -28,12 +28,12 @@ from embodied.errors import UserError
 from embodied.evaluation.curves import CURVES
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining
-from embodied.evaluation.report import BASELINE, Report, title, told
+from embodied.evaluation.report import BASELINE, Report, outcomes, title, told
 from embodied.placement.local import Elsewhere, Local, Processes, one_after_another, own_share
 from embodied.policy import Policy, PretrainedPolicy, TrainablePolicy
 from embodied.precision import precision_of
 from embodied.rollout.ahead import CollectorAhead
-from embodied.rollout.episodes import Episodes
+from embodied.rollout.episodes import Episodes, notes
 from embodied.rollout.rollout import Collector, first_decisions
 from embodied.saving import checkpoint
 from embodied.saving.tree import copy_tree
@@ -160,6 +160,9 @@ class Experiment(SavedRun):
         if made is None:
             with seeding.undisturbed():
                 self._try(None)
+            return None
+        made.check_imitable()
+        self.report.notes += [*outcomes(made), *notes(self.directory)]
         return made
 
     def _try(self, demonstrations: Episodes | None) -> None:

@@ -139,7 +139,7 @@ def grippers(contract: Contract, option: str) -> list[int]:
 
 
 def progress(demonstrations: Episodes, grippers: list[int]) -> tuple[Tensor, Tensor]:
-    """Rows [R] of the observations of successful episodes, and the progress of each in [0, 1), [R].
+    """Rows [R] of the observations of episodes that did not fail, and the progress of each in [0, 1), [R].
 
     M milestones divide an episode into phases: after m of them and a share s of the present phase it is (m + s) / M.
     """
@@ -156,5 +156,5 @@ def progress(demonstrations: Episodes, grippers: list[int]) -> tuple[Tensor, Ten
         share = (step - bounds[behind]) / (bounds[behind + 1] - bounds[behind])
         label[rows] = (behind + share) / (len(bounds) - 1)
         begin = end
-    rows = demonstrations.success[episode].nonzero().squeeze(1)
+    rows = demonstrations.imitated_rows()
     return rows, label[rows]

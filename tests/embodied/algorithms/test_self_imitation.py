@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -200,3 +201,16 @@ def test_beyond_its_end_the_last_round_goes_on_at_its_final_rate():
         assert last.optimiser.param_groups[0]["lr"] == 1e-4
         assert any(not torch.equal(before[name], value) for name, value in policy.state_dict().items())
         assert all(map(torch.equal, policy.actor_parameters(), last.policy.actor_parameters()))
+
+
+def test_failed_demonstrations_are_not_shown_for_tasks_without_a_success():
+    """Task 0 has a success of the policy, task 1 only demonstrations, of which one failed."""
+    shown = demonstrations()
+    failed = replace(shown, actions=shown.actions + 9.0, success=torch.zeros(2, dtype=torch.int8))
+    policy, other, _ = make()
+    both = Episodes.join([shown, failed])
+    learner = SelfImitation(policy, other.config, both, Reach(2), torch.Generator().manual_seed(0))
+    learner.replay.add(shown.part(0, 1))
+    learner._sort()
+    assert {task: len(rows) for task, rows in learner.shown.items()} == {0: 5, 1: 5}
+    assert float(torch.cat([learner._batch()["actions"] for _ in range(10)]).max()) < 1.0

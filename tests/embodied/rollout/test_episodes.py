@@ -10,7 +10,17 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
-from embodied.rollout.episodes import FOLDER, Episodes, EpisodeWriter, columns, made_once, read
+from embodied.rollout.episodes import (
+    FAILED,
+    FOLDER,
+    SUCCEEDED,
+    UNKNOWN,
+    Episodes,
+    EpisodeWriter,
+    columns,
+    made_once,
+    read,
+)
 
 CONTRACT = Contract({"x": TensorSpec((1,))}, TensorSpec((2,)), control_dt_s=0.1)
 
@@ -172,3 +182,44 @@ def test_what_a_run_imitates_is_made_once_for_what_was_asked(tmp_path):
     (made[0] / "actions.npy").unlink()
     with pytest.raises(UserError, match=r"actions\.npy is missing; delete .* to make them again"):
         made_once(tmp_path / "run", CONTRACT, {"seed": 3}, make)
+
+
+def test_failed_episodes_are_kept_but_not_drawn():
+    parts = [episode(2, 0), episode(3, 1, success=False), episode(1, 2, success=None), episode(2, 3, success=False)]
+    episodes = Episodes.join(parts)
+    assert episodes.success.tolist() == [SUCCEEDED, FAILED, UNKNOWN, FAILED]
+    drawn = episodes.sample(3000, 1, torch.Generator().manual_seed(0))["observation", "x"].flatten()
+    shares = {float(value): float((drawn == value).float().mean()) for value in drawn.unique()}
+    assert shares == pytest.approx(dict.fromkeys((0.0, 1.0, 200.0), 1 / 3), abs=0.03)
+    seen, actions = episodes.by_weight()
+    assert seen["x"].flatten().tolist() == actions[:, 0].tolist() == [0.0, 1.0, 200.0]
+    sparse = replace(episodes, observation=episodes.observation[::2], first=torch.arange(0, 8, 2))
+    assert sparse.sample(50, 1, torch.Generator())["observation", "x"].unique().tolist() == [0.0]
+    with pytest.raises(UserError, match="all 2 episodes failed; imitation needs others"):
+        Episodes.join([parts[1], parts[3]]).sample(1, 1, torch.Generator())
+
+
+def test_failed_episodes_of_a_dataset_do_not_change_its_weight():
+    outcomes = True, False, False, True
+    parts = [
+        replace(episode(2, number, success=outcomes[number]), dataset_index=torch.tensor([number // 2]))
+        for number in range(4)
+    ]
+    episodes = replace(Episodes.join(parts), weights=torch.tensor([3.0, 1.0]))
+    drawn = episodes.sample(8000, 1, torch.Generator().manual_seed(0))["observation", "x"].flatten()
+    shares = {float(value): float((drawn == value).float().mean()) for value in drawn.unique()}
+    assert shares == pytest.approx({0.0: 3 / 8, 1.0: 3 / 8, 300.0: 1 / 8, 301.0: 1 / 8}, abs=0.02)
+    seen, actions = episodes.by_weight()  # 4 observations: 3 and 1
+    assert seen["x"].flatten().tolist() == actions[:, 0].tolist() == [0.0, 0.0, 1.0, 300.0]
+    failed = replace(episodes, success=torch.tensor([1, 1, 0, 0], dtype=torch.int8))
+    with pytest.raises(UserError, match="all 2 episodes of dataset 1 failed"):
+        failed.sample(1, 1, torch.Generator())
+
+
+def test_outcomes_of_earlier_versions_are_read_where_they_are_clear(tmp_path):
+    for folder, success in (("clear", True), ("unclear", False)):
+        old = replace(episode(2, 0), success=torch.tensor([success]))
+        written(tmp_path / folder, old)
+    assert read(tmp_path / "clear")[0].success.tolist() == [SUCCEEDED]
+    with pytest.raises(UserError, match="did not tell failed from unknown; write them again"):
+        read(tmp_path / "unclear")

@@ -114,6 +114,42 @@ def trainer(
     return kind(config, task, policy, (LEARNERS | SCRATCH)[algorithm], directory, record=record, seed=seed)
 
 
+class TriedTask(ReachTask):
+    """As many demonstrations that push away from the origin, and failed."""
+
+    alone = False
+
+    def demonstrations(self, directory: Path, seed: int) -> Episodes:
+        shown = super().demonstrations(directory, seed)
+        actions = 0.25 * shown.observation["position"].sign()
+        away = replace(shown, actions=actions, success=torch.zeros(4, dtype=torch.int8))
+        return away if self.alone else Episodes.join([shown, away])
+
+
+@pytest.mark.parametrize("algorithm", LEARNERS)
+def test_failed_demonstrations_are_counted_and_not_imitated(tmp_path: Path, algorithm: str) -> None:
+    """The run is that with the successes alone, bit for bit: SFT, its control, self-imitation and the BC term."""
+    learner = replace(PPO, bc_coefficient=1.0, bc_batch=8) if algorithm == "ppo" else LEARNERS[algorithm]
+    records = []
+    for task in (ReachTask(), TriedTask()):
+        config = trainer(tmp_path / "config", algorithm).config
+        run = Experiment(config, task, POLICY, learner, tmp_path / type(task).__name__, record={"values": {}})
+        records.append(run.run().to_dict())
+    alone, both = records
+    assert both["evaluations"] == alone["evaluations"]
+    assert "Of 8 demonstrations 4 failed and are not imitated." in both["notes"]
+    assert not any("demonstrations" in note for note in alone["notes"])
+    assert "4 failed and are not imitated" in (tmp_path / "TriedTask/report.md").read_text()
+
+
+def test_demonstrations_that_all_failed_are_refused(tmp_path: Path) -> None:
+    task = TriedTask()
+    task.alone = True
+    config = trainer(tmp_path / "config", "ppo").config
+    with pytest.raises(UserError, match="all 4 episodes failed; imitation needs others"):
+        Experiment(config, task, POLICY, PPO, tmp_path / "run", record={"values": {}})
+
+
 @pytest.mark.parametrize("algorithm", LEARNERS)
 def test_a_run_reports_every_stage(tmp_path: Path, algorithm: str) -> None:
     run = trainer(tmp_path, algorithm)
