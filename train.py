@@ -9,6 +9,7 @@ import logging
 import sys
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from embodied.training.run_directory import shared_run
 from embodied.viewer.options import ViewerOptions, viewing
 from policies.registry import POLICIES
 from real_robot.recording.demonstrations import demonstrations, sources
+from real_robot.recording.matching import match_options
 from sims.registry import NEEDS, SHOWN, TASKS, in_processes
 
 log = logging.getLogger("embodied")
@@ -39,8 +41,10 @@ class TrainConfig(ViewerOptions, PlacementOptions, ExperimentConfig):
 
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
     names a project, `output` a new run's directory. `demonstrations` replaces the task's own: LeRobot, HDF5, recordings
-    or another run's, or several [DIR1,DIR2]; `demonstration_weights` are their shares, null: by size. `resume` goes on
-    with a run, or a checkpoint of it, unchanged; `eval_only` evaluates it. `plan` tells if `device_gb` of memory do.
+    or another run's, or several [DIR1,DIR2]; `demonstration_weights` are their shares, null: by size. Where datasets
+    differ, `demonstration_names` are {OURS:THEIRS}, `demonstration_tasks` {TASK:[TEXT]}, and `demonstration_resampling`
+    skips or repeats rows of another rate. `resume` goes on with a run, or a checkpoint of it, unchanged; `eval_only`
+    evaluates it. `plan` tells if `device_gb` of memory do.
     """
 
     task: Any = MISSING
@@ -55,6 +59,9 @@ class TrainConfig(ViewerOptions, PlacementOptions, ExperimentConfig):
     output: str | None = None
     demonstrations: Any = None
     demonstration_weights: list[float] | None = None
+    demonstration_names: Any = None
+    demonstration_tasks: Any = None
+    demonstration_resampling: bool = False
     resume: str | None = None
     eval_only: bool = False
     plan: bool = False
@@ -68,6 +75,8 @@ def run(arguments: list[str]) -> None:
     if config.plan:
         return show(lambda more: composed([*arguments, *more])[0], sources)
     shown, weights = sources(config.demonstrations, config.demonstration_weights), config.demonstration_weights
+    options = match_options(config.demonstration_tasks, config.demonstration_names, config.demonstration_resampling)
+    read = partial(demonstrations, shown or (), weights=weights, task=config.task, options=options)
     prepare(config.device, config.threads)
     if config.eval_only:
         program.evaluate_instead(Path(__file__).with_name("evaluate.py"), config.resume, arguments, GROUPS)
@@ -78,7 +87,7 @@ def run(arguments: list[str]) -> None:
         trainer = Experiment(
             config, seen(with_latency(in_processes(config.task), config.latency)), config.policy, config.algorithm,
             directory, record=record, seed=config.seed, device=world.device, wandb_project=config.wandb, world=world,
-            demonstrations=(lambda *x: demonstrations(shown, *x, weights=weights, task=config.task)) if shown else None,
+            demonstrations=read if shown else None,
         )  # fmt: skip
         if not world.rank:
             OmegaConf.save(OmegaConf.create(record["values"]), directory / "config.yaml")

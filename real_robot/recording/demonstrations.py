@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from embodied.rollout.episodes import FOLDER, RECORD, Episodes, EpisodeWriter, m
 from embodied.rollout.pictures import Pictures, encode_all
 from embodied.task import PublishedTask, RecordedTask, Task
 from real_robot.recording import driven, lerobot_reading
+from real_robot.recording.matching import Limits, Match, MatchOptions
+
+log = logging.getLogger(__name__)
 
 
 def sources(given: Any, weights: Sequence[float] | None) -> list[str] | None:  # noqa: ANN401 - as typed
@@ -46,14 +50,17 @@ def demonstrations(
     run: Path,
     task: Task | None = None,
     weights: Sequence[float] | None = None,
+    options: MatchOptions | None = None,
 ) -> Episodes:
     """All episodes of `source` as `contract` reads them, decoded once into the folder `run`, then read from there.
 
     Of several sources each has the share in samples that `weights` says, or that of its observations. Files in the
-    format of the `task`'s benchmark are read by the task, LeRobot datasets of it by the task's convention.
+    format of the `task`'s benchmark are read by the task, LeRobot datasets of it by the task's convention. `options`
+    match names, tasks and rates of datasets with the run's.
 
     Raises:
-        UserError: where there is nothing of the kind, it does not serve the contract, or sources do not go together.
+        UserError: where there is nothing of the kind, it does not serve the contract, or sources do not go together;
+            if a task has no episodes, all episodes of a source failed, or its actions are outside the limits.
     """
     paths = [Path(each) for each in ([source] if isinstance(source, str | Path) else source)]
     if isinstance(task, RecordedTask) and (found := [path for path in paths if task.demonstration_files(path)]):
@@ -63,32 +70,45 @@ def demonstrations(
         raise UserError(f"{found[0]} cannot be mixed with others as it is; {advice}")
 
     def decode(writer: EpisodeWriter) -> None:
-        readings = []
-        for path in paths:  # all are checked before the first is decoded
-            with _beside(paths[0], path):
-                readings.append(_read(path, contract, task, alone=len(paths) == 1))
-        for number, (path, episodes) in enumerate(zip(paths, readings, strict=True)):
-            with _beside(paths[0], path):
-                _write(writer, path, episodes, number if len(paths) > 1 else None)
+        matches, readings = [Match(path, task, options) for path in paths], []
+        matches[0].check_names(contract)
+        for match in matches:  # all are checked before the first is decoded
+            with _beside(paths[0], match.source):
+                readings.append(_read(match, contract, task, alone=len(paths) == 1))
+        tasks, notes = set(), []
+        for number, (match, episodes) in enumerate(zip(matches, readings, strict=True)):
+            with _beside(paths[0], match.source):
+                tasks |= _write(writer, match, contract, episodes, number if len(paths) > 1 else None)
+            notes += match.notes
+        names = list(matches[0].task_names) if isinstance(task, PublishedTask) else []
+        if absent := [name for index, name in enumerate(names) if index not in tasks]:
+            where = " and ".join(map(str, paths))
+            raise UserError(f"no episodes of {', '.join(absent)} in {where}{matches[0].has()}; choose task.tasks=[...]")
+        for note in notes:
+            log.warning(note)
+        writer.origin |= {"notes": notes} | ({"tasks": names} if names else {})
 
-    origin = [str(path) for path in paths]
-    episodes = made_once(run, contract, {"source": origin if len(paths) > 1 else origin[0]}, decode)
+    origin: dict[str, Any] = {"source": [str(path) for path in paths] if len(paths) > 1 else str(paths[0])}
+    if options is not None and options != MatchOptions():
+        origin["options"] = asdict(options)
+    episodes = made_once(run, contract, origin, decode)
     if weights is None or len(paths) == 1:
         return episodes
     return replace(episodes, weights=torch.tensor([*weights], dtype=torch.float64))
 
 
-def _read(path: Path, contract: Contract, task: Task | None, *, alone: bool) -> Iterator[Episodes]:
+def _read(match: Match, contract: Contract, task: Task | None, *, alone: bool) -> Iterator[Episodes]:
+    path = match.source
     for folder in (path, path / FOLDER):
         if (folder / RECORD).exists():
-            return _collected(folder, contract, task, privileged=alone)
+            return _collected(folder, contract, match, privileged=alone)
     if recordings := sorted(path.glob("*.mcap")) if path.is_dir() else [path]:
-        return driven.read(recordings, contract)
-    return lerobot_reading.read(path, contract, task.convention() if isinstance(task, PublishedTask) else None)
+        return driven.read(recordings, contract, match)
+    return lerobot_reading.read(path, contract, match)
 
 
-def _collected(folder: Path, contract: Contract, task: Task | None, *, privileged: bool) -> Iterator[Episodes]:
-    """The episodes of the `task` in a run's folder, one at a time; if `privileged` with what only critics read."""
+def _collected(folder: Path, contract: Contract, match: Match, *, privileged: bool) -> Iterator[Episodes]:
+    """The episodes of the run's tasks in a folder, one at a time; if `privileged` with what only critics read."""
     episodes, own, origin = stored.read(folder)
     try:
         binding = contract.bind(own)
@@ -103,27 +123,29 @@ def _collected(folder: Path, contract: Contract, task: Task | None, *, privilege
     }  # fmt: skip
     cameras = [key for key, spec in needed.items() if spec.is_picture]
     others = {key: spec for key, spec in needed.items() if key not in cameras}
-    names = origin.get("tasks", [])
-    wanted = list(task.convention().names) if names and isinstance(task, PublishedTask) else names
+    names = origin.get("tasks", []) if not match.any_text else []
 
     def each() -> Iterator[Episodes]:
         for number, index in enumerate(episodes.task_index.tolist()):
-            if names and names[index] not in wanted:
+            task = match.task_number(names[index]) if names else index
+            if task is None:
                 continue
             episode = episodes.part(number, number + 1)
             raw = {key: encode_all(episode.observation[key].numpy()) for key in cameras if key in episode.observation}
             shown = Pictures.of(raw) if raw else episode.pictures and episode.pictures.only(cameras)
             yield replace(
                 driven.bound(episode, others, contract.action, binding), pictures=shown, final_observation=None,
-                task_index=torch.tensor([wanted.index(names[index]) if names else index]), dataset_index=None,
+                task_index=torch.tensor([task]), dataset_index=None,
             )  # fmt: skip
 
     return each()
 
 
-def _write(writer: EpisodeWriter, path: Path, episodes: Iterator[Episodes], number: int | None) -> None:
-    """Write the `episodes` of `path`, dataset `number` of several."""
-    count = 0
+def _write(
+    writer: EpisodeWriter, match: Match, contract: Contract, episodes: Iterator[Episodes], number: int | None
+) -> set[int]:
+    """Write the `episodes` of a source, dataset `number` of several; returns their tasks."""
+    path, count, failed, limits, tasks = match.source, 0, [], Limits(contract.action), set[int]()
     for episode in episodes:
         named = {"action": episode.actions, **dict(episode.observation.items())}
         if wrong := [key for key, values in named.items() if not bool(values.isfinite().all())]:
@@ -132,8 +154,16 @@ def _write(writer: EpisodeWriter, path: Path, episodes: Iterator[Episodes], numb
         index = None if number is None else torch.full((len(episode.ends),), number)
         writer.add(replace(episode, dataset_index=index))
         count += len(episode)
+        failed += episode.failed.tolist()
+        limits.add(episode.actions)
+        tasks |= {*episode.task_index.tolist()}
+    match.conclude(contract)
     if not count:
         raise UserError(f"{path} has no episodes")
+    if all(failed):
+        raise UserError(f"all {len(failed)} episodes of {path} failed; imitation needs others")
+    match.notes += limits.note(path)
+    return tasks
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch import Tensor
 from embodied.contract import Binding, Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes
+from real_robot.recording.matching import Match
 from real_robot.recording.recording import Ended, Episode, Gap, Item, Recording, Tick
 from real_robot.safety.safety import State
 
@@ -27,8 +28,8 @@ def episodes(recording: Recording) -> Iterator[tuple[str, Episodes]]:
     """Each episode with its task's name: an observation before every action written to the robot.
 
     An episode ends where the robot held, where the recording has a gap, and where the loop skipped a period, so that
-    its steps are one control period apart. Those that were told to be failures are left out; success is what was told,
-    else unknown and False.
+    its steps are one control period apart. All parts of a failed episode failed. Of a successful one the last part
+    succeeded; the outcome of others is unknown.
 
     Raises:
         UserError: if an observation changes its shape within an episode.
@@ -38,19 +39,27 @@ def episodes(recording: Recording) -> Iterator[tuple[str, Episodes]]:
     ticks: list[Tick] = []
     for item in recording:
         if _breaks(item, ticks, recording.contract.control_dt_s) and ticks:
-            if outcomes.get(number, True):
-                yield task, _episode(ticks, recording.contract, success=isinstance(item, Ended))
+            success = _part_success(outcomes.get(number), last=isinstance(item, Ended))
+            yield task, _episode(ticks, recording.contract, success=success)
             ticks = []
         if _is_driven(item):
             ticks.append(item)
         if isinstance(item, Episode):
             number, task = number + 1, item.task
-    if ticks and outcomes.get(number, True):
-        yield task, _episode(ticks, recording.contract, success=False)
+    if ticks:
+        success = _part_success(outcomes.get(number), last=False)
+        yield task, _episode(ticks, recording.contract, success=success)
 
 
-def read(paths: Sequence[str | Path], contract: Contract) -> Iterator[Episodes]:
+def _part_success(success: bool | None, *, last: bool) -> bool | None:
+    """Success of a part of an episode of this `success`; None if unknown."""
+    return success if last or success is False else None
+
+
+def read(paths: Sequence[str | Path], contract: Contract, match: Match) -> Iterator[Episodes]:
     """The `episodes` of all recordings at `paths`, with the keys and the order of elements of `contract`.
+
+    Those of tasks that the run does not have are left out, according to `match`.
 
     Raises:
         UserError: as `episodes`, and if a recording does not serve the contract or has no written actions.
@@ -63,9 +72,13 @@ def read(paths: Sequence[str | Path], contract: Contract) -> Iterator[Episodes]:
         except UserError as error:
             raise UserError(f"{path} does not serve the contract: {' '.join(str(error).split())}") from error
         needed = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
-        for _, episode in episodes(recording):
-            yield bound(episode, needed, contract.action, binding)
+        for task, episode in episodes(recording):
             driven += 1
+            if (number := match.task_number(task)) is not None:
+                yield replace(
+                    bound(episode, needed, contract.action, binding),
+                    task_index=torch.tensor([number]),
+                )
     if not driven:
         raise UserError(NOTHING)
 
@@ -100,7 +113,7 @@ def _breaks(item: Item, ticks: Sequence[Tick], control_dt_s: float) -> bool:
     return isinstance(item, Episode | Ended | Gap | Tick)
 
 
-def _episode(ticks: Sequence[Tick], contract: Contract, *, success: bool) -> Episodes:
+def _episode(ticks: Sequence[Tick], contract: Contract, *, success: bool | None) -> Episodes:
     readings = [tick.reading.observation for tick in ticks if tick.reading is not None]
     observation = {}
     for key, spec in contract.observation.items():

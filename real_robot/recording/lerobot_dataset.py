@@ -3,9 +3,10 @@
     python -m real_robot.recording.lerobot_dataset SOURCE... DATASET [pictures=video|image]
 
 A SOURCE is a recording, or the folder of a run's demonstrations (RUN/demonstrations). Floats become one
-"observation.state" with named elements, cameras become videos (H.264, lossy) or images (PNG within parquet), everything
-else keeps its own feature. meta/contract.json, an addition of ours, keeps names, units and frames, which
-`lerobot_reading.py` checks. Source of the format: github.com/huggingface/lerobot, v0.4.
+"observation.state" with named elements, cameras become videos (H.264, lossy) or images (PNG within parquet), the
+instruction becomes the frame's task, everything else keeps its own feature. Two additions of ours: meta/contract.json
+keeps names, units and frames, which `lerobot_reading.py` checks, and a column of meta/episodes the outcome, empty where
+it is unknown. Source of the format: github.com/huggingface/lerobot, v0.4.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -28,10 +29,11 @@ from embodied.contract import Contract, TensorSpec
 from embodied.deployment.network import elements
 from embodied.errors import UserError
 from embodied.rollout import episodes as stored
-from embodied.rollout.episodes import Episodes
+from embodied.rollout.episodes import SUCCEEDED, UNKNOWN, Episodes
 from embodied.rollout.pictures import encode_all
 from embodied.text import decode
 from real_robot.recording import driven
+from real_robot.recording.lerobot_files import OUTCOME
 from real_robot.recording.recording import Recording
 from real_robot.robots.robot import Array
 
@@ -43,6 +45,8 @@ FILES_PER_CHUNK, DATA_MB, VIDEO_MB = 1000, 100, 200
 STATE, ACTION, CAMERA = "observation.state", "action", "observation.images."
 INTERVENTION = "complementary_info.is_intervention"
 REWARD, SUCCESS = "next.reward", "next.success"
+QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
+"""Quantiles of each element, by their names in statistics."""
 
 
 class Store(Enum):
@@ -66,7 +70,7 @@ def write(
         if other.contract != recordings[0].contract:
             raise UserError(f"{other.path} and {recordings[0].path} have different contracts; make a dataset of each")
     found = (pair for recording in recordings for pair in driven.episodes(recording))
-    return _write(found, recordings[0].contract, Path(directory), robot, pictures, rewarded=False)
+    return _write(found, recordings[0].contract, Path(directory), robot, pictures)
 
 
 def write_episodes(folder: str | Path, directory: str | Path, *, pictures: Store = Store.VIDEO) -> int:
@@ -83,32 +87,32 @@ def write_episodes(folder: str | Path, directory: str | Path, *, pictures: Store
             f"{folder} has no observation before every action, as LeRobot datasets need;"
             " LIBERO's with pictures have one with task.executed=1"
         )
-    texts = [key for key, spec in contract.observation.items() if spec.is_text and len(spec.shape) == 1]
+    outcomes = episodes.success.tolist()
 
     def each() -> Iterator[tuple[str, Episodes]]:
         for number, end in enumerate(episodes.ends.tolist()):
             rows = torch.arange(int(episodes.ends[number - 1]) if number else 0, end)
             seen, index = episodes.chunks(rows, 1)["observation"], int(episodes.task_index[number])
             named = origin.get("tasks", [])[index : index + 1]
-            said = decode(seen[texts[0]][0].numpy()) if texts else "".join(named).replace("_", " ")
-            yield said, Episodes.of(
+            yield "".join(named).replace("_", " "), Episodes.of(
                 seen, episodes.actions[rows], reward=episodes.reward[rows], human=episodes.human[rows],
-                success=bool(episodes.success[number]),
+                success=None if outcomes[number] == UNKNOWN else bool(outcomes[number]),
             )  # fmt: skip
 
-    return _write(each(), contract, Path(directory), None, pictures, rewarded=True)
+    own = {REWARD} if UNKNOWN in outcomes else {REWARD, SUCCESS}
+    return _write(each(), contract, Path(directory), None, pictures, own)
 
 
 def _write(
     episodes: Iterator[tuple[str, Episodes]], contract: Contract, directory: Path, robot: str | None, pictures: Store,
-    *, rewarded: bool,
+    known: Collection[str] = (),
 ) -> int:  # fmt: skip
     if directory.exists():
         raise UserError(f"{directory} exists; choose another folder for the dataset")
     temporary = directory.with_name(f".{directory.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        writer = _Writer(temporary, contract, robot, pictures, rewarded=rewarded)
+        writer = _Writer(temporary, contract, robot, pictures, known)
         for task, episode in episodes:
             writer.add(task, episode)
         writer.finish()
@@ -118,29 +122,39 @@ def _write(
     return len(writer.episodes)
 
 
+def instruction(contract: Contract) -> str | None:
+    """Name of the observation that is the frame's task in a dataset: the first text."""
+    specs = contract.observation.items()
+    return next((key for key, spec in specs if spec.is_text and len(spec.shape) == 1 and not spec.privileged), None)
+
+
 def parts(contract: Contract) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec], dict[str, TensorSpec]]:
-    """Observations that belong to the state, that are cameras, and that have their own feature."""
+    """Observations that belong to the state, that are cameras, and that have their own feature; no instruction."""
     specs = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
     cameras = {key: spec for key, spec in specs.items() if spec.is_picture}
     state = {key: spec for key, spec in specs.items() if spec.dtype == "float32"}
-    return state, cameras, {key: spec for key, spec in specs.items() if key not in {*cameras, *state}}
+    elsewhere = {*cameras, *state, instruction(contract)}
+    return state, cameras, {key: spec for key, spec in specs.items() if key not in elsewhere}
 
 
 class _Writer:
-    """Writes episodes into the files of one dataset; the first episode determines the shapes."""
+    """Writes episodes into the files of one dataset; the first episode determines the shapes.
+
+    Of REWARD and SUCCESS it writes those that are `known`.
+    """
 
     def __init__(
-        self, directory: Path, contract: Contract, robot: str | None, pictures: Store, *, rewarded: bool
+        self, directory: Path, contract: Contract, robot: str | None, pictures: Store, known: Collection[str]
     ) -> None:
         with needs_extra("robot"):
             import pyarrow as pa
             import pyarrow.parquet as pq
         self.pa, self.pq = pa, pq
         self.directory, self.contract, self.robot = directory, contract, robot
-        self.pictures, self.rewarded = pictures, rewarded
+        self.pictures, self.known = pictures, known
         self.rate = _rate(contract.control_dt_s)
         self.features: dict[str, dict[str, Any]] = {}
-        self.tasks: list[str] = []
+        self.tasks: dict[str, int] = {}
         self.episodes: list[dict[str, Any]] = []
         self.stats: list[dict[str, dict[str, Array]]] = []
         self.frames = self.file_index = self.file_bytes = 0
@@ -150,8 +164,10 @@ class _Writer:
         """Append an episode of `task`."""
         observation = {key: value.numpy() for key, value in episode.observation.items()}
         shapes = {key: value.shape[1:] for key, value in observation.items()}
-        columns, cameras = self._columns(task, episode, observation)
-        features = _features(self.contract, shapes, self.rate, self.pictures, rewarded=self.rewarded)
+        key = instruction(self.contract)
+        texts = [task] * len(episode) if key is None else [decode(row) for row in observation[key]]
+        columns, cameras = self._columns(texts, episode, observation)
+        features = _features(self.contract, shapes, self.rate, self.pictures, self.known)
         if self.features and features != self.features:
             changed = [key for key, feature in features.items() if feature != self.features[key]]
             raise UserError(f"{', '.join(changed)} has another shape than in the first episode")
@@ -160,7 +176,9 @@ class _Writer:
             specs = {key: replace(self.contract.observation[key], shape=shape) for key, shape in shapes.items()}
             self.contract = replace(self.contract, observation=specs, horizon=1, executed=1)
         number, length = len(self.episodes), len(episode)
-        row: dict[str, Any] = {"episode_index": number, "tasks": [task], "length": length}
+        row: dict[str, Any] = {"episode_index": number, "tasks": list(dict.fromkeys(texts)), "length": length}
+        outcome = int(episode.success)
+        row[OUTCOME] = None if outcome == UNKNOWN else bool(outcome)
         row |= {"dataset_from_index": self.frames, "dataset_to_index": self.frames + length}
         inside = cameras if self.pictures is Store.IMAGE else {}
         row |= self._write_rows(columns, inside) | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
@@ -178,7 +196,10 @@ class _Writer:
         if not self.episodes:
             raise UserError(driven.NOTHING)
         self.file.close()
-        self._parquet(EPISODES_PATH, self.pa.Table.from_pylist(self.episodes))
+        table = self.pa.Table.from_pylist(self.episodes)
+        outcomes = table[OUTCOME].cast(self.pa.bool_())  # all unknown: of no type
+        table = table.set_column(table.schema.get_field_index(OUTCOME), OUTCOME, outcomes)
+        self._parquet(EPISODES_PATH, table)
         self._parquet("meta/tasks.parquet", self._task_table())
         info = {
             "codebase_version": VERSION, "robot_type": self.robot, "total_episodes": len(self.episodes),
@@ -188,31 +209,38 @@ class _Writer:
             "video_path": VIDEO_PATH if (self.directory / "videos").exists() else None, "features": self.features,
         }  # fmt: skip
         self._json("info", info)
-        keys = self.stats[0]
-        merged = {key: _merged([stats[key] for stats in self.stats]) for key in keys}
+        merged = {key: self._dataset_statistics(key) for key in self.stats[0]}
         self._json("stats", {key: {name: v.tolist() for name, v in found.items()} for key, found in merged.items()})
         (self.directory / "meta/contract.json").write_text(self.contract.to_json() + "\n")
 
+    def _dataset_statistics(self, key: str) -> dict[str, Array]:
+        """Statistics of all rows of a feature; of pictures merged from those of its episodes."""
+        if key.startswith(CAMERA):
+            return _merged([stats[key] for stats in self.stats])
+        files = sorted((self.directory / "data").glob("*/*.parquet"))
+        values = [row for path in files for row in self.pq.read_table(path, columns=[key])[key].to_pylist()]
+        return _statistics(np.array(values))
+
     def _columns(
-        self, task: str, episode: Episodes, observation: dict[str, Array]
+        self, texts: Sequence[str], episode: Episodes, observation: dict[str, Array]
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         length = len(episode)
         state, cameras, others = parts(self.contract)
-        if task not in self.tasks:
-            self.tasks.append(task)
+        for text in texts:
+            self.tasks.setdefault(text, len(self.tasks))
         columns: dict[str, Array] = {}
         if state:
             columns[STATE] = np.concatenate([observation[key].reshape(length, -1) for key in state], 1)
         columns |= {f"observation.{key}": observation[key] for key in others}
         columns |= {ACTION: episode.actions.numpy(), INTERVENTION: episode.human.numpy()}
-        if self.rewarded:
-            success = (np.arange(length) == length - 1) & episode.success.numpy()
-            columns |= {REWARD: episode.reward.numpy(), SUCCESS: success}
+        success = (np.arange(length) == length - 1) & (int(episode.success) == SUCCEEDED)
+        columns |= {key: value for key, value in ((REWARD, episode.reward.numpy()), (SUCCESS, success))
+                    if key in self.known}  # fmt: skip
         columns["timestamp"] = (np.arange(length) / self.rate).astype(np.float32)
         columns["frame_index"] = np.arange(length)
         columns["episode_index"] = np.full(length, len(self.episodes))
         columns["index"] = self.frames + np.arange(length)
-        columns["task_index"] = np.full(length, self.tasks.index(task))
+        columns["task_index"] = np.array([self.tasks[text] for text in texts])
         return columns, {CAMERA + key: observation[key] for key in cameras}
 
     def _write_rows(self, columns: Mapping[str, Array], images: Mapping[str, Array]) -> dict[str, int]:
@@ -257,7 +285,7 @@ class _Writer:
 
     def _task_table(self) -> Any:  # noqa: ANN401 - pyarrow's
         """The task table as pandas writes an indexed frame, which LeRobot reads."""
-        table = self.pa.table({"task_index": list(range(len(self.tasks))), "__index_level_0__": self.tasks})
+        table = self.pa.table({"task_index": list(range(len(self.tasks))), "__index_level_0__": list(self.tasks)})
         column = {"field_name": "task_index", "name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
         index = {"field_name": "__index_level_0__", "name": None, "pandas_type": "unicode", "numpy_type": "object"}
         about = {"index_columns": ["__index_level_0__"], "columns": [column, index], "column_indexes": []}
@@ -272,7 +300,7 @@ class _Writer:
 
 
 def _features(
-    contract: Contract, shapes: dict[str, tuple[int, ...]], rate: float, pictures: Store, *, rewarded: bool
+    contract: Contract, shapes: dict[str, tuple[int, ...]], rate: float, pictures: Store, known: Collection[str]
 ) -> dict[str, dict[str, Any]]:
     state, cameras, others = parts(contract)
     features: dict[str, dict[str, Any]] = {}
@@ -295,9 +323,8 @@ def _features(
     action = contract.action
     features[ACTION] = {"dtype": action.dtype, "shape": list(action.shape), "names": list(action.names) or None}
     features[INTERVENTION] = {"dtype": "bool", "shape": [1], "names": None}
-    if rewarded:
-        features[REWARD] = {"dtype": "float32", "shape": [1], "names": None}
-        features[SUCCESS] = {"dtype": "bool", "shape": [1], "names": None}
+    for key, dtype in ((REWARD, "float32"), (SUCCESS, "bool")):
+        features |= {key: {"dtype": dtype, "shape": [1], "names": None}} if key in known else {}
     features["timestamp"] = {"dtype": "float32", "shape": [1], "names": None}
     counters = ("frame_index", "episode_index", "index", "task_index")
     return features | {key: {"dtype": "int64", "shape": [1], "names": None} for key in counters}
@@ -306,6 +333,7 @@ def _features(
 def _statistics(values: Array) -> dict[str, Array]:
     rows = np.asarray(values, np.float64).reshape(len(values), *(values.shape[1:] or (1,)))
     found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+    found |= dict(zip(QUANTILES, np.quantile(rows, list(QUANTILES.values()), axis=0), strict=True))
     return found | {"count": np.array([len(rows)])}
 
 
@@ -317,14 +345,16 @@ def _picture_statistics(frames: Array) -> dict[str, Array]:
 
 
 def _merged(found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Statistics of the dataset from those of its episodes."""
+    """Statistics of the dataset from those of its episodes; quantiles are means, as LeRobot merges them."""
     counts = np.array([stats["count"][0] for stats in found], np.float64)
     weights = (counts / counts.sum()).reshape(-1, *([1] * found[0]["mean"].ndim))
     means, stds = (np.stack([stats[name] for stats in found]) for name in ("mean", "std"))
     mean = (weights * means).sum(0)
     std = np.sqrt((weights * (stds**2 + (means - mean) ** 2)).sum(0))
     low, high = (np.stack([stats[name] for stats in found]) for name in ("min", "max"))
-    return {"min": low.min(0), "max": high.max(0), "mean": mean, "std": std, "count": np.array([int(counts.sum())])}
+    quantiles = {name: (weights * np.stack([stats[name] for stats in found])).sum(0) for name in QUANTILES}
+    bounds = {"min": low.min(0), "max": high.max(0)}
+    return bounds | {"mean": mean, "std": std, "count": np.array([int(counts.sum())])} | quantiles
 
 
 def _rate(control_dt_s: float) -> int | float:

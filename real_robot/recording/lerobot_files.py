@@ -18,6 +18,8 @@ from real_robot.robots.robot import Array
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 TASK = "task_index"
+OUTCOME = "success"
+"""Column of meta/episodes, an addition of ours."""
 Cells = list[bytes] | Array
 """Pictures of an episode: encoded as a dataset has them, or frames [L, height, width, 3] of a video."""
 
@@ -72,8 +74,8 @@ class Source:
 
     def episodes(
         self, features: set[str], tasks: Callable[[str], int | None] | None = None
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Number of the task and the `features` of each episode: arrays [L, ...], of pictures `Cells`.
+    ) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """Number, task and `features` of each episode: arrays [L, ...], of pictures `Cells`.
 
         `tasks` gives the number of a text, None for an episode that is left out; without it all have number 0.
 
@@ -88,7 +90,7 @@ class Source:
                 raise UserError(f"episode {number} of {self.directory} has rows out of order, or not all of them")
             episode = {key: self._column(key, rows[key]) for key in features - videos}
             episode |= {key: self._frames(key, number, length) for key in videos}
-            yield (0 if wanted is None else wanted[rows[TASK][0].as_py()] or 0), episode
+            yield number, (0 if wanted is None else wanted[rows[TASK][0].as_py()] or 0), episode
 
     def _rows(self, columns: Sequence[str], wanted: dict[int, int | None] | None) -> Iterator[tuple[int, Any]]:
         """Number and table of each episode, whose rows may lie in several row groups and files."""
@@ -173,6 +175,18 @@ class Source:
         except (KeyError, TypeError) as error:
             where = f"meta/episodes of {self.directory}"
             raise UserError(f"{where} does not locate {key} of episode {episode}") from error
+
+    @cached_property
+    def success(self) -> dict[int, bool | None]:
+        """Outcomes by episode, None where unknown, of datasets that tell them in meta/episodes, as ours do."""
+        import pyarrow.parquet as pq
+
+        outcomes = {}
+        for path in sorted((self.directory / "meta/episodes").glob("*/*.parquet")):
+            if OUTCOME in pq.read_schema(path).names:
+                rows = pq.read_table(path, columns=["episode_index", OUTCOME]).to_pydict()
+                outcomes |= dict(zip(rows["episode_index"], rows[OUTCOME], strict=True))
+        return outcomes
 
     @cached_property
     def _places(self) -> dict[int, dict[str, Any]]:

@@ -1,16 +1,15 @@
 """Reads LeRobot datasets (v2.0, v2.1, v3.0) as demonstrations for a contract.
 
 Our own datasets contain their contract and are checked in full. Other datasets have names at most: their elements are
-found by name, and their units and frames are assumed to match, with a warning; those of a task's benchmark are read by
-its `Convention`. Text without a feature, such as the instruction, is taken from the episode's task. Pictures stay
+found by name, and their units and frames are assumed to match, which a note says; those of a task's benchmark are read
+by its `Convention`. Text without a feature, such as the instruction, is taken from the frame's task. Pictures stay
 encoded. Files are read a part at a time; statistics of the dataset are not needed.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,58 +27,60 @@ from embodied.task import Convention
 from embodied.text import encode
 from real_robot.recording.lerobot_dataset import ACTION, CAMERA, INTERVENTION, REWARD, STATE, SUCCESS
 from real_robot.recording.lerobot_files import TASK, Cells, Source
+from real_robot.recording.matching import Match, resampled_reward, resampled_rows
 from real_robot.robots.robot import Array
 
-log = logging.getLogger(__name__)
-OPTIONAL = {
-    "human": (INTERVENTION, torch.bool),
-    "reward": (REWARD, torch.float32),
-    "success": (SUCCESS, torch.bool),
-}
-"""Optional features: whether a human acted, the reward, and success (assumed if missing)."""
+OPTIONAL = {"human": (INTERVENTION, torch.bool), "reward": (REWARD, torch.float32)}
+"""Optional features of each step: whether a human acted, and the reward."""
 
 
-def read(directory: str | Path, contract: Contract, convention: Convention | None = None) -> Iterator[Episodes]:
+def read(directory: str | Path, contract: Contract, match: Match | None = None) -> Iterator[Episodes]:
     """Every episode of a dataset, with the keys and the order of elements of `contract`, which is checked at once.
 
-    With a `convention` only the episodes of its tasks. `OPTIONAL` features are read where the dataset has them.
+    With a `match` only the episodes of the run's tasks. `OPTIONAL` features are read where the dataset has them.
 
     Raises:
         UserError: if the folder is no dataset, or does not serve the contract; names what is missing and what is there.
     """
-    source = Source(Path(directory))
-    foreign = convention is not None and source.contract is None
-    plan: _Plan = _Conventional(source, contract, convention) if foreign else _Named(source, contract, convention)
-    return _episodes(source, plan, convention.names if foreign else ())
+    source, match = Source(Path(directory)), match or Match(Path(directory))
+    convention = match.convention if source.contract is None else None
+    plan: _Plan = _Named(source, contract, match) if convention is None else _Conventional(source, contract, convention)
+    ratio = source.rate_hz * contract.control_dt_s if match.options.resampling and convention is None else 1.0
+    if match.any_text and TASK in source.features:
+        for text in source.tasks.values():
+            match.task_number(text)
+    return _episodes(source, plan, None if match.any_text else match.task_number, ratio)
 
 
-def _episodes(source: Source, plan: _Plan, names: Sequence[str]) -> Iterator[Episodes]:
-    """The episodes as `plan` reads them, of all tasks `names`."""
+def _episodes(
+    source: Source, plan: _Plan, tasks: Callable[[str], int | None] | None, ratio: float
+) -> Iterator[Episodes]:
+    """The episodes as `plan` reads them, of the `tasks`, at `ratio` of their rows for each action."""
     optional = {name: feature for name, feature in OPTIONAL.items() if feature[0] in source.features}
-    features = plan.features | {feature for feature, _ in optional.values()}
-    present: set[int] = set()
-    for task, episode in source.episodes(features, plan.tasks):
-        arrays, pictures = plan.take(episode)
+    features = plan.features | {feature for feature, _ in optional.values()} | ({SUCCESS} & source.features.keys())
+    for number, task, episode in source.episodes(features, tasks):
+        success = source.success.get(number, bool(episode[SUCCESS].any()) if SUCCESS in episode else None)
+        rows = episode if ratio == 1.0 else _resampled(episode, ratio)
+        arrays, pictures = plan.take(rows)
         actions = arrays.pop(ACTION)
-        more = {name: torch.from_numpy(episode[key]).flatten().to(dtype) for name, (key, dtype) in optional.items()}
-        success = bool(more.pop("success", torch.ones(1)).any())
-        present.add(task)
+        more = {name: torch.from_numpy(rows[key]).flatten().to(dtype) for name, (key, dtype) in optional.items()}
         yield Episodes.of(
             TensorDict(arrays, [len(actions)]), actions, success=success, task_index=task,
             pictures=Pictures.of(pictures) if pictures else None, **more,
         )  # fmt: skip
-    if missing := [name for index, name in enumerate(names) if index not in present]:
-        has = "; ".join(source.tasks.values())
-        raise UserError(
-            f"no episodes of {', '.join(missing)} in {source.directory}, which has: {has}; choose task.tasks=[...]"
-        )
+
+
+def _resampled(episode: Mapping[str, Any], ratio: float) -> dict[str, Any]:
+    rows = resampled_rows(len(next(iter(episode.values()))), ratio)
+    taken = {key: cells[rows] if isinstance(cells, np.ndarray) else [cells[row] for row in rows]
+             for key, cells in episode.items()}  # fmt: skip
+    return taken | ({REWARD: resampled_reward(episode[REWARD].flatten(), ratio)} if REWARD in episode else {})
 
 
 class _Plan(Protocol):
     """What becomes of a dataset's features."""
 
     features: set[str]
-    tasks: Callable[[str], int | None] | None
 
     def take(self, episode: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, list[bytes]]]:
         """Observations and "action" [L, ...] of an episode, and its encoded pictures by camera."""
@@ -110,11 +111,10 @@ class _Column:
 class _Named:
     """Elements found by name, or by the contract of one of our own datasets."""
 
-    def __init__(self, source: Source, contract: Contract, convention: Convention | None) -> None:
-        self._source = source
+    def __init__(self, source: Source, contract: Contract, match: Match) -> None:
+        self._source, self._match = source, match
         self.columns = self.plan(contract)
         self.features = {column.feature for column in self.columns.values()}
-        self.tasks = None if convention is None else lambda text: convention.task_index(text) or 0
 
     def take(self, episode: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, list[bytes]]]:
         arrays, pictures = {}, {}
@@ -132,20 +132,38 @@ class _Named:
             return self._own_plan(self._source.contract, wanted, needed)
         found = {key: self._find(key, spec) for key, spec in [*needed.items(), (ACTION, wanted.action)]}
         rows = [f"{key}: {column}" for key, column in found.items() if isinstance(column, str)]
-        if abs(self._source.rate_hz * wanted.control_dt_s - 1.0) > 1e-4:
-            rows.append(f"rate: expected {1.0 / wanted.control_dt_s:g} Hz, got {self._source.rate_hz:g} Hz")
+        if rows:
+            rows[-1] += "; demonstration_names={OURS:THEIRS} tells other names"
+        if row := self._rate(wanted):
+            rows.append(row)
         if rows:
             raise _unfit(self._source, rows)
-        log.warning(f"{self._source.directory} has no units and frames; they are assumed to match the contract")
+        specs = {**needed, ACTION: wanted.action}
+        units = ", ".join(f"{key} in {spec.unit}" for key, spec in specs.items() if not spec.is_text and spec.unit)
+        where = f"{self._source.directory} has no units and frames; they are assumed to match the contract"
+        self._match.notes.append(f"{where}: {units}." if units else f"{where}.")
         return {key: column for key, column in found.items() if isinstance(column, _Column)}
 
+    def _rate(self, wanted: Contract) -> str:
+        """What is wrong with the dataset's rate, and what helps."""
+        rate, ours = self._source.rate_hz, 1.0 / wanted.control_dt_s
+        if abs(rate / ours - 1.0) <= 1e-4:
+            return ""
+        if rate and self._match.options.resampling:
+            how = "its rows are skipped or repeated for"
+            self._match.notes.append(f"{self._source.directory} has {rate:g} Hz; {how} {ours:g} Hz.")
+            return ""
+        return f"rate: expected {ours:g} Hz, got {rate:g} Hz; demonstration_resampling=true skips or repeats its rows"
+
     def _own_plan(self, own: Contract, wanted: Contract, needed: dict[str, TensorSpec]) -> dict[str, _Column]:
+        rate = self._rate(wanted)
+        if not rate:
+            own = replace(own, control_dt_s=wanted.control_dt_s)
         try:
             binding = wanted.bind(own)
         except UserError as error:
-            raise UserError(
-                f"{self._source.directory} does not serve the contract: {' '.join(str(error).split())}"
-            ) from error
+            differs = " ".join(str(error).split()) + (f" ({rate})" if rate else "")
+            raise UserError(f"{self._source.directory} does not serve the contract: {differs}") from error
         where = {name: place for place, name in enumerate(_names(self._source.features.get(STATE, {})))}
         columns, absent = {}, []
         for key in needed:
@@ -156,6 +174,8 @@ class _Named:
                 shaped = TensorSpec(names.shape, spec.dtype)
                 absent += [f"{key}: expected {name} in {STATE}" for name in names.flat if name not in where]
                 columns[key] = _Column(STATE, shaped, [where.get(name, 0) for name in names.flatten().tolist()])
+            elif spec.is_text and f"observation.{key}" not in self._source.features:
+                columns[key] = _Column(TASK, wanted.observation[key], texts=self._source.tasks)
             else:
                 feature = CAMERA + key if spec.is_picture else f"observation.{key}"
                 columns[key] = _Column(feature, spec, None if order is None else order.tolist())
@@ -170,18 +190,19 @@ class _Named:
 
     def _find(self, key: str, spec: TensorSpec) -> _Column | str:
         """Column by the feature's name, else by element names in the state; or an error text."""
-        candidates = [key, f"observation.{key}", CAMERA + key] if key != ACTION else [ACTION]
+        theirs, their_elements = self._match.name(key), [self._match.name(name) for name in spec.names]
+        candidates = [theirs, f"observation.{theirs}", CAMERA + theirs] if key != ACTION else [theirs]
         for feature in (name for name in candidates if name in self._source.features):
             shape, names = tuple(self._source.features[feature]["shape"]), _names(self._source.features[feature])
-            if spec.names and names and set(spec.names) <= set(names) and not spec.is_picture:
-                return _Column(feature, spec, [names.index(name) for name in spec.names])
-            if spec.names and names and not spec.is_picture:
-                return f"expected elements {', '.join(spec.names)}, got {', '.join(names)}"
+            if their_elements and names and set(their_elements) <= set(names) and not spec.is_picture:
+                return _Column(feature, spec, [names.index(name) for name in their_elements])
+            if their_elements and names and not spec.is_picture:
+                return f"expected elements {', '.join(their_elements)}, got {', '.join(names)}"
             if len(shape) != len(spec.shape) or any(a not in (-1, b) for a, b in zip(spec.shape, shape, strict=True)):
                 return f"expected {spec.shape}, got {shape}"
             return _Column(feature, spec)
         state = _names(self._source.features.get(STATE, {}))
-        for names in ([f"{key}.{name}" for name in spec.names], list(spec.names)):
+        for names in ([f"{theirs}.{name}" for name in their_elements], their_elements):
             if names and set(names) <= set(state):
                 return _Column(STATE, spec, [state.index(name) for name in names])
         if spec.is_text and len(spec.shape) == 1 and TASK in self._source.features:
@@ -194,7 +215,6 @@ class _Conventional:
 
     def __init__(self, source: Source, contract: Contract, convention: Convention) -> None:
         self.contract, self.convention, self._source = contract, convention, source
-        self.tasks = convention.task_index
         needed = {key: spec for key, spec in contract.observation.items() if not spec.privileged}
         self.cameras, rows = {}, []
         for key in (key for key, spec in needed.items() if spec.is_picture):

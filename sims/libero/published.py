@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from embodied.errors import UserError
+from sims.libero.language import paraphrases
 from sims.libero.physics.controller import GRIPPER_SPEED, SUBSTEPS
 from sims.libero.scene.geometry import Array
 from sims.libero.suite import Task
@@ -49,11 +51,20 @@ class Published:
         return [task.name for task in self.tasks]
 
     def task_index(self, text: str) -> int | None:
-        """The task with this name or wording."""
-        for index, task in enumerate(self.tasks):
-            if _plain(text) in {_plain(task.name), _plain(task.language), _plain(task.problem.language)}:
-                return index
-        return None
+        """The task with this name or wording, or one of its paraphrases."""
+        return self._numbers.get(_plain(text))
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """Tasks by all of their texts; a task's own wordings come before paraphrases of others."""
+        own = [(task.name, task.language, task.problem.language) for task in self.tasks]
+        others = [(*paraphrases(task, "training"), *paraphrases(task, "held_out")) for task in self.tasks]
+        numbers: dict[str, int] = {}
+        for texts in (own, others):
+            for index, group in enumerate(texts):
+                for text in group:
+                    numbers.setdefault(_plain(text), index)
+        return numbers
 
     def convert(self, columns: Mapping[str, Array]) -> dict[str, Array]:
         """The robot's observations and actions from those of a dataset.

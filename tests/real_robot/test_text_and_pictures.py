@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from tensordict import TensorDict
@@ -104,6 +105,11 @@ def test_a_recording_and_a_dataset_keep_what_was_said(tmp_path: Path) -> None:
         check(tick.reading.observation, number)
     assert recording.contract == contract
     lerobot_dataset.write([recording], tmp_path / "data")
+    info = json.loads((tmp_path / "data/meta/info.json").read_text())
+    assert "observation.instruction" not in info["features"]  # it is the frame's task, as LeRobot has it
+    assert "observation.things" in info["features"]
+    table = pq.read_table(tmp_path / "data/meta/tasks.parquet").to_pydict()
+    assert table == {"task_index": [0, 1, 2], "__index_level_0__": list(SAID)}
     episodes = list(lerobot_reading.read(tmp_path / "data", contract))
     for number, episode in enumerate(episodes):
         first = episode.chunks(torch.zeros(1).long(), 1)["observation"][0]

@@ -9,6 +9,7 @@ import torch
 
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
+from embodied.rollout.episodes import FAILED, SUCCEEDED, UNKNOWN
 from real_robot.recording import driven, lerobot_dataset
 from real_robot.recording.demonstrations import demonstrations
 from real_robot.recording.recorder import Recorder
@@ -35,7 +36,7 @@ def test_episodes_are_what_was_driven_without_a_break(recording: Recording):
     assert [len(episode) for _, episode in found] == LENGTHS
     for steps, (_, episode) in zip(STEPS, found, strict=True):
         assert episode.human.tolist() == [step == 1 for step in steps]
-        assert not episode.success.any()  # not recorded
+        assert (episode.success == UNKNOWN).all()
         for row, step in enumerate(steps):
             assert torch.equal(episode.actions[row], torch.tensor([step / 10, -step / 10]))
             for key, value in seen(step).items():
@@ -99,7 +100,7 @@ def test_what_cannot_be_read_is_one_line(recording: Recording, tmp_path: Path):
         assert not list((tmp_path / "run").iterdir())
 
 
-def test_what_was_told_to_be_a_failure_is_left_out(tmp_path: Path):
+def test_failures_are_kept_and_not_imitated(tmp_path: Path):
     with Recorder(tmp_path / "a.mcap", CONTRACT) as recorder:
         for task, success in (("first", True), ("second", False), ("third", None), ("fourth", True)):
             recorder.begin_episode(task)
@@ -112,7 +113,26 @@ def test_what_was_told_to_be_a_failure_is_left_out(tmp_path: Path):
     recording = Recording(tmp_path / "a.mcap")
     assert recording.outcomes() == {0: True, 1: False, 3: True}
     found = [(task, len(episode), episode.success.item()) for task, episode in driven.episodes(recording)]
-    kept = [("first", 3, False), ("first", 2, True), ("third", 3, False), ("third", 2, False), ("fourth", 3, False)]
-    assert found == [*kept, ("fourth", 2, True)]
+    outcomes = [UNKNOWN, SUCCEEDED, FAILED, FAILED, UNKNOWN, UNKNOWN, UNKNOWN, SUCCEEDED]
+    names = ("first", "second", "third", "fourth")
+    lengths = [(name, length) for name in names for length in (3, 2)]
+    assert found == [(*each, outcome) for each, outcome in zip(lengths, outcomes, strict=True)]
     lerobot_dataset.write([recording], tmp_path / "data")
-    assert len(demonstrations(tmp_path / "data", CONTRACT, tmp_path / "run").ends) == 6
+    for source in ("data", "a.mcap"):
+        kept = demonstrations(tmp_path / source, CONTRACT, tmp_path / f"run of {source}")
+        assert kept.success.tolist() == outcomes
+        assert kept.imitated_rows().tolist() == [*range(5), *range(10, 20)]
+        assert len(kept.by_weight()[1]) == 15
+
+
+def test_recordings_of_failures_alone_are_refused(tmp_path: Path):
+    with Recorder(tmp_path / "a.mcap", CONTRACT) as recorder:
+        for _ in range(2):
+            recorder.begin_episode("pick")
+            drive(recorder, range(3))
+            recorder.end_episode(success=False)
+    lerobot_dataset.write([Recording(tmp_path / "a.mcap")], tmp_path / "data")
+    for source in ("data", "a.mcap"):
+        with pytest.raises(UserError, match=r"all 2 episodes of .* failed; imitation needs others"):
+            demonstrations(tmp_path / source, CONTRACT, tmp_path / "run")
+        assert not list((tmp_path / "run").iterdir())

@@ -20,10 +20,11 @@ from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.video import write_video
-from embodied.rollout.episodes import Episodes, EpisodeWriter
+from embodied.rollout.episodes import FAILED, SUCCEEDED, UNKNOWN, Episodes, EpisodeWriter
 from policies.mlp import MLPConfig
 from real_robot.recording import lerobot_dataset, lerobot_reading
 from real_robot.recording.demonstrations import demonstrations
+from real_robot.recording.matching import Match
 from real_robot.recording.recorder import Recorder
 from real_robot.recording.recording import Gap, Recording
 from real_robot.robots.robot import Reading, SimulatedRobot
@@ -134,8 +135,15 @@ def test_the_files_are_those_of_the_format(recording: Recording, tmp_path: Path)
     assert (directory / "videos/observation.images.front/chunk-000/file-009.mp4").exists()
     stats = json.loads((directory / "meta/stats.json").read_text())
     actions = np.array(rows["action"])
-    for name, expected in (("mean", actions.mean(0)), ("std", actions.std(0)), ("max", actions.max(0))):
-        assert np.allclose(stats["action"][name], expected)
+    expected = {"min": actions.min(0), "max": actions.max(0), "mean": actions.mean(0), "std": actions.std(0)}
+    for name, share in (("q01", 0.01), ("q10", 0.1), ("q50", 0.5), ("q90", 0.9), ("q99", 0.99)):
+        expected[name] = np.quantile(actions, share, axis=0)
+    assert stats["action"].keys() == {*expected, "count"}
+    for name, values in expected.items():
+        assert np.allclose(stats["action"][name], values), name
+    first = np.array(rows["action"][:3])
+    assert np.allclose(episodes[0]["stats/action/q90"], np.quantile(first, 0.9, axis=0))
+    assert all({*expected, "count"} == stats[key].keys() for key in info["features"])
     assert stats["action"]["count"] == [24]
     assert np.shape(stats["observation.images.front"]["mean"]) == (3, 1, 1)
 
@@ -268,7 +276,11 @@ ACTIONS = [[float(row), -float(row)] for row in range(5)]
 
 
 def _check(directory: Path, tolerance: int) -> None:
-    episodes = list(lerobot_reading.read(directory, WANTED))
+    match = Match(directory)
+    episodes = list(lerobot_reading.read(directory, WANTED, match))
+    units = "joint_position in rad, action in rad"
+    assert match.notes == [f"{directory} has no units and frames; they are assumed to match the contract: {units}."]
+    assert all(episode.success.item() == UNKNOWN for episode in episodes)
     assert [len(episode) for episode in episodes] == [2, 3]
     observation = torch.cat([observed(episode) for episode in episodes])
     assert observation["joint_position"].tolist() == [[10.0 + row, float(row)] for row in range(5)]
@@ -279,7 +291,7 @@ def _check(directory: Path, tolerance: int) -> None:
 
 
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
-def test_videos_of_others_are_read_with_a_warning(tmp_path: Path, version: str, caplog: pytest.LogCaptureFixture):
+def test_videos_of_others_are_read_with_a_note(tmp_path: Path, version: str):
     directory = others(
         tmp_path / "d", version, features("video"), {"observation.state": STATES, "action": ACTIONS}, [2, 3]
     )
@@ -297,7 +309,6 @@ def test_videos_of_others_are_read_with_a_warning(tmp_path: Path, version: str, 
             path.parent.mkdir(parents=True, exist_ok=True)
             write_video(path, rows, 10)
     _check(directory, tolerance=3)
-    assert "has no units and frames" in caplog.text
 
 
 def test_pictures_of_others_are_read(tmp_path: Path):
@@ -321,7 +332,7 @@ def test_what_a_dataset_of_others_tells_beside_is_kept(tmp_path: Path):
     first, second = lerobot_reading.read(directory, _without(WANTED, "wrist"))
     assert (first.reward.tolist(), second.reward.tolist()) == ([0.0, 1.0], [0.5, 0.0, 0.25])
     assert (first.human.tolist(), second.human.tolist()) == ([True, False], [False] * 3)
-    assert (bool(first.success), bool(second.success)) == (True, False)
+    assert (first.success.item(), second.success.item()) == (SUCCEEDED, FAILED)
 
 
 def _without(contract: Contract, key: str) -> Contract:
@@ -395,13 +406,14 @@ def test_collected_episodes_become_a_dataset_and_come_back(tmp_path: Path, store
         stats = json.loads((directory / "meta/stats.json").read_text())
         assert stats["action"]["min"] == pytest.approx(torch.cat([each.actions for each in made]).amin(0).tolist())
         assert stats["observation.images.front"]["mean"][0][0][0] == pytest.approx(80 / 255, abs=0.02)
+        assert np.shape(stats["observation.images.front"]["q99"]) == (3, 1, 1)
         tasks = pq.read_table(directory / "meta/tasks.parquet").to_pydict()["__index_level_0__"]
         assert tasks == (["pick it", "place it"] if turn == 0 else [""])
         found = list(lerobot_reading.read(directory, contract))
         for one, other in zip(found, made, strict=True):
             assert torch.equal(one.actions, other.actions)
             assert torch.equal(one.reward, other.reward)
-            assert bool(one.success) == bool(other.success)
+            assert one.success.item() == other.success.item()
             for key, value in observed(one).items():
                 tolerance = 6 if key == "front" and store.value == "video" else 0
                 assert (value.float() - other.observation[key].float()).abs().max() <= tolerance
