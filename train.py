@@ -9,7 +9,6 @@ import logging
 import sys
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ from embodied.training.fitting_memory import show
 from embodied.training.run_directory import shared_run
 from embodied.viewer.options import ViewerOptions, viewing
 from policies.registry import POLICIES
-from real_robot.recording.demonstrations import demonstrations, sources
-from real_robot.recording.matching import match_options
+from real_robot.recording.demonstrations import DemonstrationOptions, reader, sources
 from sims.registry import NEEDS, SHOWN, TASKS, in_processes
 
 log = logging.getLogger("embodied")
@@ -36,15 +34,12 @@ GROUPS = {"task": TASKS, "policy": POLICIES, "algorithm": ALGORITHMS, "placement
 
 
 @dataclass
-class TrainConfig(ViewerOptions, PlacementOptions, ExperimentConfig):
+class TrainConfig(ViewerOptions, DemonstrationOptions, PlacementOptions, ExperimentConfig):
     """Options of train.py: those of a run, and those of its parts.
 
     `seed` determines all random numbers. `device` is for policy and learner; PyTorch uses `threads` cores. `wandb`
-    names a project, `output` a new run's directory. `demonstrations` replaces the task's own: LeRobot, HDF5, recordings
-    or another run's, or several [DIR1,DIR2]; `demonstration_weights` are their shares, null: by size. Where datasets
-    differ, `demonstration_names` are {OURS:THEIRS}, `demonstration_tasks` {TASK:[TEXT]}, and `demonstration_resampling`
-    skips or repeats rows of another rate. `resume` goes on with a run, or a checkpoint of it, unchanged; `eval_only`
-    evaluates it. `plan` tells if `device_gb` of memory do.
+    names a project, `output` a new run's directory. `resume` goes on with a run, or a checkpoint of it, unchanged;
+    `eval_only` evaluates it. `plan` tells if `device_gb` of memory do.
     """
 
     task: Any = MISSING
@@ -57,11 +52,6 @@ class TrainConfig(ViewerOptions, PlacementOptions, ExperimentConfig):
     threads: int | None = None
     wandb: str | None = None
     output: str | None = None
-    demonstrations: Any = None
-    demonstration_weights: list[float] | None = None
-    demonstration_names: Any = None
-    demonstration_tasks: Any = None
-    demonstration_resampling: bool = False
     resume: str | None = None
     eval_only: bool = False
     plan: bool = False
@@ -74,9 +64,7 @@ def run(arguments: list[str]) -> None:
     config, record = composed(arguments)
     if config.plan:
         return show(lambda more: composed([*arguments, *more])[0], sources)
-    shown, weights = sources(config.demonstrations, config.demonstration_weights), config.demonstration_weights
-    options = match_options(config.demonstration_tasks, config.demonstration_names, config.demonstration_resampling)
-    read = partial(demonstrations, shown or (), weights=weights, task=config.task, options=options)
+    demonstrations = reader(config, config.task)
     prepare(config.device, config.threads)
     if config.eval_only:
         program.evaluate_instead(Path(__file__).with_name("evaluate.py"), config.resume, arguments, GROUPS)
@@ -87,7 +75,7 @@ def run(arguments: list[str]) -> None:
         trainer = Experiment(
             config, seen(with_latency(in_processes(config.task), config.latency)), config.policy, config.algorithm,
             directory, record=record, seed=config.seed, device=world.device, wandb_project=config.wandb, world=world,
-            demonstrations=read if shown else None,
+            demonstrations=demonstrations,
         )  # fmt: skip
         if not world.rank:
             OmegaConf.save(OmegaConf.create(record["values"]), directory / "config.yaml")

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from embodied.command_line.config import compose
+from embodied.rollout.episodes import SUCCEEDED
 from real_robot.recording import driven, lerobot_reading
 from real_robot.recording.recording import Recording, Tick
 from real_robot.safety.safety import State, Verdict
@@ -147,9 +148,10 @@ def test_keys_drive_and_all_of_it_is_recorded(folder: Path):
     assert {(0.4, 0.6), (0.4, -0.6), (0.4, 0.0)} <= asked
     assert asked <= {(speed, turn) for speed in (0.0, 0.4) for turn in (0.6, 0.0, -0.6)}
     assert found[-1].verdict == Verdict(State.STOPPED, None, "stopped by a person")
-    ((task, episode),) = driven.episodes(Recording(folder / "recording.mcap"))  # the success alone
-    assert task == "vehicle_navigate"
-    assert episode.success.item()
+    *pairs, (last_task, last) = driven.episodes(Recording(folder / "recording.mcap"))
+    assert {task for task, _ in pairs} == {last_task} == {"vehicle_navigate"}
+    (episode,) = (episode for _, episode in pairs if episode.success.item() == SUCCEEDED)
+    assert last.failed.item()
     velocity = episode.observation["velocity"]
     assert velocity[:, 0].max() > 0.2  # it moved
     assert velocity[:, 1].min() < -0.3  # and turned to the right
@@ -158,12 +160,13 @@ def test_keys_drive_and_all_of_it_is_recorded(folder: Path):
 def test_the_dataset_is_what_the_recording_is(folder: Path):
     config, _ = compose(TrainConfig, "train", ["task=vehicle_navigate"], GROUPS)
     contract = config.task.contract(config.task.distributions[0])
-    (written,) = lerobot_reading.read(folder / "lerobot", contract)
-    ((_, episode),) = driven.episodes(Recording(folder / "recording.mcap"))
-    assert torch.equal(written.actions, episode.actions)
-    for key, values in written.observation.items():
-        assert torch.equal(values, episode.observation[key])
-    assert written.human.all()
+    recorded_episodes = [episode for _, episode in driven.episodes(Recording(folder / "recording.mcap"))]
+    for written, episode in zip(lerobot_reading.read(folder / "lerobot", contract), recorded_episodes, strict=True):
+        assert torch.equal(written.actions, episode.actions)
+        assert torch.equal(written.success, episode.success)
+        for key, values in written.observation.items():
+            assert torch.equal(values, episode.observation[key])
+        assert written.human.all()
 
 
 @pytest.mark.parametrize("source", ["recording.mcap", "lerobot"])

@@ -21,7 +21,6 @@ from embodied.evaluation.headline import BASELINE, headline, points, regressions
 from embodied.evaluation.in_training import InTraining, measure
 from embodied.evaluation.page.page import page
 from embodied.evaluation.repeating import from_here, machine, next_commands, train_command
-from embodied.rollout.episodes import UNKNOWN, Episodes
 from embodied.saving.files import complete_or_absent
 
 STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "rl": "RL"}
@@ -281,14 +280,6 @@ class Report:
 def title(stage: str) -> str:
     """Title of a stage in a report."""
     return STAGES.get(stage, stage.removeprefix(BASELINE))
-
-
-def outcomes(demonstrations: Episodes) -> list[str]:
-    """A note that counts failed demonstrations and those of unknown outcome; none if all succeeded."""
-    failed, unknown = int(demonstrations.failed.sum()), int((demonstrations.success == UNKNOWN).sum())
-    parts = [f"{failed:,} failed and are not imitated"] * bool(failed)
-    parts += [f"{unknown:,} have an unknown outcome and are imitated"] * bool(unknown)
-    return [f"Of {len(demonstrations.ends):,} demonstrations {' and '.join(parts)}."] if parts else []
 
 
 def evaluation_table(results: Mapping[str, EvaluationResult]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -327,39 +327,6 @@ def read(folder: str | Path) -> tuple[Episodes, Contract, dict[str, Any]]:
         return from_columns(found), contract, record["origin"]
     except (OSError, KeyError, ValueError) as error:
         raise UserError(f"cannot read episodes from {folder}: {error}") from error
-
-
-def made_once(run: Path, contract: Contract, origin: dict[str, Any], make: Callable[[EpisodeWriter], None]) -> Episodes:
-    """Demonstrations of a run in the folder `run`: written there by `make` the first time, then read.
-
-    There is an observation of `contract` before every action; `origin`, JSON, identifies their source.
-
-    Raises:
-        UserError: if the folder has episodes of another contract or origin, or damaged ones.
-    """
-    folder = run / FOLDER
-    if not folder.exists():
-        run.mkdir(parents=True, exist_ok=True)
-        with EpisodeWriter(folder, replace(contract, horizon=1, executed=1), origin) as writer:
-            make(writer)
-    try:
-        episodes, found, recorded = read(folder)
-    except UserError as error:
-        raise UserError(f"{error}; delete {folder} to make them again") from error
-    rows = [
-        f"{key}: expected {value}, got {recorded.get(key)}"
-        for key, value in origin.items()
-        if recorded.get(key) != value
-    ]
-    if rows := rows + contract.mismatches(found):
-        raise UserError(f"{folder} was made for something else ({'; '.join(rows)}); choose another output")
-    return episodes
-
-
-def notes(run: Path) -> list[str]:
-    """Notes of the writer of the demonstrations in the folder `run`, for the report; none without such."""
-    path = run / FOLDER / RECORD
-    return sealed.read(path, FORMAT)["origin"].get("notes", []) if path.exists() else []
 
 
 def columns(episodes: Episodes) -> dict[str, Tensor]:

@@ -28,12 +28,13 @@ from embodied.errors import UserError
 from embodied.evaluation.curves import CURVES
 from embodied.evaluation.evaluation import evaluate
 from embodied.evaluation.in_training import InTraining
-from embodied.evaluation.report import BASELINE, Report, outcomes, title, told
+from embodied.evaluation.report import BASELINE, Report, title, told
 from embodied.placement.local import Elsewhere, Local, Processes, one_after_another, own_share
 from embodied.policy import Policy, PretrainedPolicy, TrainablePolicy
 from embodied.precision import precision_of
 from embodied.rollout.ahead import CollectorAhead
-from embodied.rollout.episodes import Episodes, notes
+from embodied.rollout.demonstrations import report_notes, with_privileged
+from embodied.rollout.episodes import Episodes
 from embodied.rollout.rollout import Collector, first_decisions
 from embodied.saving import checkpoint
 from embodied.saving.tree import copy_tree
@@ -161,8 +162,7 @@ class Experiment(SavedRun):
             with seeding.undisturbed():
                 self._try(None)
             return None
-        made.check_imitable()
-        self.report.notes += [*outcomes(made), *notes(self.directory)]
+        self.report.notes += report_notes(made, self.directory)
         return made
 
     def _try(self, demonstrations: Episodes | None) -> None:
@@ -218,23 +218,14 @@ class Experiment(SavedRun):
         assert self.demonstrations is not None
         if not self.parts and not self.config.start_from:
             seen, actions = self.demonstrations.by_weight()
-            self.policy.fit(self._with_privileged(seen).to(self.device), actions.to(self.device))
+            generator = seeding.generator(self.seed, "random play")
+            seen = with_privileged(seen, self.contract, lambda drawn: self._play(drawn)[0], generator)
+            self.policy.fit(seen.to(self.device), actions.to(self.device))
         learner = self.config.sft.build(self.policy, seeding.generator(self.seed, "sft"))
         self._supervise(learner, self.config.sft.steps)
         self._evaluate(self.policy, {"learner": learner})
         self.before = self._aside(learner.state_dict())
         self._next()
-
-    def _with_privileged(self, observation: TensorDict) -> TensorDict:
-        """`observation` of demonstrations plus privileged observations from random play, for the critic."""
-        specs, found = self.contract.observation, set(observation.keys())
-        missing = [key for key, spec in specs.items() if spec.privileged and key not in found]
-        if not missing:
-            return observation
-        generator = seeding.generator(self.seed, "random play")
-        played, _ = self._play(generator)
-        rows = torch.randint(len(played), (len(observation),), generator=generator)
-        return observation.copy().update(played.select(*missing).cpu()[rows])
 
     def _play(self, generator: torch.Generator) -> tuple[TensorDict, Tensor]:
         """`first_decisions` in separate environments, or the shared one, before the collector begins its episodes."""

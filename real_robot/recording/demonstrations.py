@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import torch
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.rollout import episodes as stored
-from embodied.rollout.episodes import FOLDER, RECORD, Episodes, EpisodeWriter, made_once
+from embodied.rollout.demonstrations import made_once
+from embodied.rollout.episodes import FOLDER, RECORD, Episodes, EpisodeWriter
 from embodied.rollout.pictures import Pictures, encode_all
 from embodied.task import PublishedTask, RecordedTask, Task
 from real_robot.recording import driven, lerobot_reading
-from real_robot.recording.matching import Limits, Match, MatchOptions
+from real_robot.recording.matching import Limits, Match, MatchOptions, match_options
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,35 @@ def sources(given: Any, weights: Sequence[float] | None) -> list[str] | None:  #
         expected = f"{len(paths or ())} numbers above 0, one for each of demonstrations={given}"
         raise UserError(f"expected demonstration_weights of {expected}; got {list(weights)}")
     return paths
+
+
+@dataclass
+class DemonstrationOptions:
+    """Demonstrations of a run.
+
+    `demonstrations` replaces the task's own: LeRobot, HDF5, recordings or another run's, or several [DIR1,DIR2];
+    `demonstration_weights` are their shares, null: by size. Where datasets differ, `demonstration_names` are
+    {OURS:THEIRS}, `demonstration_tasks` {TASK:[TEXT]}, and `demonstration_resampling` skips or repeats rows of another
+    rate.
+    """
+
+    demonstrations: Any = None
+    demonstration_weights: list[float] | None = None
+    demonstration_names: Any = None
+    demonstration_tasks: Any = None
+    demonstration_resampling: bool = False
+
+
+def reader(options: DemonstrationOptions, task: Task) -> Callable[[Contract, Path], Episodes] | None:
+    """Reads the demonstrations of `options` for a contract into a run's folder; None if there are no such options.
+
+    Raises:
+        UserError: for impossible options.
+    """
+    weights = options.demonstration_weights
+    paths = sources(options.demonstrations, weights)
+    matching = match_options(options.demonstration_tasks, options.demonstration_names, options.demonstration_resampling)
+    return partial(demonstrations, paths, task=task, weights=weights, options=matching) if paths else None
 
 
 def demonstrations(

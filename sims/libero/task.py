@@ -17,7 +17,8 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import film, tile, write_video
 from embodied.policy import Policy
-from embodied.rollout.episodes import Episodes, made_once
+from embodied.rollout.demonstrations import made_once
+from embodied.rollout.episodes import Episodes
 from sims.libero.assets import HOW_TO_GET, Assets, find_assets
 from sims.libero.physics.backend import LiberoSim
 from sims.libero.randomisation import Randomisation

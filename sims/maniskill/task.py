@@ -16,7 +16,8 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.evaluation.video import Frames, film, tile, write_video
 from embodied.policy import Policy
-from embodied.rollout.episodes import Episodes, made_once
+from embodied.rollout.demonstrations import made_once
+from embodied.rollout.episodes import Episodes
 from sims.maniskill.worlds import BATCHED, REWARDS, Options
 from sims.remote.options import ProcessOptions
 

@@ -10,17 +10,8 @@ from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
-from embodied.rollout.episodes import (
-    FAILED,
-    FOLDER,
-    SUCCEEDED,
-    UNKNOWN,
-    Episodes,
-    EpisodeWriter,
-    columns,
-    made_once,
-    read,
-)
+from embodied.rollout.demonstrations import made_once
+from embodied.rollout.episodes import FAILED, FOLDER, SUCCEEDED, UNKNOWN, Episodes, EpisodeWriter, columns, read
 
 CONTRACT = Contract({"x": TensorSpec((1,))}, TensorSpec((2,)), control_dt_s=0.1)
 
