@@ -53,11 +53,14 @@ class Robot(Protocol):
 
     `at_rest` [A] says how it is stopped by commands: the value at which an element stands still, 0.0 of a velocity, or
     NaN of one that stays where it is commanded to, such as a joint's position. None: no command makes it safe, as that
-    of a quadrotor, and its own `hold` does.
+    of a quadrotor, and its own `hold` does. `stops_after_s` is the time without commands after which the robot's driver
+    has brought commanded velocities to rest by itself; None: it never does. A position or displacement is done and then
+    stands still anyway.
     """
 
     contract: Contract
     at_rest: tuple[float, ...] | None
+    stops_after_s: float | None
 
     def read(self) -> Reading | None:
         """The newest complete measurement, without waiting; None before the first one."""
@@ -93,7 +96,7 @@ class SimulatedRobot:
             got = f"{environment.num_envs} environments and K={environment.contract.executed}"
             raise UserError(f"expected one environment that executes single actions, got {got}")
         self.contract, self.environment, self._holding = environment.contract, environment, holding
-        self.at_rest = None
+        self.at_rest = self.stops_after_s = None
         self.transition: Transition | None = None
         self._keys = [key for key, spec in self.contract.observation.items() if not spec.privileged]
         self._reading: Reading | None = None

@@ -40,14 +40,18 @@ class Axis:
         fastest: w, at least 0.
         most_b: of |b|.
         most_c: of |c|.
+        pause: periods for which the velocity may go on unchanged before a stop begins, because nobody commands.
     """
 
-    __slots__ = ("_little", "_stop", "_target", "b", "fastest", "high", "low", "most_b", "most_c", "p", "slowest", "w")
+    __slots__ = (
+        "_little", "_stop", "_target", "b", "fastest", "high", "low", "most_b", "most_c", "p", "pause", "slowest", "w",
+    )  # fmt: skip
 
     def __init__(
-        self, low: float, high: float, slowest: float, fastest: float, most_b: float = INF, most_c: float = INF
-    ) -> None:
-        self.low, self.high = low, high
+        self, low: float, high: float, slowest: float, fastest: float, most_b: float = INF, most_c: float = INF,
+        pause: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.low, self.high, self.pause = low, high, pause
         # missing limits become numbers that never bind, given the limits on the lower derivatives
         self.slowest, self.fastest = max(slowest, low - high), min(fastest, high - low)
         self.most_b = min(most_b, self.fastest - self.slowest)
@@ -188,13 +192,22 @@ class Axis:
         if abs(b - self.b) > self.most_c + ROUNDING * self.most_b:
             return False
         p = self.p + w
-        if (p > self.high and w > 0.0) or (p < self.low and w < 0.0):
+        low, high = self._room(w, b)
+        if (p > high and w > 0.0) or (p < low and w < 0.0):
             return False
-        stop = self._stop_from(p, w, b, (self.low, self.high, self.slowest, self.fastest))
+        stop = self._stop_from(p, w, b, (low, high, self.slowest, self.fastest))
         if stop is None:
             return False
         self.p, self.w, self.b, self._stop = p, w, b, stop
         return True
+
+    def _room(self, w: float, b: float) -> tuple[float, float]:
+        """Low and high of p, less what the fastest velocity of a stop from `w` and `b` covers in a pause."""
+        if not self.pause:
+            return self.low, self.high
+        gained = math.copysign(0.5 * abs(b) * (abs(b) / self.most_c + 1.0), b)  # until the acceleration has ceased
+        slowest, fastest = min(w, w + gained, 0.0), max(w, w + gained, 0.0)
+        return self.low - self.pause * slowest, self.high - self.pause * fastest
 
     def _stop_from(self, p: float, w: float, b: float, box: Box) -> Stop | None:
         """A stop from p, w, b that stays in `box`, or None if none is found.

@@ -15,8 +15,10 @@ import numpy as np
 
 from embodied.errors import UserError
 from real_robot.robots.robot import Array
+from real_robot.safety.numbers import check_numbers
 
 TOLERANCE = 1e-12
+HALVINGS = 8
 
 
 class Motion(Enum):
@@ -41,9 +43,9 @@ class Distance:
     observation `ranges`, m, measured from the origin of its body frame at `first_angle_rad` and then every
     `angle_step_rad`; the point `ahead_m` in front of the origin keeps the distance.
 
-    `acceleration` and `jerk` are the smallest with which the robot can brake in any direction; `delay_s` is the time
-    until a command takes effect. Limits of single elements are applied afterwards: elements that brake independently
-    rotate the velocity slightly, which the margin has to cover.
+    `acceleration` and `jerk` are the smallest with which the robot can brake in any direction, at most those of its
+    elements' limits. These are applied afterwards: elements that brake independently rotate the velocity slightly,
+    which the margin has to cover.
     """
 
     elements: list[str] = field(default_factory=list)
@@ -59,10 +61,10 @@ class Distance:
     margin_m: float = 0.0
     acceleration: float = math.inf
     jerk: float = math.inf
-    delay_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise UserError if the parts do not fit together."""
+        check_numbers(self, unlimited=("acceleration", "jerk"))
         point = self.motion is Motion.POINT
         if point != bool(self.position) or point == bool(self.ranges):
             raise UserError("expected `position` for motion=point, and `ranges` for a vehicle")
@@ -77,8 +79,8 @@ class Distance:
         wrong = [row for row in self.planes + self.spheres if len(row) != len(self.elements) + 1]
         if wrong:
             raise UserError(f"expected rows of {len(self.elements) + 1} numbers, got {wrong[0]}")
-        if not (self.acceleration > 0 and self.jerk > 0 and self.margin_m >= 0 and self.delay_s >= 0):
-            raise UserError("expected positive acceleration and jerk, margin_m and delay_s >= 0")
+        if not (self.acceleration > 0 and self.jerk > 0 and self.margin_m >= 0):
+            raise UserError("expected positive acceleration and jerk, and margin_m >= 0")
         if math.isinf(self.acceleration) and not math.isinf(self.jerk):
             raise UserError("expected an acceleration together with a jerk")
 
@@ -86,12 +88,14 @@ class Distance:
 class Barrier:
     """`Distance` prepared for one control period `dt_s`.
 
+    The last command may go on for `pause_s` before the robot begins to brake.
+
     Raises:
         UserError: for a plane without a normal.
     """
 
-    def __init__(self, distance: Distance, dt_s: float) -> None:
-        self._distance = distance
+    def __init__(self, distance: Distance, dt_s: float, pause_s: float = 0.0) -> None:
+        self._distance, self._dt_s = distance, dt_s
         size = len(distance.elements)
         planes = np.array(distance.planes, np.float64).reshape(-1, size + 1)
         lengths = np.linalg.norm(planes[:, :-1], axis=1, keepdims=True)
@@ -100,25 +104,42 @@ class Barrier:
         self._planes = planes / lengths
         self._spheres = np.array(distance.spheres, np.float64).reshape(-1, size + 1)
         ramp_s = 0.0 if math.isinf(distance.jerk) else distance.acceleration / distance.jerk
-        self._lag = dt_s + distance.delay_s + 0.5 * ramp_s
+        self._lag = dt_s + pause_s + 0.5 * ramp_s
 
-    def filter(self, velocity: Array, observation: dict[str, Array], reach: tuple[Array, Array] | None = None) -> Array:
+    def filter(
+        self, velocity: Array, observation: dict[str, Array], reach: tuple[Array, Array] | None = None,
+        recent: Array | None = None,
+    ) -> Array:  # fmt: skip
         """The command closest to `velocity` (elements in m/s, rad/s and rad) that keeps distance.
 
-        `reach` bounds the elements in the next period: if possible, the command is within it.
+        `reach` bounds the elements in the next period: if possible, the command is within it. `recent` [T, elements],
+        newest first, are the commands of periods whose motion may not be in the measurement yet.
         """
         distance = self._distance
         if distance.motion is Motion.POINT:
             normals, room = self._from_shapes(np.asarray(observation[distance.position], np.float64))
-            return _inside(velocity, normals, self._speed(room), reach)
-        normals, room = self._from_ranges(np.asarray(observation[distance.ranges], np.float64))
+        else:
+            normals, room = self._from_ranges(np.asarray(observation[distance.ranges], np.float64))
+        if recent is not None and len(recent):
+            moved = np.cumsum(np.stack([self._of_point(each) for each in recent]), 0) * self._dt_s  # [T, D]
+            room = room - np.maximum(-(normals @ moved.T).min(1), 0.0)
         speed = self._speed(room)
+        if distance.motion is Motion.POINT:
+            return _inside(velocity, normals, speed, reach)
         if distance.motion is Motion.TURNING:
-            arm = np.array([1.0, distance.ahead_m])  # the point's velocity in the body frame: v, ahead * turn rate
+            arm = np.array([1.0, distance.ahead_m])
             box = (reach[0] * arm, reach[1] * arm) if reach else None
             return _inside(velocity * arm, normals, speed, box) / arm
-        sideways = distance.ahead_m * math.tan(velocity[1]) / distance.wheelbase_m
-        return np.array([velocity[0] * share(velocity[0] * np.array([1.0, sideways]), normals, speed), velocity[1]])
+        return np.array([velocity[0] * share(self._of_point(velocity), normals, speed), velocity[1]])
+
+    def _of_point(self, velocity: Array) -> Array:
+        """Velocity [D] of the point that keeps distance; a vehicle's in its body frame."""
+        distance = self._distance
+        if distance.motion is Motion.POINT:
+            return velocity
+        if distance.motion is Motion.TURNING:
+            return velocity * np.array([1.0, distance.ahead_m])
+        return velocity[0] * np.array([1.0, distance.ahead_m * math.tan(velocity[1]) / distance.wheelbase_m])
 
     def _speed(self, room: Array) -> Array:
         """The speed toward an obstacle from which braking stops within `room`: v lag + v^2 / 2a = room."""
@@ -171,18 +192,36 @@ def nearest(velocity: Array, normals: Array, speed: Array) -> Array | None:
 
 
 def _inside(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, Array] | None) -> Array:
-    """The closest point inside all half-spaces and `reach`; if they are disjoint, inside the half-spaces only."""
-    found = None
-    if reach is not None:
-        low, high = reach
-        found = np.minimum(np.maximum(velocity, low), high)
-        if (normals @ found < -speed).any():
-            one = np.eye(len(velocity))
-            found = nearest(found, np.concatenate([normals, one, -one]), np.concatenate([speed, -low, high]))
-    if found is None:
+    """The closest point inside all half-spaces and `reach`; if they are disjoint, the one in reach that brakes most.
+
+    A half-space that is out of reach by itself is exceeded as little as possible, several that exclude each other by
+    the same, smallest speed.
+    """
+    if reach is None:
         found = nearest(velocity, normals, speed)
-    # if none is found, scale the velocity down: standing still is always inside
-    return velocity * share(velocity, normals, speed) if found is None else found
+        # if none is found, scale the velocity down: standing still is always inside
+        return velocity * share(velocity, normals, speed) if found is None else found
+    start = np.minimum(np.maximum(velocity, reach[0]), reach[1])
+    ends = np.where(normals > 0.0, reach[1], reach[0])
+    braked = np.where(normals == 0.0, 0.0, ends * normals).sum(1)  # the most along each normal
+    speed = np.maximum(speed, -braked)
+    excess = float((-(normals @ start) - speed).max(initial=0.0))
+    if excess <= 0.0:
+        return start
+    if (found := _in_reach(start, normals, speed, reach)) is not None:
+        return found
+    found, allowed, step = start, excess, 0.5 * excess  # `start` is inside if all may be exceeded by so much
+    for _ in range(HALVINGS):
+        if (other := _in_reach(start, normals, speed + (allowed - step), reach)) is not None:
+            found, allowed = other, allowed - step
+        step *= 0.5
+    return found
+
+
+def _in_reach(velocity: Array, normals: Array, speed: Array, reach: tuple[Array, Array]) -> Array | None:
+    """The point closest to `velocity` inside all half-spaces and `reach`, or None."""
+    one = np.eye(len(velocity))
+    return nearest(velocity, np.concatenate([normals, one, -one]), np.concatenate([speed, -reach[0], reach[1]]))
 
 
 def _join(

@@ -35,7 +35,8 @@ def observed_element(contract: Contract, name: str) -> Element:
 class LimitedElement:
     """The limits `given` to element `index` of an action, whose values are within `command`.
 
-    After a pause an element that is not measured begins where it was commanded last if it `stays` there, else at rest.
+    After a pause a position begins where it was commanded last, if the robot is measured near there, or if it is not
+    measured and `stays` where it was commanded to.
 
     Raises:
         UserError: if it can't stand still within its limits.
@@ -48,13 +49,15 @@ class LimitedElement:
         dt_s = contract.control_dt_s
         self.index = index
         self._measured = observed_element(contract, given.measured) if given.measured else None
-        self._from, self._stays = given.rest, stays
+        self._from, self._stays, self._commanded_once = given.rest, stays, False
         self._position = given.kind is Kind.POSITION
-        self._scale = given.scale * (dt_s if given.kind is Kind.VELOCITY else 1.0)
-        self._error = limits.clock_error_s / dt_s
+        self._moves_on = given.kind is Kind.VELOCITY  # while nothing is commanded
+        self._scale = given.scale * (dt_s if self._moves_on else 1.0)
+        # A measurement may be older than it says, and what was commanded before it may not have been done yet.
+        self._error = (limits.clock_error_s + limits.lag_s) / dt_s
         # last positions, or motion per period, newest first: as far back as a measurement may lie
         oldest_s = limits.following_s if self._position else limits.observation_timeout_s + limits.clock_error_s
-        self._past = deque[float](maxlen=math.ceil(oldest_s / dt_s) + 1)
+        self._past = deque[float](maxlen=math.ceil((oldest_s + limits.lag_s) / dt_s) + 1)
         low, high = (float(bound) * self._scale for bound in command)
         fastest = given.velocity * dt_s
         b, c = given.acceleration * dt_s**2, given.jerk * dt_s**3
@@ -66,14 +69,16 @@ class LimitedElement:
         else:
             if not low <= 0.0 <= high:
                 raise UserError(f"expected a velocity whose limits contain zero, got {command}")
-            self._axis = Axis(given.low, given.high, max(low, -fastest), min(high, fastest), b, c)
+            pause = limits.command_timeout_s / dt_s if self._moves_on else 0.0
+            self._axis = Axis(given.low, given.high, max(low, -fastest), min(high, fastest), b, c, pause)
         self._walls = self._axis.low, self._axis.high
         self._following = following(contract, given, self._measured[0] if self._measured else "", high - low)
-        self._motion = Motion(math.ceil(limits.following_s / dt_s), self._following)
+        self._motion = Motion(math.ceil(max(limits.following_s, limits.lag_s) / dt_s), self._following)
 
     def start(self, observation: dict[str, Array]) -> bool:
-        """Start at rest where the element is measured.
+        """Start at rest where the element was commanded last if it is measured near there, else where it is measured.
 
+        A robot that sags under its weight would otherwise be commanded to jump by as much, and lower at each start.
         False if a position is further outside than one period can move.
         """
         axis = self._axis
@@ -82,7 +87,11 @@ class LimitedElement:
             axis.start(0.0)
             self._motion.start()
             return True
-        position = self._from if self._measured is None else self._read(observation)
+        position = self._from
+        if self._measured is not None:
+            measured = self._read(observation)
+            if not (self._commanded_once and abs(measured - self._from) <= self._following):
+                position = measured
         inside = min(max(position, axis.low), axis.high)
         axis.start(inside)
         self._past.appendleft(inside)
@@ -100,6 +109,25 @@ class LimitedElement:
             axis.low, axis.high = self._walls[0] + back, self._walls[1] - ahead
         axis.at_velocity(value * self._scale)
         return self._moving()
+
+    def idle(self, periods: int, silent: bool, stands: bool) -> None:
+        """Account for `periods` in which nothing was commanded.
+
+        A velocity goes on meanwhile, unless the robot `stands` still by then by its own time-out. Positions and
+        displacements stand still by themselves; if the pause was so long that the program counts as `silent`, they
+        begin at rest, otherwise a command was a little late.
+        """
+        axis = self._axis
+        if stands or (silent and not self._moves_on):
+            axis.start(axis.p)
+        kept = axis.p if self._position else axis.w if self._moves_on else 0.0
+        count = min(periods, self._past.maxlen or 0)
+        self._past.extendleft([kept] * count)
+        if stands:
+            self._motion.start()
+        elif not self._position:
+            for _ in range(count):
+                self._motion.move(kept)
 
     def stop(self, rest: float) -> float:
         """The value to command next in order to stand still at the value `rest`.
@@ -125,10 +153,6 @@ class LimitedElement:
             return axis.still
         return axis.still and axis.p == min(max(rest * self._scale, axis.low), axis.high)
 
-    def abandon(self) -> None:
-        """Take it as standing still where it is, because commands have been missing for long."""
-        self._axis.start(self._axis.p)
-
     def lag(self, observation: dict[str, Array], age: float) -> float:
         """How far the measured position, or motion, is from all that was commanded lately; 0 where that is allowed.
 
@@ -144,10 +168,18 @@ class LimitedElement:
         away = max(min(self._past) - measured, measured - max(self._past))
         return away if away > self._following else 0.0
 
-    def measured(self, observation: dict[str, Array]) -> float | None:
-        """The value that commands the measured position; None if it follows, or is not commanded by position."""
-        lags = self._position and self.lag(observation, 0.0)
-        return self._read(observation) / self._scale if lags else None
+    def travel(self, value: float) -> float:
+        """Way of the stop after a period at the rate `value`, in the unit of the limits and with its sign.
+
+        w^2 / 2B, less half a period's motion since the first period of the stop is slower already, and w B / 2C and a
+        whole period more where the jerk is limited.
+        """
+        w, B, C = abs(value * self._scale), self._axis.most_b, self._axis.most_c
+        if B == 0.0 or math.isinf(B):
+            return 0.0
+        ramp = B / C if C < 2.0 * B else 0.0
+        way = 0.5 * w * w / B + 0.5 * w * (ramp + 1.0) if ramp else max(0.5 * w * w / B - 0.5 * w, 0.0)
+        return math.copysign(way, value)
 
     def reach(self) -> tuple[float, float]:
         """The values that can be commanded next, as far as derivatives are limited."""
@@ -186,7 +218,7 @@ class LimitedElement:
     def _commanded(self) -> float:
         self._past.appendleft(self._axis.p)
         if self._stays:
-            self._from = self._axis.p
+            self._from, self._commanded_once = self._axis.p, True
         return self._axis.p / self._scale
 
     def _read(self, observation: dict[str, Array]) -> float:

@@ -8,10 +8,13 @@ elements that do work are scaled by one factor, which preserves the direction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from embodied.errors import UserError
+from real_robot.safety.numbers import check_numbers
+
+HALVINGS = 20
 
 
 @dataclass
@@ -31,6 +34,7 @@ class Tank:
 
     def __post_init__(self) -> None:
         """Raise UserError if the pairs or the energies do not fit."""
+        check_numbers(self)
         if not self.elements or len(self.elements) != len(self.conjugate):
             raise UserError(f"expected one conjugate for each element, got {self.elements} and {self.conjugate}")
         if not 0 <= self.reserve_j <= self.start_j <= self.most_j:
@@ -48,11 +52,20 @@ class EnergyTank:
         """Refill it to its start."""
         self.energy_j = self._tank.start_j
 
-    def share(self, flow: Sequence[float], effort: Sequence[float], dt_s: float) -> float:
-        """The factor in [0, 1] for `flow` so that flow effort dt_s does not overdraw the tank."""
-        requested = sum(map(float.__mul__, flow, effort)) * dt_s
+    def share(self, energy_j: Callable[[float], float]) -> float:
+        """The factor in [0, 1] by which a motion is scaled so that it does not overdraw the tank.
+
+        `energy_j` is the work of the motion scaled by a factor, the stop after it included; 0 for the factor 0.
+        """
         left = max(self.energy_j - self._tank.reserve_j, 0.0)
-        return 1.0 if requested <= left else left / requested
+        if energy_j(1.0) <= left:
+            return 1.0
+        share, step = 0.0, 0.5
+        for _ in range(HALVINGS):  # the work is no line in the factor: braking grows with its square
+            if energy_j(share + step) <= left:
+                share += step
+            step *= 0.5
+        return share
 
     def spend(self, flow: Sequence[float], effort: Sequence[float], dt_s: float) -> None:
         """Account for the command; returned energy refills the tank."""

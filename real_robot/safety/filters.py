@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,7 +51,6 @@ class Filters:
         if self._at_rest is not None:
             _check_at_rest(self._names, limits, self._at_rest)
             self._at_rest = np.minimum(np.maximum(self._at_rest, self._low), self._high)
-            self._rest = self._at_rest
         self._last = np.zeros(size)
         box = self._low, self._high
         self._distance = _DistanceFilter(contract, limits, limits.distance, box) if limits.distance else None
@@ -68,6 +68,8 @@ class Filters:
 
     def start(self, observation: dict[str, Array]) -> str:
         """Start at rest from the measurement; returns an error text if the robot is outside its limits, else ""."""
+        if self._distance:
+            self._distance.start()
         for axis in self._axes:
             if not axis.start(observation):
                 return f"{self._names[axis.index]} is outside its limits: move it inside by hand"
@@ -75,18 +77,15 @@ class Filters:
 
     def apply(self, action: Array, observation: dict[str, Array], age_s: float) -> Array:
         """The action [A] to write, given an observation of age `age_s`."""
-        wanted = np.minimum(np.maximum(action, self._low), self._high)
+        wanted, age = np.minimum(np.maximum(action, self._low), self._high), age_s / self._dt_s
         if self._distance:
-            wanted = self._distance.apply(wanted, observation, self._axes)
+            wanted = self._distance.apply(wanted, observation, age, self._axes)
         if self._tank:
-            wanted = self._tank.apply(wanted, observation)
+            wanted = self._tank.apply(wanted, observation, self._axes)
         values = wanted.tolist()
         for axis in self._axes:
-            values[axis.index] = axis.apply(values[axis.index], observation, age_s / self._dt_s)
-        self._last = np.minimum(np.maximum(np.array(values, np.float64), self._low), self._high)
-        if self._tank:
-            self._tank.spend(self._last, observation)
-        return self._last
+            values[axis.index] = axis.apply(values[axis.index], observation, age)
+        return self._commanded(np.array(values, np.float64))
 
     def unfollowed(self, observation: dict[str, Array], age_s: float) -> str:
         """Description of an element that does not move as commanded, measured `age_s` ago; "" if there is none."""
@@ -96,31 +95,41 @@ class Filters:
                 return f"{name} is {away:.3g} away from where it was commanded to: blocked, or moved by somebody else"
         return ""
 
-    def begin_stop(self, observation: dict[str, Array] | None = None, after_gap: bool = False) -> bool:
+    def idle(self, periods: int, silent: bool, stands: bool) -> None:
+        """Account for `periods` in which nothing was commanded, see `LimitedElement.idle`."""
+        for axis in self._axes:
+            axis.idle(periods, silent, stands)
+        if self._distance:
+            self._distance.idle(self._last * (not stands), periods)
+
+    def begin_stop(self) -> bool:
         """Begin the certified stop from the last command; returns whether there is anything to command for it.
 
-        With an `observation`, elements that do not follow are commanded back to where they are, so that nothing jumps
-        when a blocked robot comes free. `after_gap`: commands have been missing for so long that the robot stands still
-        by itself; positions are left alone, because it may have been moved.
+        Where a position stands still already, nothing is commanded: it may have been moved meanwhile.
         """
         assert self._at_rest is not None
-        self._rest = self._at_rest.copy()
-        for axis in self._axes:
-            if observation is not None and (back := axis.measured(observation)) is not None:
-                self._rest[axis.index] = back
-            if after_gap:
-                axis.abandon()
-        return not (after_gap and np.isnan(self._rest).any())
+        rest = self._at_rest.tolist()
+        moves = any(not axis.stopped(rest[axis.index]) for axis in self._axes)
+        return moves or not np.isnan(self._at_rest).all()
 
     def stop(self) -> tuple[Array, bool]:
         """The next action [A] of the stop, and whether it is the last one."""
-        values = np.where(np.isnan(self._rest), self._last, self._rest)
-        rest, ended = self._rest.tolist(), True
+        assert self._at_rest is not None
+        values = np.where(np.isnan(self._at_rest), self._last, self._at_rest)
+        rest, ended = self._at_rest.tolist(), True
         for axis in self._axes:
             values[axis.index] = axis.stop(rest[axis.index])
             ended = ended and axis.stopped(rest[axis.index])
+        return self._commanded(values), ended
+
+    def _commanded(self, values: Array) -> Array:
+        """The action of `values` within the contract, after the filters have accounted for it."""
         self._last = np.minimum(np.maximum(values, self._low), self._high)
-        return self._last, ended
+        if self._distance:
+            self._distance.move(self._last)
+        if self._tank:
+            self._tank.spend(self._last)
+        return self._last
 
     def _narrow(self, index: int, name: str, limits: Limits) -> None:
         """Bound the values of an element by its velocity, and check that something bounds it."""
@@ -150,31 +159,58 @@ def _check_at_rest(names: tuple[str, ...], limits: Limits, at_rest: Array) -> No
 
 
 class _DistanceFilter:
-    """Converts between the action's values and velocities for the barrier."""
+    """Converts between the action's values and velocities for the barrier, and keeps the motion that is not measured.
+
+    Raises:
+        UserError: for a distance that needs more braking than the limits of its elements allow.
+    """
 
     def __init__(self, contract: Contract, limits: Limits, distance: Distance, box: tuple[Array, Array]) -> None:
         self._index = action_indices(contract, distance.elements)
         moving = distance.elements[:1] if distance.motion is Motion.STEERED else distance.elements
         _check_rates(limits, moving, "distance")
+        _check_braking(limits, moving, distance)
         self._low, self._high = (bound[self._index] for bound in box)
-        self._scale = np.array([_rate_scale(limits, name, contract.control_dt_s) for name in distance.elements])
+        dt_s = contract.control_dt_s
+        self._scale = np.array([_rate_scale(limits, name, dt_s) for name in distance.elements])
         key = distance.position or distance.ranges
         if key not in contract.observation:
             raise UserError(f"no observation {key!r} to keep distance by; expected one of {list(contract.observation)}")
-        self._barrier = Barrier(distance, contract.control_dt_s)
+        # While nothing is commanded, a velocity goes on; a displacement does not.
+        self._goes_on = any(limits.commands[name].kind is Kind.VELOCITY for name in moving)
+        self._barrier = Barrier(distance, dt_s, limits.command_timeout_s if self._goes_on else 0.0)
+        self._error = (limits.clock_error_s + limits.lag_s) / dt_s
+        oldest = math.ceil((limits.observation_timeout_s + limits.clock_error_s + limits.lag_s) / dt_s) + 1
+        self._past = deque[Array](maxlen=oldest)
 
-    def apply(self, wanted: Array, observation: dict[str, Array], axes: list[LimitedElement]) -> Array:
+    def start(self) -> None:
+        """Start at rest."""
+        self._past.clear()
+
+    def apply(self, wanted: Array, observation: dict[str, Array], age: float, axes: list[LimitedElement]) -> Array:
+        """The command for `wanted` [A] that keeps distance; the measurement is `age` periods old."""
         velocity = wanted[self._index] * self._scale
         low, high = self._low.copy(), self._high.copy()
         for place, index in enumerate(self._index):
             for axis in axes:
                 if axis.index == index:
                     low[place], high[place] = axis.reach()
-        kept = self._barrier.filter(velocity, observation, (low * self._scale, high * self._scale)) / self._scale
+        recent = list(self._past)[: math.ceil(age + self._error)]
+        reach = low * self._scale, high * self._scale
+        kept = self._barrier.filter(velocity, observation, reach, np.array(recent)) / self._scale
         # clipping one element could turn the velocity toward an obstacle; scaling it cannot
         over = _excess(kept, self._low, self._high)
         wanted[self._index] = kept / over if over > 1.0 else kept
         return wanted
+
+    def move(self, action: Array) -> None:
+        """Account for the command `action` [A]."""
+        self._past.appendleft(action[self._index] * self._scale)
+
+    def idle(self, action: Array, periods: int) -> None:
+        """Account for `periods` after the command `action` [A] in which velocities go on and displacements do not."""
+        velocity = action[self._index] * self._scale * self._goes_on
+        self._past.extendleft([velocity] * min(periods, self._past.maxlen or 0))
 
 
 class _TankFilter:
@@ -186,21 +222,37 @@ class _TankFilter:
         self._scale = np.array([_rate_scale(limits, name, contract.control_dt_s) for name in tank.elements])
         self._conjugate = [observed_element(contract, name) for name in tank.conjugate]
         self._dt_s = contract.control_dt_s
+        self._effort = [0.0] * len(tank.elements)
         self.tank = EnergyTank(tank)
 
-    def apply(self, wanted: Array, observation: dict[str, Array]) -> Array:
-        share = self.tank.share(self._flow(wanted), self._effort(observation), self._dt_s)
-        wanted[self._index] *= share
+    def apply(self, wanted: Array, observation: dict[str, Array], axes: list[LimitedElement]) -> Array:
+        """Scale the elements of `wanted` [A] down, so that they and the stop after them do not overdraw the tank."""
+        self._effort = [float(observation[key][index]) for key, index in self._conjugate]
+        by_index = {axis.index: axis for axis in axes}
+        travels = [by_index[index].travel if index in by_index else _no_travel for index in self._index.tolist()]
+        flow = self._flow(wanted)
+
+        def energy_j(share: float) -> float:
+            """Work of the period with `share` of the flow, and of the stop from there."""
+            values = (share * wanted[self._index]).tolist()
+            moved = [each * share * self._dt_s for each in flow]
+            stops = [travel(value) for travel, value in zip(travels, values, strict=True)]
+            return sum(effort * (step + stop) for effort, step, stop in zip(self._effort, moved, stops, strict=True))
+
+        wanted[self._index] *= self.tank.share(energy_j)
         return wanted
 
-    def spend(self, written: Array, observation: dict[str, Array]) -> None:
-        self.tank.spend(self._flow(written), self._effort(observation), self._dt_s)
+    def spend(self, written: Array) -> None:
+        """Account for a written action [A] with the force that was measured last."""
+        self.tank.spend(self._flow(written), self._effort, self._dt_s)
 
     def _flow(self, action: Array) -> list[float]:
         return (action[self._index] * self._scale).tolist()
 
-    def _effort(self, observation: dict[str, Array]) -> list[float]:
-        return [float(observation[key][index]) for key, index in self._conjugate]
+
+def _no_travel(value: float) -> float:
+    """Way of an element without limits, which stands still at once."""
+    return 0.0
 
 
 def action_names(contract: Contract) -> tuple[str, ...]:
@@ -229,6 +281,20 @@ def _check_rates(limits: Limits, elements: Sequence[str], user: str) -> None:
                 f"expected kind VELOCITY or DELTA of {name!r} in `commands`, because `{user}` changes velocities; got "
                 f"{kind.name}, a commanded value (the default)"
             )
+
+
+def _check_braking(limits: Limits, elements: Sequence[str], distance: Distance) -> None:
+    """Raise UserError if `distance` counts on braking that the limits of `elements` do not allow."""
+    for place, name in enumerate(elements):
+        given = limits.commands[name]
+        arm = distance.ahead_m if distance.motion is Motion.TURNING and place == 1 else 1.0  # of the point that turns
+        for derivative in ("acceleration", "jerk"):
+            most, counted = arm * getattr(given, derivative), getattr(distance, derivative)
+            if counted > most:
+                raise UserError(
+                    f"distance.{derivative} is {counted:g}, but {name!r} is limited to {most:g}: the robot could not"
+                    f" stop in time; use distance.{derivative} of at most {most:g}"
+                )
 
 
 def _rate_scale(limits: Limits, name: str, dt_s: float) -> float:

@@ -19,7 +19,12 @@ def following(contract: Contract, given: ElementLimits, key: str, reach: float) 
         return INF
     if given.kind is not Kind.POSITION or given.following is not None:
         return INF if given.following is None else given.following
-    return FOLLOWING.get(contract.observation[key].unit, FOLLOWING_SHARE * reach)
+    return default_following(contract.observation[key].unit, reach)
+
+
+def default_following(unit: str, reach: float) -> float:
+    """Default of `ElementLimits.following` of a position in `unit` that moves over `reach`."""
+    return FOLLOWING.get(unit, FOLLOWING_SHARE * reach)
 
 
 class Motion:

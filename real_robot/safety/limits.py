@@ -10,6 +10,7 @@ from pathlib import Path
 from embodied.errors import UserError
 from real_robot.safety.barrier import Distance
 from real_robot.safety.energy_tank import Tank
+from real_robot.safety.numbers import check_numbers
 
 INF = math.inf
 
@@ -32,12 +33,14 @@ class ElementLimits:
     """Limits of one element of the action.
 
     `scale` converts the contract's value to the unit of the limits: m of a DELTA, rad/s of a VELOCITY. `low` and `high`
-    bound the position; for a VELOCITY or DELTA only if `measured` names it. `velocity`, `acceleration` and `jerk` bound
-    its first three derivatives, per s, s^2 and s^3; for a torque or thrust they are its own derivatives. `measured` is
-    the observed element of the position, "joint_position.joint1": a POSITION command starts from it, or from `rest` if
-    none is given. Such a measured position may be off by `following`, in the unit of the limits, from all that was
-    commanded in the last `Limits.following_s`; by default 0.1 rad, 0.03 m, or a twentieth of the range. Of a VELOCITY
-    or DELTA, whose commands to a blocked robot do not add up, motion in that time is compared, and only if it is given.
+    bound the commanded position, and for a VELOCITY or DELTA, only if `measured` names it, the robot's. `velocity`,
+    `acceleration` and `jerk` bound its first three derivatives, per s, s^2 and s^3; for a torque or thrust they are its
+    own derivatives. `measured` is the observed element of the position, "joint_position.joint1": a POSITION command
+    starts from it, or from `rest` if none is given, and a measurement that is farther from the last one than `velocity`
+    and `following` allow is rejected. A measured position may be off by `following`, in the unit of the limits, from
+    all that was commanded in the last `Limits.following_s` and `Limits.lag_s`; by default 0.1 rad, 0.03 m, or a
+    twentieth of the range. Of a VELOCITY or DELTA, whose commands to a blocked robot do not add up, motion in that time
+    is compared, and only if `following` is given.
     """
 
     kind: Kind = Kind.POSITION
@@ -59,6 +62,7 @@ class ElementLimits:
 
     def __post_init__(self) -> None:
         """Raise UserError for limits that cannot be met."""
+        check_numbers(self, unlimited=("low", "high", "velocity", "acceleration", "jerk"))
         rates = (self.velocity, self.acceleration, self.jerk)
         if not (self.low < self.high and all(rate > 0 for rate in rates) and self.scale > 0):
             raise UserError(f"expected low < high, positive limits and a positive scale, got {self}")
@@ -85,6 +89,7 @@ class Range:
 
     def __post_init__(self) -> None:
         """Raise UserError for an empty range."""
+        check_numbers(self, unlimited=("low", "high", "deceleration"))
         if not (self.low < self.high and self.deceleration > 0 and self.acceleration >= 0):
             raise UserError(f"expected low < high, acceleration >= 0 and deceleration > 0, got {self}")
         if not self.rate and (self.acceleration, self.deceleration) != (0.0, INF):
@@ -100,8 +105,10 @@ class Limits:
     body's z axis may tilt at most `tilt_rad` from the world's, according to the observation `attitude`: a rotation
     matrix with elements named "zz" or a quaternion x, y, z, w. A measurement is stale after `observation_timeout_s`, a
     command after `command_timeout_s`. The computers' clocks differ by at most `clock_error_s`: stamps may lie so far in
-    the future, and walls are kept as if measurements were older by as much. After a fault the robot moves again once
-    `recovery_s` of control periods in a row were good.
+    the future, and walls are kept as if measurements were older by as much. The robot has done what it was commanded to
+    within `lag_s` (of a first-order lag, some four time constants). Walls, distances and fences are kept although it
+    lags so, and although the last command may stay the last one for `command_timeout_s`. After a fault the robot moves
+    again once `recovery_s` of control periods in a row were good.
     """
 
     commands: dict[str, ElementLimits] = field(default_factory=dict)
@@ -113,15 +120,17 @@ class Limits:
     observation_timeout_s: float = 0.1
     command_timeout_s: float = 0.1
     clock_error_s: float = 0.05
+    lag_s: float = 0.0
     following_s: float = 0.3
     recovery_s: float = 0.5
 
     def __post_init__(self) -> None:
         """Raise UserError for times or angles out of range."""
+        check_numbers(self)
         if not min(self.observation_timeout_s, self.command_timeout_s, self.following_s) > 0:
             raise UserError("expected observation_timeout_s, command_timeout_s and following_s > 0")
-        if not min(self.clock_error_s, self.recovery_s) >= 0:
-            raise UserError("expected clock_error_s and recovery_s >= 0")
+        if not min(self.clock_error_s, self.lag_s, self.recovery_s) >= 0:
+            raise UserError("expected clock_error_s, lag_s and recovery_s >= 0")
         if not 0 < self.tilt_rad <= math.pi:
             raise UserError(f"expected 0 < tilt_rad <= pi, got {self.tilt_rad}")
         if bool(self.attitude) != (self.tilt_rad < math.pi):

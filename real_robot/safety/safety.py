@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,6 +14,7 @@ import numpy as np
 from embodied.contract import Contract
 from embodied.errors import UserError
 from real_robot.robots.robot import Array, Clock, Reading, Robot
+from real_robot.safety.consistency import Consistency
 from real_robot.safety.element import Element, observed_element
 from real_robot.safety.filters import Filters
 from real_robot.safety.inputs import CLOCKS, Command, Inputs
@@ -26,8 +27,8 @@ SAME = 1e-9
 """Commands that differ by less count as equal."""
 MISSING = "no command"
 """Why a robot holds that is not told what to do."""
-LONG = 2.0
-"""Times the `command_timeout_s` without a command, after which a robot stands still by its own time-out."""
+LATE = 0.25
+"""Share of a period by which a command may be late without counting as missing."""
 
 
 class State(Enum):
@@ -56,20 +57,25 @@ class Safety:
     """Checks every command and measurement of `robot`; writes an action inside all limits, or holds.
 
     Holding is the stop that was certified with the last command: one action per period within all limits, from the last
-    command alone, however old the measurement is; nothing is written afterwards, so that nobody who moves the robot
-    meanwhile is disturbed. A robot without `at_rest` gets no stop, but its own `hold` at once. Before the first command
-    there is nothing to stop.
+    command alone, however old the measurement is, and never towards a measurement; nothing is written afterwards, so
+    that nobody who moves the robot meanwhile is disturbed. A robot without `at_rest` gets no stop, but its own `hold`
+    at once. Before the first command there is nothing to stop.
 
     - Input that is stale, reordered, from the future, not finite, or of another shape or frame is a fault: it holds in
       the same period. A robot that is stopped by commands moves again once it stands still and the inputs of
       `recovery_s` in a row were good; any other one as its own `hold` lets it.
+    - A measured position that contradicts the ones before is rejected and counted (`rejected`); if it persists for
+      `observation_timeout_s`, the robot stops until `reset`.
     - A missing command holds, too; the next command goes on from where the stop is.
     - Exceeded observation bounds, a robot that fails, does not follow or says so, and `trip` stop until `reset`.
+    - After `command_timeout_s` without a command the program counts as silent, whoever notices it: velocities have gone
+      on meanwhile, unless the robot has stopped by itself (`Robot.stops_after_s`), all else stands still.
 
     `clock` is that of the stamps. Control periods are counted in `steady` time, which does not jump; None: `clock`'s.
 
-    After a completed stop, commands begin at rest where the robot is measured. All methods may be called from any
-    thread: once `trip` has returned, nothing but the stop is written.
+    A motion starts at rest from measurements that are consistent with each other: where the robot was commanded last if
+    it is measured near there, else where it is measured. All methods may be called from any thread: once `trip` has
+    returned, nothing but the stop is written.
 
     Raises:
         UserError: for limits that do not fit the robot's contract.
@@ -78,13 +84,15 @@ class Safety:
     def __init__(self, robot: Robot, limits: Limits, clock: Clock, steady: Clock | None = None) -> None:
         self._robot, self._limits, self._clock, self._steady = robot, limits, clock, steady or clock
         self._inputs = Inputs(robot.contract, limits)
+        self._consistency = Consistency(robot.contract, limits)
         self._filters = Filters(robot.contract, limits, robot.at_rest)
         self._bounds = Bounds(robot.contract, limits)
         self._period_s = robot.contract.control_dt_s
         self._recovery = math.ceil(limits.recovery_s / self._period_s - 1e-9)
         self._lock = threading.RLock()
         self.state, self.reason = State.READY, ""
-        self._now_s = self._steady_s = self._written_s = -math.inf
+        self._now_s = self._steady_s = self._written_s = self._reset_s = -math.inf
+        self._counted_s = -math.inf  # until when periods without a command are accounted for
         self._credit, self._went_back = 1.0, ""
         self._stopping = False
         self._faulty = False  # whether going on needs `_missing` good periods, and standing still
@@ -94,6 +102,17 @@ class Safety:
     def energy_j(self) -> float:
         """Energy left in the tank; infinite without one."""
         return self._filters.energy_j
+
+    @property
+    def rejected(self) -> int:
+        """Number of measurements that contradicted the ones before."""
+        return self._consistency.rejected
+
+    def observe(self, reading: Reading) -> None:
+        """Take note of a measurement without a command: a motion starts from several that are consistent."""
+        with self._lock:
+            if not self._inputs.reading_fault(reading, self._time()):
+                self._consistency.take(reading, self._moving)
 
     def command(self, action: Array | Command | None, reading: Reading | None) -> Verdict:
         """Write `action`, limited where necessary, or hold; call it once per period.
@@ -109,23 +128,31 @@ class Safety:
             if fault := fault or self._inputs.reading_fault(reading, now_s):
                 return self._fail(fault)
             assert reading is not None
-            moving = self.state is State.ACTIVE or self._stopping
+            accepted = self._consistency.take(reading, self._moving)
             if reading.refusal:
-                stops = self._hold(State.STOPPED, reading.refusal, reading.observation) if moving else None
+                stops = self._hold(State.STOPPED, reading.refusal) if self._moving else None
                 return stops or self._fail(reading.refusal)
-            if bound := self._bounds.broken(reading.observation):
+            if bound := self._bounds.broken(reading.observation, self._consistency.keys):
                 return self._hold(State.STOPPED, bound)
-            age_s = max(now_s - reading.stamp_s, 0.0)
-            if moving and (away := self._filters.unfollowed(reading.observation, age_s)):
-                return self._hold(State.STOPPED, away, reading.observation)
+            age_s = max(now_s - accepted.stamp_s, 0.0)
+            if fault := self._consistency.fault:
+                if self.state is State.READY:
+                    self._consistency.begin_anew()
+                    return self._fail(fault)
+                if age_s > self._limits.observation_timeout_s:
+                    return self._hold(State.STOPPED, fault)
+            if self._moving and (away := self._filters.unfollowed(accepted.observation, age_s)):
+                return self._hold(State.STOPPED, away)
             if action is None:
                 return self._hold(State.HOLDING, MISSING)
             command = action if isinstance(action, Command) else Command(action)
             delay_s = age_s + self._limits.clock_error_s + self._period_s
-            fault = self._inputs.command_fault(command, now_s) or self._bounds.ahead(reading.observation, delay_s)
+            fault = self._inputs.command_fault(command, now_s) or self._bounds.ahead(accepted.observation, delay_s)
             if fault:
                 return self._fail(fault)
-            return self._go_on(np.asarray(command.action), reading)
+            if command.stamp_s is not None and command.stamp_s <= self._reset_s:
+                return self._hold(State.HOLDING, "the command was issued before the reset")
+            return self._go_on(np.asarray(command.action), accepted)
 
     def hold(self, reason: str, fault: bool = True) -> Verdict:
         """Hold, as after a bad input, or as after a missing command; call it every period."""
@@ -142,12 +169,16 @@ class Safety:
             self._hold(State.STOPPED, reason)
 
     def reset(self) -> None:
-        """Leave the emergency stop; the next command is checked like the first one, and goes on from a running stop."""
+        """Leave the emergency stop: the next command that is issued from now on is checked like the first one.
+
+        It goes on from a running stop.
+        """
         with self._lock:
-            self._time()
+            self._reset_s = self._time()
             self.state, self.reason = State.HOLDING if self._stopping else State.READY, ""
             self._faulty, self._missing, self._went_back = False, 0, ""
             self._inputs.reset()
+            self._consistency.reset()
             self._filters.reset()
 
     def watch(self) -> None:
@@ -157,7 +188,7 @@ class Safety:
         """
         with self._lock:
             self._time()
-            if self.state is State.ACTIVE and self._steady_s - self._written_s > self._limits.command_timeout_s:
+            if self.state is State.ACTIVE and self._silent:
                 self._hold(State.HOLDING, "no command in time")
             elif self._stopping:
                 self._hold(self.state, self.reason)
@@ -171,22 +202,32 @@ class Safety:
                 self._credit = 1.0  # the time of this loop counts, whatever the clock says
                 self._hold(self.state, self.reason)
 
+    @property
+    def _moving(self) -> bool:
+        """Whether the robot moves by commands, or by a stop."""
+        return self.state is State.ACTIVE or self._stopping
+
+    @property
+    def _silent(self) -> bool:
+        """Whether commands have been missing for `command_timeout_s`."""
+        return self._steady_s - self._written_s > self._limits.command_timeout_s
+
     def _go_on(self, action: Array, reading: Reading) -> Verdict:
         """Write a valid command, unless a fault is too recent."""
         if self._faulty:
             self._missing = max(self._missing - 1, 0)
             if self._missing or self._stopping:
                 return self._hold(State.HOLDING, self.reason)
-        moving = self.state is State.ACTIVE or self._stopping
-        if moving and self._steady_s - self._written_s > self._limits.command_timeout_s:
-            moving = self._stopping = False  # the robot has stopped by itself
-            self.state = State.HOLDING
-            if self._robot.at_rest is not None:
-                self._robot.hold()
+        if self._moving and self._silent:
+            self._hold(State.HOLDING, "no command in time", writes=False)
         if not self._due():
             return Verdict(self.state, None, "sooner than the control period")
-        if not moving and (fault := self._filters.start(reading.observation)):
-            return self._fail(fault)
+        if not self._moving:
+            if not self._consistency.settled:
+                return self._hold(State.HOLDING, "too few consistent measurements yet to start from")
+            if fault := self._filters.start(reading.observation):
+                return self._fail(fault)
+        self._account_for_pause()
         written = self._filters.apply(action, reading.observation, max(self._now_s - reading.stamp_s, 0.0))
         if not np.isfinite(written).all():
             return self._hold(State.STOPPED, f"the filters made {written} of {action}")
@@ -194,23 +235,34 @@ class Safety:
         self._write(written)
         return Verdict(State.ACTIVE, written, limited=bool((np.abs(written - action) > SAME).any()))
 
+    def _account_for_pause(self) -> None:
+        """Tell the filters of the periods in which nothing was commanded."""
+        if not self._moving:
+            self._counted_s = self._steady_s
+            return
+        periods = math.floor((self._steady_s - self._counted_s) / self._period_s + LATE)
+        if periods > 1:
+            after_s, silence_s = self._robot.stops_after_s, self._steady_s - self._written_s
+            self._filters.idle(periods - 1, self._silent, after_s is not None and silence_s > after_s)
+        self._counted_s = min(self._counted_s + max(periods, 1) * self._period_s, self._steady_s)
+
     def _fail(self, reason: str) -> Verdict:
         if self.state is not State.READY and self._robot.at_rest is not None:
             self._faulty, self._missing = True, self._recovery
         return self._hold(State.HOLDING, reason)
 
-    def _hold(self, state: State, reason: str, blocked: dict[str, Array] | None = None) -> Verdict:
-        """Take the next step of the stop, if there is one; `blocked` is the observation of a robot that lags behind."""
-        tripped = state is State.STOPPED and self.state is not State.STOPPED  # which ends a way back
-        begins = self.state is State.ACTIVE or (tripped and self._stopping)
+    def _hold(self, state: State, reason: str, writes: bool = True) -> Verdict:
+        """Take the next step of the stop, if there is one and `writes`."""
+        begins = self.state is State.ACTIVE or (self._stopping and self._silent)
+        if begins and self._robot.at_rest is not None:
+            self._account_for_pause()
+            self._stopping = self._filters.begin_stop()
         self.state = state if state is State.STOPPED else State.READY if self.state is State.READY else State.HOLDING
         self.reason, own = reason, self._robot.at_rest is None or state is State.STOPPED
-        long = self._steady_s - self._written_s > LONG * self._limits.command_timeout_s
-        if (begins or blocked or (self._stopping and long)) and self._robot.at_rest is not None:
-            self._stopping = self._filters.begin_stop(blocked, after_gap=long)
-            own = own or not self._stopping
+        own = own or (begins and not self._stopping)
         action = None
-        if self._stopping and self._due(jitter=0.5):
+        if writes and self._stopping and self._due(jitter=0.5):
+            self._account_for_pause()
             action, ended = self._filters.stop()
             self._write(action)
             self._stopping = not ended
@@ -230,10 +282,13 @@ class Safety:
     def _time(self) -> float:
         """The time; if the clock went back, what was known by the old time is forgotten."""
         (now_s, steady_s), last_s = (self._clock(), self._steady()), self._now_s
-        self._written_s += min(steady_s - self._steady_s, 0.0)  # a simulator's time may go back
+        back_s = min(steady_s - self._steady_s, 0.0)  # a simulator's time may go back
+        self._written_s, self._counted_s = self._written_s + back_s, self._counted_s + back_s
         self._now_s, self._steady_s = now_s, steady_s
         if now_s < last_s:
             self._inputs.reset()
+            self._consistency.reset()
+            self._reset_s = -math.inf
             self._went_back = f"the clock went back by {last_s - now_s:.3g} s: {CLOCKS}"
         return now_s
 
@@ -260,12 +315,15 @@ class Bounds:
             for name, place, bounds in self._rows
             if bounds.rate
         ]
+        self._late_s = limits.lag_s + limits.command_timeout_s
         self._upright = math.cos(limits.tilt_rad)
         self._attitude = _attitude(contract, limits.attitude) if limits.attitude else []
 
-    def broken(self, observation: dict[str, Array]) -> str:
-        """Description of the first violated bound; "" if there is none."""
+    def broken(self, observation: dict[str, Array], rejected: Collection[str] = ()) -> str:
+        """Description of the first violated bound, except of the keys that were `rejected`; "" if there is none."""
         for name, (key, index), bounds in self._rows:
+            if key in rejected:
+                continue
             value = float(observation[key][index])
             if not bounds.low <= value <= bounds.high:
                 return f"{name} is {value:.4g}, outside {bounds.low:.4g} to {bounds.high:.4g}"
@@ -277,7 +335,12 @@ class Bounds:
         return ""
 
     def ahead(self, observation: dict[str, Array], delay_s: float) -> str:
-        """Description of a bound that holding after `delay_s` could not meet; "" if there is none."""
+        """Description of a bound that holding could not meet; "" if there is none.
+
+        The measurement is `delay_s` old when the next command comes, which may be the last one until the program counts
+        as silent, and has an effect after the robot's lag.
+        """
+        delay_s += self._late_s
         for name, place, rate_place, bounds in self._rates:
             value, rate = (float(observation[key][index]) for key, index in (place, rate_place))
             for side, bound in ((1.0, bounds.high), (-1.0, bounds.low)):

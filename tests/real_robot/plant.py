@@ -3,8 +3,10 @@
 import numpy as np
 
 from embodied.contract import Contract, TensorSpec
-from real_robot.robots.robot import Reading
-from real_robot.safety.limits import Kind
+from real_robot.robots.robot import Clock, Reading
+from real_robot.safety.consistency import START_READINGS
+from real_robot.safety.limits import Kind, Limits
+from real_robot.safety.safety import Safety
 
 DT_S = 0.01
 NAMES = ("a", "b")
@@ -23,6 +25,7 @@ class Plant:
         self.contract = contract(dt_s, tuple("abcdefg"[: len(start)]))
         self.kind, self.scale, self.position = kind, scale, np.array(start, np.float64)
         self.at_rest = (np.nan if kind is Kind.POSITION else 0.0,) * len(start)
+        self.stops_after_s = None
         self.commands: list[np.ndarray | None] = []  # None: hold
         self.ticks = 0
 
@@ -49,3 +52,16 @@ class Plant:
 
     def close(self) -> None:
         self.hold()
+
+
+def guarded(plant: Plant, limits: Limits, clock: Clock | None = None, steady: Clock | None = None) -> Safety:
+    """Safety of `plant`, which has been measured as often as is needed to start."""
+    safety = Safety(plant, limits, clock or plant.clock, steady)
+    measure(plant, safety)
+    return safety
+
+
+def measure(plant: Plant, safety: Safety) -> None:
+    """Measure `plant` as often as is needed to start."""
+    for _ in range(START_READINGS):
+        safety.observe(plant.tick())

@@ -14,7 +14,7 @@ from real_robot.robots.robot import Reading
 from real_robot.safety.barrier import Barrier, Distance, Motion, nearest
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import Safety
-from tests.real_robot.plant import DT_S, Plant
+from tests.real_robot.plant import DT_S, Plant, guarded
 
 
 def exhaustive(velocity: np.ndarray, normals: np.ndarray, speed: np.ndarray) -> float:
@@ -81,7 +81,7 @@ def test_a_point_keeps_its_distance_whatever_is_asked_for(seed, limited, kind):
         ["a", "b", "c"], position="position", planes=planes, spheres=spheres, margin_m=0.05,
         acceleration=4.0 if limited else math.inf,
     )  # fmt: skip
-    safety = Safety(plant, Limits(dict.fromkeys("abc", element), distance=distance), plant.clock)
+    safety = guarded(plant, Limits(dict.fromkeys("abc", element), distance=distance))
     for _ in range(15):
         wanted = 3.0 * rng.normal(size=3) * (DT_S if kind is Kind.DELTA else 1.0)
         for _ in range(20):
@@ -97,8 +97,8 @@ def test_a_limit_that_is_exceeded_slows_the_velocity_and_does_not_turn_it_toward
         ElementLimits(Kind.VELOCITY, velocity=1.0),
     )
     planes = [[-0.6, -0.8, 0.0, 0.0], [0.0, 0.0, -1.0, 0.0]]
-    distance = Distance(["a", "b", "c"], position="position", planes=planes)
-    safety = Safety(plant, Limits({"a": free, "b": free, "c": slow}, distance=distance), plant.clock)
+    distance = Distance(["a", "b", "c"], position="position", planes=planes, acceleration=5.0)
+    safety = guarded(plant, Limits({"a": free, "b": free, "c": slow}, distance=distance))
     for _ in range(40):
         safety.command(np.array([0.0, 0.0, 1.0]), plant.tick())
     plant.position[:] = 0.0  # c can't brake at once, so no command within all limits keeps distance
@@ -211,9 +211,9 @@ def test_a_wall_is_kept_by_every_kind_that_distance_takes_whatever_side_is_close
     limits = Limits(dict.fromkeys("ab", ElementLimits(kind, velocity=1.0)), distance=distance)
     if kind is Kind.POSITION:
         with pytest.raises(ValueError, match=r"kind VELOCITY or DELTA of 'a' .* `distance` changes velocities"):
-            Safety(plant, limits, plant.clock)
+            guarded(plant, limits)
         return
-    safety, rng = Safety(plant, limits, plant.clock), np.random.default_rng(0)
+    safety, rng = guarded(plant, limits), np.random.default_rng(0)
     for index in range(300):
         wanted = rng.uniform(-2.0, 2.0, 2) + (1.0 if high else -1.0) * (index > 100)
         safety.command(scale * wanted, plant.tick())
@@ -226,16 +226,16 @@ def test_an_element_without_a_kind_is_no_velocity():
     plant.contract = replace(plant.contract, action=replace(plant.contract.action, low=(-1.0,) * 2, high=(1.0,) * 2))
     distance = Distance(["a", "b"], position="position", planes=[[1.0, 0.0, -1.0]])
     with pytest.raises(ValueError, match="kind VELOCITY or DELTA of 'a' in `commands`"):
-        Safety(plant, Limits(distance=distance), plant.clock)
+        guarded(plant, Limits(distance=distance))
 
 
 @pytest.mark.parametrize("motion", [Motion.TURNING, Motion.STEERED])
 def test_a_vehicle_slows_down_for_a_post_on_its_left_as_far_as_it_turns_there(motion):
     distance = Distance(
         ["speed", "turn"], motion, ranges="r", first_angle_rad=-math.pi / 4, angle_step_rad=math.pi / 4, ahead_m=0.2,
-        wheelbase_m=0.3, margin_m=0.2, delay_s=0.95,
+        wheelbase_m=0.3, margin_m=0.2,
     )  # fmt: skip
-    barrier, seen = Barrier(distance, dt_s=0.05), {"r": np.array([10.0, 10.0, 0.5])}
+    barrier, seen = Barrier(distance, dt_s=0.05, pause_s=0.95), {"r": np.array([10.0, 10.0, 0.5])}
     way = np.array([0.5 * math.cos(math.pi / 4) - 0.2, 0.5 * math.sin(math.pi / 4)])  # from the point in front
     room = np.linalg.norm(way) - 0.2  # within a second, which braking takes
     toward = way / np.linalg.norm(way)
@@ -252,10 +252,8 @@ def test_a_vehicle_slows_down_for_a_post_on_its_left_as_far_as_it_turns_there(mo
 
 @pytest.mark.parametrize(("jerk", "lag_s"), [(math.inf, 0.05), (10.0, 0.15)])
 def test_speed_toward_an_obstacle_is_what_braking_allows(jerk, lag_s):
-    distance = Distance(
-        ["a"], position="p", planes=[[1.0, 0.0]], margin_m=0.1, acceleration=2.0, jerk=jerk, delay_s=0.04
-    )
-    barrier = Barrier(distance, dt_s=0.01)
+    distance = Distance(["a"], position="p", planes=[[1.0, 0.0]], margin_m=0.1, acceleration=2.0, jerk=jerk)
+    barrier = Barrier(distance, dt_s=0.01, pause_s=0.04)
     for x in (0.1, 0.2, 1.0):
         speed = -barrier.filter(np.array([-99.0]), {"p": np.array([x])})[0]
         assert speed * lag_s + speed**2 / (2 * 2.0) == pytest.approx(x - 0.1, abs=1e-12)

@@ -11,14 +11,14 @@ from embodied.contract import Contract, TensorSpec
 from real_robot.robots.robot import Reading
 from real_robot.safety.energy_tank import EnergyTank, Tank
 from real_robot.safety.limits import ElementLimits, Kind, Limits
-from real_robot.safety.safety import Safety
-from tests.real_robot.plant import Plant
+from tests.real_robot.plant import Plant, guarded
 
 
 def test_by_hand():
     tank = EnergyTank(Tank(["a"], ["f.a"], start_j=1.0, most_j=1.5, reserve_j=0.2))
-    assert tank.share([2.0], [3.0], 0.1) == 1.0  # 0.6 J
-    assert tank.share([4.0], [3.0], 0.1) == pytest.approx(0.8 / 1.2)
+    assert tank.share(lambda share: 0.6 * share) == 1.0
+    assert tank.share(lambda share: 1.2 * share) == pytest.approx(0.8 / 1.2, abs=1e-5)
+    assert tank.share(lambda share: 1.2 * share**2) == pytest.approx((0.8 / 1.2) ** 0.5, abs=1e-5)
     tank.spend([2.0], [3.0], 0.1)
     assert tank.energy_j == pytest.approx(0.4)
     tank.spend([-2.0], [30.0], 0.1)  # 6 J come back: more than it takes
@@ -52,7 +52,7 @@ def test_the_world_gets_no_more_energy_than_there_was(seed, kind, forward_only):
         plant.contract = replace(plant.contract, action=action)
     limits = {name: ElementLimits(kind, velocity=2.0) for name in "ab"}
     tank = Tank(["a", "b"], ["force.a", "force.b"], start_j=0.5, most_j=0.8)
-    safety = Safety(plant, Limits(limits, tank=tank), plant.clock)
+    safety = guarded(plant, Limits(limits, tank=tank))
     rng, given_j, limited = np.random.default_rng(seed + 1), 0.0, 0
     for _ in range(100):
         reading = plant.tick()
@@ -68,13 +68,13 @@ def test_positions_are_refused_since_less_of_a_position_is_no_rest():
     plant = Pressing(Kind.POSITION, 0)
     limits = {name: ElementLimits(velocity=2.0) for name in "ab"}
     with pytest.raises(ValueError, match="kind VELOCITY or DELTA of 'a' in `commands`, because `tank`"):
-        Safety(plant, Limits(limits, tank=Tank(["a", "b"], ["force.a", "force.b"])), plant.clock)
+        guarded(plant, Limits(limits, tank=Tank(["a", "b"], ["force.a", "force.b"])))
 
 
 def test_a_reset_fills_the_tank():
     plant = Pressing(Kind.VELOCITY, 0)
     limits = {name: ElementLimits(Kind.VELOCITY, velocity=2.0) for name in "ab"}
-    safety = Safety(plant, Limits(limits, tank=Tank(["a"], ["force.a"], start_j=0.5)), plant.clock)
+    safety = guarded(plant, Limits(limits, tank=Tank(["a"], ["force.a"], start_j=0.5)))
     for _ in range(20):
         safety.command(np.ones(2), plant.tick())
     assert safety.energy_j != 0.5

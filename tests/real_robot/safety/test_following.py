@@ -8,7 +8,7 @@ import pytest
 
 from real_robot.safety.limits import ElementLimits, Kind, Limits
 from real_robot.safety.safety import Safety, State
-from tests.real_robot.plant import DT_S, Plant
+from tests.real_robot.plant import DT_S, Plant, guarded
 
 SPEED, ALLOWED = 0.5, 0.03
 
@@ -19,7 +19,7 @@ class World:
     def __init__(self, kind: Kind, late: int = 0, kept: int = 1) -> None:
         limits = ElementLimits(kind, velocity=1.0, acceleration=20.0, measured="position.a", following=ALLOWED)
         self.plant = Plant(kind, np.zeros(1))
-        self.safety = Safety(self.plant, Limits({"a": limits}, observation_timeout_s=0.2), self.plant.clock)
+        self.safety = guarded(self.plant, Limits({"a": limits}, observation_timeout_s=0.2))
         self.action = np.full(1, SPEED if kind is Kind.VELOCITY else SPEED * DT_S)
         self.positions = deque([np.zeros(1)] * (late + 1), maxlen=late + 1)
         self.kept, self.reading = kept, self.plant.read()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from real_robot.robots.robot import Reading
 from real_robot.safety.limits import ElementLimits, Kind, Limits, Range
-from real_robot.safety.safety import Command, Safety, State
-from tests.real_robot.plant import DT_S, Plant
+from real_robot.safety.safety import Command, State
+from tests.real_robot.plant import DT_S, Plant, guarded
 
 MOTION_EXAMPLES, MOTION_CALLS = 300, 200
 FAULT_EXAMPLES, FAULT_CALLS = 400, 110
@@ -89,7 +89,7 @@ def test_no_command_outside_any_limit_reaches_write(kind, drawn, seed, style, pl
         )
         for name in ("a", "b")
     ]
-    safety = Safety(plant, Limits(dict(zip("ab", limits, strict=True))), plant.clock)
+    safety = guarded(plant, Limits(dict(zip("ab", limits, strict=True))))
     motion = [start if kind is Kind.POSITION else np.zeros(2)] * 3  # positions [2], or velocities x dt [2]
     for index, wanted in enumerate(demands(seed, style, drawn, kind) / drawn.scale):
         pauses = holds and index % 37 in (34, 35, 36)  # longer than some stops, shorter than others
@@ -151,7 +151,7 @@ FAULTS = {
 def test_bad_input_stops_within_the_period_it_comes_in(sequence):
     plant = Plant(Kind.VELOCITY, np.zeros(2))
     limits = {name: ElementLimits(Kind.VELOCITY, velocity=1.0, acceleration=5.0) for name in "ab"}
-    safety = Safety(plant, Limits(limits, recovery_s=4 * DT_S), plant.clock)
+    safety = guarded(plant, Limits(limits, recovery_s=4 * DT_S))
     for fault in sequence:
         for _ in range(4):  # good inputs that end the fault before; the last one moves the robot
             plant.tick()
@@ -173,7 +173,7 @@ METHODS = ("good", "good", "good", "bad", "none", "watch", "trip", "out of bound
 def test_a_stop_latches_until_reset(sequence):
     plant = Plant(Kind.VELOCITY, np.zeros(2))
     limits = {name: ElementLimits(Kind.VELOCITY, velocity=1.0, acceleration=5.0) for name in "ab"}
-    safety = Safety(plant, Limits(limits, {"position.a": Range(-8.0, 8.0)}), plant.clock)
+    safety = guarded(plant, Limits(limits, {"position.a": Range(-8.0, 8.0)}))
     stopped, stopping = False, 0
     for name in sequence:
         plant.tick()

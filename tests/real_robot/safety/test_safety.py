@@ -17,7 +17,7 @@ from real_robot.safety.filters import Filters
 from real_robot.safety.inputs import Command
 from real_robot.safety.limits import ElementLimits, Kind, Limits, Range, load_limits
 from real_robot.safety.safety import Safety, State
-from tests.real_robot.plant import DT_S, Plant, contract
+from tests.real_robot.plant import DT_S, Plant, contract, guarded
 
 ROOT = Path(__file__).parents[3]
 VELOCITY = {name: ElementLimits(Kind.VELOCITY, velocity=1.0) for name in "ab"}
@@ -25,7 +25,7 @@ VELOCITY = {name: ElementLimits(Kind.VELOCITY, velocity=1.0) for name in "ab"}
 
 def make(limits: Limits | None = None, kind: Kind = Kind.VELOCITY) -> tuple[Plant, Safety]:
     plant = Plant(kind, np.zeros(2))
-    return plant, Safety(plant, limits or Limits(dict(VELOCITY)), plant.clock)
+    return plant, guarded(plant, limits or Limits(dict(VELOCITY)))
 
 
 def test_from_ready_to_active_to_holding_and_back():
@@ -117,7 +117,7 @@ def test_a_late_measurement_is_moved_on_to_now(late):
         if safety.command(np.ones(2), readings[max(0, asked - late)]).limited:
             break
         asked += 1
-    assert asked == 50  # so many periods at 1 m/s lead to the wall
+    assert asked == 40  # 50 periods at 1 m/s lead to the wall, and it may be silent for 10
 
 
 @pytest.mark.parametrize("late", [1, 3, 6])
@@ -132,13 +132,13 @@ def test_a_wall_holds_however_late_it_is_measured(late, acceleration):
         safety.command(np.ones(2), readings[max(0, index - late)])
         readings.append(plant.tick())
         assert plant.position[0] <= 0.505 + 1e-12
-    assert plant.position[0] > 0.503
+    assert plant.position[0] > 0.5
 
 
 def test_a_robot_outside_its_limits_is_not_commanded():
     limits = ElementLimits(low=-1.0, high=1.0, velocity=1.0, measured="position.a")
-    plant, safety = make(Limits({"a": limits, "b": limits}), Kind.POSITION)
-    plant.position = np.array([1.5, 0.0])
+    plant = Plant(Kind.POSITION, np.array([1.5, 0.0]))
+    safety = guarded(plant, Limits({"a": limits, "b": limits}))
     assert "move it inside by hand" in safety.command(np.zeros(2), plant.tick()).reason
     assert plant.commands == []
 
@@ -175,7 +175,7 @@ def test_a_robot_that_fails_is_stopped():
 
 def test_after_trip_has_returned_nothing_is_written_by_any_thread():
     plant = Plant(Kind.VELOCITY, np.zeros(2), dt_s=1e-6)
-    safety = Safety(plant, Limits(dict(VELOCITY)), plant.clock)
+    safety = guarded(plant, Limits(dict(VELOCITY)))
     running, started = True, threading.Event()
 
     def command() -> None:
