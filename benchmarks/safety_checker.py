@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from real_robot.robots.robot import Array, Reading
+from real_robot.safety.consistency import HAND_SPEED, START_READINGS
 from real_robot.safety.inputs import Command
 from real_robot.safety.limits import ElementLimits, Kind
 from real_robot.safety.safety import State, Verdict
@@ -35,12 +36,19 @@ class Track:
         self.low, self.high = (given.low, given.high) if self.position else command
         self.p, self.w, self.b = start, 0.0, 0.0
         self.past = deque([start])
+        self.unknown = 0
+        """Number of commands whose derivatives cannot be told, since nobody knows from where they started."""
 
     @property
     def still(self) -> bool:
         """Whether it may begin a new motion."""
         small = 2e-3 * min(self.most_b, self.most_c)
         return abs(self.w) <= small and abs(self.b) <= small
+
+    def lost(self, near: float) -> None:
+        """Begin somewhere `near`: a velocity is known after one command, a jerk after three."""
+        self.rest(near)
+        self.unknown = 3
 
     def rest(self, position: float) -> None:
         """Begin at rest."""
@@ -58,9 +66,10 @@ class Track:
         over = (
             ("velocity", w, self.fastest, 1), ("acceleration", b, self.most_b, 2), ("jerk", c, self.most_c, 4)
         )  # fmt: skip
+        self.unknown -= 1
         broken = broken or next(
             (f"{name} of {size:.6g}, limit {most:.6g}" for name, size, most, times in over
-             if abs(size) > most * (1 + 1e-9) + times * rounding), "",
+             if self.unknown < 0 and abs(size) > most * (1 + 1e-9) + times * rounding), "",
         )  # fmt: skip
         self.p, self.w, self.b = (value if self.position else self.p + w), w, b
         self.past.append(self.p)
@@ -70,14 +79,15 @@ class Track:
 
     def stop(self) -> tuple[float, float]:
         """Distance and periods that the fastest stop needs at most, counted in whole periods."""
-        ramp = math.ceil(abs(self.b) / self.most_c)
-        peak = abs(self.w) + 0.5 * abs(self.b) * (ramp + 1)  # first the acceleration has to cease
+        w, b = (self.fastest, self.most_b) if self.unknown > 0 else (abs(self.w), abs(self.b))
+        ramp = math.ceil(b / self.most_c)
+        peak = w + 0.5 * b * (ramp + 1)  # first the acceleration has to cease
         braking = peak / self.most_b + self.most_b / self.most_c
         return peak * (ramp + 0.5 * braking + 3.0), ramp + 2.0 * braking + 6.0
 
 
 class Checker:
-    """Follows what reaches the robot."""
+    """Follows what reaches the robot, and where the robot is."""
 
     def __init__(self, world: World) -> None:
         self.world, self.limits = world, world.limits
@@ -88,28 +98,96 @@ class Checker:
         ]
         self.state, self.count = State.READY, Counter[str]()
         self.good, self.held = 10**9, 0  # periods
-        self.silent = False
-        self.now_s = self.written_s = -math.inf
+        self.silent = self.commanded_once = False
+        self.reset_s = -math.inf
+        self.lied, self.lying, self.truths = False, False, 0
+        """Whether the newest measurement lies."""
+        self.deceived = False
+        """Whether a measurement lied that the robot is where it could have been moved to since it was measured last."""
+        self.now_s = self.written_s = self.true_s = -math.inf
         self.bounds: list[tuple[float, float, float]] = []  # of p, or of w summed up; periods
         self.sums = [0.0] * len(self.tracks)
+        self.departure = 0.0
+        """Largest way outside the walls of an element that is neither pushed nor blocked, in its unit."""
+        self.disturbed = 0  # for how many more periods
+        self.excused = [0.0] * len(self.tracks)
+        """How far outside its walls an element may be, because somebody pushed it or the whole program was paused."""
+
+    def reset(self, state: State) -> None:
+        """An operator has reset an emergency stop."""
+        self.state, self.good, self.reset_s = state, 10**9, self.world.clock()
 
     def check(self, verdict: Verdict, reading: Reading | None, command: Command | None = None) -> None:
-        """One call has ended."""
-        now_s = self.world.clock()
-        self.written_s += min(now_s - self.now_s, 0.0)  # the clock may have gone back
-        self.now_s, before, self.state = now_s, self.state, verdict.state
+        """One call has ended; `reading` is what was measured, true or not."""
+        self.reset_s = min(self.reset_s, self.world.clock())  # which may have gone back
+        self.now_s, before, self.state = self.world.steady(), self.state, verdict.state
+        self._believe(reading)
+        self._pause()
         if command is not None and before is not State.READY:
             self.good = 0 if self._bad(command, reading) else self.good + 1
         if verdict.state is State.ACTIVE:
             if before is not State.ACTIVE:
                 self.count["begun"] += 1
-            self._active(verdict, reading, before)
+            self._active(verdict, command, before)
         else:
-            self._hold(verdict, reading, before)
+            self._hold(verdict, before)
         if verdict.action is not None:
-            self.written_s = self.now_s
+            self.written_s, self.commanded_once = self.now_s, True
 
-    def _active(self, verdict: Verdict, reading: Reading | None, before: State) -> None:
+    def _believe(self, reading: Reading | None) -> None:
+        """Whether the newest measurement can be told from the truth by the ones before and by nothing else."""
+        if reading is None or not np.isfinite(positions := reading.observation["position"]).all():
+            return
+        age_s = self.world.clock() - reading.stamp_s
+        if not -self.limits.clock_error_s <= age_s <= self.limits.observation_timeout_s:
+            return
+        if not self.lied:
+            self.true_s, self.lying, self.truths = self.now_s, False, self.truths + 1
+        elif not self.lying:
+            self.lying = True
+            off = np.abs(positions - self.world.position - self.world.sag)
+            tellable = [
+                each > self._by_hand(track)
+                for each, track in zip(off, self.tracks, strict=True)
+                if track.given.measured
+            ]
+            self.deceived = self.deceived or self.truths < START_READINGS or not any(tellable)
+
+    def walls(self, paused: bool) -> None:
+        """Check where the robot is after a period, in which it may have been pushed or the whole program `paused`.
+
+        Raises:
+            ViolationError: if it is outside of its walls.
+        """
+        world = self.world
+        # a robot that is pushed has in flight what it was commanded before
+        after = world.late + self._window() + max(math.ceil(track.stop()[1]) for track in self.tracks)
+        self.disturbed = after if world.taken or world.blocked or paused else self.disturbed - 1
+        for index, (track, given) in enumerate(zip(self.tracks, world.elements, strict=True)):
+            if track.position or not given.measured:
+                continue
+            at = world.position[index]
+            outside = max(given.low - at, at - given.high, 0.0)
+            if self.disturbed > 0 or self.deceived or outside <= 1e-4 * track.fastest + 1e-9:
+                self.excused[index] = outside
+                continue
+            self.departure = max(self.departure, outside - self.excused[index])
+            if outside > self.excused[index] + 1e-4 * track.fastest + 1e-9:
+                raise ViolationError(f"element {index} is {outside:.4g} outside of its walls")
+
+    def _pause(self) -> None:
+        """While nobody commanded, positions and displacements stood still; velocities until the robot stopped them."""
+        gap_s, stops_s = self.now_s - self.written_s, self.world.stops_after_s
+        stands = stops_s is not None and gap_s > stops_s
+        if not self.commanded_once or not (stands or gap_s > self.limits.command_timeout_s):
+            return
+        for track, kind in zip(self.tracks, self.world.kinds, strict=True):
+            if kind is not Kind.VELOCITY or stands:
+                track.rest(track.p)
+        if self.state is not State.ACTIVE and all(track.still for track in self.tracks):
+            self.held = 0
+
+    def _active(self, verdict: Verdict, command: Command | None, before: State) -> None:
         if before is State.STOPPED:
             raise ViolationError("an emergency stop was left without a reset")
         needed = round(self.limits.recovery_s / self.world.dt_s)
@@ -117,31 +195,49 @@ class Checker:
             raise ViolationError(f"active after {self.good} good periods, expected {needed}")
         if verdict.action is None:
             return
-        assert reading is not None
-        measured = reading.observation["position"]
-        values = self.world.physical(verdict.action)
-        gap = self.now_s - self.written_s > self.limits.command_timeout_s
+        if command is not None and command.stamp_s is not None and command.stamp_s <= self.reset_s:
+            raise ViolationError("a command from before the reset was executed")
+        values, measured = self.world.physical(verdict.action), self.world.position + self.world.sag
         begins = before is not State.ACTIVE and all(track.still for track in self.tracks)
-        for track, at in zip(self.tracks, measured, strict=True):
-            if begins or gap:
-                track.rest(min(max(at, track.low), track.high) if track.position and track.given.measured else track.p)
-            elif (away := self._away(track, at)) > 0.0:
+        for track, value, at in zip(self.tracks, values, measured, strict=True):
+            if begins:
+                self._begin(track, float(value), float(at))
+            elif not (self.lied or self.deceived) and (away := self._away(track, at)) > 0.0:
                 raise ViolationError(f"commanded on, {away:.4g} from where the robot is")
         self._take(values)
 
-    def _hold(self, verdict: Verdict, reading: Reading | None, before: State) -> None:
-        if before is State.ACTIVE or (before is State.HOLDING and verdict.state is State.STOPPED):
-            self._begin_stop(reading, "commanded to" in verdict.reason)
-        if self.now_s - self.written_s > 2.0 * self.limits.command_timeout_s:
-            # it stands still by its own time-out, and may get one command that says so
-            self.held, self.silent = 0, False
-            for track in self.tracks:
-                track.rest(track.p)
+    def _begin(self, track: Track, value: float, at: float) -> None:
+        """A motion begins where the robot was commanded last, or where it is."""
+        if not (track.position and track.given.measured):
+            track.rest(track.p)
+            return
+        allowed, start = self._following(track), min(max(at, track.low), track.high)
+        if self.commanded_once and not self.deceived and abs(at - track.p) <= allowed:
+            track.rest(track.p)
+            return
+        lags = self.commanded_once and self._away(track, at) == 0.0 and abs(value - track.p) <= 1.001 * track.fastest
+        near = abs(value - start) <= allowed + self._window() * track.fastest
+        if not (near or lags or self.deceived):
+            raise ViolationError(f"began at {value:.4g}, the robot is at {start:.4g}")
+        track.lost(value)
+
+    def _by_hand(self, track: Track) -> float:
+        """How far an element may have been moved since it was measured last; before that, anywhere."""
+        speed = max(track.fastest / self.world.dt_s, HAND_SPEED)
+        return speed * (self.now_s - self.true_s) + self._following(track)
+
+    def _window(self) -> int:
+        """Periods by which a measurement may be late."""
+        return round((self.limits.observation_timeout_s + self.limits.clock_error_s) / self.world.dt_s) + 1
+
+    def _hold(self, verdict: Verdict, before: State) -> None:
+        if before is State.ACTIVE:
+            self._begin_stop()
         self.held += 1
         if verdict.action is None:
             self.silent = self.silent or self.now_s - self.written_s > 0.999 * self.world.dt_s
             return
-        if self.silent:
+        if self.silent and any(self.world.physical(verdict.action)[index] for index in self._rates()):
             raise ViolationError("commanded after the stop")
         values = self.world.physical(verdict.action)
         self.count["stop commands"] += 1
@@ -154,31 +250,29 @@ class Checker:
             if self.held > periods:
                 raise ViolationError(f"not silent {self.held} periods after the last command, {periods:.0f} allowed")
 
-    def _begin_stop(self, reading: Reading | None, returns: bool) -> None:
-        """`returns`: elements that did not follow are brought back to where the robot is."""
+    def _rates(self) -> list[int]:
+        return [index for index, track in enumerate(self.tracks) if not track.position]
+
+    def _begin_stop(self) -> None:
+        """From here on the stop is within what its last command certified, whoever asks for it."""
         self.count["stops"] += 1
         self.held, self.silent, self.bounds = 0, False, []
         self.sums = [track.p if track.position else 0.0 for track in self.tracks]
-        longest = 0.0
-        for index, track in enumerate(self.tracks):
-            distance, periods = track.stop()
-            low, high = self.sums[index] - distance, self.sums[index] + distance
-            if returns and reading is not None and track.position and track.given.measured:
-                back = min(max(reading.observation["position"][index], track.low), track.high)
-                low, high = min(low, back), max(high, back)
-                periods += 3.0 * (periods + abs(track.p - back) / track.fastest)
-            self.bounds.append((low, high, 0.0))
-            longest = max(longest, periods)
+        stops = [track.stop() for track in self.tracks]
         # commands that come too soon are not written, a paused program writes nothing: half of the periods may be such
-        self.bounds = [(low, high, 2.0 * longest + 30.0) for low, high, _ in self.bounds]
+        longest = 2.0 * max(periods for _, periods in stops) + 30.0
+        self.bounds = [(at - way, at + way, longest) for at, (way, _) in zip(self.sums, stops, strict=True)]
 
     def _away(self, track: Track, measured: float) -> float:
         """How far a measured position is outside of what was commanded lately, and may not be."""
         if not (track.position and track.given.measured) or not track.past:
             return 0.0
-        allowed = 0.03 if track.given.following is None else track.given.following
         away = max(min(track.past) - measured, measured - max(track.past))
-        return away if away > allowed + 1e-9 else 0.0
+        # the measurement that safety knew may have been older than that of now
+        return away if away > self._following(track) + self._window() * track.fastest + 1e-9 else 0.0
+
+    def _following(self, track: Track) -> float:
+        return 0.03 if track.given.following is None else track.given.following
 
     def _bad(self, command: Command, reading: Reading | None) -> bool:
         """Whether an input is bad in a way that does not depend on the ones before."""
@@ -191,7 +285,7 @@ class Checker:
         return late or min(ages) < -limits.clock_error_s - 1e-9 or not np.isfinite(values).all()
 
     def _take(self, values: Array) -> None:
-        kept = round(self.limits.following_s / self.world.dt_s) + 2
+        kept = round((self.limits.following_s + self.limits.lag_s) / self.world.dt_s) + 2
         for name, track, value in zip("abc", self.tracks, values, strict=False):
             if broken := track.take(float(value), kept):
                 raise ViolationError(f"{name}: {broken}")

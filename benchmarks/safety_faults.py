@@ -1,12 +1,18 @@
-"""Random faults against `Safety`: no command outside any limit, every stop within its distance, silence afterwards.
+"""Random faults against `Safety`: no command and no robot outside any limit, every stop within its distance, silence.
 
     python benchmarks/safety_faults.py --sequences 10000
 
 A sequence is one robot with random limits (1 to 3 elements of any kinds, some bounded on one side) for `PERIODS`
-control periods, in which faults of `FAULTS` come one after the other and together. A checker that knows commands and
-measurements alone, and nothing of `Safety`, raises `ViolationError` with the seed. Prints and writes JSON: sequences,
-seed, how often each fault was injected, and what the robots did.
+control periods, in which faults of `FAULTS` come one after the other and together. Half of the robots do what they are
+commanded at once; the others lag by up to 0.3 s, as a delay or as a lag of first order, and positions sag. A checker
+that knows commands, measurements and the robot alone, and nothing of `Safety`, raises `ViolationError` with the seed.
+After a measurement that lies where somebody could have moved the robot to since it was measured last, nobody can know
+where it is: such sequences are counted (`deceived`), and from there on only their commands are checked.
+Prints and writes JSON: sequences, seed, how often each fault was injected, what the robots did, and for each fault what
+happened in the second after it: commands, motion, the state at its end, and the largest departure from the limits.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -35,15 +41,27 @@ FAULTS = (
     "late measurement", "lost measurement", "NaN measured", "reordered measurement", "late command", "lost command",
     "NaN commanded", "wrong shape", "reordered command", "clock ahead", "clock behind", "clock jumps on",
     "clock jumps back", "paused program", "hung policy", "blocked robot", "take-over", "emergency stop",
+    "zeros measured", "-pi measured", "offset measured",
 )  # fmt: skip
-DRIVER_TIMEOUT_S = 0.5
-"""Without commands for so long, the robot's own controller ends a velocity."""
+WRONG = ("zeros measured", "-pi measured", "offset measured")
+"""Measurements that lie, once or for some time."""
+LONG = ("blocked robot", "take-over", "paused program", "offset measured", "zeros measured")
+"""Faults that may last longer than others."""
+LAG_S = 0.3
+AFTER_S = 1.0
+"""Time for which the consequences of a fault are recorded."""
+FIRST_ORDER = 9.0
+"""Time constants of a lag of first order after which it counts as over: a ten-thousandth is left."""
 MOVES_ALONE = 0.5
 """Share of its fastest velocity with which a robot is moved by somebody else."""
 
 
 class World:
-    """A robot of random kinds and limits, in a time of its own: it follows commands unless blocked or taken over."""
+    """A robot of random kinds and limits, in a time of its own: it follows commands unless blocked or taken over.
+
+    It may do so late: `late` periods, or with a lag of first order that is over after as many. Measured positions that
+    are commanded sag by `sag`.
+    """
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.dt_s = float(rng.choice([0.005, 0.01, 0.02, 0.05]))
@@ -61,13 +79,24 @@ class World:
         action = TensorSpec((size,), unit="m", names=names, low=tuple(self.low), high=tuple(self.high))
         self.contract = Contract({"position": positions}, action, self.dt_s)
         self.at_rest = tuple(math.nan if kind is Kind.POSITION else 0.0 for kind in self.kinds)
+        # how long the robot's driver goes on with a velocity, if not for ever
+        self.stops_after_s = float(rng.uniform(0.2, 0.6)) if rng.random() < 0.5 else None
+        lags = rng.random() < 0.5
+        self.late = int(rng.uniform(0.0, LAG_S) / self.dt_s) if lags else 0
+        self.first_order = bool(rng.random() < 0.5)
+        self.pending: deque[Array] = deque(maxlen=self.late + 1)
+        self.rate = np.zeros(size)  # motion per period, of first order
         self.limits = Limits(
             dict(zip(names, self.elements, strict=True)), observation_timeout_s=6.5 * self.dt_s,
             command_timeout_s=6.5 * self.dt_s, clock_error_s=2.5 * self.dt_s, following_s=20.0 * self.dt_s,
-            recovery_s=8.0 * self.dt_s,
+            recovery_s=8.0 * self.dt_s, lag_s=self.late * self.dt_s,
         )  # fmt: skip
+        allowed = np.array([0.03 if given.following is None else given.following for given in self.elements])
+        positions = np.array(positions_are) & np.array([bool(given.measured) for given in self.elements])
+        self.sag = np.where(positions & lags, rng.uniform(-0.6, 0.6, size) * allowed, 0.0)
         self.position = np.array([rng.uniform(max(given.low, -1.0), min(given.high, 1.0)) for given in self.elements])
         self.commanded = np.where(np.isnan(self.at_rest), self.position, 0.0)
+        self.pending.append(self.commanded)
         self.written: Array | None = None
         self.periods, self.since, self.offset_s = 0, 0, 1000.0
         self.blocked = self.taken = False
@@ -76,9 +105,13 @@ class World:
         """The robot's and the program's time, which may jump."""
         return self.offset_s + self.periods * self.dt_s
 
+    def steady(self) -> float:
+        """Time that does not jump."""
+        return self.periods * self.dt_s
+
     def read(self) -> Reading:
         """The measurement of now."""
-        return Reading({"position": self.position.copy()}, self.clock(), self.periods)
+        return Reading({"position": self.position + self.sag}, self.clock(), self.periods)
 
     def write(self, action: Array) -> None:
         """Take a command."""
@@ -99,19 +132,32 @@ class World:
         """One period passes."""
         self.periods += 1
         self.since += 1
+        driven = self._driven()
+        self.pending.append(driven)
         if self.taken:
             speeds = [min(e.velocity, 1.0) for e in self.elements]
             self.position = self.position + MOVES_ALONE * self.dt_s * np.array(speeds)
         elif not self.blocked:
-            for index, kind in enumerate(self.kinds):
-                self.position[index] = self._moved(index, kind)
+            self._follow(self.pending[0])
 
-    def _moved(self, index: int, kind: Kind) -> float:
-        position, commanded = self.position[index], self.commanded[index]
-        if kind is Kind.POSITION:
-            return commanded
-        longest = 1 if kind is Kind.DELTA else DRIVER_TIMEOUT_S / self.dt_s
-        return position + commanded * (self.since <= longest)
+    def _driven(self) -> Array:
+        """Positions, and motion per period, that the driver asks the motors for."""
+        values = self.commanded.copy()
+        for index, kind in enumerate(self.kinds):
+            stopped = self.stops_after_s is not None and self.since * self.dt_s > self.stops_after_s + 1e-9
+            if (kind is Kind.DELTA and self.since > 1) or (kind is Kind.VELOCITY and stopped):
+                values[index] = 0.0
+        return values
+
+    def _follow(self, late: Array) -> None:
+        share = 1.0 - math.exp(-FIRST_ORDER / self.late) if self.late and self.first_order else 1.0
+        asked = self.pending[-1] if self.first_order else late
+        for index, kind in enumerate(self.kinds):
+            if kind is Kind.POSITION:
+                self.position[index] += share * (asked[index] - self.position[index])
+            else:
+                self.rate[index] += share * (asked[index] - self.rate[index])
+                self.position[index] += self.rate[index]
 
 
 def element_limits(rng: np.random.Generator, kind: Kind, measured: str) -> ElementLimits:
@@ -141,18 +187,40 @@ def _bound(rng: np.random.Generator, given: ElementLimits, dt_s: float) -> float
     return given.velocity / unit * math.exp(rng.uniform(-0.5, 1.0))
 
 
+class Aftermath:
+    """What a robot does in the second after a fault began."""
+
+    def __init__(self, fault: str, world: World) -> None:
+        self.fault, self.left = fault, round(AFTER_S / world.dt_s)
+        self.start = world.position.copy()
+        self.commands, self.moved, self.state = 0, 0.0, ""
+
+    def follow(self, sequence: Sequence) -> None:
+        """A period of it has passed."""
+        if self.left <= 0:
+            return
+        world = sequence.world
+        self.left -= 1
+        self.commands += world.written is not None
+        if not (world.taken or world.blocked):
+            self.moved = max(self.moved, float(np.abs(world.position - self.start).max()))
+        self.state = sequence.safety.state.value
+
+
 class Sequence:
     """One robot, its faults and its checker."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.world = World(self.rng)
-        self.safety = Safety(self.world, self.world.limits, self.world.clock)
+        self.safety = Safety(self.world, self.world.limits, self.world.clock, self.world.steady)
         self.checker = Checker(self.world)
         self.faults: dict[str, int] = {}  # and for how many more periods
         self.readings: deque[Reading] = deque(maxlen=20)
         self.target = self.rng.normal(size=len(self.world.kinds))
         self.injected = Counter[str]()
+        self.offset = float(self.rng.choice([-1.0, 1.0]) * self.rng.uniform(0.3, 2.0))
+        self.aftermath: list[Aftermath] = []
 
     def run(self) -> None:
         """Run it.
@@ -162,9 +230,12 @@ class Sequence:
         """
         for _ in range(PERIODS):
             self.world.step()
+            self.checker.walls("paused program" in self.faults)
             self._begin_faults()
             self.readings.append(self.world.read())
             self._period()
+            for each in self.aftermath:
+                each.follow(self)
             self.faults = {fault: left - 1 for fault, left in self.faults.items() if left > 1}
             self.world.blocked, self.world.taken = "blocked robot" in self.faults, "take-over" in self.faults
 
@@ -172,8 +243,9 @@ class Sequence:
         if self.rng.random() > 0.06:
             return
         fault = str(self.rng.choice(FAULTS))
-        self.faults[fault] = int(self.rng.integers(1, 40 if fault in ("blocked robot", "take-over") else 12))
+        self.faults[fault] = int(self.rng.integers(1, 40 if fault in LONG else 12))
         self.injected[fault] += 1
+        self.aftermath.append(Aftermath(fault, self.world))
         if fault.startswith("clock jumps"):
             self.world.offset_s += float(self.rng.exponential(2.0)) * (1.0 if fault.endswith("on") else -1.0)
         if fault == "emergency stop":
@@ -188,8 +260,7 @@ class Sequence:
             return
         if self.safety.state is State.STOPPED and self.rng.random() < 0.05:
             self.safety.reset()
-            self.checker.state = self.safety.state
-            self.checker.good = 10**9
+            self.checker.reset(self.safety.state)
         if "hung policy" in self.faults:
             self.safety.watch()
             self.checker.check(Verdict(self.safety.state, world.written, ""), None)
@@ -222,6 +293,12 @@ class Sequence:
         if "lost measurement" in faults:
             late = min(len(self.readings), 12) - faults["lost measurement"]
         reading = self.readings[max(len(self.readings) - 1 - max(late, 0), 0)]
+        wrong = next((fault for fault in WRONG if fault in faults), "")
+        self.checker.lied = bool(wrong)
+        if wrong:
+            lies = {"zeros measured": 0.0, "-pi measured": -math.pi, "offset measured": self.offset}
+            positions = newest.observation["position"] * (wrong == "offset measured") + lies[wrong]
+            reading = replace(newest, observation={"position": positions})
         if "NaN measured" in faults:
             reading = replace(newest, observation={"position": newest.observation["position"] * math.nan})
         skew_s = 4.0 * self.world.dt_s * (("clock ahead" in faults) - ("clock behind" in faults))
@@ -235,6 +312,8 @@ def run(sequences: int, seed: int) -> dict[str, object]:
         ViolationError: with the seed of the sequence.
     """
     injected, done = Counter[str](), Counter[str]()
+    after: dict[str, list[Aftermath]] = {fault: [] for fault in FAULTS}
+    departure, deceived = 0.0, 0
     with Progress("faults", sequences, "sequence") as bar:
         for number in range(seed, seed + sequences):
             sequence = Sequence(number)
@@ -244,10 +323,29 @@ def run(sequences: int, seed: int) -> dict[str, object]:
                 raise ViolationError(f"sequence {number}, period {sequence.world.periods}: {error}") from error
             injected.update(sequence.injected)
             done.update(sequence.checker.count)
+            departure = max(departure, sequence.checker.departure)
+            deceived += sequence.checker.deceived
+            for each in sequence.aftermath:
+                after[each.fault].append(each)
             bar.update()
     return {
         "git_commit": git_commit(), "sequences": sequences, "first_seed": seed, "periods": sequences * PERIODS,
         "injected": {fault: injected[fault] for fault in FAULTS}, "done": dict(sorted(done.items())), "violations": 0,
+        "largest_departure_from_walls": departure, "deceived": deceived,
+        "second_after": {name: second(each) for name, each in after.items()},
+    }  # fmt: skip
+
+
+def second(aftermath: list[Aftermath]) -> dict[str, object]:
+    """Means and extremes of the seconds after one kind of fault."""
+    if not aftermath:
+        return {}
+    states = Counter(each.state for each in aftermath)
+    return {
+        "faults": len(aftermath), "commands": float(np.mean([each.commands for each in aftermath])),
+        "median_motion": float(np.median([each.moved for each in aftermath])),
+        "largest_motion": max(each.moved for each in aftermath),
+        "states_at_its_end": {name: count / len(aftermath) for name, count in sorted(states.items())},
     }  # fmt: skip
 
 

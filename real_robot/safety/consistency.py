@@ -20,7 +20,8 @@ class Consistency:
     """Accepts measurements whose positions moved no farther since the last accepted one than limits allow.
 
     Compared are the positions that `ElementLimits.measured` names and whose velocity is limited: they may have moved by
-    velocity times the time between the stamps, and by `following`, which a robot may catch up at once.
+    velocity times the time between the stamps, and by `following`, which a robot may catch up at once. The observations
+    that have them are `keys`.
     """
 
     def __init__(self, contract: Contract, limits: Limits) -> None:
@@ -35,57 +36,74 @@ class Consistency:
             allowance = given.following or default_following(contract.observation[element[0]].unit, reach)
             if math.isfinite(speed):
                 self._rows.append((name, element, speed, allowance))
+        self.keys = {element[0] for _, element, _, _ in self._rows}
+        self._long = max(math.ceil(limits.recovery_s / contract.control_dt_s), START_READINGS)
+        self._gap_s = limits.observation_timeout_s
         self.rejected = 0
         """Number of rejected measurements."""
         self.reset()
 
     def reset(self) -> None:
-        """Forget all measurements."""
+        """Forget all measurements: the robot may be anywhere."""
         self.accepted: Reading | None = None
         self.fault = ""
         """Why the newest measurement was rejected; "" if it was accepted."""
-        self.keys: set[str] = set()
-        """Observation keys that are inconsistent in the newest measurement."""
         self._newest: Reading | None = None
-        self._streak = 0
+        self._commanded_s = self._idle_s = 0.0  # since `accepted`
+        self._needed, self._streak = START_READINGS, 0
+        self._trusted = False  # whether enough of them have been consistent once
 
     @property
     def settled(self) -> bool:
         """Whether enough measurements in a row were consistent to start a motion from them."""
-        return not self._rows or self._streak >= START_READINGS
+        return not self._rows or self._streak >= self._needed
 
-    def take(self, reading: Reading, commanded: bool) -> Reading:
-        """The newest accepted measurement, after `reading`; the robot is `commanded`, or may be moved by hand."""
-        if reading is self._newest and self.accepted is not None:
+    def take(self, reading: Reading, commanded: bool, follows: bool) -> Reading:
+        """The newest accepted measurement, after `reading`.
+
+        The robot is `commanded`, or may be moved by hand; `follows` says whether it is measured where commands lead it.
+        Once a measurement has been rejected, the robot has to be measured there again, or, if it was not commanded
+        meanwhile, where it was. While the first measurements contradict each other, none of them is trusted: the newest
+        is accepted, and a motion starts only after `Limits.recovery_s` without a contradiction.
+        """
+        before, self._newest = self._newest, reading
+        if self.accepted is None or before is None:
+            self.accepted, self._streak = reading, 1
+            return reading
+        if reading is before:
             return self.accepted
-        self._newest = reading
-        self.fault, self.keys = "", set()
-        if self.accepted is not None:
-            self._compare(self.accepted, reading, commanded)
-        if self.fault:
-            self.rejected += 1
-            self._streak = 0
-        else:
-            self.accepted = reading
-            self._streak += 1
-        assert self.accepted is not None
+        elapsed_s = max(reading.stamp_s - before.stamp_s, 0.0)
+        if elapsed_s > self._gap_s:  # it may have been moved meanwhile, or the first new measurement may be wrong
+            self._streak = min(self._streak, self._needed - START_READINGS)
+        self._commanded_s += elapsed_s * commanded
+        self._idle_s += elapsed_s * (not commanded and not self.fault)
+        if not (self.fault and self._commanded_s):
+            self.fault = self._contradiction(self.accepted, reading)
+        elif follows:
+            self.fault = ""
+        if not self.fault:
+            self.accepted, self._streak = reading, self._streak + 1
+            self._trusted = self._trusted or self.settled
+            self._commanded_s = self._idle_s = 0.0
+            return reading
+        self.rejected += 1
+        if not self._trusted:
+            self.accepted, self._streak, self._needed, self.fault = reading, 1, self._long, ""
+            self._commanded_s = self._idle_s = 0.0
         return self.accepted
 
-    def begin_anew(self) -> None:
-        """Accept the newest measurement, though it contradicts those before, as the first one."""
-        self.accepted, self._streak = self._newest, 1
-
-    def _compare(self, last: Reading, reading: Reading, commanded: bool) -> None:
-        elapsed_s = max(reading.stamp_s - last.stamp_s, 0.0)
+    def _contradiction(self, last: Reading, reading: Reading) -> str:
+        """Description of the first position that moved farther from `last` to `reading` than it can; "" if none did."""
         for name, element, speed, allowance in self._rows:
-            fastest = speed if commanded else max(speed, HAND_SPEED)
+            most = speed * self._commanded_s + max(speed, HAND_SPEED) * self._idle_s + allowance
             moved = abs(_value(reading.observation, element) - _value(last.observation, element))
-            if moved > (most := fastest * elapsed_s + allowance):
-                self.keys.add(element[0])
-                self.fault = self.fault or (
-                    f"{name} is measured {moved:.3g} from where it was {elapsed_s:.3g} s ago, at most {most:.3g} is"
+            if moved > most:
+                ago_s = reading.stamp_s - last.stamp_s
+                return (
+                    f"{name} is measured {moved:.3g} from where it was {ago_s:.3g} s ago, at most {most:.3g} is"
                     " possible: check the sensor and its driver"
                 )
+        return ""
 
 
 def _value(observation: dict[str, Array], element: Element) -> float:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 
 from embodied.contract import Contract
 from embodied.errors import UserError
 from real_robot.robots.robot import Array
 from real_robot.safety.axis import Axis
-from real_robot.safety.following import Motion, following
+from real_robot.safety.following import Motion, default_following, following
 from real_robot.safety.limits import INF, ElementLimits, Kind, Limits
 
 Element = tuple[str, int]
 """Key of an observation and index in its last axis."""
+
+
+FOLLOWED_S = 2.0
+"""Time for which the motion of an element that is commanded in velocities is kept to compare it with measurements."""
 
 
 def observed_element(contract: Contract, name: str) -> Element:
@@ -54,10 +59,12 @@ class LimitedElement:
         self._moves_on = given.kind is Kind.VELOCITY  # while nothing is commanded
         self._scale = given.scale * (dt_s if self._moves_on else 1.0)
         # A measurement may be older than it says, and what was commanded before it may not have been done yet.
-        self._error = (limits.clock_error_s + limits.lag_s) / dt_s
+        self._error, self._lag = (limits.clock_error_s + limits.lag_s) / dt_s, math.ceil(limits.lag_s / dt_s) + 1
         # last positions, or motion per period, newest first: as far back as a measurement may lie
         oldest_s = limits.following_s if self._position else limits.observation_timeout_s + limits.clock_error_s
-        self._past = deque[float](maxlen=math.ceil((oldest_s + limits.lag_s) / dt_s) + 1)
+        oldest_s += limits.lag_s + (0.0 if self._position else FOLLOWED_S)
+        self._past = deque[float](maxlen=math.ceil(oldest_s / dt_s) + 1)
+        self._since = 0  # periods since the last accepted measurement, for `leads`
         low, high = (float(bound) * self._scale for bound in command)
         fastest = given.velocity * dt_s
         b, c = given.acceleration * dt_s**2, given.jerk * dt_s**3
@@ -73,25 +80,28 @@ class LimitedElement:
             self._axis = Axis(given.low, given.high, max(low, -fastest), min(high, fastest), b, c, pause)
         self._walls = self._axis.low, self._axis.high
         self._following = following(contract, given, self._measured[0] if self._measured else "", high - low)
+        unit = contract.observation[self._measured[0]].unit if self._measured else ""
+        self._tolerance = given.following or default_following(unit, high - low)
         self._motion = Motion(math.ceil(max(limits.following_s, limits.lag_s) / dt_s), self._following)
 
-    def start(self, observation: dict[str, Array]) -> bool:
-        """Start at rest where the element was commanded last if it is measured near there, else where it is measured.
+    def start(self, observation: dict[str, Array], periods: int) -> bool:
+        """Start at rest where the element was commanded last if the robot followed it there, else where it is measured.
 
         A robot that sags under its weight would otherwise be commanded to jump by as much, and lower at each start.
-        False if a position is further outside than one period can move.
+        `periods` have passed since the last command. False if a position is further outside than one period can move.
         """
         axis = self._axis
-        self._past.clear()
         if not self._position:
+            self._past.extendleft([0.0] * min(periods, self._past.maxlen or 0))  # what was commanded may be done late
             axis.start(0.0)
             self._motion.start()
             return True
-        position = self._from
+        position, lately = self._from, [axis.p] * min(periods, self._lag) + list(self._past)
         if self._measured is not None:
             measured = self._read(observation)
-            if not (self._commanded_once and abs(measured - self._from) <= self._following):
+            if not self._commanded_once or _away(measured, lately[: self._lag]) > self._following:
                 position = measured
+        self._past.clear()
         inside = min(max(position, axis.low), axis.high)
         axis.start(inside)
         self._past.appendleft(inside)
@@ -123,6 +133,7 @@ class LimitedElement:
         kept = axis.p if self._position else axis.w if self._moves_on else 0.0
         count = min(periods, self._past.maxlen or 0)
         self._past.extendleft([kept] * count)
+        self._since += periods
         if stands:
             self._motion.start()
         elif not self._position:
@@ -163,9 +174,7 @@ class LimitedElement:
         measured = self._read(observation)
         if not self._position:
             return self._motion.away(measured, age)
-        if abs(measured - self._axis.p) <= self._following:
-            return 0.0
-        away = max(min(self._past) - measured, measured - max(self._past))
+        away = _away(measured, self._past)
         return away if away > self._following else 0.0
 
     def travel(self, value: float) -> float:
@@ -180,6 +189,21 @@ class LimitedElement:
         ramp = B / C if C < 2.0 * B else 0.0
         way = 0.5 * w * w / B + 0.5 * w * (ramp + 1.0) if ramp else max(0.5 * w * w / B - 0.5 * w, 0.0)
         return math.copysign(way, value)
+
+    def mark(self) -> None:
+        """A measurement has been accepted, from which `leads` counts."""
+        self._since = 0
+
+    def leads(self, accepted: dict[str, Array], observation: dict[str, Array], age: float) -> bool:
+        """Whether commands may have led the robot from an `accepted` measurement to another one, `age` periods old."""
+        if self._measured is None or not self._past:
+            return True
+        measured = self._read(observation)
+        if self._position:
+            return _away(measured, self._past) <= self._following
+        steps, late = list(self._past), math.ceil(age) + self._lag
+        ways = [sum(steps[after : after + self._since]) for after in range(late + 1)]
+        return _away(measured - self._read(accepted), ways) <= self._tolerance
 
     def reach(self) -> tuple[float, float]:
         """The values that can be commanded next, as far as derivatives are limited."""
@@ -212,6 +236,7 @@ class LimitedElement:
     def _moving(self) -> float:
         w = self._axis.w
         self._past.appendleft(w)
+        self._since += 1
         self._motion.move(w)
         return w / self._scale
 
@@ -224,3 +249,9 @@ class LimitedElement:
     def _read(self, observation: dict[str, Array]) -> float:
         key, index = self._measured or ("", 0)
         return float(observation[key][index])
+
+
+def _away(measured: float, commanded: Iterable[float]) -> float:
+    """How far a `measured` position is outside of all that were `commanded`."""
+    positions = list(commanded)
+    return max(min(positions) - measured, measured - max(positions), 0.0)

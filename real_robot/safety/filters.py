@@ -16,6 +16,9 @@ from real_robot.safety.element import LimitedElement, observed_element
 from real_robot.safety.energy_tank import EnergyTank, Tank
 from real_robot.safety.limits import INF, Kind, Limits
 
+LONG_AGO = 1_000_000
+"""Number of periods that counts as infinitely many."""
+
 
 class Filters:
     """Turns a valid action [A] into one inside all limits, and stops the robot within them.
@@ -66,12 +69,13 @@ class Filters:
         if self._tank:
             self._tank.tank.reset()
 
-    def start(self, observation: dict[str, Array]) -> str:
-        """Start at rest from the measurement; returns an error text if the robot is outside its limits, else ""."""
+    def start(self, observation: dict[str, Array], idle_s: float) -> str:
+        """Start at rest, `idle_s` after the last command; returns an error text outside of the limits, else ""."""
+        periods = math.floor(min(idle_s / self._dt_s, LONG_AGO))
         if self._distance:
-            self._distance.start()
+            self._distance.idle(np.zeros_like(self._last), periods)
         for axis in self._axes:
-            if not axis.start(observation):
+            if not axis.start(observation, periods):
                 return f"{self._names[axis.index]} is outside its limits: move it inside by hand"
         return ""
 
@@ -101,6 +105,15 @@ class Filters:
             axis.idle(periods, silent, stands)
         if self._distance:
             self._distance.idle(self._last * (not stands), periods)
+
+    def mark(self) -> None:
+        """A measurement has been accepted, from which `leads` counts."""
+        for axis in self._axes:
+            axis.mark()
+
+    def leads(self, accepted: dict[str, Array], observation: dict[str, Array], age_s: float) -> bool:
+        """Whether commands may have led the robot from an `accepted` measurement to another one, `age_s` old."""
+        return all(axis.leads(accepted, observation, age_s / self._dt_s) for axis in self._axes)
 
     def begin_stop(self) -> bool:
         """Begin the certified stop from the last command; returns whether there is anything to command for it.
@@ -182,10 +195,6 @@ class _DistanceFilter:
         self._error = (limits.clock_error_s + limits.lag_s) / dt_s
         oldest = math.ceil((limits.observation_timeout_s + limits.clock_error_s + limits.lag_s) / dt_s) + 1
         self._past = deque[Array](maxlen=oldest)
-
-    def start(self) -> None:
-        """Start at rest."""
-        self._past.clear()
 
     def apply(self, wanted: Array, observation: dict[str, Array], age: float, axes: list[LimitedElement]) -> Array:
         """The command for `wanted` [A] that keeps distance; the measurement is `age` periods old."""

@@ -112,7 +112,7 @@ class Safety:
         """Take note of a measurement without a command: a motion starts from several that are consistent."""
         with self._lock:
             if not self._inputs.reading_fault(reading, self._time()):
-                self._consistency.take(reading, self._moving)
+                self._accepted(reading)
 
     def command(self, action: Array | Command | None, reading: Reading | None) -> Verdict:
         """Write `action`, limited where necessary, or hold; call it once per period.
@@ -123,24 +123,22 @@ class Safety:
         with self._lock:
             now_s = self._time()
             fault, self._went_back = self._went_back, ""
+            fault = fault or self._inputs.reading_fault(reading, now_s)
+            accepted = None if fault or reading is None else self._accepted(reading)
             if self.state is State.STOPPED:
                 return self._hold(State.STOPPED, self.reason)
-            if fault := fault or self._inputs.reading_fault(reading, now_s):
+            if reading is None or accepted is None:
                 return self._fail(fault)
-            assert reading is not None
-            accepted = self._consistency.take(reading, self._moving)
             if reading.refusal:
                 stops = self._hold(State.STOPPED, reading.refusal) if self._moving else None
                 return stops or self._fail(reading.refusal)
-            if bound := self._bounds.broken(reading.observation, self._consistency.keys):
+            if bound := self._bounds.broken(
+                reading.observation, self._consistency.keys if self._consistency.fault else ()
+            ):
                 return self._hold(State.STOPPED, bound)
             age_s = max(now_s - accepted.stamp_s, 0.0)
-            if fault := self._consistency.fault:
-                if self.state is State.READY:
-                    self._consistency.begin_anew()
-                    return self._fail(fault)
-                if age_s > self._limits.observation_timeout_s:
-                    return self._hold(State.STOPPED, fault)
+            if (fault := self._consistency.fault) and age_s > self._limits.observation_timeout_s:
+                return self._hold(State.STOPPED, fault)
             if self._moving and (away := self._filters.unfollowed(accepted.observation, age_s)):
                 return self._hold(State.STOPPED, away)
             if action is None:
@@ -168,17 +166,22 @@ class Safety:
             self._time()
             self._hold(State.STOPPED, reason)
 
+    def relocated(self) -> None:
+        """The robot has been put elsewhere at once, as a simulator's at the beginning of an episode."""
+        with self._lock:
+            self._consistency.reset()
+
     def reset(self) -> None:
         """Leave the emergency stop: the next command that is issued from now on is checked like the first one.
 
-        It goes on from a running stop.
+        It goes on from a running stop. Measurements that contradicted the ones before stay rejected: either the sensor
+        is mended, or, where the robot really was put elsewhere, its program is started anew.
         """
         with self._lock:
             self._reset_s = self._time()
             self.state, self.reason = State.HOLDING if self._stopping else State.READY, ""
             self._faulty, self._missing, self._went_back = False, 0, ""
             self._inputs.reset()
-            self._consistency.reset()
             self._filters.reset()
 
     def watch(self) -> None:
@@ -202,6 +205,17 @@ class Safety:
                 self._credit = 1.0  # the time of this loop counts, whatever the clock says
                 self._hold(self.state, self.reason)
 
+    def _accepted(self, reading: Reading) -> Reading:
+        """The newest measurement that does not contradict the ones before, after the valid `reading`."""
+        before, follows = self._consistency.accepted, True
+        if before and self._consistency.fault:
+            age_s = max(self._now_s - reading.stamp_s, 0.0)
+            follows = self._filters.leads(before.observation, reading.observation, age_s)
+        accepted = self._consistency.take(reading, self._moving, follows)
+        if accepted is not before:
+            self._filters.mark()
+        return accepted
+
     @property
     def _moving(self) -> bool:
         """Whether the robot moves by commands, or by a stop."""
@@ -209,8 +223,14 @@ class Safety:
 
     @property
     def _silent(self) -> bool:
-        """Whether commands have been missing for `command_timeout_s`."""
-        return self._steady_s - self._written_s > self._limits.command_timeout_s
+        """Whether commands have been missing for `command_timeout_s`, or for so long that the robot has stopped."""
+        return self._steady_s - self._written_s > self._limits.command_timeout_s or self._stands
+
+    @property
+    def _stands(self) -> bool:
+        """Whether the robot has brought velocities to rest by itself."""
+        after_s = self._robot.stops_after_s
+        return after_s is not None and self._steady_s - self._written_s > after_s
 
     def _go_on(self, action: Array, reading: Reading) -> Verdict:
         """Write a valid command, unless a fault is too recent."""
@@ -220,12 +240,14 @@ class Safety:
                 return self._hold(State.HOLDING, self.reason)
         if self._moving and self._silent:
             self._hold(State.HOLDING, "no command in time", writes=False)
+        last_s = self._written_s
         if not self._due():
             return Verdict(self.state, None, "sooner than the control period")
         if not self._moving:
-            if not self._consistency.settled:
-                return self._hold(State.HOLDING, "too few consistent measurements yet to start from")
-            if fault := self._filters.start(reading.observation):
+            if self._consistency.fault or not self._consistency.settled:
+                waits = self._consistency.fault or "too few consistent measurements yet to start from"
+                return self._hold(State.HOLDING, waits)
+            if fault := self._filters.start(reading.observation, self._steady_s - last_s):
                 return self._fail(fault)
         self._account_for_pause()
         written = self._filters.apply(action, reading.observation, max(self._now_s - reading.stamp_s, 0.0))
@@ -242,8 +264,7 @@ class Safety:
             return
         periods = math.floor((self._steady_s - self._counted_s) / self._period_s + LATE)
         if periods > 1:
-            after_s, silence_s = self._robot.stops_after_s, self._steady_s - self._written_s
-            self._filters.idle(periods - 1, self._silent, after_s is not None and silence_s > after_s)
+            self._filters.idle(periods - 1, self._silent, self._stands)
         self._counted_s = min(self._counted_s + max(periods, 1) * self._period_s, self._steady_s)
 
     def _fail(self, reason: str) -> Verdict:
@@ -287,7 +308,6 @@ class Safety:
         self._now_s, self._steady_s = now_s, steady_s
         if now_s < last_s:
             self._inputs.reset()
-            self._consistency.reset()
             self._reset_s = -math.inf
             self._went_back = f"the clock went back by {last_s - now_s:.3g} s: {CLOCKS}"
         return now_s
