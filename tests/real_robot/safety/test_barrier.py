@@ -120,6 +120,7 @@ class Vehicle:
         self.x = self.y = self.heading = 0.0
         self.ticks, self.motion = 0, motion
         self.at_rest = (0.0, math.nan if motion is Motion.STEERED else 0.0)
+        self.stops_after_s = None
 
     def clock(self) -> float:
         return self.ticks * 0.05

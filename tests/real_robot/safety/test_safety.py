@@ -99,7 +99,7 @@ def test_reach_is_what_can_be_commanded_next(kind):
     limits = Limits(dict.fromkeys("ab", ElementLimits(kind, velocity=1.0, acceleration=5.0)))
     filters, rng = Filters(contract(), limits, None), np.random.default_rng(0)
     reading = Plant(kind, np.zeros(2)).tick().observation
-    filters.start(reading)
+    filters.start(reading, 0.0)
     for _ in range(20):
         at_least, at_most = zip(*(axis.reach() for axis in filters._axes), strict=True)
         furthest = [copy.deepcopy(filters).apply(np.full(2, 0.9 * sign), reading, 0.0) for sign in (-1.0, 1.0)]
@@ -238,7 +238,7 @@ class Flier:
         self.contract = Contract({"position": spec, "velocity": spec}, TensorSpec((1,), low=(-9.0,), high=(9.0,)), dt_s)
         self.x = self.v = 0.0
         self.ticks = self.held = 0
-        self.at_rest = None
+        self.at_rest = self.stops_after_s = None
 
     def clock(self) -> float:
         return self.ticks * self.contract.control_dt_s
