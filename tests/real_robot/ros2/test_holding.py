@@ -43,14 +43,15 @@ class Arm:
     """An arm that follows at once, safety_node, and a policy that moves it at a constant speed."""
 
     def __init__(
-        self, directory: Path, row: str, contract: Contract, limits: str, rate_hz: float, simulated: bool = False
-    ) -> None:
+        self, directory: Path, row: str, contract: Contract, limits: str, rate_hz: float,
+        simulated: bool = False, **others: Any,
+    ) -> None:  # fmt: skip
         self.graph = Node.graph = Graph()
         self.graph.simulated = simulated
         (directory / "contract.json").write_text(contract.to_json())
         (directory / "limits.yaml").write_text(limits)
         self.node = Node()
-        options: dict[str, Any] = {"rate_hz": rate_hz} | ({"joints": JOINTS} if row != "diff_drive" else {})
+        options: dict[str, Any] = {"rate_hz": rate_hz} | ({"joints": JOINTS} if row != "diff_drive" else {}) | others
         self.node.settings = safety.SafetySettings(
             str(directory), row, options, heartbeat_timeout_s=0.2, limits=str(directory / "limits.yaml")
         )
@@ -106,6 +107,16 @@ class Arm:
             "joint_position": self.position
         }
         self.graph.send(topic.name, topic.codec.encode(arrays, interfaces, stamp_s or self.graph.ros_s))
+
+    def measure_all(self) -> None:
+        """Publish all that the robot observes: its joints, or zeros."""
+        arrays = {key: np.zeros(spec.shape) for topic in self.table.states for key, spec in topic.codec.specs.items()}
+        if "rotation" in arrays:
+            arrays["rotation"] = np.eye(3).reshape(9)
+        if "joint_position" in arrays:
+            arrays["joint_position"] = self.position
+        for topic in self.table.states:
+            self.graph.send(topic.name, topic.codec.encode(arrays, interfaces, self.graph.ros_s))
 
     def ask(self, action: np.ndarray, stamp_s: float | None = None) -> None:
         command = self.table.command
