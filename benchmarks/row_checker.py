@@ -6,14 +6,13 @@ knows nothing of how a node decides.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections import Counter, deque
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
-from benchmarks.row_known import CLOSE_S, Known
+from benchmarks.row_known import CLOSE_S, FOLLOWING_RAD, Known
 from benchmarks.safety_checker import Track, ViolationError
 from real_robot.robots.robot import Array
 from real_robot.ros2.robots.quadrotors import PX4_ARMED, PX4_HOLD, PX4_OFFBOARD
@@ -185,7 +184,7 @@ class StoppedByCommands(RowChecker):
         stops_after_s = self.table.stops_after_s
         for track in self.tracks:
             rests_s = self.limits.command_timeout_s if track.position else stops_after_s
-            if rests_s is not None and self._gap_s > 2.0 * self.limits.command_timeout_s and self._gap_s > rests_s:
+            if rests_s is not None and self._gap_s > rests_s:
                 track.rest(track.p)
                 self.silent = False
 
@@ -197,11 +196,9 @@ class StoppedByCommands(RowChecker):
         for index, track in enumerate(self.tracks):
             value = values[index] * self.rates[index]
             if track.position and track.given.measured:
-                at = min(max(self.known.position[index], track.low), track.high)
-                trial = copy.copy(track)
-                trial.past = deque()
-                trial.rest(at)
-                track.rest(track.p if trial.take(float(value), 2) and not self.fresh else at)
+                measured = self.known.position[index]
+                follows = not self.fresh and abs(measured - track.p) <= self._following(track)
+                track.rest(track.p if follows else min(max(measured, track.low), track.high))
             elif track.position and not track.given.measured and self.fresh:
                 track.rest(value if not track.given.limited else track.given.rest)
             else:
@@ -229,11 +226,16 @@ class StoppedByCommands(RowChecker):
         for index, track in enumerate(self.tracks):
             if not (track.position and track.given.measured):
                 continue
-            allowed = 0.1 if track.given.following is None else track.given.following
+            allowed = self._following(track)
             measured = self.known.position[index]
             away = max(min(track.past) - measured, measured - max(track.past))
             if away > allowed + 1e-6:
                 raise ViolationError(f"commanded on, {away:.4g} from where the robot is")
+
+    @staticmethod
+    def _following(track: Track) -> float:
+        """How far a joint may be off, rad."""
+        return FOLLOWING_RAD if track.given.following is None else track.given.following
 
     def _take(self, values: Array) -> None:
         kept = round(self.limits.following_s / self.dt_s) + 2

@@ -108,6 +108,8 @@ class Known:
             np.isfinite(values).all() for key, values in arrays.items() if key in seen and not seen[key].privileged
         )
         self.stamps[topic] = (self.graph.ros_s if stamp_s is None else stamp_s) if finite else None
+        if self.graph.simulated and self._key not in arrays and self.stamps[topic] == self._position_s:
+            self.consistent += 1  # of a clock that stands still: repetitions count, too
         if self._key in arrays and finite:
             self._place(arrays[self._key].astype(np.float64), self.stamps[topic] or 0.0)
 
