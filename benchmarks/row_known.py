@@ -36,7 +36,7 @@ class Known:
         """What is stamped until then, and later than a simulator's clock, was on its way when that jumped back."""
         self.stamps: dict[str, float | None] = {}
         """Of the newest message of each topic; None of one that cannot be used."""
-        self.reset()
+        self.begin_anew()
         self.resumed_s = -math.inf
         """When the process was last suspended until."""
         self.heard_s: dict[str, float] = {}
@@ -51,7 +51,11 @@ class Known:
         self.refusals: dict[str, str] = {}
 
     def reset(self) -> None:
-        """An operator has reset safety_node, or its clock went back: measurements begin anew."""
+        """An operator has reset safety_node: the newest measurement is the first one."""
+        self.consistent = min(self.consistent, 1)
+
+    def begin_anew(self) -> None:
+        """Measurements begin anew."""
         self.position, self._position_s = np.empty(0), -math.inf
         """The last measured position that the one before makes possible."""
         self.consistent = 0
@@ -60,7 +64,7 @@ class Known:
     def jump_back(self, seconds: float) -> None:
         """A simulator's clock has jumped back."""
         self.stamps.clear()
-        self.reset()
+        self.begin_anew()
         self.gone_s = self.graph.ros_s + seconds + self.table.control_dt_s
 
     def read(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
@@ -119,9 +123,10 @@ class Known:
         possible = True
         if self.table.name != "cartesian" and self.limits.commands:
             for at, before, name in zip(position, self.position, self.table.contract.action.names, strict=False):
-                speed = self.limits.commands[name].velocity
+                given = self.limits.commands[name]
+                speed, allowed = given.velocity, given.following or FOLLOWING_RAD
                 fastest = speed if self.moving else max(speed, HAND_SPEED)
-                possible = possible and abs(at - before) <= fastest * elapsed_s + FOLLOWING_RAD + CLOSE_S
+                possible = possible and abs(at - before) <= fastest * elapsed_s + allowed + CLOSE_S
         if possible or self.state == "ready":
             self.position, self._position_s = position, stamp_s
         self.consistent = self.consistent + 1 if possible else int(self.state == "ready")
