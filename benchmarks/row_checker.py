@@ -184,7 +184,7 @@ class StoppedByCommands(RowChecker):
         stops_after_s = self.table.stops_after_s
         for track in self.tracks:
             rests_s = self.limits.command_timeout_s if track.position else stops_after_s
-            if rests_s is not None and self._gap_s > rests_s:
+            if rests_s is not None and self._gap_s > rests_s - CLOSE_S:
                 track.rest(track.p)
                 self.silent = False
 

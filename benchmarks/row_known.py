@@ -37,6 +37,7 @@ class Known:
         self.stamps: dict[str, float | None] = {}
         """Of the newest message of each topic; None of one that cannot be used."""
         self.begin_anew()
+        self._ros_s = -math.inf
         self.resumed_s = -math.inf
         """When the process was last suspended until."""
         self.heard_s: dict[str, float] = {}
@@ -52,13 +53,15 @@ class Known:
 
     def reset(self) -> None:
         """An operator has reset safety_node: the newest measurement is the first one."""
-        self.consistent = min(self.consistent, 1)
+        self.position, self._position_s = self._newest
+        self.consistent = int(len(self.position) > 0)
 
     def begin_anew(self) -> None:
         """Measurements begin anew."""
         self.position, self._position_s = np.empty(0), -math.inf
         """The last measured position that the one before makes possible."""
         self.consistent = 0
+        self._newest = self.position, self._position_s
         """Number of consistent measurements in a row."""
 
     def jump_back(self, seconds: float) -> None:
@@ -70,6 +73,9 @@ class Known:
     def read(self, topic: str, message: Any) -> None:  # noqa: ANN401 - a ROS message
         """A message has been handled."""
         now_s = self.graph.now_s
+        if self.graph.ros_s < self._ros_s:
+            self.begin_anew()
+        self._ros_s = self.graph.ros_s
         if topic == self.command:
             self.begun_s = min(self.begun_s, now_s)
             self._take(message)
@@ -119,6 +125,7 @@ class Known:
 
     def _place(self, position: np.ndarray, stamp_s: float) -> None:
         """Take a measured position if it is possible after the last one, or nothing moves yet."""
+        self._newest = position, stamp_s
         elapsed_s = max(stamp_s - self._position_s, 0.0)
         possible = True
         if self.table.name != "cartesian" and self.limits.commands:

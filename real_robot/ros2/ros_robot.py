@@ -210,11 +210,11 @@ class RosRobot:
             return Report(self._engagement.objection, WARN, values)
         if self._table.status and (fault := self._unfollowed()):
             return Report(fault, WARN, values)
-        if (stands_s := self.stands_s) > STANDSTILL_S:
-            return Report(f"the clock has stood still for {stands_s:.1f} s", WARN, values)
         if self._refusing:
             refused = "; ".join(f"{name} {why}" for name, why in self._refusing.items())
             return Report(refused, ERROR, values)
+        if (stands_s := self.stands_s) > STANDSTILL_S:
+            return Report(f"the clock has stood still for {stands_s:.1f} s", WARN, values)
         if missing:
             return Report(f"nothing readable on {', '.join(missing)}", WARN, values)
         if refusal := self._partners.refusal:
