@@ -56,7 +56,9 @@ class Consistency:
 
     def take(self, reading: Reading, commanded: bool) -> Reading:
         """The newest accepted measurement, after `reading`; the robot is `commanded`, or may be moved by hand."""
-        if reading is self._newest and self.accepted is not None:
+        newest = self._newest
+        same = newest is not None and (reading.sequence, reading.stamp_s) == (newest.sequence, newest.stamp_s)
+        if same and self.accepted is not None:
             return self.accepted
         self._newest = reading
         self.fault, self.keys = "", set()

@@ -293,7 +293,8 @@ class Safety:
     def _due(self, jitter: float = 1.0) -> bool:
         """Whether a period has passed since the last command, or up to `jitter` periods less after a late one.
 
-        If so, counts it as used, and accounts for the pause before it. A stop, which is carried on from several callbacks, is never two steps in one.
+        If so, counts it as used, and accounts for the pause before it. A stop, which is carried on from several
+        callbacks, is never two steps in one.
         """
         since_s = self._steady_s - self._written_s
         credit = min(self._credit + since_s / self._period_s, 1.0 + jitter)

@@ -177,9 +177,7 @@ def test_an_arm_gets_the_certified_stop_and_then_nothing_whatever_ends_it(tmp_pa
         count += round(0.2 / PERIOD_S)
     if how == "emergency stop":
         count -= 1  # the stop's first command
-    if how == "policy ends":  # the arm stands still already where it was commanded to, since command_timeout_s
-        assert len(robot.sent) == count
-    else:
+    if how != "policy ends" or len(robot.sent) > count:  # else it stands still already where it was commanded to
         assert count < len(robot.sent) < count + 12
         assert_stop(robot.sent[count:], robot.sent[:count])
     assert robot.run(60.0) == 0  # 26 a second before
