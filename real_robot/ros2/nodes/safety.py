@@ -166,7 +166,8 @@ class SafetyNode(ManagedNode[SafetySettings]):
     def _beat(self, message: Header) -> None:
         self._beat_s = self.steady_s
         stamp = message.stamp
-        self._beat_stamp_s = (10**9 * stamp.sec + stamp.nanosec) / 1e9 or math.nan
+        unknown = 0.0 if self._robot.simulated else math.nan  # a simulator's time begins at zero
+        self._beat_stamp_s = (10**9 * stamp.sec + stamp.nanosec) / 1e9 or unknown
 
     def _reached(self, command: Command) -> bool:
         return self._robot.heard and not (command.stamp_s or 0.0) > self._robot.clock()
