@@ -6,20 +6,20 @@ knows nothing of how a node decides.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections import Counter, deque
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
-from benchmarks.row_known import CLOSE_S, Known
+from benchmarks.row_known import CLOSE_S, FOLLOWING_RAD, Known
 from benchmarks.safety_checker import Track, ViolationError
 from real_robot.robots.robot import Array
 from real_robot.ros2.robots.quadrotors import PX4_ARMED, PX4_HOLD, PX4_OFFBOARD
 from real_robot.ros2.robots.tables import ACTION
 from real_robot.safety.limits import ElementLimits, Kind
 
+START_READINGS = 3
 ROUNDING = 2.0**-23
 """Messages carry actions of 32 bits."""
 
@@ -46,7 +46,7 @@ class RowChecker:
     def send(self, topic: str, message: Any, sender: str) -> None:  # noqa: ANN401 - a ROS message
         """A node has sent something."""
         if topic == "safety_node/state":
-            self.state = message.data
+            self.state = self.known.state = message.data
         elif topic == self.command_topic:
             self.values.append(self.decoded(message))
         elif sender == "safety_node":
@@ -70,7 +70,7 @@ class RowChecker:
     def begin(self) -> None:
         """safety_node has been started again."""
         self.known.forget()
-        self.state = self.before = "inactive"
+        self.state = self.before = self.known.state = "inactive"
         self.stopped = False
 
     def decoded(self, message: Any) -> Array:  # noqa: ANN401 - a ROS message
@@ -154,10 +154,8 @@ class StoppedByCommands(RowChecker):
         if before == "active" or (before == "holding" and self.state == "stopped"):
             self._begin_stop()
         self.commands += len(values)
-        if self._gap_s > 2.0 * self.limits.command_timeout_s:
-            for track in self.tracks:  # it stands still by its own time-out, and may be told so once
-                track.rest(track.p)
-            self.silent = False
+        self._rest()
+        self.known.moving = self.state == "active" or not self.silent
         if not values:
             self.silent = self.silent or self.now_s - self.idle_s > 2.01 * self.dt_s
         for each in values:
@@ -171,24 +169,37 @@ class StoppedByCommands(RowChecker):
         return self.now_s - self.sent_s
 
     def _active(self, values: Array) -> None:
-        self.silent = False
+        self.silent, self.known.moving = False, True
         rests = all(track.still for track in self.tracks)
-        if self.fresh or rests or self._gap_s > self.limits.command_timeout_s:
+        self._rest()
+        paused = self._gap_s > self.limits.command_timeout_s and all(track.position for track in self.tracks)
+        if self.fresh or rests or paused:
             self._start(values)
         self._follows()
         self._take(values)
         self.fresh = False
 
+    def _rest(self) -> None:
+        """It stands still by its own time-out, and may be commanded so once."""
+        stops_after_s = self.table.stops_after_s
+        for track in self.tracks:
+            rests_s = self.limits.command_timeout_s if track.position else stops_after_s
+            if rests_s is not None and self._gap_s > rests_s - CLOSE_S:
+                track.rest(track.p)
+                self.silent = False
+
     def _start(self, values: Array) -> None:
         """A motion may begin where the robot is measured, or go on from where it was commanded to."""
+        measured = any(track.position and track.given.measured for track in self.tracks)
+        # one less, because a clock that stands still or jumps leaves it open which measurements are the same
+        if measured and self.known.consistent < START_READINGS - 1:
+            raise ViolationError(f"begun after {self.known.consistent} consistent measurements")
         for index, track in enumerate(self.tracks):
             value = values[index] * self.rates[index]
             if track.position and track.given.measured:
-                at = min(max(self.known.position[index], track.low), track.high)
-                trial = copy.copy(track)
-                trial.past = deque()
-                trial.rest(at)
-                track.rest(track.p if trial.take(float(value), 2) and not self.fresh else at)
+                measured = self.known.position[index]
+                follows = not self.fresh and abs(measured - track.p) <= self._following(track)
+                track.rest(track.p if follows else min(max(measured, track.low), track.high))
             elif track.position and not track.given.measured and self.fresh:
                 track.rest(value if not track.given.limited else track.given.rest)
             else:
@@ -196,18 +207,13 @@ class StoppedByCommands(RowChecker):
 
     def _begin_stop(self) -> None:
         self.commands, self.silent, self.bounds = 0, False, []
-        for index, track in enumerate(self.tracks):
+        for track in self.tracks:
             if math.isinf(track.fastest):  # nothing but its range is limited
                 self.bounds.append((-math.inf, math.inf, 0.0))
                 continue
             distance, periods = track.stop()
             distance += 4 * ROUNDING * (periods + 1) ** 2  # what rounding adds up to
-            low, high = track.p - distance, track.p + distance
-            if track.position and track.given.measured and len(self.known.position):
-                back = min(max(self.known.position[index], track.low), track.high)  # from which it does not follow
-                low, high = min(low, back), max(high, back)
-                periods += 3.0 * (periods + abs(track.p - back) / track.fastest)
-            self.bounds.append((low, high, periods))
+            self.bounds.append((track.p - distance, track.p + distance, periods))
 
     def _within(self) -> None:
         longest = 2.0 * max((periods for _, _, periods in self.bounds), default=0.0) + 3.0
@@ -221,11 +227,16 @@ class StoppedByCommands(RowChecker):
         for index, track in enumerate(self.tracks):
             if not (track.position and track.given.measured):
                 continue
-            allowed = 0.1 if track.given.following is None else track.given.following
+            allowed = self._following(track)
             measured = self.known.position[index]
             away = max(min(track.past) - measured, measured - max(track.past))
             if away > allowed + 1e-6:
                 raise ViolationError(f"commanded on, {away:.4g} from where the robot is")
+
+    @staticmethod
+    def _following(track: Track) -> float:
+        """How far a joint may be off, rad."""
+        return FOLLOWING_RAD if track.given.following is None else track.given.following
 
     def _take(self, values: Array) -> None:
         kept = round(self.limits.following_s / self.dt_s) + 2

@@ -23,6 +23,8 @@ from tests.real_robot.ros2.in_process import Graph, InProcess
 
 TROUBLES = ("late", "lost", "NaN", "reordered")
 """What may happen to messages of a topic."""
+VERY_LATE_S = 2.0
+"""Longer than any time-out."""
 
 
 @dataclass
@@ -71,7 +73,10 @@ class Network(Graph):
             return False
         if trouble == "NaN":
             return super().send(topic, corrupted(message, self.rng))
-        late = 3.0 * self.period_s if trouble == "late" else float(self.rng.choice([0.0, 1.6])) * self.period_s
+        if trouble == "very late":
+            late = VERY_LATE_S
+        else:
+            late = 3.0 * self.period_s if trouble == "late" else float(self.rng.choice([0.0, 1.6])) * self.period_s
         if late == 0.0:
             return super().send(topic, message)
         self._travelling.append((self.now_s + late, topic, copy.deepcopy(message)))
@@ -160,6 +165,7 @@ class Hosted(InProcess):
 
     def create_publisher(self, kind: Any, name: str, *_: Any, **__: Any) -> Any:  # noqa: ANN401 - as rclpy's
         """A publisher."""
+        self.graph.publishers.setdefault(name, set()).add((self.get_namespace(), self.name))
 
         def publish(message: Any) -> None:  # noqa: ANN401 - a ROS message
             self.graph.sent(name, message, self.name)

@@ -16,8 +16,6 @@ from tests.real_robot.ros2 import px4
 from tests.real_robot.ros2.in_process import interfaces
 from tests.real_robot.ros2.messages.definitions import types
 
-DRIVER_TIMEOUT_S = 0.5
-"""Without commands for so long, a base or an arm's Cartesian controller stands still by itself."""
 LATCHED_EVERY_S = 0.5
 STRAIGHT = {"rotation": np.eye(3).reshape(9), "end_effector_rotation": two_columns(np.eye(3)), "goal_direction": [1, 0]}
 MODES = {
@@ -41,7 +39,10 @@ class Robot:
         self.position = self.rng.uniform(low, np.maximum(high, low))
         self.velocity = np.zeros(len(names))
         self.observation = _rest(table.contract)
-        self.refuses = self.taken = False
+        self.refuses = self.taken = self.silent = False
+        self.wrong: np.ndarray | None = None
+        """What is measured in place of the position."""
+        self._once = False
         self.down_s = 0.0
         self.commanded_s = self._latched_s = -math.inf
         graph.heard[table.command.name].append(self._hear)
@@ -53,7 +54,7 @@ class Robot:
             return
         if self.taken:
             self.position = self.position + period_s * self.rng.choice([0.3, 1.0])
-        elif not self.refuses and self.graph.now_s - self.commanded_s <= DRIVER_TIMEOUT_S:
+        elif not self.refuses and self.graph.now_s - self.commanded_s <= (self.table.stops_after_s or math.inf):
             self.position = self.position + period_s * self.velocity
         self._measure()
 
@@ -65,6 +66,13 @@ class Robot:
     def take_over(self, back: bool) -> None:
         """Somebody else moves it, or no longer does."""
         self.taken = not back
+
+    def misread(self) -> None:
+        """Its position is measured wrong: once as zeros or -pi, or with an offset for as long as the fault lasts."""
+        kind = int(self.rng.integers(3))
+        shape = self.position.shape
+        self.wrong = (np.zeros(shape), np.full(shape, -math.pi), self.position + 0.7)[kind]
+        self._once = kind < 2
 
     def restart(self, down_s: float) -> None:
         """Its driver ends and begins again after a while, at rest."""
@@ -84,7 +92,9 @@ class Robot:
         lasting = graph.now_s - self._latched_s >= LATCHED_EVERY_S
         if lasting:
             self._latched_s = graph.now_s
-            for mode in self.table.modes:
+        for mode in self.table.modes:
+            graph.publishers[mode.name] = set() if self.silent else {("/", "driver")}
+            if (lasting or mode.timeout_s) and not self.silent:
                 field, good, bad = MODES[mode.name.split("/")[-1]]
                 message = interfaces(mode.type)()
                 setattr(message, field, bad if self.refuses else good)
@@ -100,10 +110,13 @@ class Robot:
     def _seen(self) -> dict[str, np.ndarray]:
         specs = self.table.contract.observation
         seen = {}
-        if "joint_position" in specs and len(self.position) == specs["joint_position"].shape[0]:
-            seen["joint_position"] = self.position
+        position = self.position if self.wrong is None else self.wrong
+        if self._once:
+            self.wrong = None
+        if "joint_position" in specs and len(position) == specs["joint_position"].shape[0]:
+            seen["joint_position"] = position
         elif "end_effector_position" in specs and self.table.name == "cartesian":
-            seen["end_effector_position"] = self.position[:3]
+            seen["end_effector_position"] = position[:3]
         return seen
 
 
@@ -121,7 +134,12 @@ class Px4(px4.Px4):
     def __init__(self, graph: Network, table: Table, limits: Limits) -> None:
         assert table.status is not None
         super().__init__(graph, table.status.name.removeprefix("fmu/out/vehicle_status"), loss_s=0.5)
-        self.rng, self.down_s = graph.rng, 0.0
+        self.rng, self.down_s, self.silent = graph.rng, 0.0, False
+        self.wrong = None
+
+    def misread(self) -> None:
+        """Its estimate jumps, and says so."""
+        self.position, self.reset_counter = self.position + 5.0, (self.reset_counter + 1) % 256
 
     def step(self, period_s: float = 0.0) -> None:  # type: ignore[override]
         """One period."""
@@ -129,7 +147,8 @@ class Px4(px4.Px4):
         if not self.alive and self.down_s <= 0.0:
             self.boot()
             self.alive = True
-        super().step()
+        if not self.silent:
+            super().step()
 
     def change_mode(self, back: bool) -> None:
         """A ground station selects a mode; sometimes the estimate jumps, or a warning sets the failsafe flag."""

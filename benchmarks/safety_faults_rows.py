@@ -25,8 +25,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # also runs from a clone that is not installed
 
-from std_msgs.msg import Header
-
 from benchmarks.row_checker import RowChecker, StoppedByCommands, StoppedByItself
 from benchmarks.row_known import Known
 from benchmarks.row_network import TROUBLES, Hosted, Network, hosted
@@ -42,7 +40,7 @@ from real_robot.ros2.nodes import safety
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION, Table
 from real_robot.safety.limits import Kind, Limits
-from tests.real_robot.ros2.in_process import interfaces
+from tests.real_robot.ros2.in_process import heartbeat, interfaces
 from tests.real_robot.ros2.robots.test_tables import ROWS
 
 PERIODS = 100
@@ -52,11 +50,12 @@ FLOWN_S = 0.02
 FAULTS = (
     *TROUBLES, "mode change", "take-over", "clock jump", "clock stands still", "safety_node killed",
     "safety_node paused", "policy killed", "policy paused",
-    "partner restarted", "emergency stop",
+    "partner restarted", "emergency stop", "wrong reading", "late policy", "partner silent", "other publisher",
 )  # fmt: skip
+OTHER = "/", "other"
+"""Namespace and name of another node that publishes on the robot's commands."""
 DOWN_S = 1.0
 """A process that was killed is down for at least so long."""
-HEARTBEAT_S = 0.05
 
 
 def rows() -> list[tuple[str, Contract, dict[str, Any]]]:
@@ -94,7 +93,6 @@ class Policy:
     def __init__(self, graph: Network, table: Table, topic: str) -> None:
         self.graph, self.table, self.topic = graph, table, topic
         self.alive, self.paused = True, False
-        self.beat_s = -math.inf
         spec = table.contract.action
         self.low, self.high = np.array(spec.low), np.array(spec.high)
         self.target = graph.rng.random(len(self.low))
@@ -110,9 +108,7 @@ class Policy:
         if not self.runs:
             return
         graph.signs[self.topic] = graph.now_s
-        if graph.now_s - self.beat_s >= HEARTBEAT_S - 1e-6:
-            self.beat_s = graph.now_s
-            graph.send("policy/heartbeat", Header())
+        graph.send("policy/heartbeat", heartbeat(graph.ros_s))
         if rng.random() < 0.1:
             self.target = rng.random(len(self.low)) * rng.choice([0.2, 1.0, 1.5])
         noisy = self.target + 0.02 * rng.normal(size=len(self.low))
@@ -182,6 +178,7 @@ class Sequence:
             lost = isinstance(self.checker, StoppedByItself) and self.checker.lost
             if lost or self.checker.state == "stopped":
                 self.checker.stopped = False
+                self.checker.known.reset()
                 if isinstance(self.checker, StoppedByItself):
                     self.checker.reset()
                 self.graph.call("safety_node/reset")
@@ -217,6 +214,14 @@ class Sequence:
             graph.frozen_s = graph.ros_s if graph.simulated else None
         elif fault == "partner restarted":
             self.robot.restart(periods * self.table.control_dt_s)
+        elif fault == "wrong reading":
+            self.robot.misread()
+        elif fault == "late policy":
+            graph.troubled |= dict.fromkeys((self.policy.topic, "policy/heartbeat"), "very late")
+        elif fault == "partner silent":
+            self.robot.silent = True
+        elif fault == "other publisher":
+            graph.publishers.setdefault(self.table.command.name, set()).add(OTHER)
         elif fault == "emergency stop":
             if self.safety.runs:
                 self.checker.stopped = True
@@ -236,6 +241,14 @@ class Sequence:
             self.robot.change_mode(back=True)
         elif fault == "take-over":
             self.robot.take_over(back=True)
+        elif fault == "wrong reading":
+            self.robot.wrong = None
+        elif fault == "late policy":
+            graph.troubled = {topic: trouble for topic, trouble in graph.troubled.items() if trouble != "very late"}
+        elif fault == "partner silent":
+            self.robot.silent = False
+        elif fault == "other publisher":
+            graph.publishers[self.table.command.name].discard(OTHER)
         elif fault == "clock stands still" and graph.frozen_s is not None:
             graph.jumped_s, graph.frozen_s = graph.frozen_s - graph.now_s, None
         elif fault == "safety_node killed":
@@ -246,6 +259,7 @@ class Sequence:
             process = self._process(fault)
             if fault.startswith("safety_node"):
                 self._tell_jump(graph.ros_s - self.suspended_s)  # all that a process sees that did not run meanwhile
+                self.checker.known.resumed_s = graph.now_s
             process.resume() if isinstance(process, Hosted) else setattr(process, "paused", False)
 
     def _process(self, fault: str) -> Any:  # noqa: ANN401 - a node or the policy

@@ -63,6 +63,8 @@ class Engagement:
         self._quiet_s = -math.inf
         self._sent: Behaviour | None = None
         self._sent_s = -math.inf
+        self.objection = ""
+        """Why it is not asked to follow, although commands come."""
 
     def hear(self, condition: Condition) -> None:
         """The robot has published its status."""
@@ -75,16 +77,21 @@ class Engagement:
             self._leaving_s = -math.inf
         self._advance()
 
-    def command(self) -> None:
-        """A valid command has come."""
+    def command(self, objection: str = "") -> None:
+        """A valid command has come; an `objection` is why the robot should not be asked to follow yet."""
         self._advance()  # first, since a process that was stalled has missed the gap
         now_s = self._clock()
         if now_s < self._quiet_s and self.phase is Phase.READY:
             self.phase, self.reason = Phase.LOST, "commands came already when this node was activated"
-        if not self._alive:
+        self.objection = objection if self.phase is Phase.READY else ""
+        if not self._alive or self.objection:
             self._began_s = now_s
         self._commanded_s = now_s
         self._advance()
+
+    def interrupt(self) -> None:
+        """A command was not valid: before the robot is asked to follow, all have to be."""
+        self._began_s = self._clock()
 
     def lose(self, reason: str) -> None:
         """End the robot's following; it holds if it still does. Does nothing before it was asked to follow."""

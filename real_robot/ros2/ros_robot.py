@@ -13,18 +13,23 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from real_robot.robots.robot import Array, Reading
 from real_robot.ros2.engagement import Engagement, Phase
-from real_robot.ros2.messages.codecs import BEFORE, ForeignError, read
+from real_robot.ros2.messages.codecs import BEFORE, ForeignError, fill_time, read, set_stamp, stamp_s
 from real_robot.ros2.nodes.managed import ERROR, WARN, ManagedNode, Report
+from real_robot.ros2.partners import Partners
 from real_robot.ros2.robots.tables import ACTION, Behaviour, Condition, Fixed, Heartbeat, Mode, Qos, Table, Topic
 from real_robot.ros2.topics import publisher, subscribe, types
 
 HEARTBEAT = "heartbeat"
-"""Topic under the command's prefix with the heartbeat of an active policy node."""
+"""Topic under the command's prefix with the stamped heartbeat of an active policy node."""
+HEADER = "std_msgs/msg/Header"
 TRIGGER = "std_srvs/srv/Trigger"
+FRESH = 0.5
+"""Share of the time-out up to which measurements may be old before a robot with a status is asked to follow."""
 STANDSTILL_S = 1.0
 """Steady time after which a clock that stands still is reported."""
 AGAIN_S, AHEAD_S = 1.0, 3600.0
-"""Steady time after which a refused service is called again; how far stamps are never ahead of a simulator's clock."""
+"""Steady time after which a service that refuses or is silent is called again; how far stamps are never ahead of a
+simulator's clock."""
 
 
 class RosRobot:
@@ -43,22 +48,28 @@ class RosRobot:
         prefix: of the command topic. A robot with a prefix is behind a safety node, which alone talks to the robot, and
             takes commands of one process at a time, which gives signs of life (`Table.sign_s`).
         measured: callback without arguments.
+        repeated: the same for a measurement that a simulator in lock-step repeats.
+        observation_timeout_s: age of measurements from which on commands are refused.
     """
 
     def __init__(
-        self, node: ManagedNode[Any], table: Table, prefix: str = "", measured: Callable[[], None] | None = None
-    ) -> None:
+        self, node: ManagedNode[Any], table: Table, prefix: str = "", measured: Callable[[], None] | None = None,
+        repeated: Callable[[], None] = lambda: None, observation_timeout_s: float = np.inf,
+    ) -> None:  # fmt: skip
         self.contract: Contract = table.contract
-        self.at_rest = table.at_rest
+        self.at_rest, self.stops_after_s = table.at_rest, table.stops_after_s
         self.stopped = False
         """Whether holding is permanent: the table's emergency takes its place; see `stop`."""
-        self._node, self._table, self._measured = node, table, measured
+        self._node, self._table, self._prefix = node, table, prefix
+        self._measured, self._repeated = measured, repeated
+        self._old_s = FRESH * observation_timeout_s
         self.simulated = bool(node.get_parameter("use_sim_time").value)
         """Whether time is a simulator's."""
         self._latest: dict[str, Reading | None] = {topic.name: None for topic in table.states}
         self._current = {topic.name for topic in table.states if not topic.lasting}
         self._due = set(self._current)
         self._begun, self._began_s = dict[str, float](), -np.inf
+        self._since_reset_s = -np.inf
         self._reading: Reading | None = None
         self._sequence = 0
         self._newest_s, self._gone_s, self._back_s = -np.inf, -np.inf, 0.0
@@ -66,13 +77,13 @@ class RosRobot:
         self._before: Array | None = None
         self._heard: dict[str, Any] = {}
         self._condition: Condition | None = None
-        self._modes: dict[str, str | None] = dict.fromkeys(mode.name for mode in table.modes)
         self._engagement = Engagement(table, lambda: node.steady_s) if table.status and not prefix else None
         self._behaviour: Behaviour | None = None
         self._uncalled: list[str] = []
-        self._refusing, self._again_s = dict[str, str](), -np.inf
+        self._refusing, self._again_s, self._called_s = dict[str, str](), -np.inf, dict[str, float]()
         self._written = {key: np.resize(table.initial, spec.shape[0]) for key, spec in table.remembered.items()}
         self._publishers: dict[str, Any] = {}
+        self._partners = Partners(node, table, prefix + table.command.name, commands=not prefix)
         self._make(prefix)
         self._advanced_s, self._since_s = -np.inf, node.steady_s
         node.reports["robot"] = self.report
@@ -122,15 +133,16 @@ class RosRobot:
 
         A robot with a status gives no measurement before its first status, so that a takeover is never missed.
         """
+        refusal = self._partners.refusal
+        if self._reading is not None and self._reading.refusal != refusal:
+            self._reading = replace(self._reading, refusal=refusal)
         heard = self._condition is not None or not self._table.status
         if self._reading is None and heard and all(self._latest.values()):
             parts = {name: part for name, part in self._latest.items() if part is not None}
             arrays = {key: value for part in parts.values() for key, value in part.observation.items()}
             observation = self._table.observe(arrays) | self._written
             stamps = [parts[name].stamp_s for name in self._current]
-            self._reading = Reading(
-                observation, min(stamps), self._sequence, refusal=self._refusal(), newest_s=max(stamps)
-            )
+            self._reading = Reading(observation, min(stamps), self._sequence, refusal=refusal, newest_s=max(stamps))
         return self._reading
 
     def write(self, action: Array) -> None:
@@ -138,7 +150,8 @@ class RosRobot:
         if not self.stopped:
             self._behave(None)
         if self._engagement:
-            self._engagement.command()
+            self._engagement.command(self._late())
+        self.beat()
         if not self._engagement or self._engagement.commands:
             self._command(action)
 
@@ -163,8 +176,19 @@ class RosRobot:
             self._engagement.lose(reason)
             self._pursue()
 
+    def beat(self) -> None:
+        """Give the safety node a sign of life of this process, whose stamp is the age of commands without one."""
+        if self._prefix:
+            message = types(HEADER)()
+            fill_time(message.stamp, self.clock())
+            message.frame_id = self._node.get_name()
+            self._publishers[self._prefix + HEARTBEAT].publish(message)
+
     def reset(self) -> None:
-        """Begin an episode: past actions are forgotten."""
+        """Begin an episode: past actions and measurements are forgotten; the first measurement is made from now on."""
+        self._since_reset_s = self.clock()
+        self._latest |= dict.fromkeys(self._current)
+        self._due, self._begun, self._reading = set(self._current), {}, None
         for key, values in self._written.items():
             self._written[key] = np.resize(self._table.initial, values.shape)
 
@@ -182,16 +206,18 @@ class RosRobot:
             values["jumped"] = self._jumped
         if self._engagement and self._engagement.phase is Phase.LOST:
             return Report(self._lost(self._engagement), ERROR, values)
+        if self._engagement and self._engagement.objection:
+            return Report(self._engagement.objection, WARN, values)
         if self._table.status and (fault := self._unfollowed()):
             return Report(fault, WARN, values)
+        if self._refusing:
+            refused = "; ".join(f"{name} {why}" for name, why in self._refusing.items())
+            return Report(refused, ERROR, values)
         if (stands_s := self.stands_s) > STANDSTILL_S:
             return Report(f"the clock has stood still for {stands_s:.1f} s", WARN, values)
-        if self._refusing:
-            refused = "; ".join(f"{name} refuses: {why}" for name, why in self._refusing.items())
-            return Report(refused, ERROR, values)
         if missing:
             return Report(f"nothing readable on {', '.join(missing)}", WARN, values)
-        if refusal := self._refusal():
+        if refusal := self._partners.refusal:
             return Report(refusal, WARN, values)
         return Report(f"{self._table.name} measures", values=values)
 
@@ -202,6 +228,8 @@ class RosRobot:
         qos = replace(table.command.qos, lease_s=table.sign_s) if prefix else table.command.qos
         self._publish(prefix + table.command.name, table.command.codec.message, qos)
         self._command_name = prefix + table.command.name
+        if prefix:
+            self._publish(prefix + HEARTBEAT, HEADER, Qos())
         behaviours = (*(table.status.requests if table.status else ()), table.hold, table.emergency)
         fixed = [entry for behaviour in behaviours for entry in behaviour.messages]
         for entry in [*fixed, *([table.heartbeat.message] if table.heartbeat else [])]:
@@ -226,7 +254,7 @@ class RosRobot:
         self._gone_s, self._back_s = before_s + self._table.control_dt_s, self._back_s + before_s - self._now()
         self._latest = dict.fromkeys(self._latest)
         self._due, self._begun, self._reading, self._before = set(self._current), {}, None, None
-        self._newest_s = -np.inf
+        self._newest_s = self._since_reset_s = -np.inf
         self._heard.clear()
 
     def _publish(self, name: str, message: str, qos: Qos) -> None:
@@ -250,6 +278,9 @@ class RosRobot:
         if self.simulated and self._now() + self._table.control_dt_s < measured_s <= self._gone_s:
             self._ignored = f"{topic.name}: on its way since before the clock jumped back"
             return
+        if not topic.lasting and measured_s < self._since_reset_s:
+            self._ignored = f"{topic.name}: measured before the episode began"
+            return
         self._sequence += 1
         self._reading = None
         if topic.jump:
@@ -259,7 +290,8 @@ class RosRobot:
         if not topic.lasting:
             self._newest_s = max(self._newest_s, measured_s)
         if self.simulated and measured_s == self._begun.get(topic.name) and self._now() <= self._began_s:
-            return  # a simulator in lock-step, whose clock stands still, repeats what it gets no answer to
+            self._repeated()  # by a simulator in lock-step, whose clock stands still until it gets an answer
+            return
         self._due.discard(topic.name)
         if not self._due and self._measured and (self.heard or not self.simulated):
             self._due = set(self._current)
@@ -279,14 +311,18 @@ class RosRobot:
             self._engagement.hear(self._condition)
 
     def _hear_mode(self, mode: Mode, message: Any) -> None:  # noqa: ANN401 - a ROS message
-        self._modes[mode.name] = mode.refusal(message)
-        self._reading = None
+        self._partners.hear(mode, message)
 
-    def _refusal(self) -> str:
-        """Why the driver does not move the robot; "" if it has said everywhere that it does."""
-        if unheard := [name for name, refusal in self._modes.items() if refusal is None]:
-            return f"nothing heard on {', '.join(unheard)}: is that the robot's driver? (options.driver_status)"
-        return next(filter(None, self._modes.values()), "")
+    def _late(self) -> str:
+        """Why the measurements leave too little time to engage; "" if they do not."""
+        reading = self.read()
+        age_s = 0.0 if reading is None else self.clock() - reading.stamp_s
+        if age_s <= self._old_s:
+            return ""
+        return (
+            f"measurements are {age_s:.3g} s old, at most {self._old_s:.3g} is enough to begin: synchronise the clocks"
+            " (PX4: UXRCE_DDS_SYNCT), or raise observation_timeout_s"
+        )
 
     def _compare(self, jump: Callable[[Any, Any], str], before: Any, after: Any) -> None:  # noqa: ANN401 - ROS messages
         """A policy that sees a jump as motion would answer it: the robot holds, by means of its own estimate."""
@@ -299,6 +335,7 @@ class RosRobot:
         """No command for now to a robot with a status; one behind a safety node gets nothing from here."""
         if not self._engagement:
             return
+        self._engagement.interrupt()
         pause = self._table.pause.action
         if self.stopped:
             self._engagement.stop()
@@ -339,6 +376,8 @@ class RosRobot:
     def _command(self, action: Array) -> None:
         arrays = {ACTION: action} if self._before is None else {ACTION: action, BEFORE: self._before}
         message = self._table.command.codec.encode(arrays, types, self.clock())
+        if self._prefix and self._table.stamped and stamp_s(message) is None:
+            set_stamp(message, self.clock())  # a trajectory's, which means now to the robot
         self._publishers[self._command_name].publish(message)
         self._before = action
         if self._table.status and self._unfollowed():
@@ -350,17 +389,22 @@ class RosRobot:
     def _behave(self, behaviour: Behaviour | None) -> None:
         """Begin `behaviour`, whose services are yet to be called; None: nothing."""
         self._behaviour, self._uncalled = behaviour, list(behaviour.services) if behaviour else []
-        self._refusing, self._again_s = {}, -np.inf
+        self._refusing, self._again_s, self._called_s = {}, -np.inf, {}
 
     def _call(self) -> None:
-        """Make pending calls; a missing service is called once it appears, one that refuses again after a while."""
-        if self._node.steady_s < self._again_s:
+        """Make pending calls; a missing service is called once it appears, one that refuses or is silent again."""
+        now_s = self._node.steady_s
+        for name in [name for name, called_s in self._called_s.items() if now_s - called_s > AGAIN_S]:
+            del self._called_s[name]
+            self._fail(name, f"has not answered for {AGAIN_S:g} s: use the robot's own emergency stop")
+        if now_s < self._again_s:
             return
         names, self._uncalled = self._uncalled, []
         for name in names:
             client = self._clients[name]
             if client.service_is_ready():
                 answered = partial(self._answered, name, self._behaviour)
+                self._called_s[name] = now_s
                 client.call_async(types(TRIGGER).Request()).add_done_callback(answered)
             else:
                 self._uncalled.append(name)
@@ -370,12 +414,20 @@ class RosRobot:
         """Repeat a call that the robot has refused, for as long as it is wanted."""
         if behaviour is not self._behaviour or future.cancelled():
             return
+        self._called_s.pop(name, None)
         self._refusing.pop(name, None)
-        if not future.result().success:
-            self._refusing[name] = future.result().message
-            self._node.get_logger().error(f"{name} refuses, and is called again: {future.result().message}")
-            self._uncalled.append(name)
+        if future.result().success:
+            self._uncalled = [each for each in self._uncalled if each != name]  # a late answer to an earlier call
+        else:
+            self._fail(name, f"refuses: {future.result().message}")
             self._again_s = self._node.steady_s + AGAIN_S
+
+    def _fail(self, name: str, why: str) -> None:
+        """The service `name` has not done what it was called for; it is called again."""
+        self._refusing[name] = why
+        self._node.get_logger().error(f"{name} {why}; it is called again")
+        if name not in self._uncalled:
+            self._uncalled.append(name)
 
     def _send(self, *messages: Fixed) -> None:
         for entry in messages:

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import rclpy
 from rclpy.executors import SingleThreadedExecutor
-from rclpy.qos import QoSProfile
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import JointState
-from std_msgs.msg import Header
 
 from embodied.contract import Contract
 from embodied.errors import UserError
@@ -24,7 +22,7 @@ from real_robot.robots.teleoperation import Station
 from real_robot.ros2.nodes.managed import ManagedNode
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import STATE
-from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot
+from real_robot.ros2.ros_robot import RosRobot
 from real_robot.ros2.topics import subscribe
 from real_robot.safety.filters import action_names
 
@@ -64,11 +62,10 @@ def station(
         if len(joints) != len(names):
             raise UserError(f"expected leader_joints for {', '.join(names)}, got {list(joints)}")
         followed = _Followed(node, leader, joints) if leader else None
-        beats = node.create_publisher(Header, prefix + HEARTBEAT, QoSProfile(depth=1))
 
         def alive() -> None:
             _spin(executor, ARRIVED_S)
-            beats.publish(Header(stamp=node.get_clock().now().to_msg(), frame_id=node.get_name()))
+            made.beat()
 
         def begin() -> None:
             made.reset()

@@ -51,6 +51,7 @@ class Consistency:
         self._newest: Reading | None = None
         self._commanded_s = self._idle_s = 0.0  # since `accepted`
         self._needed, self._streak = START_READINGS, 0
+        self._counted = -math.inf, -math.inf  # oldest and newest stamp of the measurement that was counted last
         self._trusted = False  # whether enough of them have been consistent once
 
     @property
@@ -68,9 +69,10 @@ class Consistency:
         """
         before, self._newest = self._newest, reading
         if self.accepted is None or before is None:
-            self.accepted, self._streak = reading, 1
+            self.accepted = reading
+            self._count(reading)
             return reading
-        if reading is before:
+        if (reading.sequence, reading.stamp_s) == (before.sequence, before.stamp_s):
             return self.accepted
         elapsed_s = max(reading.stamp_s - before.stamp_s, 0.0)
         if elapsed_s > self._gap_s:  # it may have been moved meanwhile, or the first new measurement may be wrong
@@ -82,15 +84,26 @@ class Consistency:
         elif follows:
             self.fault = ""
         if not self.fault:
-            self.accepted, self._streak = reading, self._streak + 1
-            self._trusted = self._trusted or self.settled
+            self.accepted = reading
+            self._count(reading)
             self._commanded_s = self._idle_s = 0.0
             return reading
         self.rejected += 1
         if not self._trusted:
-            self.accepted, self._streak, self._needed, self.fault = reading, 1, self._long, ""
+            self.accepted, self._streak, self._needed, self.fault = reading, 0, self._long, ""
+            self._count(reading)
             self._commanded_s = self._idle_s = 0.0
         return self.accepted
+
+    def _count(self, reading: Reading) -> None:
+        """Count a consistent measurement, once if it is of several topics of which not all have news.
+
+        A simulator in lock-step repeats all of them.
+        """
+        stamps = reading.stamp_s, reading.newest_s
+        if reading.stamp_s > self._counted[1] or stamps == self._counted:
+            self._streak, self._counted = self._streak + 1, stamps
+            self._trusted = self._trusted or self.settled
 
     def _contradiction(self, last: Reading, reading: Reading) -> str:
         """Description of the first position that moved farther from `last` to `reading` than it can; "" if none did."""

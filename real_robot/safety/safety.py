@@ -224,7 +224,7 @@ class Safety:
     @property
     def _silent(self) -> bool:
         """Whether commands have been missing for `command_timeout_s`, or for so long that the robot has stopped."""
-        return self._steady_s - self._written_s > self._limits.command_timeout_s or self._stands
+        return self._steady_s - self._written_s > self._limits.command_timeout_s + 1e-6 or self._stands
 
     @property
     def _stands(self) -> bool:
@@ -249,7 +249,6 @@ class Safety:
                 return self._hold(State.HOLDING, waits)
             if fault := self._filters.start(reading.observation, self._steady_s - last_s):
                 return self._fail(fault)
-        self._account_for_pause()
         written = self._filters.apply(action, reading.observation, max(self._now_s - reading.stamp_s, 0.0))
         if not np.isfinite(written).all():
             return self._hold(State.STOPPED, f"the filters made {written} of {action}")
@@ -283,7 +282,6 @@ class Safety:
         own = own or (begins and not self._stopping)
         action = None
         if writes and self._stopping and self._due(jitter=0.5):
-            self._account_for_pause()
             action, ended = self._filters.stop()
             self._write(action)
             self._stopping = not ended
@@ -315,12 +313,14 @@ class Safety:
     def _due(self, jitter: float = 1.0) -> bool:
         """Whether a period has passed since the last command, or up to `jitter` periods less after a late one.
 
-        If so, counts it as used. A stop, which is carried on from several callbacks, is never two steps in one.
+        If so, counts it as used, and accounts for the pause before it. A stop, which is carried on from several
+        callbacks, is never two steps in one.
         """
         since_s = self._steady_s - self._written_s
         credit = min(self._credit + since_s / self._period_s, 1.0 + jitter)
         if credit < 1.0 - 1e-6:
             return False
+        self._account_for_pause()
         self._credit, self._written_s = credit - 1.0, self._steady_s
         return True
 

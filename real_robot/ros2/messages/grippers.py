@@ -13,6 +13,7 @@ import numpy as np
 from embodied.contract import TensorSpec
 from embodied.errors import UserError
 from real_robot.ros2.messages.codecs import JointTrajectory
+from real_robot.safety.numbers import check_numbers
 
 
 class GripperKind(Enum):
@@ -56,8 +57,9 @@ class Gripper:
 
     def __post_init__(self) -> None:
         """Raise UserError for a gripper that cannot move or be reached."""
-        if self.open_m == self.closed_m or not self.travel_s > 0:
-            raise UserError(f"expected open_m and closed_m to differ and travel_s > 0, got {self}")
+        check_numbers(self)
+        if self.open_m == self.closed_m or not min(self.travel_s, self.force_n) > 0:
+            raise UserError(f"expected open_m and closed_m to differ, travel_s > 0 and force_n > 0, got {self}")
         if self.kind is not GripperKind.none and not self.name:
             raise UserError("expected gripper.name, the gripper's action server or topic")
         if self.kind is GripperKind.trajectory and not self.fingers:

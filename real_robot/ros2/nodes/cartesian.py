@@ -6,6 +6,7 @@ is silent, and what it sent last ends at rest: it holds nothing and fights nobod
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -27,7 +28,7 @@ from real_robot.ros2.messages.grippers import Gripper
 from real_robot.ros2.messages.transforms import Transform
 from real_robot.ros2.nodes.fingers import Fingers
 from real_robot.ros2.nodes.listener import Listener
-from real_robot.ros2.nodes.managed import WARN, ManagedNode, Report
+from real_robot.ros2.nodes.managed import ERROR, WARN, ManagedNode, Report
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION, COMMAND, STATE, Qos
 from real_robot.ros2.topics import publisher, subscribe, types
@@ -112,8 +113,13 @@ class CartesianSettings:
             raise UserError("expected one of model, measured_pose and hand_frame, to know where the hand is")
         if not self.joints or len(self.model_joints or self.joints) != len(self.joints):
             raise UserError(f"expected joints, and as many model_joints if any, got {self.joints}, {self.model_joints}")
-        if len(self.base) != 7:
+        if len(self.base) != 7 or not any(self.base[3:]):
             raise UserError(f"expected base as x, y, z and a quaternion x, y, z, w, got {self.base}")
+        above_zero = ("leash_m", "leash_rad", "joint_velocity", "measurement_timeout_s", "command_timeout_s")
+        if wrong := [name for name in above_zero if not getattr(self, name) > 0.0]:
+            raise UserError(f"expected {', '.join(wrong)} > 0, got {[getattr(self, name) for name in wrong]}")
+        if not self.lag_s >= 0.0:
+            raise UserError(f"expected lag_s >= 0, got {self.lag_s}")
 
 
 class CartesianNode(ManagedNode[CartesianSettings]):
@@ -135,7 +141,8 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         path = Path(settings.model)
         self._arm = Kinematics(path, settings.site, names, settings.joint_velocity) if settings.model else None
         self._servo, self._fingers = Servo(settings.leash_m, settings.leash_rad), Fingers(self, settings.gripper)
-        self._known: dict[str, tuple[float, float]] = {}
+        self._known: dict[str, tuple[float, float, float]] = {}
+        """Position, velocity and stamp in s of each joint."""
         self._base, self._hand = self._placed(settings.base), None
         self._measured_s, self._gripping = -np.inf, 0.0
         self._joints: np.ndarray | None = None
@@ -159,6 +166,8 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         """Stop following commands."""
         self._active = False
         self._rest()
+        if self._fingers:
+            self._fingers.abandon()
 
     def cleanup(self) -> None:
         """Free the action clients."""
@@ -190,11 +199,12 @@ class CartesianNode(ManagedNode[CartesianSettings]):
             self._complain(f"joint_states: expected {count} positions, got {len(message.position)}")
             return
         rates = message.velocity if len(message.velocity) == count else [np.nan] * count
-        self._known |= dict(zip(message.name, zip(message.position, rates, strict=True), strict=True))
+        at_s = stamp_s(message) or self._now_s()
+        self._known |= dict(zip(message.name, zip(message.position, rates, [at_s] * count, strict=True), strict=True))
         fingers = self.settings.gripper.fingers
         if set(self.settings.joints) <= set(message.name) and set(fingers) <= set(self._known):
             try:
-                self._measure(stamp_s(message) or self._now_s())
+                self._measure()
             except UserError as error:
                 self._hand = None
                 self._complain(str(error))
@@ -208,10 +218,10 @@ class CartesianNode(ManagedNode[CartesianSettings]):
             self._hand = None
             self._complain(f"{self.settings.measured_pose}: {error}")
 
-    def _measure(self, joints_s: float) -> None:
-        """Publish joints, hand and gripper, with the oldest of their stamps."""
+    def _measure(self) -> None:
+        """Publish joints, hand and gripper, with the oldest of their stamps; nothing while the gripper is at fault."""
         settings = self.settings
-        positions, rates = np.array([self._known[name] for name in settings.joints]).T
+        positions, rates, stamps = np.array([self._known[name] for name in settings.joints]).T
         if not np.isfinite(positions).all():
             raise UserError(f"joint_states: the positions {positions.tolist()} are not finite")
         if self._arm:
@@ -223,8 +233,11 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         if self._hand is None:
             return
         hand = _finite(self._base.then(self._hand), "the hand's pose in the world")
-        self._measured_s = min(joints_s, hand.stamp_s)
-        fingers = np.array([self._known[name][0] for name in settings.gripper.fingers])
+        fingers, fingers_s = np.array([self._known[name][::2] for name in settings.gripper.fingers]).reshape(-1, 2).T
+        self._measured_s = min(hand.stamp_s, *stamps, *fingers_s)
+        if self._fingers and (fault := self._fingers.fault):
+            self._complain(fault)
+            return
         if len(fingers) and not np.isfinite(self._commanded_s):
             self._gripping = settings.gripper.command_at(fingers.mean())
         values = {
@@ -240,9 +253,14 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         if not self._active:
             return
         try:
-            action = read(self._table.command.codec, message)[0][ACTION].astype(np.float64)
+            arrays, decided_s = read(self._table.command.codec, message)
+            action = arrays[ACTION].astype(np.float64)
         except UserError as error:
             self._refuse(f"a command cannot be read: {error}")
+            return
+        late_s = self._now_s() - (math.nan if decided_s is None else decided_s)
+        if not late_s <= self.settings.command_timeout_s:
+            self._refuse(f"a command is {late_s:.3f} s late")
             return
         age_s = self._now_s() - self._measured_s
         if self._hand is None or not (age_s <= self.settings.measurement_timeout_s and np.isfinite(action).all()):
@@ -303,6 +321,8 @@ class CartesianNode(ManagedNode[CartesianSettings]):
 
     def _watch(self) -> None:
         """Rest without commands; the clock may have been set back since the last one."""
+        if self._fingers:
+            self._fingers.watch()
         silent_s = self._now_s() - self._commanded_s
         if np.isfinite(silent_s) and not 0.0 <= silent_s <= self.settings.command_timeout_s:
             self._rest()
@@ -311,6 +331,8 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         """Begin anew: a simulator that has been reset has put the arm elsewhere."""
         self._measured_s, self._hand, self._known = -np.inf, None, {}
         self._rest()
+        if self._fingers:
+            self._fingers.abandon()
 
     def _refuse(self, reason: str) -> None:
         self._refused += 1
@@ -326,10 +348,19 @@ class CartesianNode(ManagedNode[CartesianSettings]):
         return max(now_s, self._measured_s) if self.get_parameter("use_sim_time").value else now_s
 
     def _report(self) -> Report:
-        values = {"commands": self._commands, "refused": self._refused}
+        aborted = self._fingers.aborted if self._fingers else 0
+        values = {"commands": self._commands, "refused": self._refused, "goals_given_up_by_the_gripper": aborted}
         missing = [name for name in self.settings.joints if name not in self._known]
+        missing += [name for name in self.settings.gripper.fingers if name not in self._known]
         if missing or self._hand is None:
             return Report(f"not measured: {', '.join(missing) or 'the hand'}", WARN, values)
+        oldest = min([*self.settings.joints, *self.settings.gripper.fingers], key=lambda name: self._known[name][2])
+        silent_s = self._now_s() - self._known[oldest][2]
+        if silent_s > self.settings.measurement_timeout_s:
+            silent = f"{oldest} was measured {silent_s:.1f} s ago: has its driver ended? Start it again"
+            return Report(silent, ERROR, values)
+        if self._fingers and self._fingers.fault:
+            return Report(self._fingers.fault, ERROR, values)
         if self._refusal:
             return Report(self._refusal, WARN, values)
         return Report("follows" if np.isfinite(self._commanded_s) else "rests", values=values)

@@ -1,7 +1,9 @@
-"""Sends a gripper what the policy's direction of travel means: close, or open."""
+"""Sends a gripper what the policy's direction of travel means: close, or open; notices whether it does so."""
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,26 @@ from real_robot.ros2.robots.tables import COMMAND
 from real_robot.ros2.topics import publisher, types
 
 FINGERS = "fingers"
+ANSWER_S = 1.0
+"""Steady time in which an action server answers a goal, and after which a goal that was not accepted is sent again."""
+ABORTED = 6
+"""Status of a goal that its server gave up, in action_msgs/GoalStatus."""
 
 
 class Fingers:
-    """The gripper of `node`: told only when the direction changes, as its goals last."""
+    """The gripper of `node`: it gets a goal only when the direction changes, because goals last.
+
+    A goal that is rejected, or not answered within `ANSWER_S`, is sent again for as long as it is wanted; call `watch`
+    periodically.
+    """
 
     def __init__(self, node: ManagedNode[Any], gripper: Gripper) -> None:
         self._node, self._gripper = node, gripper
         self._closing: bool | None = None
         self._clients: dict[str, Any] = {}
+        self._goal_s, self._accepted, self._refusal = -math.inf, True, ""
+        self.aborted = 0
+        """Number of goals that the gripper gave up after it had accepted them."""
         if gripper.kind is GripperKind.none:
             return
         if gripper.kind is GripperKind.trajectory:
@@ -42,24 +55,72 @@ class Fingers:
         if self._gripper.kind is GripperKind.trajectory:
             goals = np.full(len(self._gripper.fingers), self._gripper.finger_m(closing))
             self._out.publish(self._codec.encode({FINGERS: goals}, types, 0.0))
-        elif not self._ask(closing):
-            return
+        else:
+            self._ask(closing)
         self._closing = closing
 
+    @property
+    def fault(self) -> str:
+        """Why the gripper does not do what it is commanded to, and what to do; "" if it does."""
+        gripper = self._gripper
+        if gripper.kind is GripperKind.trajectory and not self._out.get_subscription_count():
+            return f"nobody listens on {gripper.name}: start the gripper's controller"
+        if missing := [name for name, client in self._clients.items() if not client.server_is_ready()]:
+            return f"no action server {', '.join(missing)}: start the gripper's driver"
+        return self._refusal
+
+    def watch(self) -> None:
+        """Send a goal again that was not accepted in time."""
+        late = self._node.steady_s - self._goal_s > ANSWER_S
+        if self._accepted or not late or self._closing is None:
+            return
+        if not self._refusal:
+            self._refuse(f"has not answered a goal for {ANSWER_S:g} s")
+        self._ask(self._closing)
+
     def forget(self) -> None:
-        """Whatever it does: the next direction is sent."""
-        self._closing = None
+        """Send the next direction, whatever the gripper does; a goal that was not accepted remains due."""
+        if self._accepted:
+            self._closing = None
+
+    def abandon(self) -> None:
+        """Forget every goal."""
+        self._closing, self._accepted, self._refusal = None, True, ""
 
     def close(self) -> None:
         """Destroy the action clients, which the node does not own."""
         for client in self._clients.values():
             client.destroy()
 
-    def _ask(self, closing: bool) -> bool:
+    def _ask(self, closing: bool) -> None:
         goal = self._gripper.goal(closing)
         client = self._clients[goal.name]
+        self._goal_s, self._accepted = self._node.steady_s, False
         if not client.server_is_ready():
             self._node.get_logger().error(f"no action server {goal.name}: it waits", throttle_duration_sec=1.0)
-            return False
-        client.send_goal_async(fill(types(goal.type).Goal(), goal.fields))
-        return True
+            return
+        future = client.send_goal_async(fill(types(goal.type).Goal(), goal.fields))
+        future.add_done_callback(partial(self._answered, self._goal_s))
+
+    def _answered(self, goal_s: float, future: Any) -> None:  # noqa: ANN401 - rclpy's
+        """Take note of the answer to the goal that was sent at `goal_s`, unless another one has been sent since."""
+        if goal_s != self._goal_s or future.cancelled():
+            return
+        handle = future.result()
+        if not handle.accepted:
+            self._refuse("rejects the goal")
+            return
+        self._accepted, self._refusal = True, ""
+        handle.get_result_async().add_done_callback(self._ended)
+
+    def _refuse(self, why: str) -> None:
+        closing = "close" if self._closing else "open"
+        self._refusal = f"the gripper {self._gripper.name} {why} to {closing}, which is sent again: see its driver"
+        self._node.get_logger().error(self._refusal, throttle_duration_sec=1.0)
+
+    def _ended(self, future: Any) -> None:  # noqa: ANN401 - rclpy's
+        """Log a goal that was given up: a gripper that holds something may end so, and it is not sent again."""
+        if not future.cancelled() and future.result().status == ABORTED:
+            self.aborted += 1
+            name = self._gripper.name
+            self._node.get_logger().warning(f"the gripper {name} gave up a goal", throttle_duration_sec=1.0)

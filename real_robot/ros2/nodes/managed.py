@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import rclpy
@@ -28,6 +28,7 @@ from rclpy.signals import SignalHandlerOptions
 
 from embodied import without_dynamo  # noqa: F401 - first
 from embodied.errors import UserError
+from real_robot.safety.numbers import check_numbers
 
 S, E = TypeVar("S"), TypeVar("E")
 OK, WARN, ERROR = (cast(bytes, getattr(DiagnosticStatus, level)) for level in ("OK", "WARN", "ERROR"))
@@ -260,7 +261,7 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
     """The dataclass `cls` from the node's parameters ("a.b" is field b of field a); declares missing ones.
 
     Raises:
-        UserError: for an unknown parameter or a wrong type.
+        UserError: for an unknown parameter, a wrong type, or a number that is not finite or out of range.
     """
     nested: dict[str, Any] = {}
     for name, parameter in node.get_parameters_by_prefix("").items():
@@ -279,7 +280,9 @@ def read_settings(node: LifecycleNode, cls: type[S]) -> S:
     for name, value in _leaves(OmegaConf.to_container(config, enum_to_str=True), ""):
         if not node.has_parameter(name):
             node.declare_parameter(name, value)
-    return cast(S, OmegaConf.to_object(config))
+    settings = OmegaConf.to_object(config)
+    _check(settings)
+    return cast(S, settings)
 
 
 def spin(make: Callable[[], ManagedNode]) -> None:
@@ -318,6 +321,14 @@ def spin(make: Callable[[], ManagedNode]) -> None:
         node.end()
         node.destroy_node()
         rclpy.shutdown()
+
+
+def _check(settings: Any) -> None:  # noqa: ANN401 - a dataclass
+    """Raise UserError for a number that is not finite, at any depth."""
+    check_numbers(settings)
+    for part in fields(settings):
+        if is_dataclass(value := getattr(settings, part.name)):
+            _check(value)
 
 
 def _end_with_parent() -> None:

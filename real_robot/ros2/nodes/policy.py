@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rclpy.qos import QoSProfile
-from std_msgs.msg import Header
 from std_srvs.srv import Trigger
 
 from embodied.deployment.chunking import Execution
@@ -26,7 +24,7 @@ from real_robot.robots.control_loop import Controller
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN, ManagedNode, Report
 from real_robot.ros2.nodes.supervision import SAFETY_STATE, watch
 from real_robot.ros2.robots.registry import robot_table
-from real_robot.ros2.ros_robot import HEARTBEAT, RosRobot
+from real_robot.ros2.ros_robot import RosRobot
 from real_robot.safety.limits import read_limits
 from real_robot.safety.safety import MISSING, Safety, State, Verdict
 from real_robot.serving.chunk_executor import ChunkExecutor
@@ -99,7 +97,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
         table = robot_table(settings.robot, policy.contract, settings.options)
         if table.advice:
             self.get_logger().warning(table.advice)
-        self._robot = RosRobot(self, table, settings.prefix, self._measured)
+        self._robot = RosRobot(self, table, settings.prefix, self._measured, self._repeated)
         self._executor = ChunkExecutor(
             policy, table.served, execution=settings.execution, clock=self._robot.clock,
             asynchronous=settings.asynchronous, device=settings.device,
@@ -107,12 +105,11 @@ class PolicyNode(ManagedNode[PolicySettings]):
         self._commander = table.translate(self._executor)
         self._safety = Safety(self._robot, read_limits(settings.limits), self._robot.clock, self._robot.steady)
         self._timing = _Timing(table.control_dt_s)
-        self._passed_on = not settings.prefix
+        self._passed_on, self._stopped = not settings.prefix, False
         if settings.prefix:
-            watch(self, SAFETY_STATE, SAFETY_TIMEOUT_S, self._hears_safety)
+            watch(self, SAFETY_STATE, SAFETY_TIMEOUT_S, self._hears_safety, self._safety_changes)
         self.on_jump.append(self._jumped_back)
         self.reports["loop"] = self._report
-        self._heartbeat = self.own(self.create_publisher(Header, settings.prefix + HEARTBEAT, QoSProfile(depth=1)))
         self.own(self.create_timer(1.0 / HEARTBEAT_HZ, self._beat, clock=self.steady))
         self.own(self.create_service(Trigger, "~/reset", self._reset))
         if settings.pace is not Pace.measurement:
@@ -154,21 +151,34 @@ class PolicyNode(ManagedNode[PolicySettings]):
             recorder.close()
 
     def _restart(self) -> None:
+        """Begin an episode: what was decided is forgotten, and the next decision is made from a new measurement."""
         self._commander.reset()
         self._robot.reset()
         if self._recorder:
             self._recorder.begin_episode()
 
     def _measured(self) -> None:
+        self._observe()
         if self.settings.pace is Pace.measurement:
             self._tick()
+
+    def _repeated(self) -> None:
+        """A simulator in lock-step repeats its first measurement until there are enough of them to start from."""
+        self._observe()
+        if self.settings.pace is Pace.measurement and self._safety.state is State.READY:
+            self._tick()
+
+    def _observe(self) -> None:
+        if (reading := self._robot.read()) is not None:
+            self._safety.observe(reading)
 
     def _tick(self) -> None:
         if not self._active:
             return
         began = time.perf_counter()
         try:
-            verdict = self._controller.tick()
+            stopped = "safety_node has stopped the robot: see its /diagnostics"
+            verdict = self._safety.hold(stopped, fault=False) if self._stopped else self._controller.tick()
         except Exception as error:  # any error: a robot must not be left with its last command
             self.get_logger().error(f"the loop failed and the robot holds: {type(error).__name__}: {error}")
             self.trigger_deactivate()
@@ -181,15 +191,27 @@ class PolicyNode(ManagedNode[PolicySettings]):
 
     def _beat(self) -> None:
         if self._active:
-            self._heartbeat.publish(Header(stamp=self.get_clock().now().to_msg(), frame_id=self.get_name()))
+            self._robot.beat()
 
     def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
-        self._restart()
+        self._rearm()
         response.success = True
         return response
 
     def _hears_safety(self, alive: int) -> None:
         self._passed_on = alive > 0
+
+    def _rearm(self) -> None:
+        """Begin an episode, and leave the stop that an operator has reset."""
+        self._restart()
+        if self._safety.state is State.STOPPED:
+            self._safety.reset()
+
+    def _safety_changes(self, state: str) -> None:
+        """Decide nothing while safety_node has stopped the robot, and anew once an operator has reset it."""
+        stopped, self._stopped = self._stopped, state == State.STOPPED.value
+        if self._active and stopped and not self._stopped:
+            self._rearm()
 
     def _jumped_back(self, back_s: float) -> None:
         """Begin a new episode: the simulator has been reset."""
@@ -202,6 +224,7 @@ class PolicyNode(ManagedNode[PolicySettings]):
         if not self._active:
             return Report("inactive")
         report = self._timing.report()
+        report.values = {**report.values, "rejected": self._safety.rejected}
         if not self._passed_on:
             return Report("no active safety_node passes the commands on", ERROR, report.values)
         return report

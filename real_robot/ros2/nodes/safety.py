@@ -7,6 +7,7 @@ It runs in steady time, so a simulator's clock cannot stop it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +56,12 @@ class SafetySettings:
     liveliness_s: float = 0.2
     limits: str = ""
 
+    def __post_init__(self) -> None:
+        """Raise UserError for times that are not above 0."""
+        if not min(self.heartbeat_timeout_s, self.liveliness_s) > 0:
+            found = f"{self.heartbeat_timeout_s} and {self.liveliness_s}"
+            raise UserError(f"expected heartbeat_timeout_s and liveliness_s > 0, got {found}")
+
 
 class SafetyNode(ManagedNode[SafetySettings]):
     """Checks commands and passes them on; `~/state` publishes its state.
@@ -70,16 +77,17 @@ class SafetyNode(ManagedNode[SafetySettings]):
     def configure(self) -> None:
         """Subscribe to the policy, advertise the robot's commands and the services."""
         settings = self.settings
-        if not settings.heartbeat_timeout_s > 0:
-            raise UserError(f"expected heartbeat_timeout_s > 0, got {settings.heartbeat_timeout_s}")
         self._limits = read_limits(settings.limits)
         contract = read_contract(settings.checkpoint)
         measured = {key: spec for key, spec in contract.observation.items() if key not in WAYPOINTS}  # makes no map
         table = robot_table(settings.robot, replace(contract, observation=measured), settings.options)
         self._table = table.within(self._limits)
-        self._robot = RosRobot(self, self._table, measured=self._catch_up)
+        oldest_s = self._limits.observation_timeout_s
+        observed = {"measured": self._measured, "repeated": self._measured, "observation_timeout_s": oldest_s}
+        self._robot = RosRobot(self, self._table, **observed)
         self._safety = Safety(self._robot, self._limits, self._robot.clock, self._robot.steady)
         self._passed = self._held = 0
+        self._beat_stamp_s = math.nan
         self._complaint = ""
         command = self._table.command
         # before the commands, so that the heartbeat is handled first
@@ -135,7 +143,8 @@ class SafetyNode(ManagedNode[SafetySettings]):
             self.get_logger().error(f"a command cannot be read: {error}", throttle_duration_sec=1.0)
             self._hold("a command that cannot be read")
             return
-        command = Command(arrays[ACTION], stamp_s)
+        # without a stamp of its own a command is as old as the heartbeat that the same process sends with it
+        command = Command(arrays[ACTION], self._beat_stamp_s if stamp_s is None else stamp_s)
         early = self._robot.simulated and not self._reached(command)
         if missing := self._missing(waits=early):
             self._complain(missing)
@@ -156,9 +165,18 @@ class SafetyNode(ManagedNode[SafetySettings]):
 
     def _beat(self, message: Header) -> None:
         self._beat_s = self.steady_s
+        stamp = message.stamp
+        unknown = 0.0 if self._robot.simulated else math.nan  # a simulator's time begins at zero
+        self._beat_stamp_s = (10**9 * stamp.sec + stamp.nanosec) / 1e9 or unknown
 
     def _reached(self, command: Command) -> bool:
-        return self._robot.heard and (command.stamp_s or 0.0) <= self._robot.clock()
+        return self._robot.heard and not (command.stamp_s or 0.0) > self._robot.clock()
+
+    def _measured(self) -> None:
+        """Take note of a new measurement: a motion starts only from several that are consistent."""
+        if (reading := self._robot.read()) is not None:
+            self._safety.observe(reading)
+        self._catch_up()
 
     def _catch_up(self) -> None:
         """Process a command that came before its simulated time, or before the simulator, had reached this process."""
@@ -217,6 +235,7 @@ class SafetyNode(ManagedNode[SafetySettings]):
         return response
 
     def _reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        self._early = None
         self._robot.engage()
         self._safety.reset()
         self._say()
@@ -232,6 +251,9 @@ class SafetyNode(ManagedNode[SafetySettings]):
 
     def _report(self) -> Report:
         level = ERROR if self._safety.state is State.STOPPED else WARN if self._safety.reason else OK
-        values = {"state": self._said, "passed": self._passed, "held": self._held}
+        values = {
+            "state": self._said, "passed": self._passed, "held": self._held, "rejected": self._safety.rejected,
+            "age_of_commands": "their stamps" if self._table.stamped else "the heartbeat's stamp",
+        }  # fmt: skip
         stopped = self._safety.reason if self._safety.state is State.STOPPED else ""
         return Report(stopped or self._complaint or self._safety.reason or self._said, level, values)

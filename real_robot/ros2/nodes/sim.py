@@ -67,6 +67,14 @@ class SimSettings:
     listeners: int = 1
     start: int = -1
 
+    def __post_init__(self) -> None:
+        """Raise UserError for times and numbers out of range."""
+        above_zero = ("real_time_factor", "command_timeout_s", "silence_s")
+        if wrong := [name for name in above_zero if not getattr(self, name) > 0.0]:
+            raise UserError(f"expected {', '.join(wrong)} > 0, got {[getattr(self, name) for name in wrong]}")
+        if self.listeners < 0 or self.start < -1:
+            raise UserError(f"expected listeners >= 0 and start >= -1, got {self.listeners} and {self.start}")
+
 
 class SimNode(ManagedNode[SimSettings]):
     """One simulated robot; service `~/reset` begins an episode, `~/episode` publishes the outcome of each episode.
@@ -90,8 +98,6 @@ class SimNode(ManagedNode[SimSettings]):
     def configure(self) -> None:
         """Build the simulator and its topics."""
         settings = self.settings
-        if not settings.real_time_factor > 0:
-            raise UserError(f"expected real_time_factor > 0, got {settings.real_time_factor}")
         self._environment = self._load(settings)
         contract = self._environment.contract
         hold = self._hold_action = np.array(settings.hold_action or np.zeros(contract.action.shape), np.float32)

@@ -32,12 +32,17 @@ def signed(node: ManagedNode[Any], topic: str) -> Callable[[str], None]:
     return lambda state: out.publish(fill(types("std_msgs/msg/String")(), {"data": state}))
 
 
-def watch(node: ManagedNode[Any], topic: str, timeout_s: float, alive: Callable[[int], None]) -> None:
+def watch(
+    node: ManagedNode[Any], topic: str, timeout_s: float, alive: Callable[[int], None], changes: Callable[[str], None]
+) -> None:  # fmt: skip
     """Call `alive` with the number of living publishers of the `signed` topic; dead are those silent for `timeout_s`.
+
+    `changes` is called with each state.
 
     Raises:
         UserError: if that is sooner than they promise.
     """
     if timeout_s < STATE_LEASE_S:
         raise UserError(f"expected a time-out of at least {STATE_LEASE_S} s, got {timeout_s}")
-    subscribe(node, topic, "std_msgs/msg/String", replace(SIGNED, lease_s=timeout_s), lambda _: None, alive=alive)
+    qos = replace(SIGNED, lease_s=timeout_s)
+    subscribe(node, topic, "std_msgs/msg/String", qos, lambda message: changes(message.data), alive=alive)

@@ -39,13 +39,14 @@ def forward_position(
     pose: Sequence[str] = (),
     arrays: Sequence[str] = (),
 ) -> Table:
-    """ros2_control's forward_command_controller of joint positions, rad.
+    """ros2_control's forward_command_controller of joint positions, rad, whose commands have no stamp.
 
     `joints` are the contract's names in the controller's order, `ros_joints` those of /joint_states if they differ.
     """
     action = action_spec(wanted, joints, "rad")
     command = Topic(f"{controller}/commands", Values({ACTION: action}), COMMAND)
-    return _arm("forward_position", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays)
+    table = _arm("forward_position", wanted, rate_hz, command, joints, ros_joints or joints, pose, arrays)
+    return replace(table, stamped=False)
 
 
 def joint_trajectory(
@@ -97,6 +98,8 @@ UR_SAFETY = {
     13: "three-position enabling stop",
 }  # fmt: skip
 """Modes of ur_dashboard_msgs/SafetyMode in which the arm does not move; in normal (1) and reduced (2) mode it does."""
+FR3_STATE_TIMEOUT_S = 0.5
+"""franka_robot_state_broadcaster publishes at 30 Hz or faster."""
 FR3_MODES = {0: "other", 1: "idle", 3: "guiding", 4: "reflex", 5: "user stopped", 6: "automatic error recovery"}
 """robot_mode of franka_msgs/FrankaRobotState while the arm does not follow its controller; in mode 2, move, it does."""
 
@@ -136,7 +139,7 @@ def fr3(
     table = joint_trajectory(wanted, rate_hz, joints, names, controller, pose, arrays)
     stop = Behaviour(services=("franka_gripper/stop",))
     state = "franka_robot_state_broadcaster/robot_state"
-    mode = Mode(state, "franka_msgs/msg/FrankaRobotState", STATE, fr3_stopped)
+    mode = Mode(state, "franka_msgs/msg/FrankaRobotState", STATE, fr3_stopped, FR3_STATE_TIMEOUT_S)
     return replace(table, name="fr3", emergency=stop, modes=(mode,) if driver_status else ())
 
 
@@ -155,4 +158,5 @@ def _arm(
     if pose and (found := {key: name for key, name in ends.items() if key in wanted.observation}):
         topic, frame_id = pose
         states.append(Topic(topic, Pose(found, frame_id), STATE))
-    return make_table(name, wanted, rate_hz, states, command, arrays, at_rest=(math.nan,) * len(joints))
+    still = (math.nan,) * len(joints)
+    return make_table(name, wanted, rate_hz, states, command, arrays, stops_after_s=None, at_rest=still)

@@ -30,12 +30,14 @@ def cartesian(
     cameras: Mapping[str, str] | None = None,
     stops: Sequence[str] = (),
     arrays: Sequence[str] = (),
+    stops_after_s: float = 0.3,
 ) -> Table:
     """An arm that follows velocities of its hand, and a gripper, behind `cartesian_node`.
 
     For policies that command such velocities, or displacements as LIBERO's do: those become the velocities with which
     robosuite's controller would follow them (`displacement`), before anything is checked, so that limits are in m/s.
     `cameras` are the topics of images by observation, `stops` services of std_srvs/Trigger that an emergency calls.
+    `stops_after_s` is one and a half times `command_timeout_s` of cartesian_node, after which it rests at the latest.
     """
     action = action_spec(wanted, (*AXES, GRIPPER), VELOCITIES, "world")
     seen = {key: spec for key, spec in _hand_specs(wanted).items() if key in wanted.observation}
@@ -52,8 +54,9 @@ def cartesian(
     still = (0.0,) * 7  # a gripper that is told no direction keeps what it has
     emergency = Behaviour(services=tuple(stops))
     return make_table(
-        "cartesian", wanted, rate_hz, states, command, arrays, emergency=emergency, at_rest=still, **translated
-    )
+        "cartesian", wanted, rate_hz, states, command, arrays, stops_after_s, emergency=emergency, at_rest=still,
+        **translated,
+    )  # fmt: skip
 
 
 def _hand_specs(wanted: Contract) -> dict[str, TensorSpec]:

@@ -90,6 +90,7 @@ def _px4(
         [Topic("fmu/out/vehicle_odometry", odometry, PX4, jump=px4_jump)],
         Topic(f"fmu/in/{PX4_SETPOINTS[control]}", codec, PX4_COMMAND),
         arrays,
+        stops_after_s=None,  # its own failsafe flies on
         hold=_px4_command(DO_SET_MODE, CUSTOM_MODE, AUTO, LOITER),
         emergency=_px4_command(ARM_DISARM, 0.0, FORCE),
         heartbeat=Heartbeat(alive, rate_hz=20.0, before_s=1.2),  # PX4 wants more than 2 Hz for more than 1 s

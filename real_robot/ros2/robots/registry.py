@@ -8,6 +8,7 @@ keys of observations that no topic of the robot carries and that your own node p
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,7 @@ def simulation(wanted: Contract) -> Table:
         tuple(states),
         Topic("action", LabelledArrays({ACTION: wanted.action}), COMMAND),
         wanted.control_dt_s,
+        stops_after_s=None,  # its `hold` does
         hold=Behaviour(services=("hold",)),
         emergency=Behaviour(services=("emergency",)),
     )
@@ -65,7 +67,25 @@ def robot_table(robot: str, wanted: Contract, options: Mapping[str, Any]) -> Tab
     known = list(inspect.signature(ROBOTS[robot]).parameters)[1:]
     if unknown := set(options) - set(known):
         raise UserError(f"unknown options {sorted(unknown)} of {robot}; expected some of {', '.join(known) or 'none'}")
+    for name, value in options.items():
+        _check_option(f"option {name} of {robot}", value, inspect.signature(ROBOTS[robot]).parameters[name].annotation)
     table = ROBOTS[robot](wanted, **options)
     if rows := wanted.differences(table.served):
         raise UserError(f"the policy does not fit {robot}:\n  " + "\n  ".join(rows))
     return table
+
+
+MOST = {"lidar_field_deg": 360.0}
+"""Largest values of options; all numbers of options are finite and above 0."""
+
+
+def _check_option(what: str, value: Any, annotation: Any) -> None:  # noqa: ANN401 - an option's value
+    """Raise UserError for a number of `value` that is not finite and above 0, or something else in its place."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _check_option(f"{what}.{key}", each, annotation)
+    elif "float" in str(annotation) and value is not None:
+        most = MOST.get(what.split()[1], math.inf)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf or value > most:
+            upper = f"and at most {most:g}" if math.isfinite(most) else "and finite"
+            raise UserError(f"{what}: expected a number above 0 {upper}, got {value!r}")

@@ -140,12 +140,16 @@ class Status:
 
 @dataclass(frozen=True)
 class Mode:
-    """A topic on which an arm's driver says whether it moves: `refusal` is the cause why not, "" if it does."""
+    """A topic on which an arm's driver reports whether it moves: `refusal` is the cause why not, "" if it does.
+
+    The driver repeats it within `timeout_s`; None: only changes are published, and the publisher has to exist.
+    """
 
     name: str
     type: str
     qos: Qos
     refusal: Callable[[Message], str]
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,9 @@ class Table:
         states: topics that together make an observation.
         command: the topic of the action, under the key `ACTION`.
         control_dt_s: time between actions.
+        stops_after_s: time without commands after which the robot stands still, see `Robot.stops_after_s`.
+        stamped: whether commands to `safety_node` carry the time at which they were decided. The age of other commands
+            is that of the stamp of the policy's newest heartbeat.
         at_rest: how it is stopped by commands, see `Robot.at_rest`; None if only its own behaviour makes it safe.
         hold: the robot's own safe behaviour, from which it recovers.
         emergency: stops the robot permanently.
@@ -197,6 +204,8 @@ class Table:
     states: tuple[Topic, ...]
     command: Topic
     control_dt_s: float
+    stops_after_s: float | None
+    stamped: bool = True
     hold: Behaviour = Behaviour()
     emergency: Behaviour = Behaviour()
     at_rest: tuple[float, ...] | None = None
@@ -280,7 +289,7 @@ def action_spec(wanted: Contract, names: Sequence[str], unit: str, frame: str = 
 
 def make_table(
     name: str, wanted: Contract, rate_hz: float, states: Sequence[Topic], command: Topic, arrays: Sequence[str],
-    **others: Any,  # noqa: ANN401 - the fields of Table
+    stops_after_s: float | None, **others: Any,  # noqa: ANN401 - the fields of Table
 ) -> Table:  # fmt: skip
     """The table of a robot, with the labelled arrays and past actions that `wanted` reads.
 
@@ -294,6 +303,6 @@ def make_table(
     action = command.codec.specs[ACTION]
     initial = action.low if name == "px4_actuators" else (0.0,) * len(action.names)  # rotors begin at standstill
     return Table(
-        name, (*states, *labelled), command, 1.0 / rate_hz, remembered=remembered(wanted, action), initial=initial,
-        **others,
+        name, (*states, *labelled), command, 1.0 / rate_hz, stops_after_s, remembered=remembered(wanted, action),
+        initial=initial, **others,
     )  # fmt: skip

@@ -28,9 +28,11 @@ from real_robot.ros2.robots.tables import (
 def diff_drive(
     wanted: Contract, rate_hz: float, stamped: bool = True, topic: str = "cmd_vel", lidar_field_deg: float = 360.0,
     lidar_range_m: float = 6.0, frame_id: str = "odom", lidar_frame_id: str = "laser", imu_frame_id: str = "imu_link",
-    guard: Mapping[str, float] | None = None, arrays: Sequence[str] = (),
+    guard: Mapping[str, float] | None = None, arrays: Sequence[str] = (), stops_after_s: float = 0.5,
 ) -> Table:  # fmt: skip
     """Differential drives and Nav2 bases: `cmd_vel` as TwistStamped (Jazzy and newer), or Twist with stamped: false.
+
+    `stops_after_s` is the controller's time-out of commands (diff_drive_controller: `cmd_vel_timeout`).
 
     Observes `odom`, `scan`, `imu` and, for policies with a goal, `goal_pose`; odometry and goal in `frame_id`. Lidar
     and inertial unit must have the base's axes. Waypoints are those of a map that is made here, anew for each goal.
@@ -43,7 +45,9 @@ def diff_drive(
     states = _seen_by_vehicle(wanted, lidar_field_deg, lidar_range_m, (frame_id, lidar_frame_id, imu_frame_id))
     known = set(wanted.observation) - set(arrays)
     guide = _guide(wanted, known, rate_hz, lidar_field_deg, lidar_range_m) if WAYPOINTS & known else None
-    table = _vehicle("diff_drive", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays, guide)
+    command = Topic(topic, codec, COMMAND)
+    table = _vehicle("diff_drive", wanted, rate_hz, command, states, frame_id, arrays, stops_after_s, guide)
+    table = replace(table, stamped=stamped)
     if guard is None:
         return replace(table, advice=UNGUARDED) if guide else table
     return replace(table, translate=_guarding(wanted, guard, lidar_field_deg, lidar_range_m))
@@ -52,9 +56,9 @@ def diff_drive(
 def ackermann(
     wanted: Contract, rate_hz: float, topic: str = "drive", steering_joint: str = "", lidar_field_deg: float = 270.0,
     lidar_range_m: float = 10.0, frame_id: str = "odom", lidar_frame_id: str = "laser", imu_frame_id: str = "imu_link",
-    arrays: Sequence[str] = (),
+    arrays: Sequence[str] = (), stops_after_s: float = 0.5,
 ) -> Table:  # fmt: skip
-    """F1TENTH and other Ackermann vehicles: `drive` as AckermannDriveStamped.
+    """F1TENTH and other Ackermann vehicles: `drive` as AckermannDriveStamped; `stops_after_s` as in `diff_drive`.
 
     `steering_joint` is the joint in `joint_states` that a policy observes as `steering`.
     """
@@ -65,7 +69,7 @@ def ackermann(
     if steering_joint:
         steering = JointState({"steering": TensorSpec((1,), unit="rad")}, (steering_joint,), {"steering": "position"})
         states.append(Topic("joint_states", steering, STATE))
-    return _vehicle("ackermann", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays)
+    return _vehicle("ackermann", wanted, rate_hz, Topic(topic, codec, COMMAND), states, frame_id, arrays, stops_after_s)
 
 
 def _seen_by_vehicle(wanted: Contract, field_deg: float, range_m: float, frames: tuple[str, str, str]) -> list[Topic]:
@@ -116,8 +120,8 @@ def _guarding(
     wanted: Contract, given: Mapping[str, float], field_deg: float, range_m: float
 ) -> Callable[[Executor], Executor]:  # fmt: skip
     """Puts a guard of the vehicle that is `given` behind a policy's executor."""
-    if set(given) != set(DRIVE) or not all(value > 0.0 for value in given.values()):
-        raise UserError(f"expected {', '.join(DRIVE)}, each above 0, in options.guard; got {dict(given)}")
+    if set(given) != set(DRIVE):
+        raise UserError(f"expected {', '.join(DRIVE)} in options.guard; got {dict(given)}")
 
     def put(executor: Executor) -> Executor:
         from embodied.deployment.dynamic_window import Drive  # others need no PyTorch
@@ -142,7 +146,7 @@ def _of_vehicle(wanted: Contract) -> dict[str, str]:
 
 def _vehicle(
     name: str, wanted: Contract, rate_hz: float, command: Topic, states: list[Topic], frame_id: str,
-    arrays: Sequence[str], guide: Callable[[Arrays], dict[str, np.ndarray]] | None = None,
+    arrays: Sequence[str], stops_after_s: float, guide: Callable[[Arrays], dict[str, np.ndarray]] | None = None,
 ) -> Table:  # fmt: skip
     """`guide` computes what else is known of the way to the goal."""
     derived, compute = None, guide or _to_goal
@@ -152,7 +156,7 @@ def _vehicle(
         used = ("goal", *(key for key in ("position", "rotation") if key not in wanted.observation))
         derived = Derived(goal, used, lambda seen: _only(goal, compute(seen)), _from_goal)
     at_rest = tuple(math.nan if element == "steering_angle" else 0.0 for element in command.codec.specs[ACTION].names)
-    return make_table(name, wanted, rate_hz, states, command, arrays, at_rest=at_rest, derived=derived)
+    return make_table(name, wanted, rate_hz, states, command, arrays, stops_after_s, at_rest=at_rest, derived=derived)
 
 
 def _only(wanted: Mapping[str, TensorSpec], found: Arrays) -> dict[str, np.ndarray]:

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from rclpy.time import Time
+from std_msgs.msg import Header
 
+from real_robot.ros2.messages.codecs import fill_time
 from real_robot.ros2.nodes.managed import ManagedNode
 from tests.real_robot.ros2.messages.definitions import on_the_wire, types
 
@@ -26,6 +28,8 @@ class Graph:
         self.heard: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
         self.simulated = False
         """Whether ROS time is a simulator's, which nodes then keep to."""
+        self.publishers: dict[str, set[tuple[str, str]]] = {}
+        """Namespaces and names of the nodes that publish on each topic."""
         self.services: dict[str, Callable[[Any, Any], Any]] = {}
         self.timers: list[list[Any]] = []
         self.logged: list[str] = []
@@ -96,6 +100,16 @@ class InProcess(ManagedNode[Any]):
 
         return SimpleNamespace(error=log, warning=log, info=log)
 
+    def get_namespace(self) -> str:
+        return "/"
+
+    def resolve_topic_name(self, name: str) -> str:
+        return name
+
+    def get_publishers_info_by_topic(self, name: str) -> list[Any]:
+        entries = self.graph.publishers.get(name, set())
+        return [SimpleNamespace(node_namespace=namespace, node_name=node) for namespace, node in sorted(entries)]
+
     def own(self, entity: Any) -> Any:
         return entity
 
@@ -106,6 +120,7 @@ class InProcess(ManagedNode[Any]):
         self.graph.heard[name].append(callback)
 
     def create_publisher(self, kind: Any, name: str, *_: Any, **__: Any) -> Any:
+        self.graph.publishers.setdefault(name, set()).add(("/", self.name))
         return SimpleNamespace(
             publish=lambda message: self.graph.send(name, message), assert_liveliness=lambda: None,
             get_subscription_count=lambda: 1,
@@ -116,21 +131,22 @@ class InProcess(ManagedNode[Any]):
 
     def create_client(self, kind: Any, name: str) -> Any:
         return SimpleNamespace(
-            service_is_ready=lambda: name in self.graph.services, call_async=lambda r: _Done(self.graph.call(name, r))
+            service_is_ready=lambda: name in self.graph.services, call_async=lambda r: _Call(self.graph.call(name, r))
         )
 
     def create_timer(self, period_s: float, callback: Callable[[], None], clock: Any = None) -> Any:
         self.graph.timers.append([self.graph.now_s + period_s, period_s, callback])
 
 
-class _Done:
-    """The future of a call that has been answered."""
+class _Call:
+    """The future of a call that has been answered, or never is if the answer is None."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        callback(self)
+        if self.answer is not None:
+            callback(self)
 
     def cancelled(self) -> bool:
         return False
@@ -151,6 +167,13 @@ class _Request:
             raise AttributeError(name)
         setattr(self, name, _Request())
         return getattr(self, name)
+
+
+def heartbeat(seconds: float) -> Header:
+    """The heartbeat of a policy's process."""
+    message = Header()
+    fill_time(message.stamp, seconds)
+    return message
 
 
 def interfaces(name: str) -> Any:

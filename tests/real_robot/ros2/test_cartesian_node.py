@@ -1,6 +1,7 @@
 """cartesian_node and scene_node over real messages within one process, which is also the arm and the safety node."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +12,16 @@ import pytest
 import rclpy
 from geometry_msgs.msg import PoseStamped, TwistStamped
 from rclpy.executors import SingleThreadedExecutor
+from rclpy.task import Future
 from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64MultiArray, String
 from trajectory_msgs.msg import JointTrajectory
 
-from real_robot.ros2.messages.codecs import LabelledArrays
+from real_robot.ros2.messages.codecs import LabelledArrays, set_stamp, stamp_s
 from real_robot.ros2.nodes import fingers as fingers_module
 from real_robot.ros2.nodes.cartesian import CartesianNode
-from real_robot.ros2.nodes.managed import WARN, ManagedNode
+from real_robot.ros2.nodes.managed import ERROR, ManagedNode
 from real_robot.ros2.nodes.scene import SceneNode
 from real_robot.ros2.processes import claim_domain
 from real_robot.ros2.robots.registry import robot_table
@@ -45,8 +47,15 @@ def given(prefix: str, values: dict[str, Any]) -> list[str]:
     return parts
 
 
+def stamped(message: Any, seconds: float) -> Any:
+    set_stamp(message, seconds)
+    return message
+
+
 class World:
     """A node, configured and active, and a partner with everything else."""
+
+    patience_s = 20.0
 
     def __init__(self, worlds: list[Any], make: Any, settings: dict[str, Any]) -> None:
         rclpy.init(args=["--ros-args", *given("", settings)], domain_id=claim_domain()[1])
@@ -75,11 +84,19 @@ class World:
         return heard
 
     def until(self, condition: Any) -> None:
-        for _ in range(400):
+        deadline = time.monotonic() + self.patience_s
+        while time.monotonic() < deadline:
             if condition():
                 return
             self.executor.spin_once(timeout_sec=0.05)
         raise AssertionError("waited in vain")
+
+    def in_vain(self, wait: Any) -> None:
+        """Check that `wait` does not end within a second."""
+        self.patience_s = 1.0
+        with pytest.raises(AssertionError, match="in vain"):
+            wait()
+        self.patience_s = 20.0
 
     def now_s(self) -> float:
         return self.partner.get_clock().now().nanoseconds / 1e9
@@ -103,9 +120,7 @@ class Arm(World):
         count = len(self.states)
         for names, values in ((FINGERS, [fingers] * 2), (NAMES[::-1], joints[::-1].tolist())):
             message = JointState(name=names, position=values if values[0] is not None else [])
-            seconds = self.now_s() - age_s
-            message.header.stamp.sec, message.header.stamp.nanosec = int(seconds), int(1e9 * (seconds % 1.0))
-            self.joints.publish(message)
+            self.joints.publish(stamped(message, self.now_s() - age_s))
         self.until(lambda: len(self.states) > count)
         return TABLE.states[0].codec.decode(self.states[-1])
 
@@ -212,9 +227,8 @@ def test_nothing_is_commanded_from_an_old_measurement_nor_before_activation(arm)
     world.move(0.2, 0.0, 0.0, 0.0, 0.0, 0.0)
     world.until(lambda: world.node._refused == 1)
     report = world.node.reports["arm"]()
-    assert report.level == WARN
-    assert "nothing is commanded" in report.message
-    assert "last measured 60." in report.message
+    assert report.level == ERROR
+    assert "was measured 60." in report.message
     world.measure()
     world.move(np.nan, 0.0, 0.0, 0.0, 0.0, 0.0)
     world.until(lambda: world.node._refused == 2)
@@ -336,40 +350,129 @@ def test_the_fingers_are_told_once_per_change_and_their_command_travels(arm):
     assert world.measure(fingers=0.02)["gripper_command"].tolist() == [-0.75]
 
 
-class ActionClient:
-    """In place of rclpy's: control_msgs and franka_msgs are not on PyPI."""
+class Driver:
+    """A gripper's action servers in place of rclpy's client: control_msgs and franka_msgs are not on PyPI.
 
-    made: ClassVar[dict[str, "ActionClient"]] = {}
+    Its answers to goals: accept, reject, or silence (None). A goal that it has accepted is given up.
+    """
 
-    def __init__(self, node, kind, name):
-        self.goals, self.ready = [], False
+    made: ClassVar[dict[str, "Driver"]] = {}
+
+    def __init__(self, node: Any, kind: Any, name: str) -> None:
+        self.goals: list[Any] = []
+        self.ready, self.answer = True, True
         self.made[name] = self
 
-    def server_is_ready(self):
+    def server_is_ready(self) -> bool:
         return self.ready
 
-    def send_goal_async(self, goal):
+    def send_goal_async(self, goal: Any) -> Future:
         self.goals.append((goal.width, goal.speed))
+        handle = SimpleNamespace(accepted=self.answer, get_result_async=lambda: done(SimpleNamespace(status=6)))
+        return Future() if self.answer is None else done(handle)
 
-    def destroy(self):
+    def destroy(self) -> None:
         self.goals = []
 
 
-def test_a_gripper_that_is_not_there_yet_is_told_later(arm, monkeypatch):
-    def goal():
+def done(result: Any) -> Future:
+    future = Future()
+    future.set_result(result)
+    return future
+
+
+@pytest.fixture
+def gripped(arm, monkeypatch) -> tuple[Arm, Driver, Driver]:
+    """An arm, and the drivers that close and open its gripper."""
+
+    def goal() -> Any:
         return SimpleNamespace(width=0.0, speed=0.0, force=0.0, epsilon=SimpleNamespace(inner=0.0, outer=0.0))
 
-    monkeypatch.setattr("rclpy.action.ActionClient", ActionClient)
+    monkeypatch.setattr("rclpy.action.ActionClient", Driver)
     monkeypatch.setattr(fingers_module, "types", lambda name: SimpleNamespace(Goal=goal))
-    world = arm(output="twist", measured_pose="current_pose", gripper={"kind": "franka", "name": "franka_gripper"})
+    monkeypatch.setattr(fingers_module, "ANSWER_S", 0.3)
+    gripper = {"kind": "franka", "name": "franka_gripper"}
+    world = arm(output="twist", measured_pose="current_pose", gripper=gripper, command_timeout_s=0.5)
+    grasp, move = (Driver.made[f"franka_gripper/{name}"] for name in ("grasp", "move"))
     measured(world, world.partner.create_publisher(PoseStamped, "current_pose", 10))
-    grasp, move = (ActionClient.made[f"franka_gripper/{name}"] for name in ("grasp", "move"))
-    for number, (ready, direction) in enumerate(((False, 1.0), (True, 1.0), (True, 1.0), (True, -1.0)), 1):
-        grasp.ready = move.ready = ready
+    return world, grasp, move
+
+
+def test_a_goal_is_sent_when_the_direction_changes(gripped):
+    world, grasp, move = gripped
+    for number, direction in enumerate((1.0, 1.0, 0.0, -1.0), 1):
         world.move(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, gripper=direction)
         world.until(lambda number=number: world.node._commands == number)
     assert grasp.goals == [(0.0, pytest.approx(0.2))]
     assert move.goals == [(pytest.approx(0.08), pytest.approx(0.2))]
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"), [(False, "rejects the goal to close"), (None, "has not answered a goal for 0.3 s to close")]
+)
+def test_a_goal_that_is_not_accepted_is_sent_again_and_the_arm_waits(gripped, answer, cause):
+    world, grasp, _ = gripped
+    grasp.answer = answer
+    world.move(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, gripper=1.0)
+    world.until(lambda: len(grasp.goals) >= 3)  # also after commands have ended
+    report = world.node.reports["arm"]()
+    assert report.level == ERROR
+    assert cause in report.message
+    world.in_vain(world.measure)
+    grasp.answer = True
+    world.until(lambda: not world.node._fingers.fault)
+    count = len(grasp.goals)
+    world.measure()
+    world.move(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, gripper=1.0)
+    world.until(lambda: world.node._commands == 2)
+    assert len(grasp.goals) <= count + 1
+    assert report.values["goals_given_up_by_the_gripper"] == 0
+    assert world.node.reports["arm"]().values["goals_given_up_by_the_gripper"] > 0
+
+
+def test_an_arm_whose_grippers_driver_ends_is_not_measured(gripped):
+    world, grasp, move = gripped
+    world.measure()
+    grasp.ready = move.ready = False
+    world.in_vain(world.measure)
+    assert "start the gripper's driver" in world.node.reports["arm"]().message
+
+
+def test_an_arm_whose_grippers_driver_is_missing_is_not_measured_and_it_is_told(arm):
+    gripper = {"kind": "trajectory", "name": "gripper/joint_trajectory"}
+    world = arm(output="twist", measured_pose="current_pose", gripper=gripper)
+    pose = world.partner.create_publisher(PoseStamped, "current_pose", 10)
+    world.in_vain(lambda: measured(world, pose))
+    assert "start the gripper's controller" in world.node.reports["arm"]().message
+    world.listen(JointTrajectory, "gripper/joint_trajectory")
+    world.measure()
+
+
+def test_a_gripper_that_has_died_makes_every_measurement_old(arm):
+    world = arm(output="twist", measured_pose="current_pose", measurement_timeout_s=0.5)
+    measured(world, world.partner.create_publisher(PoseStamped, "current_pose", 10))
+    died_s = world.now_s()
+    for _ in range(20):
+        world.joints.publish(stamped(JointState(name=NAMES, position=list(BENT)), world.now_s()))
+        world.executor.spin_once(timeout_sec=0.05)
+        time.sleep(0.05)
+    world.executor.spin_once(timeout_sec=0.05)
+    assert stamp_s(world.states[-1]) <= died_s  # it was fresh for as long as the arm was
+    report = world.node.reports["arm"]()
+    assert report.level == ERROR
+    assert "left_finger was measured" in report.message
+    world.move(0.2, 0.0, 0.0, 0.0, 0.0, 0.0)
+    world.until(lambda: world.node._refused == 1)
+
+
+def test_commands_that_come_late_are_not_carried_out(arm):
+    world = arm(output="twist", measured_pose="current_pose", command_timeout_s=1.0)
+    sent = world.listen(TwistStamped, "servo_node/delta_twist_cmds")
+    measured(world, world.partner.create_publisher(PoseStamped, "current_pose", 10))
+    action = np.array([0.2, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    world.command.publish(TABLE.command.codec.encode({ACTION: action}, types, world.now_s() - 2.0))
+    world.until(lambda: world.node._refused == 1)
+    assert not sent
 
 
 TWO_SOURCES = {"output": "pose", "measured_pose": "pose", "hand_frame": "hand"}

@@ -70,7 +70,7 @@ class Arm(Processes):
             self.clock.publish(Clock(clock=stamp))
             self.joints.publish(JointState(header=Header(stamp=stamp), name=list(JOINTS), position=[0.0, 0.0]))
             self.policy.publish(Float64MultiArray(data=[self.wished, 0.0]))
-        self.heartbeat.publish(Header())
+        self.heartbeat.publish(Header(stamp=Time(sec=int(self.now_s), nanosec=round(1e9 * (self.now_s % 1)))))
 
     def _hear(self, message: DiagnosticArray) -> None:
         self.reports |= {status.name: status.message for status in message.status}

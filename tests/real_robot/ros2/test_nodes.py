@@ -16,6 +16,7 @@ from std_msgs.msg import Float64MultiArray, String
 
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.chunking import Execution
+from embodied.errors import UserError
 from real_robot.recording.recording import Decided, Episode, Recording, Tick
 from real_robot.recording.replay import replay
 from real_robot.ros2 import ros_robot, topics
@@ -186,12 +187,15 @@ def test_what_a_node_cannot_be_made_of_is_reported(robot: Robot):
 class Alone(PolicyNode, InProcess):
     """policy_node, in process."""
 
+    def measure(self, stamp_s: float) -> None:
+        """The robot publishes a measurement."""
+        (topic,) = self._robot._table.states
+        self.graph.send(topic.name, topic.codec.encode({"position": np.zeros(1)}, interfaces, stamp_s))
+
     def run(self, periods: int) -> None:
         """Let the robot be measured, and what is recorded be written."""
-        (topic,) = self._robot._table.states
         for _ in range(periods):
-            measured = topic.codec.encode({"position": np.zeros(1)}, interfaces, self.graph.ros_s)
-            self.graph.send(topic.name, measured)
+            self.measure(self.graph.ros_s)
             self.graph.tick(CONTRACT.control_dt_s)
             while self._recorder._waiting_bytes:
                 time.sleep(0.001)
@@ -283,3 +287,48 @@ def test_a_stop_that_a_second_signal_interrupts_is_made_before_the_end(alone: Ca
     node.deactivate()
     assert settled == ["policy_node was deactivated"] * 2
     node.cleanup()
+
+
+def test_a_policy_decides_nothing_while_the_robot_is_stopped_and_anew_after_the_reset(alone: Callable[..., Alone]):
+    node = alone()
+    node.configure()
+    node.activate()
+    commands: list[Any] = []
+    node.graph.heard["policy/action"].append(commands.append)
+    node.run(5)
+    assert len(commands) > 2
+    count = len(commands)
+    node.graph.send("safety_node/state", String(data="stopped"))
+    node.run(5)
+    assert len(commands) == count
+    assert node.reports["loop"]().values["reason"] == "safety_node has stopped the robot: see its /diagnostics"
+    before_s = node.graph.ros_s
+    node.graph.tick(0.5 * CONTRACT.control_dt_s)
+    node.graph.send("safety_node/state", String(data="ready"))
+    for _ in range(5):
+        node.measure(before_s)  # it was on its way
+        node.graph.tick(CONTRACT.control_dt_s)
+    assert len(commands) == count
+    node.run(5)
+    decided = [message.data[0] for message in commands[count:]]
+    assert len(decided) > 2
+    assert min(decided) > before_s
+    node.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"heartbeat_timeout_s": float("nan")}, "heartbeat_timeout_s"),
+        ({"liveliness_s": float("inf")}, "liveliness_s"),
+        ({"heartbeat_timeout_s": -1.0}, "heartbeat_timeout_s and liveliness_s > 0"),
+        ({"options.rate_hz": float("nan")}, "option rate_hz of forward_position"),
+    ],
+)
+def test_a_parameter_that_is_not_finite_or_out_of_range_is_refused(robot: Robot, settings: dict[str, float], said: str):
+    others = {"checkpoint": robot.settings["checkpoint"], "robot": "forward_position"}
+    robot.start("refused", others | settings, program="safety_node")
+    with pytest.raises(UserError, match="failed to configure"):
+        robot.change("refused", "configure")
+    assert said in robot.said("refused")
+    robot.stop("refused")

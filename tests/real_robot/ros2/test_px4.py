@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from std_msgs.msg import Header
 
 from embodied.contract import Contract
 from real_robot.ros2 import ros_robot, topics
@@ -15,7 +14,7 @@ from real_robot.ros2.nodes import safety
 from real_robot.ros2.nodes.managed import ERROR, OK, WARN
 from real_robot.ros2.robots.registry import robot_table
 from real_robot.ros2.robots.tables import ACTION
-from tests.real_robot.ros2.in_process import Graph, InProcess, interfaces
+from tests.real_robot.ros2.in_process import Graph, InProcess, heartbeat, interfaces
 from tests.real_robot.ros2.px4 import HOLD, LAND, OFFBOARD, POSITION, RETURN, STATUS_AGAIN_S, TERMINATION, Px4
 from tests.real_robot.ros2.robots.test_tables import HISTORY, HOVER, RATES, flying
 
@@ -65,7 +64,7 @@ class World:
             self.px4.step()
             if self.policy:
                 if step % 5 == 0:
-                    self.graph.send("policy/heartbeat", Header())
+                    self.graph.send("policy/heartbeat", heartbeat(self.graph.ros_s))
                 self.command(np.array([0.1, 0.2, 0.3, 0.4]))
             self.graph.tick(PERIOD_S)
 

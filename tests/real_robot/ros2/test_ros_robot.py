@@ -60,6 +60,7 @@ TABLE = Table(
     (Topic("observation", STATE, COMMAND),),
     Topic("action", LabelledArrays({ACTION: CONTRACT.action}), COMMAND),
     0.1,
+    None,
     hold=Behaviour(messages=(word("hold"),)),
     emergency=Behaviour(messages=(word("off"),)),
     heartbeat=Heartbeat(Fixed("alive", "std_msgs/msg/Bool", {"data": True}), rate_hz=50.0, before_s=0.0),

@@ -29,7 +29,7 @@ class Hand:
     def __init__(self) -> None:
         self.position, self.rotation, self.ticks = np.array([0.0, 0.0, 0.3]), Rotation.identity(), 0
         self.commands: list[np.ndarray | None] = []
-        self.at_rest = TABLE.at_rest
+        self.at_rest, self.stops_after_s = TABLE.at_rest, TABLE.stops_after_s
 
     def clock(self) -> float:
         return self.ticks * DT_S
@@ -70,10 +70,19 @@ class Asked:
         return self.wanted
 
 
+def ready(hand: Hand) -> Safety:
+    """Safety of `hand`, with as many measurements as it needs to start."""
+    safety = Safety(hand, LIMITS, hand.clock)
+    for _ in range(3):
+        hand.ticks += 1
+        safety.observe(hand.read())
+    return safety
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_displacements_move_the_hand_out_of_its_limits(seed):
     generator, hand, asked = np.random.default_rng(seed), Hand(), Asked()
-    safety, commands = Safety(hand, LIMITS, hand.clock), TABLE.translate(asked)
+    safety, commands = ready(hand), TABLE.translate(asked)
     for step in range(600):
         if step % 40 == 0:
             way = generator.choice([-1.0, 1.0], 7)
@@ -96,7 +105,7 @@ def test_no_displacements_move_the_hand_out_of_its_limits(seed):
 
 def test_a_displacement_within_the_limits_arrives_unchanged():
     hand, asked = Hand(), Asked()
-    safety, commands = Safety(hand, LIMITS, hand.clock), TABLE.translate(asked)
+    safety, commands = ready(hand), TABLE.translate(asked)
     asked.wanted = np.array([0.5, -0.3, 0.2, 0.05, 0.0, -0.1, 1.0])
     for _ in range(6):
         hand.ticks += 1
