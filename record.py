@@ -45,7 +45,8 @@ def run(arguments: list[str]) -> None:
         station = opened.enter_context(_station(config, task, opened))
         person = opened.enter_context(closing(teleoperation.person(config, station)))
         contract, clock = station.contract, station.clock
-        safety = Safety(station.robot, teleoperation.limits(config.limits, contract.control_dt_s), clock)
+        limits = teleoperation.limits(config.limits, contract.control_dt_s)
+        safety = Safety(station.robot, limits, clock, relocates=config.robot == SIMULATION or config.simulated_time)
         policy = None
         if config.checkpoint:
             policy = teleoperation.acting(trained_policy(checkpoint.load(config.checkpoint)), station)

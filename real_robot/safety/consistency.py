@@ -74,6 +74,8 @@ class Consistency:
             return reading
         if (reading.sequence, reading.stamp_s) == (before.sequence, before.stamp_s):
             return self.accepted
+        if reading.stamp_s < before.stamp_s:  # by another clock
+            self._counted = -math.inf, -math.inf
         elapsed_s = max(reading.stamp_s - before.stamp_s, 0.0)
         if elapsed_s > self._gap_s:  # it may have been moved meanwhile, or the first new measurement may be wrong
             self._streak = min(self._streak, self._needed - START_READINGS)

@@ -71,7 +71,9 @@ class Safety:
     - After `command_timeout_s` without a command the program counts as silent, whoever notices it: velocities have gone
       on meanwhile, unless the robot has stopped by itself (`Robot.stops_after_s`), all else stands still.
 
-    `clock` is that of the stamps. Control periods are counted in `steady` time, which does not jump; None: `clock`'s.
+    `clock` is that of the stamps. Control periods are counted in `steady` time, which does not jump; None: `clock`'s. A
+    robot that `relocates` may be put elsewhere at once, as a simulator's at the beginning of an episode: its
+    measurements are not compared with each other.
 
     A motion starts at rest from measurements that are consistent with each other: where the robot was commanded last if
     it is measured near there, else where it is measured. All methods may be called from any thread: once `trip` has
@@ -81,10 +83,12 @@ class Safety:
         UserError: for limits that do not fit the robot's contract.
     """
 
-    def __init__(self, robot: Robot, limits: Limits, clock: Clock, steady: Clock | None = None) -> None:
+    def __init__(
+        self, robot: Robot, limits: Limits, clock: Clock, steady: Clock | None = None, *, relocates: bool = False
+    ) -> None:
         self._robot, self._limits, self._clock, self._steady = robot, limits, clock, steady or clock
         self._inputs = Inputs(robot.contract, limits)
-        self._consistency = Consistency(robot.contract, limits)
+        self._consistency = Consistency(robot.contract, Limits() if relocates else limits)
         self._filters = Filters(robot.contract, limits, robot.at_rest)
         self._bounds = Bounds(robot.contract, limits)
         self._period_s = robot.contract.control_dt_s
@@ -165,11 +169,6 @@ class Safety:
         with self._lock:
             self._time()
             self._hold(State.STOPPED, reason)
-
-    def relocated(self) -> None:
-        """The robot has been put elsewhere at once, as a simulator's at the beginning of an episode."""
-        with self._lock:
-            self._consistency.reset()
 
     def reset(self) -> None:
         """Leave the emergency stop: the next command that is issued from now on is checked like the first one.

@@ -103,7 +103,9 @@ class PolicyNode(ManagedNode[PolicySettings]):
             asynchronous=settings.asynchronous, device=settings.device,
         )  # fmt: skip
         self._commander = table.translate(self._executor)
-        self._safety = Safety(self._robot, read_limits(settings.limits), self._robot.clock, self._robot.steady)
+        robot = self._robot
+        limits = read_limits(settings.limits)
+        self._safety = Safety(robot, limits, robot.clock, robot.steady, relocates=robot.simulated)
         self._timing = _Timing(table.control_dt_s)
         self._passed_on, self._stopped = not settings.prefix, False
         if settings.prefix:

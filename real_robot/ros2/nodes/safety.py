@@ -85,7 +85,8 @@ class SafetyNode(ManagedNode[SafetySettings]):
         oldest_s = self._limits.observation_timeout_s
         observed = {"measured": self._measured, "repeated": self._measured, "observation_timeout_s": oldest_s}
         self._robot = RosRobot(self, self._table, **observed)
-        self._safety = Safety(self._robot, self._limits, self._robot.clock, self._robot.steady)
+        robot = self._robot
+        self._safety = Safety(robot, self._limits, robot.clock, robot.steady, relocates=robot.simulated)
         self._passed = self._held = 0
         self._beat_stamp_s = math.nan
         self._complaint = ""
