@@ -116,7 +116,7 @@ class Report:
                 for distribution, (stage, gain) in self.gains_over_better().items()
             ],
             "in_training": self.in_training.record(),
-            "notes": self.notes,
+            "notes": self._notes(),
             "env_steps": self.env_steps,
             "episodes": self.episodes,
             "lost": self.lost,
@@ -128,6 +128,11 @@ class Report:
             "phase_cpu_s": {phase: round(seconds, 2) for phase, seconds in self.phase_cpu_s.items()},
         }
         return {"headline": headline(record), **record, "regressions": regressions(record)}
+
+    def _notes(self) -> list[str]:
+        """The notes of the run, then those of its evaluations."""
+        remarks = (f"{title(key[0])} on {key[1]}: {text}" for key, each in self._ordered().items() for text in each.remarks())
+        return [*self.notes, *remarks]
 
     def _by_task(self, stage: str, distribution: str) -> list[dict[str, Any]]:
         after, before = self.results["rl", distribution], self.results[stage, distribution]
@@ -160,7 +165,7 @@ class Report:
         assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
         following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory), self.export_target))]
         where = f"Report: {from_here(Path(directory) / 'report.html')} (as text: report.md)"
-        notes = [f"  {note}" for note in self.notes]
+        notes = [f"  {note}" for note in self._notes()]
         record = self.to_dict()
         worse = [f"  worse: {line}" for line in _worse(record)]
         return "\n".join(
@@ -218,7 +223,7 @@ class Report:
         paired = ", paired on the same episodes" if all(each.repeatable for each in self.results.values()) else ""
         parts.append("\n".join(f"- {line}{paired}" for line in self._gains()))
         parts.append("\n".join(f"- **Worse**: {line}" for line in _worse(record)))
-        parts += self.notes
+        parts += self._notes()
         parts.append("![Learning curves](curves.png)")
         if (directory / "video.mp4").exists():
             parts.append("Video, before and after: [video.mp4](video.mp4)")
@@ -311,7 +316,8 @@ def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tup
     paired = ", paired" if all(found.repeatable for found in results.values()) else ""
     over = [f"policy over {who} on {on}: {_points(gain)}{paired}" for (who, on), gain in gains.items()]
     assets = [f"{written['assets']} assets"] if written.get("assets") else []
-    log.info("\n".join([evaluation_table(columns), *over, *assets]))
+    remarks = [f"{who} on {on}: {text}" for (who, on), found in results.items() for text in found.remarks()]
+    log.info("\n".join([evaluation_table(columns), *over, *assets, *remarks]))
     with complete_or_absent(path) as temporary:
         temporary.write_text(json.dumps(written, indent=2) + "\n")
     return f"wrote {path}"
@@ -389,7 +395,7 @@ def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str
 
 
 def _odd(row: Mapping[str, Any]) -> str:
-    return "".join(f", {row[name]} {name}" for name in ("diverged", "pushed") if name in row)
+    return "".join(f", {row[name]} {name}" for name in ("diverged", "pushed", "immediate") if name in row)
 
 
 def _number(value: float | None) -> str:

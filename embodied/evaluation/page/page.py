@@ -310,7 +310,7 @@ def _ends(marks: Sequence[Mark], measure: str) -> tuple[float, float]:
 
 def _metrics(row: Record) -> list[str]:
     known = {"stage", "title", "distribution", "success", "return", "low", "high", "episodes", "step_limit"}
-    return [name for name in row if name not in known | {"diverged", "pushed", "repeatable", "per_task"}]
+    return [name for name in row if name not in known | {"diverged", "pushed", "immediate", "repeatable", "per_task"}]
 
 
 def _title(record: Record, stage: str) -> str:
