@@ -117,8 +117,14 @@ def forget() -> None:
 
 
 def cache_folder() -> Path:
-    """Folder of the libraries: $XDG_CACHE_HOME/embodied-rl, in ~/.cache if unset; a new folder if that is read-only."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embodied-rl"
+    """Folder of the libraries: $XDG_CACHE_HOME/embodied-rl, in ~/.cache if unset.
+
+    A new folder if that is read-only, and for a user who has no home directory.
+    """
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embodied-rl"
+    except RuntimeError:
+        return _own_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK)

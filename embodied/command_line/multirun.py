@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ from embodied.training.logging import LOG
 log = logging.getLogger(__name__)
 FOLDER = CONFIGS / "multirun"
 SUMMARY = "summary.md"
+STOPPED = [128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
+"""Exit statuses of jobs that were stopped, and have saved."""
 
 
 @dataclass(frozen=True)
@@ -172,9 +175,11 @@ def _job(_: Any, program: Path, swept: list[str], own: bool) -> Job:  # noqa: AN
 
 
 def _achieved(job: Job, own: bool) -> str:
+    if job.status in STOPPED:
+        return "stopped"
     if job.status:
         return f"failed with status {job.status}"
-    return _report(job).get("headline", "stopped") if own else "done"
+    return _report(job)["headline"] if own else "done"
 
 
 def _report(job: Job) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from embodied.command_line.compute import enough_memory
 from embodied.command_line.config import parsed
 from embodied.command_line.multirun import multirun
 from embodied.command_line.programs import option
+from embodied.command_line.streams import flush_streams
 from embodied.errors import OutOfMemoryError, UserError
 from embodied.saving import checkpoint
 from embodied.training.interrupt import Stopped
@@ -55,9 +56,23 @@ def main(
     With `composed`, which composes its configuration, it has Hydra's flags: -m, --cfg job and -sc.
 
     Errors that a user can correct are printed on one line, with status 1. Others keep their traceback: it goes to the
-    run's log if there is one, and the line names that file.
+    run's log if there is one, and the line names that file. A run that a signal stopped has 128 and its number, as of a
+    program that it killed, whether it could save or not.
     """
     setup_console()
+    try:
+        return _status(run, describe, arguments, composed)
+    finally:
+        flush_streams()
+
+
+def _status(
+    run: Callable[[list[str]], None],
+    describe: Callable[[list[str]], str],
+    arguments: list[str],
+    composed: Composed | None,
+) -> int:
+    """As `main`, without the console."""
     try:
         asked, given = flags.parse(arguments) if composed else _help(arguments)
         if asked.help:
@@ -79,6 +94,7 @@ def main(
         return 1
     except Stopped as stopped:
         log.info(stopped)
+        return stopped.status
     except KeyboardInterrupt:
         log.error("interrupted")
         return 130

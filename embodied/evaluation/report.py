@@ -131,7 +131,9 @@ class Report:
 
     def _notes(self) -> list[str]:
         """The notes of the run, then those of its evaluations."""
-        remarks = (f"{title(key[0])} on {key[1]}: {text}" for key, each in self._ordered().items() for text in each.remarks())
+        remarks = (
+            f"{title(key[0])} on {key[1]}: {text}" for key, each in self._ordered().items() for text in each.remarks()
+        )
         return [*self.notes, *remarks]
 
     def _by_task(self, stage: str, distribution: str) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from embodied.command_line.extras import needs_extra
+from embodied.command_line.streams import prepare_streams, unread
 from embodied.saving.files import complete_or_absent, named, set_aside
 
 log = logging.getLogger(__name__)
@@ -139,9 +140,10 @@ def _kept(directory: Path, rows: int) -> list[dict[str, float]]:
 def setup_console() -> None:
     """Print the messages of loggers (`logging.getLogger("embodied")` and others) above progress bars, and only there.
 
-    Warnings and errors go to stderr, the rest to stdout.
+    Warnings and errors go to stderr, the rest to stdout. Where their reader is gone, the program goes on.
     """
     close_log()
+    prepare_streams()
     for package in PACKAGES:
         logger = logging.getLogger(package)
         logger.handlers = [_Console()]
@@ -197,7 +199,10 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         path = run_log() if record.exc_info else None
         text = f"{record.getMessage()}; the traceback is in {path}" if path else self.format(record)
-        tqdm.write(text, file=sys.stderr if record.levelno >= logging.WARNING else sys.stdout)
+        stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+        with unread(stream):
+            tqdm.write(text, file=stream)
+            stream.flush()
 
 
 def _start_wandb(directory: Path, config: Mapping[str, Any] | None, project: str) -> Any:  # noqa: ANN401 - optional

@@ -16,13 +16,14 @@ from embodied.command_line.programs import typed
 from embodied.errors import UserError
 from embodied.placement.local import Processes
 from embodied.saving.checkpoint import BEST, FOLDER
-from embodied.saving.files import make_folder, set_aside
+from embodied.saving.files import PASSING, make_folder, set_aside
 from embodied.training.logging import LOG, close_log, log_to
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
 """Lock file of the process that uses the directory; contains its id."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of a full disk."""
 
 
 @contextmanager
@@ -110,17 +111,17 @@ def run_of(path: str | Path) -> Path:
 
 @contextmanager
 def _at_work(directory: Path) -> Iterator[None]:
-    """Lock `directory`, write messages to its log, and report what is saved if the disk is full."""
+    """Lock `directory`, write messages to its log, and report what is saved if the disk is full or fails."""
     with _locked(directory):
         log_to(directory)
         try:
             yield
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in FULL | PASSING:
                 raise
-            saved = _checkpoints(directory)
+            saved, remedy = _checkpoints(directory), "free some space" if error.errno in FULL else "check the disk"
             kept = (
-                f"{saved[-1]} is complete: free some space and continue with {typed('resume', directory)}"
+                f"{saved[-1]} is complete: {remedy} and continue with {typed('resume', directory)}"
                 if saved
                 else "nothing is saved yet"
             )

@@ -122,7 +122,8 @@ class SavedRun:
                 yield
         except Abandoned:
             if before is None:
-                raise Stopped(f"Stopped. Continue with: {resume_command(self.directory)}") from None
+                told = f"Stopped. Continue with: {resume_command(self.directory)}"
+                raise Stopped(told, self._stop.number) from None
             self._leave(before)
 
     @contextmanager
@@ -164,7 +165,7 @@ class SavedRun:
 
     def _leave(self, snapshot: dict[str, Any]) -> NoReturn:
         self._save(snapshot)
-        raise Stopped(f"Stopped and saved. Continue with: {resume_command(self.directory)}")
+        raise Stopped(f"Stopped and saved. Continue with: {resume_command(self.directory)}", self._stop.number)
 
     def _snapshot(self, parts: dict[str, Any]) -> dict[str, Any]:
         """Content of a checkpoint, as a tree that shares memory with the running parts, of all processes together."""

@@ -28,6 +28,7 @@ from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.network import elements
 from embodied.errors import UserError
+from embodied.saving.files import rename
 from embodied.rollout import episodes as stored
 from embodied.rollout.episodes import SUCCEEDED, UNKNOWN, Episodes
 from embodied.rollout.pictures import encode_all
@@ -116,7 +117,7 @@ def _write(
         for task, episode in episodes:
             writer.add(task, episode)
         writer.finish()
-        temporary.rename(directory)
+        rename(temporary, directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return len(writer.episodes)
