@@ -31,8 +31,10 @@ from sims.registry import SHOWN, in_processes
 from train import GROUPS, TrainConfig
 
 log = logging.getLogger("embodied")
-LATE = re.compile(r"latency\.|task\.(guard|processes|python|step_limit|tasks)=|task\.randomisation\.")
-"""Options of train.py that may differ from training."""
+LATE = re.compile(
+    r"latency\.|task\.(guard|processes|python|step_limit|tasks|id|mdp|options|overrides|assets)=|task\.randomisation\."
+)
+"""Options of train.py that may differ from training, or have to be repeated (`embodied.command_line.foreign`)."""
 
 
 def run(arguments: list[str]) -> None:

@@ -16,7 +16,7 @@ from omegaconf import MISSING, OmegaConf
 
 from embodied import without_dynamo  # noqa: F401 - first
 from embodied.algorithms.registry import ALGORITHMS
-from embodied.command_line import listing, program
+from embodied.command_line import foreign, listing, program
 from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
 from embodied.deployment.latency import LatencyConfig, with_latency
@@ -84,7 +84,10 @@ def run(arguments: list[str]) -> None:
 
 def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     """The configuration and its record; of a run that is resumed its own."""
-    return compose(TrainConfig, "train", with_placement(arguments, saved := program.resumed(arguments)), GROUPS, saved)
+    saved = program.resumed(arguments)
+    if saved:
+        foreign.check(saved, arguments, foreign.PLACEMENT)
+    return compose(TrainConfig, "train", with_placement(arguments, saved), GROUPS, saved)
 
 
 def describe(arguments: list[str]) -> str:

@@ -96,20 +96,24 @@ def _limit_memory() -> None:
 def free_memory() -> int:
     """Bytes that the machine, and the control groups of this process, have left; caches of files count as free."""
     free = [_kilobytes(Path("/proc/meminfo"), "MemAvailable")]
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     paths = {line.split(":", 2)[2].strip("/") for line in lines if line.split(":", 2)[1] in ("", "memory")}
     for top, (limit, used) in zip(GROUPS, LIMITS, strict=True):
         for group in {top / each for path in paths for each in ("", path, *map(str, Path(path).parents))}:
-            if (group / limit).exists() and (bound := (group / limit).read_text().strip()).isdigit():
+            if (group / limit).exists() and (bound := (group / limit).read_text(encoding="utf-8").strip()).isdigit():
                 cached = re.search(
-                    r"^(?:total_)?inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE
+                    r"^(?:total_)?inactive_file (\d+)$",
+                    (group / "memory.stat").read_text(encoding="utf-8"),
+                    re.MULTILINE,
                 )
-                free.append(int(bound) - int((group / used).read_text()) + (int(cached[1]) if cached else 0))
+                free.append(
+                    int(bound) - int((group / used).read_text(encoding="utf-8")) + (int(cached[1]) if cached else 0)
+                )
     return max(0, min(free))
 
 
 def _kilobytes(path: Path, name: str) -> int:
     """The number of bytes that a line "NAME: NUMBER kB" of the file `path` states."""
-    line = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
+    line = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(encoding="utf-8"), re.MULTILINE)
     assert line, f"{path} has no {name}"
     return int(line[1]) << 10

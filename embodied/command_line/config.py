@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
-from embodied.command_line import combinations
+from embodied.command_line import combinations, foreign
 from embodied.command_line.programs import CONFIGS, typed
 from embodied.errors import UserError
 
@@ -37,7 +37,7 @@ def compose(
 
     Raises:
         UserError: on one line, for an unknown key, name or type, listing the valid ones, for invalid combinations, and
-            for `saved` of another version or with other choices.
+            for `saved` of another version, with other choices, or that names code which `overrides` do not (`foreign`).
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -49,6 +49,10 @@ def compose(
     _check_choices(overrides, groups, [entry.name for entry in fields(cast(Any, root))])
     if groups and not saved:
         combinations.check(overrides)
+    if saved:
+        foreign.check(saved, overrides)
+        for group in groups:
+            _check_saved(group, saved, groups)
     arguments = [*(saved or {}).get("arguments", []), *overrides]
     overrides = [whole(override) for override in overrides]
     store = ConfigStore.instance()
@@ -163,6 +167,14 @@ def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[s
             raise UserError(f"unknown option {key!r}; expected one of {', '.join(options)}")
         if key in groups and value not in names(key, groups):
             raise UserError(f"unknown {key} {value!r}; expected one of {', '.join(names(key, groups))}")
+
+
+def _check_saved(group: str, saved: Mapping[str, Any], groups: Groups) -> None:
+    """Raise UserError unless the choice of `group` in `saved`, if any, is one of ours."""
+    choice = saved["choices"].get(group)
+    if choice is not None and choice not in names(group, groups):
+        listed = ", ".join(names(group, groups))
+        raise UserError(f"the saved configuration is of another version: unknown {group} {choice!r}; expected {listed}")
 
 
 def whole(override: str) -> str:

@@ -68,7 +68,7 @@ def multirun(program: str, arguments: Sequence[str], check: Callable[[list[str]]
     told = summary(ended, own)
     if own:
         with complete_or_absent(ended[0].directory.parent / SUMMARY) as temporary:
-            temporary.write_text(told + "\n")
+            temporary.write_text(told + "\n", encoding="utf-8")
     log.info(told)
     return int(any(job.status for job in ended))
 
@@ -184,4 +184,4 @@ def _achieved(job: Job, own: bool) -> str:
 
 def _report(job: Job) -> dict[str, Any]:
     path = job.directory / "report.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

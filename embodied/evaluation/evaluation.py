@@ -121,8 +121,8 @@ class EvaluationResult:
         """JSON-ready: success or return, low, high, metrics, episodes, step_limit and the same for each task.
 
         A metric is the mean over the episodes in which it is defined, null if there are none. `diverged`,
-        `pushed` and `immediate` are present only if any were. `outcomes` are the successes (1 or 0), or returns, of a task's episodes
-        by start. Its `failures` are counted by reason, with the starts if these are `repeatable`.
+        `pushed` and `immediate` are present only if any were. `outcomes` are the successes (1 or 0), or returns, of a
+        task's episodes by start. Its `failures` are counted by reason, with the starts if these are `repeatable`.
         """
         per_task = [
             {
@@ -216,9 +216,9 @@ def evaluate(
 ) -> EvaluationResult:
     """Run the deterministic policy from `starts_per_task` initial states, `first_start` on, of every task of `env`.
 
-    If a task has fewer, each from there on runs once; if environments share worlds, the last world is filled. The outcome does not
-    depend on the order of episodes, nor on the number of environments below `LARGE_BLOCK`. Without numbered initial
-    states, the first episodes to begin count, however long they take.
+    If a task has fewer, each from there on runs once; if environments share worlds, the last world is filled. The
+    outcome does not depend on the order of episodes, nor on the number of environments below `LARGE_BLOCK`. Without
+    numbered initial states, the first episodes to begin count, however long they take.
 
     `device` is the policy's; `progress` labels a bar (None: no bar); `watch` is called after every chunk with the
     environment, the chunk [N, K, A] and its transition, `executed` only where an episode counts. At last the first

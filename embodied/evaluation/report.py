@@ -129,6 +129,10 @@ class Report:
         }
         return {"headline": headline(record), **record, "regressions": regressions(record)}
 
+    def _next(self, directory: Path) -> list[str]:
+        """Commands to run after this one in `directory`."""
+        return next_commands(directory, self.export_target, self.arguments or ())
+
     def _notes(self) -> list[str]:
         """The notes of the run, then those of its evaluations."""
         remarks = (
@@ -148,12 +152,12 @@ class Report:
         directory = Path(directory)
         plot_curves(directory, curves, self._marks(), self._measure(), self._marks_along())
         record = self.to_dict()
-        commands = next_commands(directory, self.export_target)
+        commands = self._next(directory)
         pages = {"report.md": self._page(record, directory), "report.html": page(record, directory, commands)}
         pages["report.json"] = json.dumps(record, indent=2) + "\n"  # read by programs: last
         for name, text in pages.items():
             with complete_or_absent(directory / name) as temporary:
-                temporary.write_text(text)
+                temporary.write_text(text, encoding="utf-8")
 
     def summary(self, directory: str | Path) -> str:
         """Lines for the console: results, files, and commands to run next."""
@@ -165,7 +169,10 @@ class Report:
         ]
         gains = [f"  {line}" for line in self._gains()]
         assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
-        following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory), self.export_target))]
+        following = [
+            "Next:",
+            *(f"  {command}" for command in self._next(Path(directory))),
+        ]
         where = f"Report: {from_here(Path(directory) / 'report.html')} (as text: report.md)"
         notes = [f"  {note}" for note in self._notes()]
         record = self.to_dict()
@@ -232,7 +239,7 @@ class Report:
         if (directory / "trajectories.png").exists():
             parts.append("![Trajectories, before and after](trajectories.png)")
         parts += [self._tasks(), _in_training(record), self._cost(), _provenance(self.seed)]
-        parts.append("## Next\n\n```\n" + "\n".join(next_commands(directory, self.export_target)) + "\n```")
+        parts.append("## Next\n\n```\n" + "\n".join(self._next(directory)) + "\n```")
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _rates(self) -> str:
@@ -321,7 +328,7 @@ def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tup
     remarks = [f"{who} on {on}: {text}" for (who, on), found in results.items() for text in found.remarks()]
     log.info("\n".join([evaluation_table(columns), *over, *assets, *remarks]))
     with complete_or_absent(path) as temporary:
-        temporary.write_text(json.dumps(written, indent=2) + "\n")
+        temporary.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     return f"wrote {path}"
 
 
@@ -333,7 +340,7 @@ def git_commit() -> str:
     try:
         run = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=package, capture_output=True, text=True, check=True,
+            cwd=package, capture_output=True, text=True, check=True, encoding="utf-8", errors="replace",
         )  # fmt: skip
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from embodied.errors import UserError
 
-
 PASSING = {errno.ESTALE, errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT, errno.EREMOTEIO}
 """Errors of network file systems that a second attempt may not meet."""
 PAUSES_S = 0.1, 0.5, 2.0, 5.0

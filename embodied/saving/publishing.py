@@ -37,7 +37,9 @@ def publish(saved: Checkpoint, run: Path, folder: Path) -> None:
             if (run / name).is_file():
                 shutil.copyfile(run / name, temporary / name)
         report = run / "report.md"
-        (temporary / "README.md").write_text(card(saved, report.read_text() if report.is_file() else ""))
+        (temporary / "README.md").write_text(
+            card(saved, report.read_text(encoding="utf-8") if report.is_file() else ""), encoding="utf-8"
+        )
         flush(temporary)
         rename(temporary, folder)
     finally:

@@ -35,8 +35,8 @@ class GracefulStop:
     """While entered, Ctrl-C, SIGTERM and SIGHUP set `requested` and print `message`; a second one ends the program.
 
     `number` is that of the first signal. SIGHUP, of a terminal that is closed, is left alone where it is ignored, as
-    under nohup. A loop checks `requested` where it can save and leave. Long, repeatable work between two checks runs inside
-    `abandonable`. Outside the main thread, where Python cannot handle signals, this has no effect.
+    under nohup. A loop checks `requested` where it can save and leave. Long, repeatable work between two checks runs
+    inside `abandonable`. Outside the main thread, where Python cannot handle signals, this has no effect.
     """
 
     def __init__(self, message: str = "Stopping") -> None:

@@ -52,8 +52,8 @@ class Logger:
         self._tensorboard = SummaryWriter(str(directory / "tensorboard"))
         path, self.rows = directory / METRICS, len(kept)
         with complete_or_absent(path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        self._file = path.open("a")
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
         for row in kept:
             self._draw(row)
 
@@ -114,7 +114,7 @@ def read_metrics(directory: str | Path) -> list[dict[str, float]]:
 
 def _rows(path: Path) -> list[dict[str, float] | None]:
     """One row per line of `path`; None for invalid lines."""
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    lines = path.read_text(errors="replace", encoding="utf-8").splitlines() if path.exists() else []
     return [_row(line) for line in lines]
 
 

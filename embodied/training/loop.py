@@ -28,7 +28,6 @@ from embodied.rollout.starts import OwnStarts
 from embodied.task import Learner, LearnerConfig
 from embodied.world import ALONE, World
 
-
 PACKAGE = "embodied."
 
 

@@ -130,7 +130,9 @@ def _at_work(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    with (directory / LOCK).open("a+") as file:  # the lock is released when the file is closed or the process ends
+    with (directory / LOCK).open(
+        "a+", encoding="utf-8"
+    ) as file:  # the lock is released when the file is closed or the process ends
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -76,7 +76,7 @@ def reason(error: Exception) -> str:
 
 
 def _transformers(path: Path, names: Sequence[str]) -> Pairs:
-    said = json.loads(path.read_text())
+    said = json.loads(path.read_text(encoding="utf-8"))
     if not (said.get("state_mean") and said.get("actions_mean")):
         return []  # about something else
     return [[said[f"{of}_{what}"] for what in names] for of in ("state", "actions")]
@@ -89,7 +89,7 @@ def _lerobot(path: Path, names: Sequence[str]) -> Pairs:
 
 
 def _openpi(path: Path, names: Sequence[str]) -> Pairs:
-    said = json.loads(path.read_text())
+    said = json.loads(path.read_text(encoding="utf-8"))
     said = said.get("norm_stats", said)
     return [[said[of][what] for what in names] for of in ("state", "actions")]
 

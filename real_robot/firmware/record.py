@@ -51,7 +51,7 @@ def exported_contract(directory: Path) -> Contract:
         UserError: as `read_record`.
     """
     read_record(directory)
-    return Contract.from_dict(json.loads((directory / CONTRACT).read_text()))
+    return Contract.from_dict(json.loads((directory / CONTRACT).read_text(encoding="utf-8")))
 
 
 def read_contract(path: str) -> Contract:
@@ -67,6 +67,6 @@ def read_contract(path: str) -> Contract:
     if not file.is_file():
         return checkpoint.load_contract(given)
     try:
-        return Contract.from_dict(json.loads(file.read_text()))
+        return Contract.from_dict(json.loads(file.read_text(encoding="utf-8")))
     except json.JSONDecodeError as error:
         raise UserError(f"{file} is no JSON ({error}); expected the contract.json of an export") from error

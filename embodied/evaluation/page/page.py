@@ -45,7 +45,7 @@ def page(record: Record, directory: Path, commands: Sequence[str]) -> str:
     `record` is the content of report.json.
     """
     here = Path(__file__)
-    style, script = (here.with_suffix(suffix).read_text() for suffix in (".css", ".js"))
+    style, script = (here.with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js"))
     sections = [
         _header(record),
         _video(directory),

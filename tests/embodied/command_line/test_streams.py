@@ -47,13 +47,15 @@ def test_a_stopped_run_saves_and_has_the_status_of_the_signal(tmp_path: Path, nu
     assert list((tmp_path / "run" / "checkpoint").iterdir())
 
 
-def test_a_run_in_another_locale_writes_utf8(tmp_path: Path):
-    environment = {"LC_ALL": "C", "PYTHONIOENCODING": "", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    output = tmp_path / "Größe"
-    run = start(*SHORT, f"output={output}", environment=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+@pytest.mark.parametrize("locale", ["C", "en_US.ISO-8859-1"])
+def test_a_run_in_another_locale_writes_utf8(tmp_path: Path, locale: str):
+    environment = {"LC_ALL": locale, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    arguments = *SHORT, f"output={tmp_path}/run"
+    run = start(*arguments, environment=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     told, _ = run.communicate()
     assert run.returncode == 0, told
-    (output / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert any(ord(character) > 127 for character in page)
 
 
 def test_a_user_without_a_home_directory_can_train(tmp_path: Path):

@@ -52,11 +52,14 @@ def test_a_lasting_error_is_not(tmp_path: Path, refusing):
     assert (len(calls), list(tmp_path.iterdir())) == (1, [])
 
 
+def begin(directory: Path) -> None:
+    """A run with a checkpoint, which then cannot write a file."""
+    with new_run(str(directory), Path("unused")):
+        (directory / "checkpoint" / "000001").mkdir(parents=True)
+        write(directory / "file")
+
+
 def test_an_error_that_does_not_pass_says_how_to_go_on(tmp_path: Path, refusing):
     refusing(99, errno.ESTALE)
-    with pytest.raises(
-        UserError, match=r"cannot write .*file: .*; .*000001 is complete: check the disk and continue with resume="
-    ):
-        with new_run(str(tmp_path / "run"), Path("unused")) as directory:
-            (directory / "checkpoint" / "000001").mkdir(parents=True)
-            write(directory / "file")
+    with pytest.raises(UserError, match=r"cannot write .*file: .*; .*000001 is complete: .* continue with resume="):
+        begin(tmp_path / "run")
