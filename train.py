@@ -16,14 +16,14 @@ from omegaconf import MISSING, OmegaConf
 
 from embodied import without_dynamo  # noqa: F401 - first
 from embodied.algorithms.registry import ALGORITHMS
-from embodied.command_line import foreign, listing, program
+from embodied.command_line import combinations, foreign, listing, program
 from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
 from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.placement.registry import PLACEMENTS, PlacementOptions, with_placement
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.fitting_memory import show
-from embodied.training.run_directory import shared_run
+from embodied.training.run_directory import named_directory, shared_run
 from embodied.viewer.options import ViewerOptions, viewing
 from policies.registry import POLICIES
 from real_robot.recording.demonstrations import DemonstrationOptions, reader, sources
@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> None:
     if config.eval_only:
         program.evaluate_instead(Path(__file__).with_name("evaluate.py"), config.resume, arguments, GROUPS)
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
-    name = Path("outputs") / config.task.name / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_seed{config.seed}"
+    name = named_directory(config.task.name, f"{datetime.now():%Y-%m-%d_%H-%M-%S}_seed{config.seed}")
     place, at = config.placement.start(config.device), (config.resume, config.output, name)
     with place as world, viewing(config, SHOWN) as seen, shared_run(world, *at) as directory:
         trainer = Experiment(
@@ -87,12 +87,14 @@ def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     saved = program.resumed(arguments)
     if saved:
         foreign.check(saved, arguments, foreign.PLACEMENT)
+    else:
+        combinations.check_named(arguments, "train")
     return compose(TrainConfig, "train", with_placement(arguments, saved), GROUPS, saved)
 
 
 def describe(arguments: list[str]) -> str:
     """Text of --help: the choices, and the options of the chosen ones."""
-    config, record = composed(arguments)
+    config, record = compose(TrainConfig, "train", with_placement(arguments), GROUPS, program.resumed(arguments))
     return program.options(listing.choices(str(__doc__), record["choices"], GROUPS), config)
 
 

@@ -6,7 +6,6 @@ Every job is a process of its own, whose numbers are those of the same run alone
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import shlex
 import signal
@@ -25,6 +24,7 @@ from embodied.command_line.programs import CONFIGS, command, option
 from embodied.errors import UserError
 from embodied.evaluation.repeating import from_here
 from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import loads
 from embodied.training.interrupt import GracefulStop
 from embodied.training.logging import LOG
 
@@ -184,4 +184,4 @@ def _achieved(job: Job, own: bool) -> str:
 
 def _report(job: Job) -> dict[str, Any]:
     path = job.directory / "report.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -229,7 +229,6 @@ def evaluate(
             was built for other tensors.
     """
     policy.contract.check(env.contract)
-    numbered = isinstance(env, NumberedStarts)
     group = env.group if isinstance(env, SharedWorlds) else 1
     wanted = -(-starts_per_task // group) * group
     if isinstance(env, NumberedStarts) and env.num_starts:
@@ -265,8 +264,7 @@ def evaluate(
                 earned[slice(None) if mask is None else mask] = 0.0
             actions = act(policy, observation, schedule.running, device, memory)
             chunk = actions[:, : env.contract.executed].to(env.device)
-            if numbered:
-                replay.begin(starts, observation, chunk)
+            replay.begin(first_start + schedule.start.clamp_min(0), observation, chunk)
             if watched:
                 watched.tell(None, schedule.running.to(env.device))
             transition = env.step(chunk.clone())  # the environment may modify it

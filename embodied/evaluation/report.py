@@ -228,11 +228,11 @@ class Report:
 
     def _page(self, record: dict[str, Any], directory: Path) -> str:
         stand_in = [STAND_IN] if self.assets == "stand-in" else []
-        parts = [f"# {self.task}", record["headline"], *stand_in, self._rates()]
+        parts = [f"# {markdown(self.task)}", markdown(record["headline"]), *stand_in, self._rates()]
         paired = ", paired on the same episodes" if all(each.repeatable for each in self.results.values()) else ""
-        parts.append("\n".join(f"- {line}{paired}" for line in self._gains()))
-        parts.append("\n".join(f"- **Worse**: {line}" for line in _worse(record)))
-        parts += self._notes()
+        parts.append("\n".join(f"- {markdown(line)}{paired}" for line in self._gains()))
+        parts.append("\n".join(f"- **Worse**: {markdown(line)}" for line in _worse(record)))
+        parts += map(markdown, self._notes())
         parts.append("![Learning curves](curves.png)")
         if (directory / "video.mp4").exists():
             parts.append("Video, before and after: [video.mp4](video.mp4)")
@@ -369,7 +369,7 @@ def _in_training(record: Mapping[str, Any]) -> str:
         return ""
     header = ["environment steps", f"{measure(found['best'])} on {found['distribution']} [95% interval]", "episodes"]
     rows = [[f"{each['env_steps']:,}", _rate(each), str(each["episodes"])] for each in found["points"]]
-    return f"## During training\n\n{selection(record)}\n\n{table(header, rows)}"
+    return f"## During training\n\n{markdown(selection(record))}\n\n{table(header, rows)}"
 
 
 def _worse(record: Mapping[str, Any]) -> list[str]:
@@ -380,9 +380,16 @@ def _worse(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def markdown(text: str) -> str:
+    """`text`, such as a name from outside, on one line that Markdown shows as it is: no HTML, links, cells or code."""
+    for special, shown in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("`", "\\`"), ("](", "]\\("), ("][", "]\\[")):
+        text = text.replace(special, shown)
+    return " ".join(text.split())
+
+
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown, also readable on a console."""
-    lines = [header, ["---"] * len(header), *rows]
+    """A table in Markdown, also readable on a console; the texts of its cells are shown as they are."""
+    lines = [[markdown(cell) for cell in row] for row in (header, ["---"] * len(header), *rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

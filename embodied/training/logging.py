@@ -17,6 +17,7 @@ from tqdm import tqdm
 from embodied.command_line.extras import needs_extra
 from embodied.command_line.streams import prepare_streams, unread
 from embodied.saving.files import complete_or_absent, named, set_aside
+from embodied.saving.json_text import loads
 
 log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
@@ -120,8 +121,8 @@ def _rows(path: Path) -> list[dict[str, float] | None]:
 
 def _row(line: str) -> dict[str, float] | None:
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError:
+        row = loads(line)
+    except ValueError:
         return None
     numbers = isinstance(row, dict) and all(isinstance(value, int | float) for value in row.values())
     return row if numbers and {"step", "time"} <= row.keys() else None

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
@@ -50,6 +51,17 @@ def new_run(output: str | None, name: Path) -> Iterator[Path]:
                 if made:
                     directory.rmdir()
             raise
+
+
+def named_directory(task: str, name: str, outputs: str = "outputs") -> Path:
+    """The directory `name` of a run or recording of the task called `task`, below `outputs`.
+
+    Raises:
+        UserError: for a task's name that leads elsewhere.
+    """
+    if not re.fullmatch(r"[\w-][\w.-]*", task):
+        raise UserError(f"expected task.name of letters, digits, '_', '-' and '.', a folder's name, got {task!r}")
+    return Path(outputs) / task / name
 
 
 def this_run(resume: str | None, output: str | None, name: Path) -> AbstractContextManager[Path]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -183,9 +185,13 @@ def _success(info: Mapping[str, Any]) -> bool | None:
 def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | None = None) -> gymnasium.Env:
     """One world of environment `id`; "module:Id-v0" imports the module that registers it first.
 
+    The module may lie in the working directory.
+
     Raises:
         UserError: where it is not there, lacks a package or a time limit, resets itself, or refuses `options`.
     """
+    if ":" in id and (here := str(Path.cwd())) not in sys.path:  # a module of one's own, wherever train.py lies
+        sys.path.append(here)
     try:
         world = gymnasium.make(id, max_episode_steps=step_limit, disable_env_checker=True, **(options or {}))
     except gymnasium.error.UnregisteredEnv as error:

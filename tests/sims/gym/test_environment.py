@@ -18,7 +18,6 @@ from policies.mlp import MLPConfig
 from sims.gym.environment import GymEnvironment, make
 from tests.sims.gym import worlds
 
-
 OPTIONS = "spread", "told", "broken_at", "seeded", "noisy", "modifies", "solved_beyond"
 
 
