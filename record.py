@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from datetime import datetime
 from pathlib import Path
 
 from embodied.command_line import combinations, program
@@ -20,7 +19,7 @@ from embodied.errors import UserError
 from embodied.saving import checkpoint
 from embodied.task import Task
 from embodied.training.interrupt import GracefulStop
-from embodied.training.run_directory import named_directory
+from embodied.training.run_directory import new_directory
 from embodied.viewer.options import viewing
 from policies.registry import trained_policy
 from real_robot.recording import lerobot_dataset
@@ -39,8 +38,7 @@ log = logging.getLogger("embodied")
 def run(arguments: list[str]) -> None:
     """Episodes until the person ends them, then the dataset."""
     (config, task), _ = composed(arguments)
-    name = named_directory(task.name, f"{datetime.now():%Y-%m-%d_%H-%M-%S}", "outputs/recordings")
-    folder = Path(config.output) if config.output else name
+    folder = Path(config.output or new_directory(task.name, outputs="outputs/recordings"))
     for refused in prefer_real_time() if config.real_time else ():
         log.warning(refused)
     with GracefulStop() as stop, ExitStack() as opened:
@@ -86,8 +84,7 @@ def composed(arguments: list[str]) -> tuple[tuple[RecordConfig, Task], dict[str,
     """The options, and the task as train.py composes it, for single actions; and the record of both."""
     own = [each for each in arguments if not each.startswith(("task=", "task."))]
     config, record = compose(RecordConfig, "record", own, {})
-    combinations.check_named(arguments, "record")
-    trained, used = compose(TrainConfig, "train", [each for each in arguments if each not in own], GROUPS)
+    trained, used = compose(TrainConfig, "train", combinations.task_options(arguments, "record"), GROUPS)
     if hasattr(trained.task, "executed"):
         trained.task.horizon = trained.task.executed = 1
     record["values"]["task"] = used["values"]["task"]

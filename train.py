@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,14 @@ from omegaconf import MISSING, OmegaConf
 
 from embodied import without_dynamo  # noqa: F401 - first
 from embodied.algorithms.registry import ALGORITHMS
-from embodied.command_line import combinations, foreign, listing, program
+from embodied.command_line import listing, program
 from embodied.command_line.compute import prepare
 from embodied.command_line.config import compose
 from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.placement.registry import PLACEMENTS, PlacementOptions, with_placement
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.fitting_memory import show
-from embodied.training.run_directory import named_directory, shared_run
+from embodied.training.run_directory import new_directory, shared_run
 from embodied.viewer.options import ViewerOptions, viewing
 from policies.registry import POLICIES
 from real_robot.recording.demonstrations import DemonstrationOptions, reader, sources
@@ -69,7 +68,7 @@ def run(arguments: list[str]) -> None:
     if config.eval_only:
         program.evaluate_instead(Path(__file__).with_name("evaluate.py"), config.resume, arguments, GROUPS)
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
-    name = named_directory(config.task.name, f"{datetime.now():%Y-%m-%d_%H-%M-%S}_seed{config.seed}")
+    name = new_directory(config.task.name, f"_seed{config.seed}")
     place, at = config.placement.start(config.device), (config.resume, config.output, name)
     with place as world, viewing(config, SHOWN) as seen, shared_run(world, *at) as directory:
         trainer = Experiment(
@@ -84,11 +83,7 @@ def run(arguments: list[str]) -> None:
 
 def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     """The configuration and its record; of a run that is resumed its own."""
-    saved = program.resumed(arguments)
-    if saved:
-        foreign.check(saved, arguments, foreign.PLACEMENT)
-    else:
-        combinations.check_named(arguments, "train")
+    saved = program.begun("train", arguments)
     return compose(TrainConfig, "train", with_placement(arguments, saved), GROUPS, saved)
 
 

@@ -42,6 +42,16 @@ def check_named(overrides: Sequence[str], program: str) -> None:
             )
 
 
+def task_options(overrides: Sequence[str], program: str) -> list[str]:
+    """The task of `overrides`, and its options, of a `program` that has further ones.
+
+    Raises:
+        UserError: as `check_named`.
+    """
+    check_named(overrides, program)
+    return [each for each in overrides if each.startswith(("task=", "task."))]
+
+
 def chosen(overrides: Sequence[str]) -> tuple[str, str, str]:
     """Task, policy and algorithm of `overrides`; the task's defaults for those not named.
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, cast
 from omegaconf import DictConfig, OmegaConf
 
 from embodied import without_dynamo  # noqa: F401 - first
-from embodied.command_line import flags
+from embodied.command_line import combinations, flags, foreign
 from embodied.command_line.completion import completion
 from embodied.command_line.compute import enough_memory
 from embodied.command_line.config import parsed
@@ -126,6 +126,20 @@ def evaluate_instead(evaluate: Path, resumed: str | None, arguments: list[str], 
         raise UserError("eval_only=true needs a run to evaluate: resume=DIR")
     rest = [each for each in arguments if each.partition("=")[0] not in ("resume", "eval_only", *groups)]
     os.execv(sys.executable, [sys.executable, str(evaluate), option("checkpoint", resumed), *rest])
+
+
+def begun(name: str, arguments: list[str]) -> dict[str, Any] | None:
+    """As `resumed`, for the program `name`, which begins a run otherwise.
+
+    Raises:
+        UserError: for a new run without a task, and a resumed one whose record names a server that `arguments` do not.
+    """
+    saved = resumed(arguments)
+    if saved is None:
+        combinations.check_named(arguments, name)
+    else:
+        foreign.check(saved, arguments, foreign.PLACEMENT)
+    return saved
 
 
 def resumed(arguments: list[str]) -> dict[str, Any] | None:

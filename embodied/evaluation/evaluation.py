@@ -20,6 +20,7 @@ from embodied.engine import check_starts, rank
 from embodied.environment import Environment, NumberedStarts, SharedWorlds, Transition, Watched
 from embodied.errors import UserError
 from embodied.evaluation.means import difference_interval, mean_interval
+from embodied.evaluation.repeatability import Replay
 from embodied.policy import Policy
 from embodied.rollout.memory import Memory
 
@@ -32,8 +33,6 @@ depend on the others.
 """
 
 
-ROUNDING = 1e-3
-"""Differences of observations and rewards, relative and absolute, that are no other initial state."""
 SUCCESS_AT_RESET = "success_at_reset"
 """Metric of simulators that tell of success before the first action: 1 where the episode began with it."""
 
@@ -250,7 +249,7 @@ def evaluate(
     watched = env if isinstance(env, Watched) else None
     observation: TensorDict | None = None
     memory = Memory(policy, env.num_envs, env.device)
-    replay = _Replay()
+    replay = Replay()
     with Progress(progress or "", success.numel(), "episode", shown=progress is not None) as bar:
         while schedule.assign(free) or bool(schedule.running.any()):
             if observation is None or bool(schedule.fresh.any()):
@@ -310,50 +309,6 @@ def compare(
         for name in distributions
         for who, policy in policies.items()
     }
-
-
-class _Replay:
-    """The first chunk of an evaluation, which is run twice: is the simulator's answer the same?"""
-
-    def __init__(self) -> None:
-        self.first: tuple[Tensor, TensorDict, Tensor] | None = None  # initial states, observations, chunk
-        self.next: tuple[TensorDict, Tensor] | None = None  # observations and rewards after the chunk
-
-    def begin(self, starts: Tensor, observation: TensorDict, chunk: Tensor) -> None:
-        """Keep the observations of the initial states `starts` [N], and the first `chunk` [N, K, A]."""
-        if self.first is None:
-            self.first = starts.clone(), observation.clone(), chunk.clone()
-
-    def end(self, transition: Transition) -> None:
-        """Keep what the first chunk led to."""
-        if self.first and self.next is None:
-            self.next = transition.observation.clone(), transition.reward.detach().clone()
-
-    def repeats(self, env: NumberedStarts) -> bool:
-        """Whether the initial states begin alike again, and on the CPU the chunk leads to the same.
-
-        On a GPU contacts amplify differences of rounding, whose order is not fixed there.
-        """
-        assert self.first
-        assert self.next
-        starts, observation, chunk = self.first
-        if not _alike(env.reset(None, starts.to(env.device)), observation):
-            return False
-        if env.device.type != "cpu":
-            return True
-        transition = env.step(chunk)
-        rewards = (TensorDict({"reward": each.detach()}, []) for each in (transition.reward, self.next[1]))
-        return _alike(transition.observation, self.next[0]) and _alike(*rewards)
-
-
-def _alike(one: TensorDict, other: TensorDict) -> bool:
-    """Whether two observations are equal up to rounding: pictures up to 2 of 255 levels."""
-    for key in one.keys(include_nested=True, leaves_only=True):
-        mine, theirs = one[key], other[key]
-        tolerance = ROUNDING if mine.is_floating_point() else 2.0 if mine.dtype == torch.uint8 else 0.0
-        if not torch.allclose(mine.double(), theirs.double(), rtol=ROUNDING, atol=tolerance, equal_nan=True):
-            return False
-    return True
 
 
 class _Schedule:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import math
-import platform
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from embodied.evaluation.curves import plot_curves
 from embodied.evaluation.evaluation import EvaluationResult, Gain
 from embodied.evaluation.headline import BASELINE, headline, points, regressions, selection, significant
 from embodied.evaluation.in_training import InTraining, measure
+from embodied.evaluation.markdown import markdown, table
 from embodied.evaluation.page.page import page
+from embodied.evaluation.provenance import git_commit, versions
 from embodied.evaluation.repeating import from_here, machine, next_commands, train_command
 from embodied.saving.files import complete_or_absent
 
@@ -27,7 +24,6 @@ STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "rl": "R
 """Evaluated stages, in the order of a report, and their titles."""
 POLICY = "policy"
 """Name of the evaluated policy beside baselines."""
-_DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujoco-warp", "hf-libero", "robosuite")
 log = logging.getLogger(__name__)
 STAND_IN = "**Stand-in assets**: primitives in place of the official assets. These are not benchmark numbers."
 
@@ -332,32 +328,6 @@ def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tup
     return f"wrote {path}"
 
 
-def git_commit() -> str:
-    """Commit of this code, with "-dirty" if files differ from it; "unknown" outside a clone."""
-    package = Path(__file__).parent.parent
-    if not (package.parent / "pyproject.toml").exists():
-        return "unknown"  # an installed wheel, perhaps inside another repository
-    try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=package, capture_output=True, text=True, check=True, encoding="utf-8", errors="replace",
-        )  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return run.stdout.strip()
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages that affect numbers."""
-    found = {"python": platform.python_version()}
-    for name in _DISTRIBUTIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
-
-
 def _provenance(seed: int) -> str:
     listed = ", ".join(f"{name} {version}" for name, version in versions().items())
     return f"Seed {seed}, commit {git_commit()}, {listed}."
@@ -378,19 +348,6 @@ def _worse(record: Mapping[str, Any]) -> list[str]:
         f" {'significant' if significant(each) else 'not significant'}"
         for each in record["regressions"]
     ]
-
-
-def markdown(text: str) -> str:
-    """`text`, such as a name from outside, on one line that Markdown shows as it is: no HTML, links, cells or code."""
-    for special, shown in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("`", "\\`"), ("](", "]\\("), ("][", "]\\[")):
-        text = text.replace(special, shown)
-    return " ".join(text.split())
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown, also readable on a console; the texts of its cells are shown as they are."""
-    lines = [[markdown(cell) for cell in row] for row in (header, ["---"] * len(header), *rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def told(row: Mapping[str, Any]) -> str:

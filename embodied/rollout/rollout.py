@@ -205,8 +205,7 @@ class Collector:
             policy_s += time.perf_counter() - acted
             if self.watched:
                 self.watched.tell(decision.value, None)
-            chunk = decision.actions[:, : self.env.contract.executed].clone()  # the environment may modify it
-            transition = self.env.step(chunk)
+            transition = self.env.step(decision.actions[:, : self.env.contract.executed].clone())  # it may modify it
             simulation_s += time.perf_counter() - started
             frozen = self.finished & ~due
             self.finished, self.success = transition.done, transition.success

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 
@@ -53,15 +54,15 @@ def new_run(output: str | None, name: Path) -> Iterator[Path]:
             raise
 
 
-def named_directory(task: str, name: str, outputs: str = "outputs") -> Path:
-    """The directory `name` of a run or recording of the task called `task`, below `outputs`.
+def new_directory(task: str, suffix: str = "", outputs: str = "outputs") -> Path:
+    """The directory of a new run or recording of the task called `task`, below `outputs`: the time, and `suffix`.
 
     Raises:
         UserError: for a task's name that leads elsewhere.
     """
     if not re.fullmatch(r"[\w-][\w.-]*", task):
         raise UserError(f"expected task.name of letters, digits, '_', '-' and '.', a folder's name, got {task!r}")
-    return Path(outputs) / task / name
+    return Path(outputs) / task / f"{datetime.now():%Y-%m-%d_%H-%M-%S}{suffix}"
 
 
 def this_run(resume: str | None, output: str | None, name: Path) -> AbstractContextManager[Path]:

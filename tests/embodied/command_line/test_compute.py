@@ -99,7 +99,9 @@ def test_a_container_that_has_used_its_memory_has_none_left(tmp_path, monkeypatc
     monkeypatch.setattr("embodied.command_line.compute.GROUPS", (tmp_path, tmp_path / "none"))
     read = Path.read_text
     membership = f"0::/{nested}\n"
-    monkeypatch.setattr(Path, "read_text", lambda path: membership if path.name == "cgroup" else read(path))
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, **how: membership if path.name == "cgroup" else read(path, **how)
+    )
     assert free_memory() == 700
 
 

@@ -16,7 +16,7 @@ from embodied.errors import UserError
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.training.logging import close_log, run_log
-from embodied.training.run_directory import LOCK, named_directory, new_run, resumed_run
+from embodied.training.run_directory import LOCK, new_directory, new_run, resumed_run
 
 HOLDER = "from embodied.training.run_directory import resumed_run\n"
 HOLDER += "with resumed_run({!r}):\n    print(flush=True)\n    input()"
@@ -177,6 +177,7 @@ def test_a_full_disk_says_which_file_and_what_is_left(run: Path):
 
 @pytest.mark.parametrize("task", ["../../../etc", "/etc", "a/b", "..", "", "a\nb"])
 def test_a_tasks_name_leads_nowhere_else(task: str):
-    assert named_directory("libero_pick", "now_seed0") == Path("outputs/libero_pick/now_seed0")
+    directory = new_directory("libero_pick", "_seed0")
+    assert (directory.parent, directory.name[-6:]) == (Path("outputs/libero_pick"), "_seed0")
     with pytest.raises(UserError, match=r"expected task\.name of letters"):
-        named_directory(task, "now_seed0")
+        new_directory(task)
