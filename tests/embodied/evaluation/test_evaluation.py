@@ -310,3 +310,16 @@ def test_a_failure_has_the_first_reason_that_holds_and_its_start():
 def test_starts_are_numbered_from_the_first_that_is_evaluated():
     found = evaluate(ToldEnvironment(6), NetworkPolicy(), starts_per_task=2, first_start=3)
     assert found.summary()["per_task"][0]["failures"]["dropped"]["starts"] == [4]
+
+
+def test_episodes_that_succeed_with_their_first_action_are_counted():
+    success = torch.tensor([[True, True, False, True]])
+    steps = torch.tensor([[1, 2, 1, 5]])
+    result = EvaluationResult(("a",), success, steps, 280)
+    assert (result.immediate, result.summary()["immediate"]) == (1, 1)
+    assert result.remarks() == [
+        "1 of 3 successful episodes of an evaluation succeeded with their first action or before it: some initial"
+        " states are solved already."
+    ]
+    before = {"success_at_reset": torch.tensor([[1.0, 0.0, 1.0, 1.0]])}
+    assert EvaluationResult(("a",), success, steps, 280, before).immediate == 2
