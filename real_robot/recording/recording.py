@@ -151,7 +151,7 @@ class Recording:
             elif kind == "Message":
                 channel = channels.get(record.channel_id)
                 schema = channel and schemas.get(channel.schema_id)
-                if schema is None:
+                if channel is None or schema is None:
                     return self._stop(f"a message on the unknown channel {record.channel_id}")
                 if channel.topic.startswith(f"{ROOT}/"):
                     yield channel, schema, record

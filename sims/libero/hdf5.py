@@ -66,7 +66,7 @@ def read_episodes(path: Path) -> Iterator[RawEpisode]:
         UserError: if one cannot be read.
     """
     for header, arrays in _frames(path, "episodes"):
-        yield RawEpisode(**header, **arrays)
+        yield RawEpisode(header["name"], arrays["states"], arrays["actions"], header["model_file"])
 
 
 def _frames(path: Path, part: str) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
