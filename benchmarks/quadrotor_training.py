@@ -179,7 +179,9 @@ def rows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             for key in RATES:
                 if key in metrics and len(mine) > 1:
                     count = outcomes(key, name, episodes)
-                    _, metrics[key]["low"], metrics[key]["high"] = rate_over_seeds([row[key] for row in measured], count)
+                    _, metrics[key]["low"], metrics[key]["high"] = rate_over_seeds(
+                        [row[key] for row in measured], count
+                    )
             row = {"variant": variant, "evaluation": name, "seeds": [run["seed"] for run in mine]}
             found.append({**row, "episodes": episodes, **metrics, **times})
     return found
