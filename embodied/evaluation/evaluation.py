@@ -37,7 +37,7 @@ SUCCESS_AT_RESET = "success_at_reset"
 """Metric of simulators that tell of success before the first action: 1 where the episode began with it."""
 
 
-def wilson(successes: int, episodes: int, z: float = Z95) -> tuple[float, float]:
+def wilson(successes: float, episodes: int, z: float = Z95) -> tuple[float, float]:
     """Score interval of a rate (Wilson 1927, J. Am. Stat. Assoc. 22), valid also near 0 and 1, unlike Wald's.
 
     Raises:
@@ -49,6 +49,27 @@ def wilson(successes: int, episodes: int, z: float = Z95) -> tuple[float, float]
     centre = rate + weight / 2
     spread = z * math.sqrt(rate * (1 - rate) / episodes + weight / (4 * episodes))
     return max(0.0, (centre - spread) / (1 + weight)), min(1.0, (centre + spread) / (1 + weight))
+
+
+def rate_over_seeds(rates: Sequence[float], episodes: int) -> tuple[float, float, float]:
+    """Mean of the success rates of several training seeds on the same `episodes`: mean, low, high.
+
+    The interval is for other seeds and other starts. Student's interval over seeds alone is too narrow: all seeds ran
+    the same starts, and these may be easy. The distances to Wilson's bounds of one seed's episodes are added in
+    quadrature (MOVER, Zou and Donner 2008, Stat. Med. 27), which counts the noise of single episodes twice and is
+    therefore rather too wide. The rates of one seed have Wilson's interval, which is for that seed alone.
+    """
+    values = torch.tensor(list(rates), dtype=torch.float64)
+    rate, seeds_low, _ = mean_interval(values)
+    low, high = wilson(rate * episodes, episodes)
+    if len(values) == 1:
+        return rate, low, high
+    over_seeds = rate - seeds_low
+    return (
+        rate,
+        max(0.0, rate - math.hypot(rate - low, over_seeds)),
+        min(1.0, rate + math.hypot(high - rate, over_seeds)),
+    )
 
 
 @dataclass(frozen=True)
