@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from embodied.errors import UserError
+from embodied.saving.json_text import loads
 
 STATISTICS = ("state_mean", "state_std", "action_mean", "action_std")
 PARTS, MEANS, RANGES = ("state", "action"), ("mean", "std"), ("q01", "q99")
@@ -76,7 +76,7 @@ def reason(error: Exception) -> str:
 
 
 def _transformers(path: Path, names: Sequence[str]) -> Pairs:
-    said = json.loads(path.read_text())
+    said = loads(path.read_text(encoding="utf-8"))
     if not (said.get("state_mean") and said.get("actions_mean")):
         return []  # about something else
     return [[said[f"{of}_{what}"] for what in names] for of in ("state", "actions")]
@@ -89,7 +89,7 @@ def _lerobot(path: Path, names: Sequence[str]) -> Pairs:
 
 
 def _openpi(path: Path, names: Sequence[str]) -> Pairs:
-    said = json.loads(path.read_text())
+    said = loads(path.read_text(encoding="utf-8"))
     said = said.get("norm_stats", said)
     return [[said[of][what] for what in names] for of in ("state", "actions")]
 

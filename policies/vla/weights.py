@@ -6,7 +6,6 @@ published weights have been loaded yet.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 from embodied.command_line.compute import enough_memory
 from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.saving.json_text import loads
 from policies.vla import adapters, statistics
 from policies.vla.adaptive import Pi05Model
 from policies.vla.model import Pi0Model
@@ -74,7 +74,7 @@ def published(weights: str, kind: str = "pi0") -> Published:
     if not (folder / adapters.CONFIG).exists():
         return _model(weights, folder, kind)
     with _reading(f"{told}: cannot read {adapters.CONFIG}"):
-        base = str(json.loads((folder / adapters.CONFIG).read_text())["base_model_name_or_path"])
+        base = str(loads((folder / adapters.CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"])
     found = _model(base, folder_of(base, kind), kind)
     adapters.read(found.model, folder, found.fingerprint)
     found.statistics = statistics.read(folder, kind) or found.statistics
@@ -219,7 +219,7 @@ def _settings(folder: Path, expected_kind: str) -> tuple[Any, list[str]]:
         from huggingface_hub.errors import StrictDataclassError
         from transformers import PI0Config
 
-    said = json.loads((folder / CONFIG).read_text())
+    said = loads((folder / CONFIG).read_text(encoding="utf-8"))
     try:
         if said.get("model_type") == "pi0" == expected_kind:
             return PI0Config.from_pretrained(folder), []
