@@ -174,7 +174,8 @@ def _limit() -> None:
 
     import h5py  # noqa: F401 - its own memory does not count
 
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) if Path("/proc/self/statm").exists() else 0
+    memory = Path("/proc/self/statm")
+    pages = int(memory.read_text(encoding="utf-8").split()[0]) if memory.exists() else 0
     for limit, value in (
         (resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY_BYTES),
         (resource.RLIMIT_CPU, CPU_S),
