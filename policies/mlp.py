@@ -137,7 +137,7 @@ class MLPPolicy(FlatObservations):
         if self.reciprocal:
             raise UserError("bptt supports only dense layers, not reciprocals; train with policy.reciprocal=[]")
         linear = [layer for layer in self.actor if isinstance(layer, nn.Linear)]
-        weight = linear[0].weight / self.std[: self.observed]
+        weight = linear[0].weight / self.scale[: self.observed]
         bias = linear[0].bias - weight @ self.mean[: self.observed]
         return [(weight, bias), *((layer.weight, layer.bias) for layer in linear[1:])]
 
@@ -146,8 +146,8 @@ class MLPPolicy(FlatObservations):
         if not self.fitted:
             raise UserError("the policy has no normalisation statistics; train it before exporting")
         distances = [key for key in self.reciprocal if key in self.actor_keys]
-        mean, std = self.mean[: self.observed], self.std[: self.observed]
-        return Network.of(self.contract, mean, std, self.actor, distances)
+        mean, scale = self.mean[: self.observed], self.scale[: self.observed]
+        return Network.of(self.contract, mean, scale, self.actor, distances)
 
     def loss(self, observation: TensorDict, actions: Tensor, valid: Tensor) -> Tensor:
         """Behaviour cloning: mean squared error of the mean action over valid steps, in half action ranges."""
