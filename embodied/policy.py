@@ -1,7 +1,8 @@
 """Protocols of policies: reinforcement learning needs one that samples and scores its samples.
 
 One forward pass returns everything a learner needs, so that shared layers run once. Letters in shape comments:
-N observations, T decisions, H actions of a chunk, A action dimension, P parts of a log-probability.
+N observations, T decisions, H actions of a chunk, of which K are executed, A action dimension, P parts of a
+log-probability.
 """
 
 from __future__ import annotations
@@ -22,19 +23,43 @@ Module = TypeVar("Module", bound=nn.Module)
 Given = ParamSpec("Given")
 
 
+EXECUTED = "executed"
+"""Key of a stored sample: actions that were executed before the episode ended, [..., K] bool; without it all were."""
+
+
 @dataclass
 class Decision:
     """A sampled action chunk and what its log-probability is defined on."""
 
     actions: Tensor  # [N, H, A] in robot units, inside the contract's limits
     sample: TensorDict  # [N] pre-squash action, tokens, or the denoising path
-    log_prob: Tensor  # [N, P]
+    log_prob_terms: Tensor  # [N, K, P] what each of the first K actions adds to each part of the log-probability
     value: Tensor | None = None  # [N] or None, see `explored_value`
+
+    def __post_init__(self) -> None:
+        """AssertionError for a log-probability that is not divided into those of actions."""
+        assert self.log_prob_terms.ndim == 3, f"expected [N, K, P], got {list(self.log_prob_terms.shape)}"
+
+    @property
+    def log_prob(self) -> Tensor:
+        """Log-probability of all K actions, [N, P]."""
+        return self.log_prob_terms.sum(-2)
+
+
+def sum_of_executed(terms: Tensor, sample: TensorDict) -> Tensor:
+    """Log-probability or entropy [..., P] of the executed actions of `sample`, from `terms` [..., K, P] of each."""
+    if (executed := sample.get(EXECUTED, None)) is None:
+        return terms.sum(-2)
+    assert terms.shape[-2] == executed.shape[-1], f"{terms.shape[-2]} terms of {executed.shape[-1]} actions"
+    return torch.where(executed.unsqueeze(-1), terms, 0.0).sum(-2)
 
 
 @dataclass
 class Evaluation:
-    """Differentiable score of stored samples [N] or sequences [T, N], and the value of their observations."""
+    """Differentiable score of stored samples [N] or sequences [T, N], and the value of their observations.
+
+    Actions that were not executed count neither in the log-probability nor in the entropy (`sum_of_executed`).
+    """
 
     log_prob: Tensor  # [..., P]
     entropy: Tensor  # [..., P]
@@ -83,7 +108,7 @@ class TrainablePolicy(Policy, Protocol):
         ...
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
-        """Score stored samples; log_prob and value equal `act`'s at unchanged weights."""
+        """Score stored samples; value and log_prob of executed actions equal `act`'s at unchanged weights."""
         ...
 
     def value(self, observation: TensorDict) -> Tensor:

@@ -20,11 +20,11 @@ from embodied.command_line.config import at_least
 from embodied.contract import Contract
 from embodied.deployment.chunking import Running
 from embodied.errors import UserError
-from embodied.policy import Decision, Evaluation, acting, take_statistics, values_explored
+from embodied.policy import Decision, Evaluation, acting, sum_of_executed, take_statistics, values_explored
 from embodied.seeding import fixed_noise
 from policies.generative import SMALLEST_STD, Aggregate
 from policies.kernels.flow import TimeGrid, given_actions
-from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for
+from policies.kernels.sampling import Field, FlowSampling, Sampler, check_delay, trained_for, undefined_log_prob
 from policies.vla import adapters
 from policies.vla.computing import Computing, layers, prepare
 from policies.vla.critic import Critic, Reads
@@ -235,12 +235,13 @@ class Pi0Policy(adapters.AdaptablePolicy):
             x = self.sampling.inpaint(x, self._field(state, prefix), target, mask, self.config.guidance)
         actions = torch.where(running.keeps().unsqueeze(-1), running.actions, self.to_robot(x))
         nothing = TensorDict({}, batch_size=list(observation.batch_size))
-        return Decision(actions, nothing, torch.full((len(actions), 1), torch.nan, device=x.device))
+        return Decision(actions, nothing, undefined_log_prob(len(actions), self.contract, x.device))
 
     def evaluate(self, observation: TensorDict, sample: TensorDict) -> Evaluation:
         """Log-probability of stored denoising paths: one pass of the expert for Flow-SDE, S for learned noise."""
         state, prefix = self._state(observation), self._prefix(observation)
         log_prob, entropy = self.sampling.score(sample["path"], sample["noisy"], self._field(state, prefix))
+        log_prob, entropy = (sum_of_executed(terms, sample) for terms in (log_prob, entropy))
         return Evaluation(log_prob, entropy, self._value(observation, state, prefix))
 
     def value(self, observation: TensorDict) -> Tensor:
@@ -355,9 +356,9 @@ class Pi0Policy(adapters.AdaptablePolicy):
         return torch.cat((prefix.mean(), state), -1)
 
     def _part(self, elementwise: Tensor) -> Tensor:
-        """The sum, or mean, over executed actions and their elements of [N, H, D], [N, 1]."""
-        executed = elementwise[..., : self.contract.executed, : self.actions].flatten(-2)
-        return self.config.aggregate.over(executed).unsqueeze(-1)
+        """The terms [N, K, 1] of the executed actions, of [N, H, D]."""
+        executed = elementwise[..., : self.contract.executed, : self.actions]
+        return self.config.aggregate.of_actions(executed).unsqueeze(-1)
 
 
 @cache

@@ -90,7 +90,7 @@ def read(folder: Path, modes: Modes, key: str | None = None) -> dict[str, Tensor
 
 
 def _chosen(folder: Path, key: str | None) -> list[Path]:
-    """openpi's statistics of the data set `key`, or of the only one."""
+    """Openpi's statistics of the data set `key`, or of the only one."""
     by_name = {str(path.parent.relative_to(folder)): path for path in sorted(folder.rglob("norm_stats.json"))}
     found = [path for name, path in by_name.items() if key is None or name == key or name.endswith(f"/{key}")]
     names = ", ".join(Path(name).name if name != "." else name for name in by_name)

@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from embodied.contract import Contract, TensorSpec
 from embodied.deployment.network import MEMORY
 from embodied.evaluation.evaluation import act
-from embodied.policy import RankingPolicy
+from embodied.policy import EXECUTED, RankingPolicy
 from embodied.rollout.memory import Memory
 from policies.attention import AttentionConfig
 from policies.chunk_networks import NetworkKind
@@ -158,6 +158,25 @@ def test_evaluate_equals_act(make):
     rows = torch.tensor([7, 3, 150])
     some = policy.evaluate(observation[rows], decision.sample[rows]).log_prob
     assert ((some - decision.log_prob[rows]).abs() <= 1e-5 * decision.log_prob[rows].abs().clamp_min(1.0)).all()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_only_executed_actions_are_scored(make, count: int):
+    policy, observation = make(), observations(40, seed=1)
+    decision = policy.act(observation, generator=generator())
+    assert decision.log_prob_terms.shape[:2] == (40, 3)
+    whole = policy.evaluate(observation, decision.sample)
+    executed = (torch.arange(3) < count).expand(40, 3)
+    found = policy.evaluate(observation, decision.sample.copy().update({EXECUTED: executed}))
+    expected = decision.log_prob_terms[:, :count].sum(1)
+    torch.testing.assert_close(found.log_prob, expected, rtol=1e-5, atol=1e-5)
+    if count == 0:  # nothing pulls at the weights
+        assert float(found.entropy.detach().abs().max()) == 0.0
+        policy.zero_grad(set_to_none=True)
+        (found.log_prob.sum() + found.entropy.sum()).backward()
+        assert not any(each.grad is not None and each.grad.any() for each in policy.parameters())
+    if count == 3:
+        torch.testing.assert_close(found.entropy, whole.entropy, rtol=1e-5, atol=1e-5)
 
 
 def test_likelihood_is_a_matter_of_the_actor_and_value_of_the_critic(make):

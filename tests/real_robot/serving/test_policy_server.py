@@ -312,7 +312,7 @@ def test_integers_out_of_the_contracts_range_are_refused():
         contract = Contract({"words": words}, TensorSpec((1,)), 0.1)
 
         def act(self, observation, **_) -> Decision:
-            return Decision(observation["words"].float().sum(-1).view(1, 1, 1), observation, torch.zeros(1, 1))
+            return Decision(observation["words"].float().sum(-1).view(1, 1, 1), observation, torch.zeros(1, 1, 1))
 
     with PolicyServer(Reader(), TOKEN, port=0) as server:
         client = PolicyClient(uri(server), TOKEN, deadline_s=5.0)
