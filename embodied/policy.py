@@ -7,7 +7,7 @@ log-probability.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, runtime_checkable
@@ -16,7 +16,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor, nn
 
-from embodied.contract import Contract
+from embodied.contract import Contract, TensorSpec
 from embodied.world import World
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -82,10 +82,16 @@ class TrainablePolicy(Policy, Protocol):
     """A torch module whose samples can be scored, with a value head and a supervised loss.
 
     `critic_parameters` are those that only `value` uses; `scores` is False if samples have no log-probability.
+    `actor_keys` are the observations that actions depend on.
     """
 
     device: torch.device
     scores: bool
+
+    @property
+    def actor_keys(self) -> Sequence[str]:
+        """Names of the observations that `act` reads, whatever it does with them."""
+        ...
 
     def to(self, device: torch.device | str) -> Self:
         """Move the weights."""
@@ -133,6 +139,17 @@ class TrainablePolicy(Policy, Protocol):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:  # noqa: ANN401 - torch's
         """Load weights and normalisation statistics."""
         ...
+
+
+def unread_observations(policy: TrainablePolicy) -> list[str]:
+    """Names and kinds of the observations that actors may read and `policy` does not, such as "wrist (picture)"."""
+
+    def kind(spec: TensorSpec) -> str:
+        shape = " x ".join("any" if size < 0 else str(size) for size in spec.shape)
+        return "picture" if spec.is_picture else "text" if spec.is_text else f"{spec.dtype}, {shape}"
+
+    specs, keys = policy.contract.observation, set(policy.actor_keys)
+    return [f"{key} ({kind(spec)})" for key, spec in specs.items() if not spec.privileged and key not in keys]
 
 
 def acting(act: Callable[Concatenate[Module, Given], Decision]) -> Callable[Concatenate[Module, Given], Decision]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Self
@@ -128,6 +129,11 @@ class GenerativePolicy(nn.Module, ABC):
     def device(self) -> torch.device:
         """Device of the weights."""
         return self.action_mean.device
+
+    @property
+    def actor_keys(self) -> Sequence[str]:
+        """Names of the observations that chunks are generated from."""
+        return self.encoder.reads
 
     @property
     def teaches(self) -> bool:

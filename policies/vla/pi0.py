@@ -151,6 +151,11 @@ class Pi0Policy(adapters.AdaptablePolicy):
         return self.action_mean.device
 
     @property
+    def actor_keys(self) -> list[str]:
+        """Names of the observations that chunks are generated from."""
+        return self.inputs.keys
+
+    @property
     def scores(self) -> bool:
         """Whether the sampler adds noise, so that a path has a likelihood."""
         return self.config.sampler is not Sampler.ODE

@@ -169,6 +169,11 @@ class TokensPolicy(adapters.AdaptablePolicy):
         return self.action_from.device
 
     @property
+    def actor_keys(self) -> list[str]:
+        """Names of the observations that chunks are generated from."""
+        return self.inputs.keys
+
+    @property
     def scores(self) -> bool:
         """Whether chunks have a likelihood."""
         return self.regression is None

@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from embodied.contract import Contract, TensorSpec
+from embodied.policy import unread_observations
 from policies.encoders import EncoderKind
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
@@ -122,3 +123,16 @@ def test_distances_may_be_read_as_reciprocals():
     torch.testing.assert_close(policy.deployable()(x)[:, :, None], policy.actions(seen))
     with pytest.raises(ValueError, match=r"\['nearby'\]; expected some of near, far"):
         MLPConfig(reciprocal=["nearby"]).build(contract)
+
+
+def test_what_it_does_not_read_is_named_with_its_kind():
+    spec = {
+        "front": TensorSpec((8, 8, 3), "uint8"),
+        "words": TensorSpec((16,), "uint8", unit="utf-8"),
+        "x": TensorSpec((2,)),
+        "mode": TensorSpec((1,), "int64"),
+        "secret": TensorSpec((8, 8, 3), "uint8", privileged=True),
+    }
+    policy = MLPConfig(hidden=[8]).build(Contract(spec, CONTRACT.action, 0.1))
+    assert unread_observations(policy) == ["front (picture)", "words (text)", "mode (int64, 1)"]
+    assert unread_observations(MLPConfig(hidden=[8]).build(CONTRACT)) == []
