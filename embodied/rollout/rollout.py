@@ -1,7 +1,6 @@
 """Collects decisions from an environment; finished episodes restart between chunks.
 
-Letters: T decisions, N environments, H predicted and K executed actions, A action dimension, P log-probability parts, E
-episode ends.
+Letters: T decisions, N environments, H predicted and K executed actions, A action size, P parts, E episode ends.
 """
 
 from __future__ import annotations
