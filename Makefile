@@ -75,7 +75,7 @@ test-ray: $(VENV)/installed-dev
 # Documents lie all over the tree: the site is built from a copy of what they link to.
 docs: $(VENV)/installed-dev
 	rm -rf build/docs && mkdir -p build/docs
-	git ls-files '*.md' '*.py' '*.yaml' 'benchmarks/results' docs LICENSE | tar --create --files-from - | tar --extract --directory build/docs
+	git ls-files '*.md' '*.py' '*.yaml' '*.c' '*.h' 'benchmarks/results' docs LICENSE | tar --create --files-from - | tar --extract --directory build/docs
 	$(BIN)/mkdocs build --strict
 
 check: $(VENV)/installed-dev

@@ -26,13 +26,11 @@ from embodied.evaluation.report import POLICY, write_evaluation
 from embodied.saving import checkpoint
 from embodied.task import check_sims, measured, planners, usual_starts
 from embodied.viewer.options import viewing
-from real_robot.sim_to_real.comparison import Comparison, EvaluateConfig, in_sim
+from real_robot.sim_to_real.comparison import LATE, Comparison, EvaluateConfig, in_sim
 from sims.registry import SHOWN, in_processes
 from train import GROUPS, TrainConfig
 
 log = logging.getLogger("embodied")
-LATE = re.compile(r"latency\.|task\.(guard|processes|python|step_limit|tasks)=|task\.randomisation\.")
-"""Options of train.py that may differ from training."""
 
 
 def run(arguments: list[str]) -> None:

@@ -79,7 +79,7 @@ def run(arguments: list[str]) -> None:
         log.info(f"error of {key} after {config.steps} steps: {change}")
     record = asdict(config) | found.summary() | {"held_out_errors": errors}
     with complete_or_absent(Path(config.output)) as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     log.info(f"wrote {config.output}")
 
 

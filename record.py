@@ -11,15 +11,15 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from datetime import datetime
 from pathlib import Path
 
-from embodied.command_line import program
+from embodied.command_line import combinations, program
 from embodied.command_line.config import compose
 from embodied.errors import UserError
 from embodied.saving import checkpoint
 from embodied.task import Task
 from embodied.training.interrupt import GracefulStop
+from embodied.training.run_directory import new_directory
 from embodied.viewer.options import viewing
 from policies.registry import trained_policy
 from real_robot.recording import lerobot_dataset
@@ -38,7 +38,7 @@ log = logging.getLogger("embodied")
 def run(arguments: list[str]) -> None:
     """Episodes until the person ends them, then the dataset."""
     (config, task), _ = composed(arguments)
-    folder = Path(config.output or f"outputs/recordings/{task.name}/{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    folder = Path(config.output or new_directory(task.name, outputs="outputs/recordings"))
     for refused in prefer_real_time() if config.real_time else ():
         log.warning(refused)
     with GracefulStop() as stop, ExitStack() as opened:
@@ -84,7 +84,7 @@ def composed(arguments: list[str]) -> tuple[tuple[RecordConfig, Task], dict[str,
     """The options, and the task as train.py composes it, for single actions; and the record of both."""
     own = [each for each in arguments if not each.startswith(("task=", "task."))]
     config, record = compose(RecordConfig, "record", own, {})
-    trained, used = compose(TrainConfig, "train", [each for each in arguments if each not in own], GROUPS)
+    trained, used = compose(TrainConfig, "train", combinations.task_options(arguments, "record"), GROUPS)
     if hasattr(trained.task, "executed"):
         trained.task.horizon = trained.task.executed = 1
     record["values"]["task"] = used["values"]["task"]

@@ -54,7 +54,7 @@ def run(arguments: list[str]) -> None:
     layout = Path(config.output or f"{files[0]}.layout.json")
     if layout.exists():
         raise UserError(f"{layout} exists; choose another output")
-    layout.write_text(foxglove_layout(recording.contract))
+    layout.write_text(foxglove_layout(recording.contract), encoding="utf-8")
     log.info(f"wrote {layout}; in Foxglove: open {files[0]}, then Layouts, Import from file")
 
 

@@ -83,11 +83,11 @@ def token(path: Path) -> str:
     """
     if not path.exists():
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
     if path.stat().st_mode & 0o077:
         raise UserError(f"other users can read the token in {path}; run: chmod 600 {path}")
-    return path.read_text().strip()
+    return path.read_text(encoding="utf-8").strip()
 
 
 def describe(_: list[str]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from embodied.deployment.latency import LatencyConfig, with_latency
 from embodied.placement.registry import PLACEMENTS, PlacementOptions, with_placement
 from embodied.training.experiment import Experiment, ExperimentConfig
 from embodied.training.fitting_memory import show
-from embodied.training.run_directory import shared_run
+from embodied.training.run_directory import new_directory, shared_run
 from embodied.viewer.options import ViewerOptions, viewing
 from policies.registry import POLICIES
 from real_robot.recording.demonstrations import DemonstrationOptions, reader, sources
@@ -69,7 +68,7 @@ def run(arguments: list[str]) -> None:
     if config.eval_only:
         program.evaluate_instead(Path(__file__).with_name("evaluate.py"), config.resume, arguments, GROUPS)
     record["values"]["resume"] = None  # not part of the run, which may be resumed several times
-    name = Path("outputs") / config.task.name / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_seed{config.seed}"
+    name = new_directory(config.task.name, f"_seed{config.seed}")
     place, at = config.placement.start(config.device), (config.resume, config.output, name)
     with place as world, viewing(config, SHOWN) as seen, shared_run(world, *at) as directory:
         trainer = Experiment(
@@ -84,12 +83,13 @@ def run(arguments: list[str]) -> None:
 
 def composed(arguments: list[str]) -> tuple[TrainConfig, dict[str, Any]]:
     """The configuration and its record; of a run that is resumed its own."""
-    return compose(TrainConfig, "train", with_placement(arguments, saved := program.resumed(arguments)), GROUPS, saved)
+    saved = program.begun("train", arguments)
+    return compose(TrainConfig, "train", with_placement(arguments, saved), GROUPS, saved)
 
 
 def describe(arguments: list[str]) -> str:
     """Text of --help: the choices, and the options of the chosen ones."""
-    config, record = composed(arguments)
+    config, record = compose(TrainConfig, "train", with_placement(arguments), GROUPS, program.resumed(arguments))
     return program.options(listing.choices(str(__doc__), record["choices"], GROUPS), config)
 
 

@@ -3,7 +3,8 @@
 Two collectors in threads, one thread of computation each, and a learner that takes rollouts up to `staleness` updates
 old: by the plain objective (naive), whose ratios are to the policy that collected, or the decoupled one
 (`algorithm.importance_limit=2`). All rows have as many environment steps; libero_pick's begin with one supervised
-policy per seed. Success is that of held-out episodes at the end, with Wilson's 95% interval; seconds are those of
+policy per seed. Success is that of held-out episodes at the end, with Wilson's 95% interval; `means` of seeds are with
+intervals for other seeds and starts, and differences, paired by seed, with Student's over seeds. Seconds are those of
 reinforcement learning. The curves in the file are success in training against seconds, of every tenth iteration.
 """
 
@@ -22,6 +23,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
+import torch  # noqa: E402
+
+from embodied.evaluation.evaluation import rate_over_seeds  # noqa: E402
+from embodied.evaluation.means import mean_interval  # noqa: E402
 from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 
@@ -88,6 +93,32 @@ def trained(options: Sequence[str], run: Path) -> None:
     subprocess.run([sys.executable, "train.py", *options, f"output={run}"], cwd=ROOT, env=environment, check=True)
 
 
+def means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean success over seeds of each task and row, and its paired differences from the task's other rows."""
+    by_row: dict[tuple[str, str], dict[int, float]] = {}
+    episodes: dict[str, int] = {}
+    for row in rows:
+        by_row.setdefault((row["task"], row["row"]), {})[row["seed"]] = row["success"]
+        episodes[row["task"]] = row["episodes"]
+    entries = []
+    for (task, name), rates in by_row.items():
+        over = {
+            other: differences(rates, before)
+            for (task_of_other, other), before in by_row.items()
+            if task_of_other == task and other != name and before.keys() == rates.keys()
+        }
+        interval = rate_over_seeds([rates[seed] for seed in sorted(rates)], episodes[task])
+        measures = dict(zip(("mean", "low", "high"), interval, strict=True))
+        entries.append({"task": task, "row": name, "seeds": sorted(rates), **measures, "over": over})
+    return entries
+
+
+def differences(after: dict[int, float], before: dict[int, float]) -> dict[str, float]:
+    """Mean difference of rates by seed, with Student's interval over seeds."""
+    interval = mean_interval(torch.tensor([after[seed] - before[seed] for seed in sorted(after)], dtype=torch.float64))
+    return dict(zip(("difference", "low", "high"), interval, strict=True))
+
+
 def shown(rows: Sequence[dict[str, Any]]) -> str:
     """A table of the rows."""
     lines = [
@@ -117,7 +148,7 @@ def main() -> None:
             if (options.task, row, seed) in known:
                 continue
             about["rows"].append(measured(options.task, row, seed, options.folder) | {"git_commit": commit})
-            about |= {"versions": versions(), "cores": os.cpu_count()}
+            about |= {"means": means(about["rows"]), "versions": versions(), "cores": os.cpu_count()}
             with complete_or_absent(options.output) as temporary:
                 temporary.write_text(json.dumps(about, indent=2) + "\n")
     sys.stdout.write(shown(about["rows"]) + "\n")

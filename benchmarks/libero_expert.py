@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
@@ -27,6 +28,8 @@ from sims.libero.suite import STEP_LIMITS, SUITES, Task, load_tasks  # noqa: E40
 
 SHOWN = ("libero_object", "libero_spatial", "libero_goal")
 DISTRIBUTIONS = ("official", "wide")
+Results = dict[str, dict[str, dict[str, list[int | None]]]]
+"""Control steps until success, None after a failure, by suite, task and distribution."""
 WEAK = 0.8
 """Success below which a task is named."""
 
@@ -48,20 +51,37 @@ def successes(task: Task, distribution: str, starts: int, assets: Assets) -> lis
     return steps
 
 
-def table(results: dict[str, dict[str, dict[str, list[int | None]]]]) -> str:
+def rates(results: Results) -> list[dict[str, Any]]:
     """Success by suite and distribution with 95% Wilson intervals, and the weak tasks."""
-    lines = []
+    rows = []
     for suite, tasks in results.items():
         for distribution in DISTRIBUTIONS:
-            each = {name: [step is not None for step in found[distribution]] for name, found in tasks.items()}
+            each = {name: [step is not None for step in steps[distribution]] for name, steps in tasks.items()}
             runs = [ok for oks in each.values() for ok in oks]
             low, high = wilson(sum(runs), len(runs))
             weak = [f"{name} {sum(oks)} of {len(oks)}" for name, oks in each.items() if sum(oks) < WEAK * len(oks)]
-            lines.append(
-                f"{suite}, {distribution}: {sum(runs)} of {len(runs)} [{low:.3f}, {high:.3f}] in {len(each)} tasks;"
-                f" below {WEAK:.0%}: {', '.join(weak) or 'none'}"
+            rows.append(
+                {
+                    "suite": suite,
+                    "distribution": distribution,
+                    "success": sum(runs) / len(runs),
+                    "low": low,
+                    "high": high,
+                    "episodes": len(runs),
+                    "tasks": len(each),
+                    "weak": weak,
+                }
             )
-    return "\n".join(lines)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as lines of text."""
+    return "\n".join(
+        f"{row['suite']}, {row['distribution']}: {row['success']:.1%} [{row['low']:.3f}, {row['high']:.3f}] of"
+        f" {row['episodes']} episodes in {row['tasks']} tasks; below {WEAK:.0%}: {', '.join(row['weak']) or 'none'}"
+        for row in rows
+    )
 
 
 def main() -> None:
@@ -83,8 +103,9 @@ def main() -> None:
             results[suite][task.name] = {name: successes(task, name, options.starts, assets) for name in DISTRIBUTIONS}
             if output:
                 with complete_or_absent(output) as temporary:
-                    temporary.write_text(json.dumps(made | {"results": results}, indent=1) + "\n")
-    print(table(results))
+                    record = made | {"rates": rates(results), "results": results}
+                    temporary.write_text(json.dumps(record, indent=1) + "\n")
+    print(table(rates(results)))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks.libero_arm import FINGERS, JOINTS, MODEL_JOINTS, SITE, write_arm_model  # noqa: E402
 from embodied.evaluation.evaluation import EvaluationResult, evaluate  # noqa: E402
+from embodied.evaluation.report import git_commit  # noqa: E402
 from embodied.policy import TrainablePolicy  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
@@ -174,6 +175,7 @@ def main() -> None:
     ros = EvaluationResult(direct.tasks, grid["success"], grid["steps"], direct.step_limit)
     gain = ros.gain_over(direct)
     record = {
+        "git_commit": git_commit(),
         "policy": options.policy, "distribution": options.distribution, "assets": find_assets(None).kind,
         "controller": CONTROLLERS[options.output], "delay_s": options.delay, "lag_s": options.lag,
         "over_ros2": ros.summary(), "simulator": direct.summary(),

@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
-from embodied.evaluation.evaluation import wilson  # noqa: E402
+from embodied.evaluation.evaluation import rate_over_seeds, wilson  # noqa: E402
 from embodied.evaluation.report import git_commit, table, versions  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from sims.swarm.task import SwarmTask  # noqa: E402
@@ -78,6 +78,7 @@ MEASURED = {
 """Everything reported in the READMEs, by result and variant."""
 SHARES = "survive", "collision_free", "world_collision_free"
 """Metrics that are shares; the last is one outcome for all drones of a world."""
+RATES = "success", *SHARES
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Half widths of 95% intervals of a mean of 2 to 10 seeds, in standard errors."""
 ELSEWHERE = {
@@ -150,14 +151,22 @@ def with_intervals(row: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in row.items() if key not in ("per_task", "stage", "distribution")}
     for name in SHARES:
         if name in row:
-            drones = SwarmTask.MDPS[row["distribution"]].drones if name == SHARES[-1] else 1
-            count = row["episodes"] // drones
+            count = outcomes(name, row["distribution"], row["episodes"])
             kept[f"{name}_95"] = wilson(round(row[name] * count), count)
     return kept
 
 
+def outcomes(metric: str, distribution: str, episodes: int) -> int:
+    """Number of independent outcomes of a share: all drones of a world have one `world_collision_free` in common."""
+    return episodes // SwarmTask.MDPS[distribution].drones if metric == SHARES[-1] else episodes
+
+
 def rows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds with 95% intervals (Student) of every variant and evaluation, and of the times."""
+    """Means over seeds of every variant and evaluation, and of the times, with 95% intervals.
+
+    `half_width` is Student's, over seeds. Success rates and shares also have `low` and `high`, for other seeds and
+    other starts.
+    """
     found = []
     for variant in dict.fromkeys(run["variant"] for run in runs):
         mine = [run for run in runs if run["variant"] == variant]
@@ -166,8 +175,15 @@ def rows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             measured = [run["evaluations"][name] for run in mine]
             numbers = [key for key, value in measured[0].items() if isinstance(value, float | None)]
             metrics = {key: mean(row[key] for row in measured) for key in numbers if key not in ("low", "high")}
+            episodes = measured[0]["episodes"]
+            for key in RATES:
+                if key in metrics and len(mine) > 1:
+                    count = outcomes(key, name, episodes)
+                    _, metrics[key]["low"], metrics[key]["high"] = rate_over_seeds(
+                        [row[key] for row in measured], count
+                    )
             row = {"variant": variant, "evaluation": name, "seeds": [run["seed"] for run in mine]}
-            found.append({**row, "episodes": measured[0]["episodes"], **metrics, **times})
+            found.append({**row, "episodes": episodes, **metrics, **times})
     return found
 
 
@@ -190,6 +206,8 @@ def shown(found: Sequence[dict[str, Any]]) -> str:
 def _cell(found: dict[str, Any] | None) -> str:
     if found is None or found["mean"] is None:
         return ""
+    if "low" in found:
+        return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
     return f"{found['mean']:.3f}" + (f" ± {found['half_width']:.3f}" if "half_width" in found else "")
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.environment import Environment  # noqa: E402
-from embodied.evaluation.report import table  # noqa: E402
+from embodied.evaluation.report import git_commit, table  # noqa: E402
 from sims.libero.task import LiberoTask  # noqa: E402
 from sims.quadrotor.task import HoverTask  # noqa: E402
 from sims.registry import in_processes  # noqa: E402
@@ -61,7 +61,13 @@ def main() -> None:
             each.cpu_s.append(cpu_s)
     rows = [row(each, kinds) for each in kinds]
     sys.stdout.write(table(list(rows[0]), [[str(value) for value in each.values()] for each in rows]) + "\n")
-    report = {"cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0], "runs": options.runs, "rows": rows}
+    report = {
+        "git_commit": git_commit(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "runs": options.runs,
+        "rows": rows,
+    }
     options.output.write_text(json.dumps(report, indent=2) + "\n")
     for each in kinds:
         each.env.close()

@@ -44,6 +44,7 @@ from rosgraph_msgs.msg import Clock  # noqa: E402
 from std_msgs.msg import Float64MultiArray  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from embodied.evaluation.report import git_commit  # noqa: E402
 from embodied.saving import checkpoint  # noqa: E402
 from embodied.saving.files import complete_or_absent  # noqa: E402
 from real_robot.ros2.messages.codecs import installed, stamp_s  # noqa: E402
@@ -227,7 +228,13 @@ def _report(partners: dict[str, Partner], period_s: float, options: argparse.Nam
     for row in rows:
         row["p50_over_echo"] = row["p50_ms"] / rows[0]["p50_ms"]
         row["p99_over_echo"] = row["p99_ms"] / rows[0]["p99_ms"]
-    return {"rate_hz": options.rate, "seconds": options.seconds, "rows": rows, "machine": _machine()}
+    return {
+        "git_commit": git_commit(),
+        "rate_hz": options.rate,
+        "seconds": options.seconds,
+        "rows": rows,
+        "machine": _machine(),
+    }
 
 
 def _table(report: dict[str, Any]) -> str:

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # also runs from a clone that is not installed
 
 from embodied.deployment.local_map import LocalMap  # noqa: E402
+from embodied.evaluation.report import git_commit  # noqa: E402
 from sims.vehicle.environment import VehicleEnvironment  # noqa: E402
 from sims.vehicle.geometry import Lidar  # noqa: E402
 from sims.vehicle.navigate import Navigate  # noqa: E402
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         | ({"times": median[kind.name] / median[kind.against], "against": kind.against} if kind.against else {})
         for kind in kinds
     ]
-    report = {"machine": machine(), "environments": COUNT, "rows": rows}
+    report = {"git_commit": git_commit(), "machine": machine(), "environments": COUNT, "rows": rows}
     sys.stdout.write(table(rows))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=2) + "\n")

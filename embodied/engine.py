@@ -138,6 +138,7 @@ class EpisodeEngine(ABC):
             starts: [N] initial states by number; the next ones of the stream if None.
 
         Raises:
+            UserError: for initial states that do not exist.
             ValueError: for shapes other than [N], parts of worlds, or negative initial states.
         """
         ids = self._chosen(mask)
@@ -145,6 +146,8 @@ class EpisodeEngine(ABC):
             numbers = self.next_starts(ids) if starts is None else self._vector("starts", starts)[ids].long()
             if bool((numbers < 0).any()):
                 raise ValueError(f"expected initial states >= 0, got {numbers.tolist()}")
+            if self.num_starts:
+                check_starts(int(numbers.max()), self.num_starts)
             self.begin(ids, numbers)
             self.start, self.steps = self.start.index_copy(0, ids, numbers), self.steps.index_fill(0, ids, 0)
             self._set({name: getattr(self, name).index_fill(0, ids, False) for name in FLAGS})
@@ -307,6 +310,15 @@ class Unnumbered:
     def step(self, actions: Tensor) -> Transition:
         """As `Environment.step`."""
         return self.engine.step(actions)
+
+
+def check_starts(last: int, num_starts: int) -> None:
+    """Raise UserError unless the initial state `last` is one of `num_starts`."""
+    if last >= num_starts:
+        raise UserError(
+            f"initial state {last} does not exist: each task has {num_starts}, numbered 0 to {num_starts - 1}; use "
+            "fewer episodes, or an earlier first one"
+        )
 
 
 @contextmanager

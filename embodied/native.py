@@ -27,6 +27,8 @@ GCC_FLAGS = ("-fschedule-insns", "-fsched-pressure", "-fno-ipa-cp")
 """An eighth faster on long straight-line code, and a quarter less time to compile; unknown to clang."""
 SHARED = ("-shared", "-fPIC")
 BACKENDS = ("c", "torch")
+TEXT: dict[str, Any] = {"text": True, "encoding": "utf-8", "errors": "replace"}
+"""Options of `subprocess.run` for output that may be in any encoding."""
 _LOCK = threading.Lock()
 
 
@@ -84,7 +86,7 @@ def _load(source: str, flags: tuple[str, ...] | None, include: tuple[Path, ...])
     version = _version(program)
     if flags is None:
         flags = FLAGS if "clang" in version else FLAGS + GCC_FLAGS
-    headers = [header.read_text() for folder in include for header in sorted(folder.glob("**/*.h"))]
+    headers = [header.read_text(encoding="utf-8") for folder in include for header in sorted(folder.glob("**/*.h"))]
     key = "\0".join((source, *headers, version, *flags, _cpu()))
     path = cache_folder() / f"sims_{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
     if not path.exists():
@@ -117,8 +119,14 @@ def forget() -> None:
 
 
 def cache_folder() -> Path:
-    """Folder of the libraries: $XDG_CACHE_HOME/embodied-rl, in ~/.cache if unset; a new folder if that is read-only."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embodied-rl"
+    """Folder of the libraries: $XDG_CACHE_HOME/embodied-rl, in ~/.cache if unset.
+
+    A new folder if that is read-only, and for a user who has no home directory.
+    """
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "embodied-rl"
+    except RuntimeError:
+        return _own_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK)
@@ -134,21 +142,21 @@ def _own_folder() -> Path:
 
 def _compile(command: list[str], source: str, path: Path) -> None:
     command = [*command, "-x", "c", "-", "-o", str(path), "-lm"]
-    result = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, input=source, capture_output=True, check=False, **TEXT)
     if result.returncode:
         reason = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr.strip()[-200:])
         raise UserError(f"{command[0]} could not compile a simulator or a map ({reason}); set CC to another compiler")
 
 
 def _version(program: str) -> str:
-    result = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    result = subprocess.run([program, "--version"], capture_output=True, check=False, **TEXT)
     return program + result.stdout
 
 
 def _cpu() -> str:
     """What -march=native depends on."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     kept = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from embodied.errors import UserError
-from embodied.native import cache_folder
+from embodied.native import TEXT, cache_folder
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ def _make(folder: Path, what: str, shared: Sequence[str], alone: Sequence[str], 
     ours = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     (site,) = folder.glob("lib/python*/site-packages")
     lines = "".join(f"import site; site.addsitedir({path!r})\n" for path in ours)
-    (site / "zz_shared.pth").write_text(lines)
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+    (site / "zz_shared.pth").write_text(lines, encoding="utf-8")
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as constraints:
         constraints.write("".join(f"{name}=={version(name)}\n" for name in shared))
         constraints.flush()
         if alone:
@@ -60,7 +60,7 @@ def _make(folder: Path, what: str, shared: Sequence[str], alone: Sequence[str], 
 
 def _pip(folder: Path, what: str, *arguments: str) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "bin" / "python")]
-    done = subprocess.run([*command, "install", "--quiet", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "install", "--quiet", *arguments], capture_output=True, check=False, **TEXT)
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()] or ["pip failed"]
         raise UserError(

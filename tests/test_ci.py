@@ -32,7 +32,7 @@ def called(tmp_path: Path):
 
 
 def test_official_assets_beside_the_checkout_are_tested_with_too(tmp_path: Path, called):
-    assert called() == ["none test test-ros test-isaac test-crazyflow test-ray", "none check"]
+    assert called() == ["none test test-ros test-isaac test-crazyflow test-ray", "none check docs"]
     assets = tmp_path / "shared" / "libero_assets"
     assets.mkdir(parents=True)
     tests = "tests/sims/libero tests/conformance/test_environments.py"
@@ -40,7 +40,7 @@ def test_official_assets_beside_the_checkout_are_tested_with_too(tmp_path: Path,
         "none test test-ros test-isaac test-crazyflow test-ray",
         f"{assets} test ARGS={tests}",
         f"{assets} test-stock",
-        "none check",
+        "none check docs",
     ]
     assert called() == expected
     assert all((SCRIPT.parents[1] / path).exists() for path in tests.split())

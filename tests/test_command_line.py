@@ -360,7 +360,7 @@ def test_wrong_flags_are_refused_in_one_line(capsys, arguments: list[str], messa
     ("command", "key", "value"),
     [
         (["record.py", "task=quadrotor_hover", "-p", "task"], "name", "quadrotor_hover"),
-        (["record.py"], "robot", "simulation"),
+        (["record.py", "task=quadrotor_hover"], "robot", "simulation"),
         (["replay.py", "output=x.rrd"], "output", "x.rrd"),
     ],
 )
@@ -444,10 +444,10 @@ def test_parts_that_do_not_go_together_are_one_line_that_says_what_does(refused,
     for parts in (
         ["task=quadrotor_any", "algorithm=ppo"],
         ["task=quadrotor_hover", "algorithm=ranking"],
-        ["policy=mlp"],
+        ["task=libero_pick", "policy=mlp"],
     ):
         line = refused(train, *parts, f"output={tmp_path / 'run'}")
-        task = parts[0].removeprefix("task=") if len(parts) > 1 else "libero_pick"
+        task = parts[0].removeprefix("task=")
         assert line.endswith(f"which takes {combinations.described(task)}")
     assert not (tmp_path / "run").exists()
 

@@ -10,7 +10,6 @@ from benchmarks import cuda
 from benchmarks.cuda_parts import PARTS, Part
 from benchmarks.cuda_parts.record import Record, read
 
-
 SHARES = {"failing": 30.0, "hanging": 10.0, "good": 30.0}
 
 

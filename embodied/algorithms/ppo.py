@@ -56,10 +56,11 @@ class PPOConfig(ClippedConfig):
 
     The critic's returns may look further ahead than advantages, by `value_gae_lambda` (None: `gae_lambda`). In the
     first `critic_warmup` iterations only the critic is trained, with `value_learning_rate`. A share `curriculum` of
-    episodes begins in initial states that the policy has tried, by how near it solves half of its attempts (VLA-RL; 0:
-    none). `process_reward` weighs progress along the milestones of demonstrations (VLA-RL, `process_reward.py`; 0: not
-    computed). `importance_limit` truncates how much more likely the policy before the update finds what an older one
-    sampled, in the decoupled objective (null: not decoupled, ratios are to the policy that collected).
+    episodes begins in initial states that the policy has tried, by how near it solves half of its attempts
+    (`rollout/curriculum.py`; 0: none). `process_reward` weighs progress along the milestones of demonstrations (VLA-RL,
+    `process_reward.py`; 0: not computed). `importance_limit` truncates how much more likely the policy before the
+    update finds what an older one sampled, in the decoupled objective (null: not decoupled, ratios are to the policy
+    that collected).
     """
 
     value_learning_rate: float = 1e-3

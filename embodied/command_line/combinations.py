@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from embodied.command_line.programs import CONFIGS
+from embodied.command_line.programs import CONFIGS, command
 from embodied.errors import UserError
 
 
@@ -19,6 +19,37 @@ def check(overrides: Sequence[str]) -> None:
         raise UserError(
             f"policy={policy} algorithm={algorithm} do not go with task={task}, which takes {described(task)}"
         )
+
+
+def check_named(overrides: Sequence[str], program: str) -> None:
+    """Check that `overrides` name a task, as `program` needs, and of one that is any environment's also which one.
+
+    Raises:
+        UserError: telling what to type.
+    """
+    named = dict(each.split("=", 1) for each in overrides if "=" in each)
+    if "task" not in named:
+        listed = f"{command('train')} list=tasks"
+        raise UserError(f"expected {command(program)} task=NAME [key=value ...]; {listed} lists the tasks")
+    path = CONFIGS / "task" / f"{named['task']}.yaml"
+    file: Any = OmegaConf.load(path) if path.is_file() else {}
+    options = file.get("task", {})
+    for option in options:
+        if OmegaConf.is_missing(options, option) and f"task.{option}" not in named:
+            raise UserError(
+                f"expected task.{option}=..., as task={named['task']} is for any of them; "
+                f"{command(program)} --help task={named['task']} describes it"
+            )
+
+
+def task_options(overrides: Sequence[str], program: str) -> list[str]:
+    """The task of `overrides`, and its options, of a `program` that has further ones.
+
+    Raises:
+        UserError: as `check_named`.
+    """
+    check_named(overrides, program)
+    return [each for each in overrides if each.startswith(("task=", "task."))]
 
 
 def chosen(overrides: Sequence[str]) -> tuple[str, str, str]:

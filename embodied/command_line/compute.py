@@ -14,8 +14,10 @@ import torch
 
 from embodied.errors import OutOfMemoryError, UserError
 
-GROUP_LIMITS = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Files in which Linux states a container's memory limit."""
+GROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
+"""Folders of control groups, of Linux's second and first version, where containers have limits of memory."""
+LIMITS = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+"""Files of a group with its limit and what it uses, in the second and the first version."""
 KEPT_BYTES = (-1, 1 << 28), (-3, 1 << 25)
 """glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD (man mallopt): free memory that a process keeps, and blocks of what
 size come from it.
@@ -26,7 +28,7 @@ def prepare(device: str, threads: int | None = None) -> None:
     """Check that `device` works, and set PyTorch's `threads`: if None, the number of cores, at most four.
 
     Processes that torchrun started share the cores. From then on freed memory is kept (`keep_freed_memory`), and
-    allocating more than the machine has fails at once, unless CUDA is used.
+    allocating more than is free now fails at once, unless CUDA is used.
 
     Raises:
         UserError: for a missing device, or an impossible number of threads.
@@ -85,9 +87,33 @@ def enough_memory() -> Iterator[None]:
 
 
 def _limit_memory() -> None:
-    """Limit the address space to physical memory: otherwise Linux grants more and kills the process later."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    of_group = [int(path.read_text()) for path in GROUP_LIMITS if path.exists() and path.read_text().strip().isdigit()]
+    """Limit the process's data to what it has and what is free: Linux would grant more and kill the process later."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = min([machine, *of_group] + ([hard] if hard != resource.RLIM_INFINITY else []))
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    limit = _kilobytes(Path("/proc/self/status"), "VmData") + free_memory()
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def free_memory() -> int:
+    """Bytes that the machine, and the control groups of this process, have left; caches of files count as free."""
+    free = [_kilobytes(Path("/proc/meminfo"), "MemAvailable")]
+    lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    paths = {line.split(":", 2)[2].strip("/") for line in lines if line.split(":", 2)[1] in ("", "memory")}
+    for top, (limit, used) in zip(GROUPS, LIMITS, strict=True):
+        for group in {top / each for path in paths for each in ("", path, *map(str, Path(path).parents))}:
+            if (group / limit).exists() and (bound := (group / limit).read_text(encoding="utf-8").strip()).isdigit():
+                cached = re.search(
+                    r"^(?:total_)?inactive_file (\d+)$",
+                    (group / "memory.stat").read_text(encoding="utf-8"),
+                    re.MULTILINE,
+                )
+                free.append(
+                    int(bound) - int((group / used).read_text(encoding="utf-8")) + (int(cached[1]) if cached else 0)
+                )
+    return max(0, min(free))
+
+
+def _kilobytes(path: Path, name: str) -> int:
+    """The number of bytes that a line "NAME: NUMBER kB" of the file `path` states."""
+    line = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    assert line, f"{path} has no {name}"
+    return int(line[1]) << 10

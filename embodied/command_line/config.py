@@ -10,8 +10,9 @@ from typing import Any, TypeVar, cast
 
 from omegaconf import OmegaConf
 
-from embodied.command_line import combinations
+from embodied.command_line import combinations, foreign
 from embodied.command_line.programs import CONFIGS, typed
+from embodied.command_line.suggestion import did_you_mean
 from embodied.errors import UserError
 
 WHOLE = re.compile(r"(?<![^\[,:])\d+(\.\d+)?[eE]\+?\d{1,2}(?![^\],}])")
@@ -39,7 +40,7 @@ def compose(
 
     Raises:
         UserError: on one line, for an unknown key, name or type, listing the valid ones, for invalid combinations, and
-            for `saved` of another version or with other choices.
+            for `saved` of another version, with other choices, or that names code which `overrides` do not (`foreign`).
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -51,6 +52,10 @@ def compose(
     _check_choices(overrides, groups, [entry.name for entry in fields(cast(Any, root))])
     if groups and not saved:
         combinations.check(overrides)
+    if saved:
+        foreign.check(saved, overrides)
+        for group in groups:
+            _check_saved(group, saved, groups)
     arguments = [*(saved or {}).get("arguments", []), *overrides]
     overrides = [whole(override) for override in overrides]
     store = ConfigStore.instance()
@@ -171,9 +176,30 @@ def _check_choices(overrides: Sequence[str], groups: Groups, options: Sequence[s
         if not value or not re.fullmatch(r"\w+(\.\w+)*", key):
             raise UserError(f"expected key=value, got {override!r}; --help lists the options")
         if key.partition(".")[0] not in options:  # Hydra may accept another program's option
-            raise UserError(f"unknown option {key!r}; expected one of {', '.join(options)}")
+            raise UserError(_unknown("option", key, options, _nested(groups)))
         if key in groups and value not in names(key, groups):
-            raise UserError(f"unknown {key} {value!r}; expected one of {', '.join(names(key, groups))}")
+            raise UserError(_unknown(key, value, names(key, groups)))
+
+
+def _check_saved(group: str, saved: Mapping[str, Any], groups: Groups) -> None:
+    """Raise UserError unless the choice of `group` in `saved`, if any, is one of ours."""
+    choice = saved["choices"].get(group)
+    if choice is not None and choice not in names(group, groups):
+        listed = ", ".join(names(group, groups))
+        raise UserError(f"the saved configuration is of another version: unknown {group} {choice!r}; expected {listed}")
+
+
+def _unknown(kind: str, name: str, known: Sequence[str], longer: Collection[str] = ()) -> str:
+    """Message on the `name` of a `kind` that is none of `known`; suggested are these, or else their `longer` names."""
+    meant = (did_you_mean(name, longer) or did_you_mean(name, known)) if "." in name else ""
+    meant = meant or did_you_mean(name, known) or did_you_mean(name, longer)
+    return f"unknown {kind} {name!r}; expected one of {', '.join(known)}{meant}"
+
+
+def _nested(groups: Groups) -> list[str]:
+    """Options of all classes of `groups`, as typed."""
+    classes = ((group, kind) for group, kinds in groups.items() for kind in kinds.values())
+    return list(dict.fromkeys(f"{group}.{entry.name}" for group, kind in classes for entry in fields(kind)))
 
 
 def whole(override: str) -> str:
@@ -236,8 +262,10 @@ def _explain(error: Exception) -> str:
     if isinstance(cause, MissingMandatoryValue):
         return f"expected {cause.full_key}=...; --help describes it"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
-        options = (str(key) for key in cause.parent_node if key != "hydra")
-        return f"unknown option {cause.full_key!r}; expected one of {', '.join(options)}"
+        options = [str(key) for key in cause.parent_node if key != "hydra"]
+        name = str(cause.full_key)
+        prefix = name.rpartition(".")[0]
+        return _unknown("option", name, options, [f"{prefix}.{each}" for each in options] if prefix else ())
     if "is not a ListConfig" in (said := str(cause).splitlines()[0]):
         return f"{cause.full_key}: expected a list, {cause.full_key}=[...]"
     return f"{cause.full_key}: {said}"

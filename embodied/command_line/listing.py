@@ -79,7 +79,7 @@ def _schema(path: Path, classes: Mapping[str, type]) -> str:
 def _described(path: Path) -> str:
     """The first sentence of the comment that the file begins with."""
     comment = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         comment += [] if "@package" in line else [line.lstrip("# ")]

@@ -6,9 +6,9 @@ Every job is a process of its own, whose numbers are those of the same run alone
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -24,12 +24,15 @@ from embodied.command_line.programs import CONFIGS, command, option
 from embodied.errors import UserError
 from embodied.evaluation.repeating import from_here
 from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import loads
 from embodied.training.interrupt import GracefulStop
 from embodied.training.logging import LOG
 
 log = logging.getLogger(__name__)
 FOLDER = CONFIGS / "multirun"
 SUMMARY = "summary.md"
+STOPPED = [128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)]
+"""Exit statuses of jobs that were stopped, and have saved."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def multirun(program: str, arguments: Sequence[str], check: Callable[[list[str]]
     told = summary(ended, own)
     if own:
         with complete_or_absent(ended[0].directory.parent / SUMMARY) as temporary:
-            temporary.write_text(told + "\n")
+            temporary.write_text(told + "\n", encoding="utf-8")
     log.info(told)
     return int(any(job.status for job in ended))
 
@@ -172,11 +175,13 @@ def _job(_: Any, program: Path, swept: list[str], own: bool) -> Job:  # noqa: AN
 
 
 def _achieved(job: Job, own: bool) -> str:
+    if job.status in STOPPED:
+        return "stopped"
     if job.status:
         return f"failed with status {job.status}"
-    return _report(job).get("headline", "stopped") if own else "done"
+    return _report(job)["headline"] if own else "done"
 
 
 def _report(job: Job) -> dict[str, Any]:
     path = job.directory / "report.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -16,12 +16,13 @@ from typing import Any, NoReturn, cast
 from omegaconf import DictConfig, OmegaConf
 
 from embodied import without_dynamo  # noqa: F401 - first
-from embodied.command_line import flags
+from embodied.command_line import combinations, flags, foreign
 from embodied.command_line.completion import completion
 from embodied.command_line.compute import enough_memory
 from embodied.command_line.config import parsed
 from embodied.command_line.multirun import multirun
 from embodied.command_line.programs import option
+from embodied.command_line.streams import flush_streams
 from embodied.errors import OutOfMemoryError, UserError
 from embodied.saving import checkpoint
 from embodied.training.interrupt import Stopped
@@ -55,9 +56,23 @@ def main(
     With `composed`, which composes its configuration, it has Hydra's flags: -m, --cfg job and -sc.
 
     Errors that a user can correct are printed on one line, with status 1. Others keep their traceback: it goes to the
-    run's log if there is one, and the line names that file.
+    run's log if there is one, and the line names that file. A run that a signal stopped has 128 and its number, as of a
+    program that it killed, whether it could save or not.
     """
     setup_console()
+    try:
+        return _status(run, describe, arguments, composed)
+    finally:
+        flush_streams()
+
+
+def _status(
+    run: Callable[[list[str]], None],
+    describe: Callable[[list[str]], str],
+    arguments: list[str],
+    composed: Composed | None,
+) -> int:
+    """As `main`, without the console."""
     try:
         asked, given = flags.parse(arguments) if composed else _help(arguments)
         if asked.help:
@@ -79,6 +94,7 @@ def main(
         return 1
     except Stopped as stopped:
         log.info(stopped)
+        return stopped.status
     except KeyboardInterrupt:
         log.error("interrupted")
         return 130
@@ -110,6 +126,20 @@ def evaluate_instead(evaluate: Path, resumed: str | None, arguments: list[str], 
         raise UserError("eval_only=true needs a run to evaluate: resume=DIR")
     rest = [each for each in arguments if each.partition("=")[0] not in ("resume", "eval_only", *groups)]
     os.execv(sys.executable, [sys.executable, str(evaluate), option("checkpoint", resumed), *rest])
+
+
+def begun(name: str, arguments: list[str]) -> dict[str, Any] | None:
+    """As `resumed`, for the program `name`, which begins a run otherwise.
+
+    Raises:
+        UserError: for a new run without a task, and a resumed one whose record names a server that `arguments` do not.
+    """
+    saved = resumed(arguments)
+    if saved is None:
+        combinations.check_named(arguments, name)
+    else:
+        foreign.check(saved, arguments, foreign.PLACEMENT)
+    return saved
 
 
 def resumed(arguments: list[str]) -> dict[str, Any] | None:

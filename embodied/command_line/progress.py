@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from types import TracebackType
 from typing import Self
 
 from tqdm import tqdm
+
+from embodied.command_line.streams import unread
 
 log = logging.getLogger(__name__)
 PERIOD_S = 60.0
@@ -35,7 +38,8 @@ class Progress:
         self.done += more
         if note:
             self._bar.set_postfix_str(note, refresh=False)
-        self._bar.update(more)
+        with unread(sys.stderr):
+            self._bar.update(more)
         if self._bar.disable and self.shown and time.monotonic() - self._shown_s >= PERIOD_S:
             self._shown_s = time.monotonic()
             log.info(f"{self.label}: {self.done:,} of {self.total:,} {self.unit}s" + (f", {note}" if note else ""))
@@ -48,4 +52,5 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave the bar as it is."""
-        self._bar.close()
+        with unread(sys.stderr):
+            self._bar.close()

@@ -30,7 +30,7 @@ from embodied.native import choose, pointers
 @cache
 def maps() -> Any:  # noqa: ANN401 - a library has the functions it has
     """The compiled functions of maps.c, in which products and sums stay apart; needs a compiler."""
-    source = Path(__file__).with_name("maps.c").read_text()
+    source = Path(__file__).with_name("maps.c").read_text(encoding="utf-8")
     long, number, pointer = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
     types = {
         "shortest_distances": [long, long, number, number, pointer, pointer],

@@ -49,11 +49,11 @@ def write(directory: Path, comparison: Comparison) -> str:
     page = [f"# Comparison on {record['task']}", *told, f"![Comparison]({NAME}.png)", METHODS, _runs(record)]
     figure = _figure(comparison, record)
     with complete_or_absent(directory / f"{NAME}.json") as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     with complete_or_absent(directory / f"{NAME}.png") as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     with complete_or_absent(directory / f"{NAME}.md") as temporary:
-        temporary.write_text("\n\n".join(page) + "\n")
+        temporary.write_text("\n\n".join(page) + "\n", encoding="utf-8")
     return "\n\n".join([*told, f"wrote {directory / NAME}.md, .json and .png"])
 
 

@@ -16,10 +16,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from embodied.command_line.progress import Progress
-from embodied.engine import rank
+from embodied.engine import check_starts, rank
 from embodied.environment import Environment, NumberedStarts, SharedWorlds, Transition, Watched
 from embodied.errors import UserError
 from embodied.evaluation.means import difference_interval, mean_interval
+from embodied.evaluation.repeatability import Replay
 from embodied.policy import Policy
 from embodied.rollout.memory import Memory
 
@@ -32,7 +33,11 @@ depend on the others.
 """
 
 
-def wilson(successes: int, episodes: int, z: float = Z95) -> tuple[float, float]:
+SUCCESS_AT_RESET = "success_at_reset"
+"""Metric of simulators that tell of success before the first action: 1 where the episode began with it."""
+
+
+def wilson(successes: float, episodes: int, z: float = Z95) -> tuple[float, float]:
     """Score interval of a rate (Wilson 1927, J. Am. Stat. Assoc. 22), valid also near 0 and 1, unlike Wald's.
 
     Raises:
@@ -44,6 +49,27 @@ def wilson(successes: int, episodes: int, z: float = Z95) -> tuple[float, float]
     centre = rate + weight / 2
     spread = z * math.sqrt(rate * (1 - rate) / episodes + weight / (4 * episodes))
     return max(0.0, (centre - spread) / (1 + weight)), min(1.0, (centre + spread) / (1 + weight))
+
+
+def rate_over_seeds(rates: Sequence[float], episodes: int) -> tuple[float, float, float]:
+    """Mean of the success rates of several training seeds on the same `episodes`: mean, low, high.
+
+    The interval is for other seeds and other starts. Student's interval over seeds alone is too narrow: all seeds ran
+    the same starts, and these may be easy. The distances to Wilson's bounds of one seed's episodes are added in
+    quadrature (MOVER, Zou and Donner 2008, Stat. Med. 27), which counts the noise of single episodes twice and is
+    therefore rather too wide. The rates of one seed have Wilson's interval, which is for that seed alone.
+    """
+    values = torch.tensor(list(rates), dtype=torch.float64)
+    rate, seeds_low, _ = mean_interval(values)
+    low, high = wilson(rate * episodes, episodes)
+    if len(values) == 1:
+        return rate, low, high
+    over_seeds = rate - seeds_low
+    return (
+        rate,
+        max(0.0, rate - math.hypot(rate - low, over_seeds)),
+        min(1.0, rate + math.hypot(high - rate, over_seeds)),
+    )
 
 
 @dataclass(frozen=True)
@@ -61,7 +87,8 @@ class EvaluationResult:
     """Outcome of every episode: `success`, `steps` (control steps it took), each of `metrics` are [tasks, starts].
 
     `diverged` episodes failed because the simulation blew up; in `pushed` a person pushed something. Without numbered
-    initial states no other evaluation has the same episodes: it is not `repeatable`, and has no `step_limit`. `returns`
+    initial states no other evaluation has the same episodes: it is not `repeatable`, and has no `step_limit`. Nor is it
+    `repeatable` if the same initial state and actions led to something else in this evaluation. `returns`
     [tasks, starts] are the sums of rewards if the environment does not define success, else None. `failures` [tasks,
     starts] tell by reason which episodes failed; each failed one has one reason. Columns are initial states from
     `first_start` on.
@@ -85,6 +112,27 @@ class EvaluationResult:
         return "success" if self.returns is None else "return"
 
     @property
+    def immediate(self) -> int:
+        """Episodes that succeeded with their first action or before it."""
+        before = self.metrics.get(SUCCESS_AT_RESET, torch.zeros(()))
+        return int((self.success & ((self.steps <= 1) | (before > 0.0))).sum())
+
+    def remarks(self) -> list[str]:
+        """Sentences for reports on what makes the numbers less meaningful than they look."""
+        sentences = []
+        if self.step_limit is not None and not self.repeatable:
+            sentences.append(
+                "The same initial state and actions led to something else in one evaluation: the simulator ignores its"
+                " seeds, and evaluations do not run the same episodes."
+            )
+        if self.immediate:
+            sentences.append(
+                f"{self.immediate:,} of {int(self.success.sum()):,} successful episodes of an evaluation succeeded with"
+                " their first action or before it: some initial states are solved already."
+            )
+        return sentences
+
+    @property
     def outcomes(self) -> Tensor:
         """Success, 1 or 0, or return of every episode, [tasks, starts]."""
         return (self.success if self.returns is None else self.returns).double()
@@ -92,9 +140,9 @@ class EvaluationResult:
     def summary(self) -> dict[str, Any]:
         """JSON-ready: success or return, low, high, metrics, episodes, step_limit and the same for each task.
 
-        A metric is the mean over the episodes in which it is defined, null if there are none. `diverged` and
-        `pushed` are present only if any were. `outcomes` are the successes (1 or 0), or returns, of a task's episodes
-        by start. Its `failures` are counted by reason, with the starts if these are `repeatable`.
+        A metric is the mean over the episodes in which it is defined, null if there are none. `diverged`,
+        `pushed` and `immediate` are present only if any were. `outcomes` are the successes (1 or 0), or returns, of a
+        task's episodes by start. Its `failures` are counted by reason, with the starts if these are `repeatable`.
         """
         per_task = [
             {
@@ -104,7 +152,7 @@ class EvaluationResult:
             }
             for row, task in enumerate(self.tasks)
         ]  # fmt: skip
-        extra = {name: count for name in ("diverged", "pushed") if (count := getattr(self, name))}
+        extra = {name: count for name in ("diverged", "pushed", "immediate") if (count := getattr(self, name))}
         extra |= {} if self.repeatable else {"repeatable": False}
         return {
             **self._measured(slice(None)), **self._means(slice(None)), "step_limit": self.step_limit, **extra,
@@ -188,21 +236,25 @@ def evaluate(
 ) -> EvaluationResult:
     """Run the deterministic policy from `starts_per_task` initial states, `first_start` on, of every task of `env`.
 
-    If a task has fewer, each runs once; if environments share worlds, the last world is filled. The outcome does not
-    depend on the order of episodes, nor on the number of environments below `LARGE_BLOCK`. Without numbered initial
-    states, the first episodes to begin count, however long they take.
+    If a task has fewer, each from there on runs once; if environments share worlds, the last world is filled. The
+    outcome does not depend on the order of episodes, nor on the number of environments below `LARGE_BLOCK`. Without
+    numbered initial states, the first episodes to begin count, however long they take.
 
     `device` is the policy's; `progress` labels a bar (None: no bar); `watch` is called after every chunk with the
-    environment, the chunk [N, K, A] and its transition, `executed` only where an episode counts.
+    environment, the chunk [N, K, A] and its transition, `executed` only where an episode counts. At last the first
+    initial states begin once more, to see whether they lead to the same (`repeatable`).
 
     Raises:
-        UserError: if a task has no environment, `starts_per_task` < 1, or the policy was built for other tensors.
+        UserError: if a task has no environment or no initial state `first_start`, `starts_per_task` < 1, or the policy
+            was built for other tensors.
     """
     policy.contract.check(env.contract)
-    numbered = isinstance(env, NumberedStarts)
     group = env.group if isinstance(env, SharedWorlds) else 1
     wanted = -(-starts_per_task // group) * group
-    starts_per_task = min(wanted, (env.num_starts if numbered else None) or wanted)
+    if isinstance(env, NumberedStarts) and env.num_starts:
+        check_starts(first_start, env.num_starts)
+        wanted = min(wanted, env.num_starts - first_start)
+    starts_per_task = wanted
     if starts_per_task < 1:
         raise UserError(f"expected at least one episode of each task, got {starts_per_task}")
     schedule = _Schedule(env, starts_per_task)
@@ -218,6 +270,7 @@ def evaluate(
     watched = env if isinstance(env, Watched) else None
     observation: TensorDict | None = None
     memory = Memory(policy, env.num_envs, env.device)
+    replay = Replay()
     with Progress(progress or "", success.numel(), "episode", shown=progress is not None) as bar:
         while schedule.assign(free) or bool(schedule.running.any()):
             if observation is None or bool(schedule.fresh.any()):
@@ -231,9 +284,11 @@ def evaluate(
                 earned[slice(None) if mask is None else mask] = 0.0
             actions = act(policy, observation, schedule.running, device, memory)
             chunk = actions[:, : env.contract.executed].to(env.device)
+            replay.begin(first_start + schedule.start.clamp_min(0), observation, chunk)
             if watched:
                 watched.tell(None, schedule.running.to(env.device))
-            transition = env.step(chunk)
+            transition = env.step(chunk.clone())  # the environment may modify it
+            replay.end(transition)
             if watch:  # mask out episodes that do not count
                 counts = transition.executed & schedule.running.to(env.device).unsqueeze(1)
                 watch(env, chunk, replace(transition, executed=counts))
@@ -255,10 +310,11 @@ def evaluate(
                 failures.setdefault(name, torch.zeros(shape, dtype=torch.bool))[place] = failed[rows]
             bar.update(len(rows))
     limit = env.step_limit if isinstance(env, NumberedStarts) else None
+    repeatable = isinstance(env, NumberedStarts) and replay.repeats(env)
     told = None if has_success else returns
     failures = {name: failed for name, failed in failures.items() if bool(failed.any())}
     return EvaluationResult(
-        tuple(env.task_names), success, steps, limit, metrics, diverged, numbered, told, failures, first_start, pushed
+        tuple(env.task_names), success, steps, limit, metrics, diverged, repeatable, told, failures, first_start, pushed
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from embodied.command_line.programs import command, typed
 from embodied.errors import UserError
 from embodied.evaluation.evaluation import EvaluationResult
 from embodied.saving import checkpoint
+from embodied.saving.json_text import loads
 from embodied.training.logging import METRICS
 from embodied.training.saved_run import FREE
 
@@ -63,7 +63,7 @@ def read(path: str | Path) -> Run:
             raise UserError(f"{given} is not finished (no {REPORT}); {again} continues it")
         raise UserError(f"no run in {given}; expected a run's folder, such as outputs/<task>/<run>, or its {REPORT}")
     try:
-        record = json.loads(report.read_text())
+        record = loads(report.read_text(encoding="utf-8"))
         final = next(stage for stage in FINAL if any(row["stage"] == stage for row in record["evaluations"]))
         results = {row["distribution"]: _result(row) for row in record["evaluations"] if row["stage"] == final}
         record = {name: record[name] for name in REQUIRED} | {"cpu_s": record.get("cpu_s")}

@@ -16,6 +16,7 @@ from embodied.evaluation.evaluation import evaluate, wilson
 from embodied.evaluation.report import git_commit, table
 from embodied.policy import Policy
 from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import loads
 from embodied.task import Task
 
 log = logging.getLogger(__name__)
@@ -126,9 +127,9 @@ def write(directory: Path, margins: Mapping[str, Margin], record: Mapping[str, A
     ]
     log.info("\n\n".join(told) + "\n")
     with complete_or_absent(directory / f"{NAME}.json") as temporary:
-        temporary.write_text(json.dumps(whole, indent=2) + "\n")
+        temporary.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
     with complete_or_absent(directory / f"{NAME}.md") as temporary:
-        temporary.write_text("\n\n".join(["# Margins", *told, f"![Margins]({NAME}.png)"]) + "\n")
+        temporary.write_text("\n\n".join(["# Margins", *told, f"![Margins]({NAME}.png)"]) + "\n", encoding="utf-8")
     with complete_or_absent(directory / f"{NAME}.png") as temporary:
         _figure(margins).savefig(temporary, format="png", dpi=120)
     return f"wrote {directory / NAME}.md, .json and .png"
@@ -144,7 +145,7 @@ def read(directory: Path, weights_sha256: str | None) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text())
+        found = loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is no JSON ({error}); measure again: evaluate.py margins=true") from None
     return found if found.get("weights_sha256") == weights_sha256 else None

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from embodied.command_line.programs import command, module, quoted, typed
+from embodied.command_line.foreign import PLACEMENT, TASK, named
+from embodied.command_line.programs import command, module, option, quoted, typed
 
 PLACES = ("output=", "resume=", "plan=", "eval_only=")
 """Options of train.py that are no part of what a run computes."""
@@ -24,11 +25,14 @@ def train_command(arguments: Sequence[str]) -> str:
     return f"{command('train')} {shlex.join(last.values())}".rstrip()
 
 
-def next_commands(directory: Path, export_target: str | None) -> list[str]:
-    """Commands to run after a finished run in `directory`, whose policy can be exported as `export_target`, if any."""
+def next_commands(directory: Path, export_target: str | None, arguments: Sequence[str] = ()) -> list[str]:
+    """Commands to run after a finished run in `directory`, whose policy can be exported as `export_target`, if any.
+
+    `arguments` are those of the run.
+    """
     run = typed("checkpoint", from_here(directory))
     return [
-        f"{command('evaluate')} {run}",
+        f"{command('evaluate')} {shlex.join([option('checkpoint', from_here(directory)), *named(arguments)])}",
         *([f"{command('export')} {run} target={export_target}"] if export_target else []),
         module("tensorboard.main", "--logdir", from_here(directory)),
     ]
@@ -41,9 +45,10 @@ def film_command(directory: Path, distribution: str, start: int, task: str | Non
     return f"{command('evaluate')} {typed('checkpoint', from_here(directory))} {shlex.join(options)}"
 
 
-def resume_command(directory: Path) -> str:
-    """The command that continues a stopped run in `directory`."""
-    return f"{command('train')} {typed('resume', from_here(directory))}"
+def resume_command(directory: Path, arguments: Sequence[str] = ()) -> str:
+    """The command that continues a stopped run in `directory`, which was given `arguments`."""
+    options = [option("resume", from_here(directory)), *named(arguments, (TASK, PLACEMENT))]
+    return f"{command('train')} {shlex.join(options)}"
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -62,5 +67,7 @@ def from_here(path: Path) -> Path:
 
 def _processor() -> str:
     told = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", told.read_text(), re.MULTILINE) if told.exists() else None
+    found = (
+        re.search(r"^model name\s*:\s*(.+)$", told.read_text(encoding="utf-8"), re.MULTILINE) if told.exists() else None
+    )
     return found[1] if found else platform.machine()

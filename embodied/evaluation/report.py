@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import math
-import platform
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from embodied.evaluation.curves import plot_curves
 from embodied.evaluation.evaluation import EvaluationResult, Gain
 from embodied.evaluation.headline import BASELINE, headline, points, regressions, selection, significant
 from embodied.evaluation.in_training import InTraining, measure
+from embodied.evaluation.markdown import markdown, table
 from embodied.evaluation.page.page import page
+from embodied.evaluation.provenance import git_commit, versions
 from embodied.evaluation.repeating import from_here, machine, next_commands, train_command
 from embodied.saving.files import complete_or_absent
 
@@ -27,7 +24,6 @@ STAGES = {"start": "start", "sft": "SFT", "sft_control": "SFT control", "rl": "R
 """Evaluated stages, in the order of a report, and their titles."""
 POLICY = "policy"
 """Name of the evaluated policy beside baselines."""
-_DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujoco-warp", "hf-libero", "robosuite")
 log = logging.getLogger(__name__)
 STAND_IN = "**Stand-in assets**: primitives in place of the official assets. These are not benchmark numbers."
 
@@ -116,7 +112,7 @@ class Report:
                 for distribution, (stage, gain) in self.gains_over_better().items()
             ],
             "in_training": self.in_training.record(),
-            "notes": self.notes,
+            "notes": self._notes(),
             "env_steps": self.env_steps,
             "episodes": self.episodes,
             "lost": self.lost,
@@ -128,6 +124,17 @@ class Report:
             "phase_cpu_s": {phase: round(seconds, 2) for phase, seconds in self.phase_cpu_s.items()},
         }
         return {"headline": headline(record), **record, "regressions": regressions(record)}
+
+    def _next(self, directory: Path) -> list[str]:
+        """Commands to run after this one in `directory`."""
+        return next_commands(directory, self.export_target, self.arguments or ())
+
+    def _notes(self) -> list[str]:
+        """The notes of the run, then those of its evaluations."""
+        remarks = (
+            f"{title(key[0])} on {key[1]}: {text}" for key, each in self._ordered().items() for text in each.remarks()
+        )
+        return [*self.notes, *remarks]
 
     def _by_task(self, stage: str, distribution: str) -> list[dict[str, Any]]:
         after, before = self.results["rl", distribution], self.results[stage, distribution]
@@ -141,12 +148,12 @@ class Report:
         directory = Path(directory)
         plot_curves(directory, curves, self._marks(), self._measure(), self._marks_along())
         record = self.to_dict()
-        commands = next_commands(directory, self.export_target)
+        commands = self._next(directory)
         pages = {"report.md": self._page(record, directory), "report.html": page(record, directory, commands)}
         pages["report.json"] = json.dumps(record, indent=2) + "\n"  # read by programs: last
         for name, text in pages.items():
             with complete_or_absent(directory / name) as temporary:
-                temporary.write_text(text)
+                temporary.write_text(text, encoding="utf-8")
 
     def summary(self, directory: str | Path) -> str:
         """Lines for the console: results, files, and commands to run next."""
@@ -158,9 +165,12 @@ class Report:
         ]
         gains = [f"  {line}" for line in self._gains()]
         assets = [] if self.assets in ("official", None) else [f"  with {self.assets} assets: not benchmark numbers"]
-        following = ["Next:", *(f"  {command}" for command in next_commands(Path(directory), self.export_target))]
+        following = [
+            "Next:",
+            *(f"  {command}" for command in self._next(Path(directory))),
+        ]
         where = f"Report: {from_here(Path(directory) / 'report.html')} (as text: report.md)"
-        notes = [f"  {note}" for note in self.notes]
+        notes = [f"  {note}" for note in self._notes()]
         record = self.to_dict()
         worse = [f"  worse: {line}" for line in _worse(record)]
         return "\n".join(
@@ -214,18 +224,18 @@ class Report:
 
     def _page(self, record: dict[str, Any], directory: Path) -> str:
         stand_in = [STAND_IN] if self.assets == "stand-in" else []
-        parts = [f"# {self.task}", record["headline"], *stand_in, self._rates()]
+        parts = [f"# {markdown(self.task)}", markdown(record["headline"]), *stand_in, self._rates()]
         paired = ", paired on the same episodes" if all(each.repeatable for each in self.results.values()) else ""
-        parts.append("\n".join(f"- {line}{paired}" for line in self._gains()))
-        parts.append("\n".join(f"- **Worse**: {line}" for line in _worse(record)))
-        parts += self.notes
+        parts.append("\n".join(f"- {markdown(line)}{paired}" for line in self._gains()))
+        parts.append("\n".join(f"- **Worse**: {markdown(line)}" for line in _worse(record)))
+        parts += map(markdown, self._notes())
         parts.append("![Learning curves](curves.png)")
         if (directory / "video.mp4").exists():
             parts.append("Video, before and after: [video.mp4](video.mp4)")
         if (directory / "trajectories.png").exists():
             parts.append("![Trajectories, before and after](trajectories.png)")
         parts += [self._tasks(), _in_training(record), self._cost(), _provenance(self.seed)]
-        parts.append("## Next\n\n```\n" + "\n".join(next_commands(directory, self.export_target)) + "\n```")
+        parts.append("## Next\n\n```\n" + "\n".join(self._next(directory)) + "\n```")
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _rates(self) -> str:
@@ -311,36 +321,11 @@ def write_evaluation(path: Path, record: Mapping[str, Any], results: Mapping[tup
     paired = ", paired" if all(found.repeatable for found in results.values()) else ""
     over = [f"policy over {who} on {on}: {_points(gain)}{paired}" for (who, on), gain in gains.items()]
     assets = [f"{written['assets']} assets"] if written.get("assets") else []
-    log.info("\n".join([evaluation_table(columns), *over, *assets]))
+    remarks = [f"{who} on {on}: {text}" for (who, on), found in results.items() for text in found.remarks()]
+    log.info("\n".join([evaluation_table(columns), *over, *assets, *remarks]))
     with complete_or_absent(path) as temporary:
-        temporary.write_text(json.dumps(written, indent=2) + "\n")
+        temporary.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     return f"wrote {path}"
-
-
-def git_commit() -> str:
-    """Commit of this code, with "-dirty" if files differ from it; "unknown" outside a clone."""
-    package = Path(__file__).parent.parent
-    if not (package.parent / "pyproject.toml").exists():
-        return "unknown"  # an installed wheel, perhaps inside another repository
-    try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=package, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return run.stdout.strip()
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages that affect numbers."""
-    found = {"python": platform.python_version()}
-    for name in _DISTRIBUTIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
 
 
 def _provenance(seed: int) -> str:
@@ -354,7 +339,7 @@ def _in_training(record: Mapping[str, Any]) -> str:
         return ""
     header = ["environment steps", f"{measure(found['best'])} on {found['distribution']} [95% interval]", "episodes"]
     rows = [[f"{each['env_steps']:,}", _rate(each), str(each["episodes"])] for each in found["points"]]
-    return f"## During training\n\n{selection(record)}\n\n{table(header, rows)}"
+    return f"## During training\n\n{markdown(selection(record))}\n\n{table(header, rows)}"
 
 
 def _worse(record: Mapping[str, Any]) -> list[str]:
@@ -363,12 +348,6 @@ def _worse(record: Mapping[str, Any]) -> list[str]:
         f" {'significant' if significant(each) else 'not significant'}"
         for each in record["regressions"]
     ]
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown, also readable on a console."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def told(row: Mapping[str, Any]) -> str:
@@ -389,7 +368,7 @@ def _metrics(result: EvaluationResult, pick: Callable[[dict[str, Any]], dict[str
 
 
 def _odd(row: Mapping[str, Any]) -> str:
-    return "".join(f", {row[name]} {name}" for name in ("diverged", "pushed") if name in row)
+    return "".join(f", {row[name]} {name}" for name in ("diverged", "pushed", "immediate") if name in row)
 
 
 def _number(value: float | None) -> str:

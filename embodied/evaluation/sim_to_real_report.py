@@ -38,7 +38,7 @@ def write(
     figure = _figure(runs, rows, spec)
     written = {**record, "git_commit": git_commit(), "versions": versions(), "back_ends": rows}
     with complete_or_absent(directory / f"{name}.json") as temporary:
-        temporary.write_text(json.dumps(written, indent=2) + "\n")
+        temporary.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
     with complete_or_absent(directory / f"{name}.png") as temporary:
         figure.savefig(temporary, format="png", dpi=120)
     notes = (
@@ -47,7 +47,7 @@ def write(
         "ranges. Latency from measurement to command: median / 99% / maximum."
     )
     with complete_or_absent(directory / f"{name}.md") as temporary:
-        temporary.write_text(f"# {TITLES[name]}\n\n{text}\n\n{notes}\n\n![Back ends]({name}.png)\n")
+        temporary.write_text(f"# {TITLES[name]}\n\n{text}\n\n{notes}\n\n![Back ends]({name}.png)\n", encoding="utf-8")
     return f"wrote {directory / name}.md, .json and .png"
 
 

@@ -61,6 +61,8 @@ def film(
     executed, every = policy.contract.executed, env.contract.executed
     if executed % every:
         raise UserError(f"expected executed={executed} of the policy to be a multiple of the environment's {every}")
+    if env.num_starts:  # after the last one the first is filmed
+        starts = starts % env.num_starts
     observation, memory = env.reset(starts=starts), Memory(policy, env.num_envs, env.device)
     running = torch.ones(env.num_envs, dtype=torch.bool)
     won = torch.zeros_like(running)

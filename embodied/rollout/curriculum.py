@@ -1,9 +1,12 @@
 """A curriculum of initial states: those that the policy neither always solves nor never are begun more often.
 
-VLA-RL (arXiv 2505.18719) draws tasks by how near their success rate is to one half. Here an environment keeps its task,
-so it is a task's initial states that are drawn: a share of episodes repeats known ones, with weight
+A share of episodes repeats initial states of the environment's task that are known, with weight
 exp(-|success - 1/2| / TEMPERATURE), and the others begin in new ones, which a curriculum of only known states would
 never find. Of every task the `KNOWN` states nearest to one half are remembered.
+
+Differs from VLA-RL (arXiv 2505.18719), whose published code also draws among the initial states of a task, but by
+their failures: with weight (1 - success)^(1 / temperature), and at least a minimum, so that states which are never
+solved are begun most often. A state with a success rate of one half says most about the policy's last change.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.rollout.pictures import BYTES, Pictures
 from embodied.saving import sealed
-from embodied.saving.files import flush
+from embodied.saving.files import flush, rename
 from embodied.world import ALONE, World
 
 FORMAT = 2
@@ -303,7 +303,7 @@ class EpisodeWriter:
                 record = {"format": FORMAT, "contract": self.contract.to_dict(), "origin": self.origin}
                 sealed.write(self._temporary / RECORD, record, [f"{name}.npy" for name in self._columns])
                 flush(self._temporary)
-                self._temporary.rename(self.folder)
+                rename(self._temporary, self.folder)
         finally:
             shutil.rmtree(self._temporary, ignore_errors=True)
 

@@ -136,7 +136,7 @@ def first_decisions(env: Environment, generator: torch.Generator, count: int = 2
         for _ in range(RANDOM_DECISIONS):
             observations.append(observation.clone())
             chunks.append(low + (high - low) * torch.rand(shape, generator=generator))
-            observation = env.step(chunks[-1].to(env.device)).observation
+            observation = env.step(chunks[-1].to(env.device, copy=True)).observation  # it may modify its actions
     return TensorDict.cat(observations), torch.cat(chunks)
 
 
@@ -204,7 +204,7 @@ class Collector:
             policy_s += time.perf_counter() - acted
             if self.watched:
                 self.watched.tell(decision.value, None)
-            transition = self.env.step(decision.actions[:, : self.env.contract.executed])
+            transition = self.env.step(decision.actions[:, : self.env.contract.executed].clone())  # it may modify it
             simulation_s += time.perf_counter() - started
             frozen = self.finished & ~due
             self.finished, self.success = transition.done, transition.success

@@ -8,7 +8,6 @@ pickled.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from embodied.contract import Contract
 from embodied.errors import DivergedError, UserError
 from embodied.saving import sealed
-from embodied.saving.files import flush
+from embodied.saving.files import flush, rename
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,7 +133,7 @@ def _add(folder: Path, checkpoint: Checkpoint) -> Path:
     final, temporary = folder / f"{number:06d}", folder / f".{number:06d}.tmp"
     try:
         _write(temporary, checkpoint)
-        os.rename(temporary, final)
+        rename(temporary, final)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -282,7 +281,7 @@ def _write(directory: Path, checkpoint: Checkpoint) -> None:
     save_tree(directory / STATE, checkpoint.state)
     digests: dict[str, str] = {}
     if checkpoint.shards:
-        os.rename(checkpoint.shards, directory / SHARDS)
+        rename(checkpoint.shards, directory / SHARDS)
         files = sorted(path for path in (directory / SHARDS).iterdir() if path.is_file())
         digests = {path.name: sealed.digest(path) for path in files}
     # A flat dict of tensors is a tree whose names are its keys: any safetensors reader finds the usual names.

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
 from embodied.errors import UserError
+
+PASSING = {errno.ESTALE, errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT, errno.EREMOTEIO}
+"""Errors of network file systems that a second attempt may not meet."""
+PAUSES_S = 0.1, 0.5, 2.0, 5.0
+"""Between attempts, s."""
 
 
 @contextmanager
@@ -19,9 +26,26 @@ def complete_or_absent(path: Path) -> Iterator[Path]:
         with named(path):
             yield temporary
             flush(temporary)
-            os.replace(temporary, path)
+            rename(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename `source` to `target`; while a network file system refuses for a moment, try again.
+
+    Raises:
+        OSError: for other errors, and if all of `PAUSES_S` have not helped.
+    """
+    for pause_s in (*PAUSES_S, None):
+        try:
+            with named(target):
+                os.replace(source, target)
+            return
+        except OSError as error:
+            if pause_s is None or error.errno not in PASSING:
+                raise
+            time.sleep(pause_s)
 
 
 @contextmanager

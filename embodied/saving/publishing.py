@@ -12,7 +12,7 @@ import yaml
 from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
 from embodied.saving.checkpoint import Checkpoint, save
-from embodied.saving.files import flush
+from embodied.saving.files import flush, rename
 
 SHOWN = "report.md", "report.html", "report.json", "curves.png", "trajectories.png", "video.mp4"
 """Files of a run that its card shows or names."""
@@ -37,9 +37,11 @@ def publish(saved: Checkpoint, run: Path, folder: Path) -> None:
             if (run / name).is_file():
                 shutil.copyfile(run / name, temporary / name)
         report = run / "report.md"
-        (temporary / "README.md").write_text(card(saved, report.read_text() if report.is_file() else ""))
+        (temporary / "README.md").write_text(
+            card(saved, report.read_text(encoding="utf-8") if report.is_file() else ""), encoding="utf-8"
+        )
         flush(temporary)
-        temporary.rename(folder)
+        rename(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from embodied.errors import UserError
 from embodied.saving.files import flush
+from embodied.saving.json_text import loads
 
 UNSEALED = 1
 """Format of files without checksums, from earlier versions."""
@@ -36,7 +37,7 @@ def read(path: Path, format_: int) -> dict[str, Any]:
     """
     data = path.read_bytes()
     try:
-        record = json.loads(data)
+        record = loads(data)
     except ValueError as error:
         raise UserError(f"{path.name} is damaged: {error}") from error
     if not isinstance(record, dict):

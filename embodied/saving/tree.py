@@ -23,6 +23,7 @@ from torch import Tensor
 
 from embodied.errors import UserError
 from embodied.saving.files import complete_or_absent
+from embodied.saving.json_text import loads
 
 Tree = Any
 """A tree as defined in the module docstring; Python has no checkable type for it."""
@@ -69,7 +70,7 @@ def load_tree(path: str | Path) -> Tree:
             raise UserError(
                 f"cannot read {path}: it is damaged, its checksum does not match; delete it to make it again"
             )
-        return _decode(json.loads(structure), tensors)
+        return _decode(loads(structure), tensors)
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
 

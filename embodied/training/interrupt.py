@@ -1,4 +1,4 @@
-"""Stops a run on Ctrl-C or SIGTERM without losing work."""
+"""Stops a run on Ctrl-C, SIGTERM or SIGHUP without losing work."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STDERR = 2
 STOPPING = threading.Event()
 """Set while a run has been asked to stop: whatever waits in it should wait no longer."""
 
 
 class Stopped(Exception):  # noqa: N818 - not an error
-    """The run stopped on request and has saved; the message says how to continue."""
+    """The run stopped on request and has saved; the message says how to continue.
+
+    `number` is the signal's; None: it came to another process of the run.
+    """
+
+    def __init__(self, message: str, number: int | None = None) -> None:
+        super().__init__(message)
+        self.status = 128 + (number or signal.SIGTERM)
 
 
 class Abandoned(BaseException):
@@ -25,21 +32,27 @@ class Abandoned(BaseException):
 
 
 class GracefulStop:
-    """While entered, Ctrl-C and SIGTERM set `requested` and print `message`; a second signal ends the program at once.
+    """While entered, Ctrl-C, SIGTERM and SIGHUP set `requested` and print `message`; a second one ends the program.
 
-    A loop checks `requested` where it can save and leave. Long, repeatable work between two checks runs inside
-    `abandonable`. Outside the main thread, where Python cannot handle signals, this has no effect.
+    `number` is that of the first signal. SIGHUP, of a terminal that is closed, is left alone where it is ignored, as
+    under nohup. A loop checks `requested` where it can save and leave. Long, repeatable work between two checks runs
+    inside `abandonable`. Outside the main thread, where Python cannot handle signals, this has no effect.
     """
 
     def __init__(self, message: str = "Stopping") -> None:
         self.message, self.requested = message, False
+        self.number: int | None = None
         self._abandon = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         """Install the signal handlers."""
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            handled = [
+                number for number in _SIGNALS
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+            ]  # fmt: skip
+            self._previous = {number: signal.signal(number, self._handle) for number in handled}
         return self
 
     def __exit__(
@@ -65,7 +78,7 @@ class GracefulStop:
             raise Abandoned
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        self.requested, self.number = True, number
         STOPPING.set()
         self._restore()
         with suppress(OSError):  # stderr is closed

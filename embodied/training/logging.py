@@ -15,7 +15,9 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from embodied.command_line.extras import needs_extra
+from embodied.command_line.streams import prepare_streams, unread
 from embodied.saving.files import complete_or_absent, named, set_aside
+from embodied.saving.json_text import loads
 
 log = logging.getLogger(__name__)
 METRICS = "metrics.jsonl"
@@ -51,8 +53,8 @@ class Logger:
         self._tensorboard = SummaryWriter(str(directory / "tensorboard"))
         path, self.rows = directory / METRICS, len(kept)
         with complete_or_absent(path) as temporary:
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        self._file = path.open("a")
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
         for row in kept:
             self._draw(row)
 
@@ -113,14 +115,14 @@ def read_metrics(directory: str | Path) -> list[dict[str, float]]:
 
 def _rows(path: Path) -> list[dict[str, float] | None]:
     """One row per line of `path`; None for invalid lines."""
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    lines = path.read_text(errors="replace", encoding="utf-8").splitlines() if path.exists() else []
     return [_row(line) for line in lines]
 
 
 def _row(line: str) -> dict[str, float] | None:
     try:
-        row = json.loads(line)
-    except json.JSONDecodeError:
+        row = loads(line)
+    except ValueError:
         return None
     numbers = isinstance(row, dict) and all(isinstance(value, int | float) for value in row.values())
     return row if numbers and {"step", "time"} <= row.keys() else None
@@ -139,9 +141,10 @@ def _kept(directory: Path, rows: int) -> list[dict[str, float]]:
 def setup_console() -> None:
     """Print the messages of loggers (`logging.getLogger("embodied")` and others) above progress bars, and only there.
 
-    Warnings and errors go to stderr, the rest to stdout.
+    Warnings and errors go to stderr, the rest to stdout. Where their reader is gone, the program goes on.
     """
     close_log()
+    prepare_streams()
     for package in PACKAGES:
         logger = logging.getLogger(package)
         logger.handlers = [_Console()]
@@ -197,7 +200,10 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         path = run_log() if record.exc_info else None
         text = f"{record.getMessage()}; the traceback is in {path}" if path else self.format(record)
-        tqdm.write(text, file=sys.stderr if record.levelno >= logging.WARNING else sys.stdout)
+        stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+        with unread(stream):
+            tqdm.write(text, file=stream)
+            stream.flush()
 
 
 def _start_wandb(directory: Path, config: Mapping[str, Any] | None, project: str) -> Any:  # noqa: ANN401 - optional

@@ -30,6 +30,7 @@ from embodied.task import Learner, LearnerConfig
 from embodied.world import ALONE, World
 
 log = logging.getLogger(__name__)
+PACKAGE = "embodied."
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,15 @@ def train(
     """Train a new `policy`, in place, for `env_steps` control steps of `env`; yields after every update.
 
     Its normalisation statistics are first computed from random actions.
+
+    Raises:
+        UserError: for a `world` of several processes.
     """
+    if world.size > 1:  # nothing here averages gradients
+        raise UserError(
+            f"train() runs in one process, got a world of {world.size}, each of which would train a policy of its own;"
+            " leave out world, or start train.py with torchrun"
+        )
     if unread := unread_observations(policy):
         log.warning("the policy does not read %s", ", ".join(unread))
     policy.fit(*(each.to(policy.device) for each in first_decisions(env, seeding.generator(seed, "random play"))))
@@ -117,6 +126,8 @@ def build(
         UserError: if the parts are incompatible.
     """
     learner = algorithm.build(policy, demonstrations, env, seeding.generator(seed, "learner"))
+    if world.size > 1:
+        _check_averaged(learner, world)
     if world.size > 1 and list(reached(learner, (ChunkReplay, EpisodeReplay))):
         raise UserError(
             f"this algorithm learns from a replay, of which each of {world.size} processes would have a part only: not"
@@ -128,6 +139,19 @@ def build(
     for starts in reached(learner, (OwnStarts,)) if world.size > 1 else ():
         starts.separate(seeding.generator(own_seed, "starts", *own))
     return learner, learner.collector(env, policy, noise, learner.starts)
+
+
+def _check_averaged(learner: Learner, world: World) -> None:
+    """Raise UserError for a `learner` from outside the package: its networks are not known, nor its gradients averaged.
+
+    A class of ours that one from outside inherits does not help: attributes of the latter are not looked through.
+    """
+    kind = type(learner)
+    if not kind.__module__.startswith(PACKAGE):
+        raise UserError(
+            f"{kind.__module__}.{kind.__qualname__} is an algorithm from outside the package: each of {world.size}"
+            " processes would train a policy of its own, which is not supported yet; use one process"
+        )
 
 
 def iterations(

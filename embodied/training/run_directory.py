@@ -6,8 +6,10 @@ import errno
 import fcntl
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 
@@ -16,13 +18,14 @@ from embodied.command_line.programs import typed
 from embodied.errors import UserError
 from embodied.placement.local import Processes
 from embodied.saving.checkpoint import BEST, FOLDER
-from embodied.saving.files import make_folder, set_aside
+from embodied.saving.files import PASSING, make_folder, set_aside
 from embodied.training.logging import LOG, close_log, log_to
 
 log = logging.getLogger(__name__)
 LOCK = ".lock"
 """Lock file of the process that uses the directory; contains its id."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of a full disk."""
 
 
 @contextmanager
@@ -49,6 +52,17 @@ def new_run(output: str | None, name: Path) -> Iterator[Path]:
                 if made:
                     directory.rmdir()
             raise
+
+
+def new_directory(task: str, suffix: str = "", outputs: str = "outputs") -> Path:
+    """The directory of a new run or recording of the task called `task`, below `outputs`: the time, and `suffix`.
+
+    Raises:
+        UserError: for a task's name that leads elsewhere.
+    """
+    if not re.fullmatch(r"[\w-][\w.-]*", task):
+        raise UserError(f"expected task.name of letters, digits, '_', '-' and '.', a folder's name, got {task!r}")
+    return Path(outputs) / task / f"{datetime.now():%Y-%m-%d_%H-%M-%S}{suffix}"
 
 
 def this_run(resume: str | None, output: str | None, name: Path) -> AbstractContextManager[Path]:
@@ -110,17 +124,17 @@ def run_of(path: str | Path) -> Path:
 
 @contextmanager
 def _at_work(directory: Path) -> Iterator[None]:
-    """Lock `directory`, write messages to its log, and report what is saved if the disk is full."""
+    """Lock `directory`, write messages to its log, and report what is saved if the disk is full or fails."""
     with _locked(directory):
         log_to(directory)
         try:
             yield
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in FULL | PASSING:
                 raise
-            saved = _checkpoints(directory)
+            saved, remedy = _checkpoints(directory), "free some space" if error.errno in FULL else "check the disk"
             kept = (
-                f"{saved[-1]} is complete: free some space and continue with {typed('resume', directory)}"
+                f"{saved[-1]} is complete: {remedy} and continue with {typed('resume', directory)}"
                 if saved
                 else "nothing is saved yet"
             )
@@ -129,7 +143,9 @@ def _at_work(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    with (directory / LOCK).open("a+") as file:  # the lock is released when the file is closed or the process ends
+    with (directory / LOCK).open(
+        "a+", encoding="utf-8"
+    ) as file:  # the lock is released when the file is closed or the process ends
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -122,7 +122,8 @@ class SavedRun:
                 yield
         except Abandoned:
             if before is None:
-                raise Stopped(f"Stopped. Continue with: {resume_command(self.directory)}") from None
+                told = f"Stopped. Continue with: {self._resume_command()}"
+                raise Stopped(told, self._stop.number) from None
             self._leave(before)
 
     @contextmanager
@@ -162,9 +163,15 @@ class SavedRun:
         shown = {name: value for name, value in point.items() if name not in ("env_steps", "episodes")}
         self.logger.log(done, {f"evaluation/{name}": value for name, value in shown.items() if value is not None})
 
+    def _resume_command(self) -> str:
+        return resume_command(self.directory, self.record.get("arguments", ()))
+
     def _leave(self, snapshot: dict[str, Any]) -> NoReturn:
         self._save(snapshot)
-        raise Stopped(f"Stopped and saved. Continue with: {resume_command(self.directory)}")
+        raise Stopped(
+            f"Stopped and saved. Continue with: {self._resume_command()}",
+            self._stop.number,
+        )
 
     def _snapshot(self, parts: dict[str, Any]) -> dict[str, Any]:
         """Content of a checkpoint, as a tree that shares memory with the running parts, of all processes together."""

@@ -17,6 +17,7 @@ import numpy as np
 from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
 from embodied.training.interrupt import STOPPING
+from embodied.viewer.origin import own_pages_only
 from embodied.viewer.panel import Panel
 from embodied.viewer.shapes import glb
 from embodied.viewer.viewable import Array, Scene
@@ -43,7 +44,7 @@ class Viewer:
         with needs_extra("viewer"):
             import viser  # pyright: ignore[reportMissingImports]
         logging.getLogger("websockets").setLevel(logging.WARNING)  # it tells of every connection
-        with contextlib.redirect_stdout(io.StringIO()):  # viser's banner
+        with contextlib.redirect_stdout(io.StringIO()), own_pages_only():  # viser's banner
             self._server = viser.ViserServer(HOST, port, verbose=False)
         self.port, self.row, self.broken = self._server.get_port(), 0, False
         if port and self.port != port:

@@ -7,7 +7,6 @@ this layout; no published weights have been loaded yet. Not read: FiLM, diffusio
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.saving.json_text import loads
 from policies.vla.openvla import SPACE, Prismatic
 from policies.vla.parallel import BINS
 from policies.vla.statistics import DEMONSTRATIONS, UNREADABLE, reason
@@ -135,7 +135,7 @@ def _mask(of: dict[str, Any]) -> list[bool]:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    said = json.loads((folder / "config.json").read_text())
+    said = loads((folder / "config.json").read_text(encoding="utf-8"))
     if said.get("model_type") != "openvla":
         raise ValueError(f"config.json is of type {said.get('model_type', 'unknown')}")
     vision = said.get("timm_model_ids", [])
@@ -157,7 +157,7 @@ def _statistics(folder: Path, settings: dict[str, Any], key: str | None, proprio
     if key == DEMONSTRATIONS:
         return None
     path = folder / "dataset_statistics.json"
-    found = json.loads(path.read_text()) if path.exists() else settings.get("norm_stats")
+    found = loads(path.read_text(encoding="utf-8")) if path.exists() else settings.get("norm_stats")
     instead = f"policy.unnorm_key={DEMONSTRATIONS} takes those of the demonstrations"
     if not found:
         raise ValueError(f"there are no statistics in dataset_statistics.json or config.json; {instead}")
@@ -184,7 +184,7 @@ def _part(folder: Path, name: str) -> dict[str, Tensor] | None:
 
 
 def _colours(folder: Path) -> tuple[list[list[float]], list[list[float]]]:
-    said = json.loads((folder / "preprocessor_config.json").read_text())
+    said = loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
     rounded = said.get("tvf_normalize_params")  # what the weights were trained with: bfloat16's idea of the means
     if rounded:
         return [each["mean"] for each in rounded], [each["std"] for each in rounded]

@@ -44,10 +44,12 @@ def publish(policy: TrainablePolicy, folder: Path, run: Path, *, peft: bool) -> 
         native.save_pretrained(folder)
         if isinstance(policy.inputs.tokenizer, Tokenizer):
             policy.inputs.tokenizer.tokenizer.save_pretrained(folder)
-    (folder / STATISTICS).write_text(json.dumps(_statistics(policy), indent=2) + "\n")
-    (folder / CONTRACT).write_text(policy.contract.to_json() + "\n")
+    (folder / STATISTICS).write_text(json.dumps(_statistics(policy), indent=2) + "\n", encoding="utf-8")
+    (folder / CONTRACT).write_text(policy.contract.to_json() + "\n", encoding="utf-8")
     report = run / "report.md"
-    (folder / CARD).write_text(card(policy, peft=peft, report=report.read_text() if report.exists() else ""))
+    (folder / CARD).write_text(
+        card(policy, peft=peft, report=report.read_text(encoding="utf-8") if report.exists() else ""), encoding="utf-8"
+    )
 
 
 def card(policy: Pi0Policy, *, peft: bool, report: str) -> str:

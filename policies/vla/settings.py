@@ -58,7 +58,7 @@ def read(folder: Path, expected_kind: str, *, adaptive: bool | None) -> Settings
         from huggingface_hub.errors import StrictDataclassError
         from transformers import PI0Config
 
-    fields = json.loads((folder / CONFIG).read_text())
+    fields = loads((folder / CONFIG).read_text(encoding="utf-8"))
     _check_kind(fields, expected_kind, adaptive)
     _check_values(fields)
     try:
@@ -120,7 +120,7 @@ def _modes(folder: Path, fields: Mapping[str, Any], kind: str) -> tuple[Mode, Mo
     """Normalisations of state and action: of LeRobot's processor, which it runs, or of its configuration."""
     mapping = dict(fields.get("normalization_mapping") or {})
     if (folder / PREPROCESSOR).exists():
-        for step in json.loads((folder / PREPROCESSOR).read_text()).get("steps", []):
+        for step in loads((folder / PREPROCESSOR).read_text(encoding="utf-8")).get("steps", []):
             name, options = str(step.get("registry_name", step.get("class", ""))), step.get("config") or {}
             if ("relative" in name.lower() or "delta" in name.lower()) and options.get("enabled", True):
                 raise ValueError(f"{PREPROCESSOR} has the step {name}, which is not supported")

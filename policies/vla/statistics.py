@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from embodied.errors import UserError
+from embodied.saving.json_text import loads
 
 STATISTICS = ("state_mean", "state_std", "action_mean", "action_std")
 PARTS, MEANS = ("state", "action"), ("mean", "std")
@@ -125,7 +125,7 @@ def reason(error: Exception) -> str:
 
 
 def _transformers(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
-    said = json.loads(path.read_text())
+    said = loads(path.read_text(encoding="utf-8"))
     if not (said.get("state_mean") and said.get("actions_mean")):
         return []  # about something else
     return _pairs(said, ("state_{}", "actions_{}"), names)
@@ -139,7 +139,7 @@ def _lerobot(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
 
 
 def _openpi(path: Path, names: Sequence[Sequence[str]]) -> Pairs:
-    said = json.loads(path.read_text())
+    said = loads(path.read_text(encoding="utf-8"))
     said = said.get("norm_stats", said)
     return [[said[of][what] for what in pair] for of, pair in zip(("state", "actions"), names, strict=True)]
 

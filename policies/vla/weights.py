@@ -5,7 +5,6 @@ All was tried with small models; no published weights have been loaded yet.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from torch import Tensor
 from embodied.command_line.compute import enough_memory
 from embodied.command_line.extras import needs_extra
 from embodied.errors import UserError
+from embodied.saving.json_text import loads
 from policies.vla import adapters, settings, statistics
 from policies.vla.adaptive import Pi05Model
 from policies.vla.model import Pi0Model
@@ -78,7 +78,7 @@ def published(weights: str, kind: str = "pi0", key: str | None = None) -> Publis
     if not (folder / adapters.CONFIG).exists():
         return _model(weights, folder, kind, key)
     with _reading(f"{told}: cannot read {adapters.CONFIG}"):
-        base = str(json.loads((folder / adapters.CONFIG).read_text())["base_model_name_or_path"])
+        base = str(loads((folder / adapters.CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"])
     own = list(folder.rglob("norm_stats.json"))  # then the key is about these
     found = _model(base, folder_of(base, kind), kind, statistics.DEMONSTRATIONS if own else key)
     adapters.read(found.model, folder, found.fingerprint)

@@ -50,10 +50,10 @@ def write(contract: Contract, scratch_bytes: int, directory: Path) -> dict[str, 
     for name in ("flight", *FLYING):
         shutil.copytree(C / name, directory / name)
     for name in FILLED:
-        filled = (directory / name).read_text()
+        filled = (directory / name).read_text(encoding="utf-8")
         for place, text in _places(contract, scratch_bytes).items():
             filled = filled.replace(f"@{place}@", text)
-        (directory / name).write_text(filled)
+        (directory / name).write_text(filled, encoding="utf-8")
     return {"stm32f405": WRITTEN, **dict.fromkeys(FLYING, WRITTEN)}
 
 

@@ -138,7 +138,7 @@ def _export_chunks(policy: Policy, network: ChunkNetwork, options: Export, direc
 def _finish(
     directory: Path, network: Network | ChunkNetwork, options: Export, written: dict[str, Any]
 ) -> dict[str, Any]:
-    (directory / CONTRACT).write_text(network.contract.to_json() + "\n")
+    (directory / CONTRACT).write_text(network.contract.to_json() + "\n", encoding="utf-8")
     description = {
         "target": options.target.value,
         "weights": options.weights.value,
@@ -192,8 +192,8 @@ def _write_c(network: Network, samples: Samples, options: Export, directory: Pat
         deployed, samples.inputs[CHECK_STEP], CHECK_TOLERANCE[options.weights], options.weights_sha256,
         options.conditions, options.margins,
     )  # fmt: skip
-    (directory / "policy.h").write_text(source.header)
-    (directory / "policy.c").write_text(source.code)
+    (directory / "policy.h").write_text(source.header, encoding="utf-8")
+    (directory / "policy.c").write_text(source.code, encoding="utf-8")
     shutil.copyfile(KERNELS, directory / KERNELS.name)
     written = examples.write(network.contract, source.scratch_bytes, directory)
     with tempfile.TemporaryDirectory() as work:

@@ -9,6 +9,7 @@ from typing import Any
 from embodied.contract import Contract
 from embodied.errors import UserError
 from embodied.saving import checkpoint, sealed
+from embodied.saving.json_text import loads
 
 RECORD, CONTRACT = "export.json", "contract.json"
 FORMAT = 2
@@ -51,7 +52,7 @@ def exported_contract(directory: Path) -> Contract:
         UserError: as `read_record`.
     """
     read_record(directory)
-    return Contract.from_dict(json.loads((directory / CONTRACT).read_text()))
+    return Contract.from_dict(loads((directory / CONTRACT).read_text(encoding="utf-8")))
 
 
 def read_contract(path: str) -> Contract:
@@ -67,6 +68,6 @@ def read_contract(path: str) -> Contract:
     if not file.is_file():
         return checkpoint.load_contract(given)
     try:
-        return Contract.from_dict(json.loads(file.read_text()))
+        return Contract.from_dict(loads(file.read_text(encoding="utf-8")))
     except json.JSONDecodeError as error:
         raise UserError(f"{file} is no JSON ({error}); expected the contract.json of an export") from error

@@ -20,6 +20,7 @@ STATUS = {
     "POLICY_WEIGHTS_DAMAGED": "policy_check: the constants are not those that were exported",
     "POLICY_OUTPUT_DIFFERS": "policy_check: the stored observation does not give the stored action",
     "POLICY_NOT_FINITE": "policy_act: an observation is infinite or not a number; the action is mid-range",
+    "POLICY_FAST_MATH": "policy_check: the compiler removed the tests for infinity and not a number",
 }
 
 
@@ -240,6 +241,14 @@ int policy_check(void)
   policy_reset();
   if (policy_crc32(&constants, sizeof constants) != constants_crc32) {
     return POLICY_WEIGHTS_DAMAGED;
+  }
+  for (int i = 0; i < 2; i++) {
+    volatile policy_word word = {0.0f}; /* volatile: the compiler does not know what it tests */
+    word.bits = i == 0 ? 0x7fc00000u : 0x7f800000u; /* not a number, infinity */
+    const float value = word.value;
+    if (policy_finite(&value, 1)) {
+      return POLICY_FAST_MATH;
+    }
   }
 @INFER@
   for (int i = 0; i < POLICY_OUTPUTS; i++) {

@@ -93,7 +93,7 @@ def call(command: Sequence[str | Path], directory: Path) -> str:
     try:
         result = subprocess.run(
             words, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-            timeout=TIME_LIMIT_S,
+            timeout=TIME_LIMIT_S, encoding="utf-8", errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise UserError(f"{Path(words[0]).name} did not end within {TIME_LIMIT_S} s") from error

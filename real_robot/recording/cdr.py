@@ -90,6 +90,8 @@ def decode_array(data: bytes, message_type: str, dtype: str) -> np.ndarray:
     Raises:
         UserError: for bytes of another message.
     """
+    if dtype not in _ARRAYS or message_type not in {_ARRAYS[dtype][0], IMAGE if dtype == "uint8" else ""}:
+        raise UserError(f"a {message_type} cannot hold an array of {dtype}")
     message = _decode(data, message_type)
     if message_type == IMAGE:
         channels = message.step // max(1, message.width)

@@ -119,6 +119,8 @@ def _episode(ticks: Sequence[Tick], contract: Contract, *, success: bool | None)
     for key, spec in contract.observation.items():
         if spec.privileged:
             continue
+        if missing := [tick.now_s for tick, reading in zip(ticks, readings, strict=True) if key not in reading]:
+            raise UserError(f"{key} is missing in the measurement at {missing[0]} s, though the contract has it")
         shapes = {reading[key].shape for reading in readings}
         if len(shapes) > 1:
             raise UserError(f"{key} changes its shape ({sorted(shapes)}) within an episode, which no dataset supports")

@@ -31,6 +31,7 @@ from embodied.errors import UserError
 from embodied.rollout import episodes as stored
 from embodied.rollout.episodes import SUCCEEDED, UNKNOWN, Episodes
 from embodied.rollout.pictures import encode_all
+from embodied.saving.files import rename
 from embodied.text import decode
 from real_robot.recording import driven
 from real_robot.recording.lerobot_files import OUTCOME
@@ -116,7 +117,7 @@ def _write(
         for task, episode in episodes:
             writer.add(task, episode)
         writer.finish()
-        temporary.rename(directory)
+        rename(temporary, directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return len(writer.episodes)
@@ -211,7 +212,7 @@ class _Writer:
         self._json("info", info)
         merged = {key: self._dataset_statistics(key) for key in self.stats[0]}
         self._json("stats", {key: {name: v.tolist() for name, v in found.items()} for key, found in merged.items()})
-        (self.directory / "meta/contract.json").write_text(self.contract.to_json() + "\n")
+        (self.directory / "meta/contract.json").write_text(self.contract.to_json() + "\n", encoding="utf-8")
 
     def _dataset_statistics(self, key: str) -> dict[str, Array]:
         """Statistics of all rows of a feature; of pictures merged from those of its episodes."""
@@ -296,7 +297,7 @@ class _Writer:
         self.pq.write_table(table, self.directory / path)
 
     def _json(self, name: str, content: dict[str, Any]) -> None:
-        (self.directory / f"meta/{name}.json").write_text(json.dumps(content, indent=4) + "\n")
+        (self.directory / f"meta/{name}.json").write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
 
 
 def _features(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract
 from embodied.errors import UserError
+from embodied.saving.json_text import loads
 from real_robot.robots.robot import Array
 
 VERSIONS = ("v2.0", "v2.1", "v3.0")
@@ -34,7 +35,7 @@ class Source:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         try:
-            self.info: dict[str, Any] = json.loads((directory / "meta/info.json").read_text())
+            self.info: dict[str, Any] = loads((directory / "meta/info.json").read_text(encoding="utf-8"))
             self.features: dict[str, Any] = self.info["features"]
             version = self.info["codebase_version"]
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
@@ -45,7 +46,7 @@ class Source:
             raise UserError(f"{directory}/meta/info.json does not tell dtype and shape of {', '.join(vague)}")
         path = directory / "meta/contract.json"
         try:
-            self.contract = Contract.from_dict(json.loads(path.read_text())) if path.exists() else None
+            self.contract = Contract.from_dict(loads(path.read_text(encoding="utf-8"))) if path.exists() else None
         except ValueError as error:
             raise UserError(f"cannot read {path}: {_line(error)}") from error
         self._films: dict[str, _Film] = {}
@@ -60,7 +61,7 @@ class Source:
         """Task texts by index."""
         lines = self.directory / "meta/tasks.jsonl"  # before v3
         if lines.exists():
-            rows = map(json.loads, lines.read_text().splitlines())
+            rows = map(loads, lines.read_text(encoding="utf-8").splitlines())
             return {row[TASK]: row["task"] for row in rows}
         with needs_extra("robot"):
             import pyarrow.parquet as pq

@@ -7,6 +7,7 @@ import copy
 import json
 import logging
 import math
+import os
 import queue
 import threading
 import time
@@ -20,7 +21,9 @@ import numpy as np
 from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract, TensorSpec
 from embodied.errors import UserError
+from embodied.saving.files import flush
 from real_robot.recording import cdr
+from real_robot.recording.mcap_file import RECORD_BYTES
 from real_robot.recording.recording import (
     END,
     FORMAT,
@@ -32,6 +35,7 @@ from real_robot.recording.recording import (
     Gap,
     Item,
     Tick,
+    header_crc32,
 )
 from real_robot.robots.robot import Array, Clock, Reading
 from real_robot.safety.safety import Verdict
@@ -54,7 +58,8 @@ ITEM_BYTES = 1024
 class Recorder:
     """Writes a recording in a background thread, so that the control loop never waits for a disk.
 
-    The file exists at `path` from the start: if the process is killed, everything up to the last second is readable. At
+    The file exists at `path` from the start, and every chunk is flushed to the disk: if the process is killed or the
+    power fails, everything up to the last second is readable. At
     most `capacity_bytes` of items wait to be written; further items are dropped, counted and reported, except for the
     beginnings, ends and outcomes of episodes.
 
@@ -207,8 +212,6 @@ class Recorder:
                 self._file.finish(self.dropped)
                 return
             self._file.write(item)
-            if self._waiting.empty():
-                self._file.stream.flush()
         except Exception as error:  # any error: a thread that dies would silently lose all that follows
             self._failure = self._failure or error
 
@@ -231,11 +234,24 @@ class _File:
         self._schemas: dict[str, int] = {}
         self._writer = Writer(self.stream, chunk_size=_chunk_bytes(contract))
         self._writer.start(profile="ros2", library="embodied-rl")
-        fields = {"format": FORMAT, "contract": contract.to_json(), "origin": json.dumps(origin)}
+        about = contract.to_json(), json.dumps(origin)
+        fields = {"format": FORMAT, "contract": about[0], "origin": about[1], "crc32": header_crc32(*about)}
         self._writer.add_metadata(METADATA, fields)
-        self.stream.flush()
+        self._sync()
+        flush(path.parent)  # the name of the file, too, survives a power failure
 
     def write(self, item: Item) -> None:
+        self._write(item)
+        if self.stream.tell() > self._synced:  # a chunk is whole
+            self._sync()
+
+    def _sync(self) -> None:
+        """Flush what is written to the disk."""
+        self.stream.flush()
+        os.fsync(self.stream.fileno())
+        self._synced = self.stream.tell()
+
+    def _write(self, item: Item) -> None:
         if isinstance(item, Tick):
             self._tick(item)
         elif isinstance(item, Decided):
@@ -250,7 +266,7 @@ class _File:
     def finish(self, dropped: int) -> None:
         self._writer.add_metadata(END, {"dropped": str(dropped)})
         self._writer.finish()
-        self.stream.flush()
+        self._sync()
 
     def _tick(self, tick: Tick) -> None:
         verdict, reading = tick.verdict, tick.reading
@@ -326,14 +342,21 @@ def _check_recordable(key: str, spec: TensorSpec) -> None:
         cdr.array_type(spec.dtype, spec.shape)
     except UserError as error:
         raise UserError(f"{key}: {error}") from error
+    size, largest = _spec_bytes(spec), RECORD_BYTES - CHUNK_BYTES[1]
+    if size > largest:
+        raise UserError(f"{key}: cannot record {size:,} bytes in one message; expected at most {largest:,}")
 
 
 def _chunk_bytes(contract: Contract) -> int:
     """Bytes of about a second of recording."""
     specs = [spec for spec in contract.observation.values() if not spec.privileged]
-    tick = sum(math.prod(abs(size) for size in spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs)
+    tick = sum(map(_spec_bytes, specs))
     least, most = CHUNK_BYTES
     return int(min(most, max(least, 2 * tick / contract.control_dt_s)))
+
+
+def _spec_bytes(spec: TensorSpec) -> int:
+    return math.prod(abs(size) for size in spec.shape) * np.dtype(spec.dtype).itemsize
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -7,21 +7,21 @@ contain enough to run a policy again: see `replay.py`.
 
 from __future__ import annotations
 
-import io
 import json
-import struct
+import logging
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from embodied.command_line.extras import needs_extra
 from embodied.contract import Contract
 from embodied.errors import UserError
-from real_robot.recording import cdr
+from real_robot.recording import cdr, mcap_file
 from real_robot.robots.robot import Array, Reading
 from real_robot.safety.safety import State, Verdict
 
+log = logging.getLogger(__name__)
 FORMAT = "1"
 METADATA, END = "embodied", "embodied_end"
 """Names of the metadata records at the beginning and at the end."""
@@ -83,9 +83,9 @@ Item = Episode | Ended | Decided | Tick | Gap
 
 
 class Recording:
-    """Reads what a `Recorder` wrote, even if the process was killed.
+    """Reads what a `Recorder` wrote, up to the first damage; also if the process was killed or the power failed.
 
-    After reading, `complete` says whether the recording ended normally.
+    After reading, `complete` says whether the recording ended normally, and `damage` what could not be read.
 
     Raises:
         UserError: if the file is missing or is not a recording.
@@ -93,49 +93,109 @@ class Recording:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.complete = False
-        header = next((record for record in _records(self.path) if _kind(record) == METADATA), None)
+        self.complete, self.damage = False, ""
+        expected = f"expected a recording of format {FORMAT}; other MCAP files hold no contract"
+        try:
+            header = next((each for each in mcap_file.records(self.path) if _kind(each) == METADATA), None)
+        except mcap_file.DamagedError as error:
+            raise UserError(f"{path}: {expected} ({error})") from error
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
         if header is None or header.metadata.get("format") != FORMAT:
-            raise UserError(f"{path}: expected a recording of format {FORMAT}; other MCAP files hold no contract")
-        self.contract = Contract.from_dict(json.loads(header.metadata["contract"]))
-        self.origin: dict[str, Any] = json.loads(header.metadata["origin"])
+            raise UserError(f"{path}: {expected}")
+        self.contract, self.origin = _header(self.path, header.metadata)
 
     def __iter__(self) -> Iterator[Item]:
         """The items in the order in which they were recorded."""
         collected: dict[str, Array] = {}
         for channel, schema, record in self._messages():
             name = channel.topic.removeprefix(ROOT + "/")
-            if schema.name == cdr.STRING:
-                yield _item(name, json.loads(cdr.decode_string(record.data)), collected)
+            try:
+                if schema.name == cdr.STRING:
+                    item = _item(name, json.loads(cdr.decode_string(record.data)), collected)
+                else:
+                    item = None
+                    collected[name] = cdr.decode_array(record.data, schema.name, channel.metadata["dtype"])
+            except Exception as error:  # content that no recorder wrote fails in many ways
+                return self._stop_at(channel.topic, error)
+            if item is not None:
                 collected = {}
-            else:
-                collected[name] = cdr.decode_array(record.data, schema.name, channel.metadata["dtype"])
+                yield item
 
     def outcomes(self) -> dict[int, bool]:
-        """Whether episodes were told to be successes, by their number from 0; nothing for others."""
-        number, found = -1, {}
+        """Outcomes of episodes, True for success, by the number of the episode from 0; nothing for unknown ones."""
+        number, outcomes = -1, {}
         for channel, _, record in self._messages():
             number += channel.topic == f"{ROOT}/episode"
             if channel.topic == f"{ROOT}/end":
-                found[number] = json.loads(cdr.decode_string(record.data))["success"]
-        return found
+                try:
+                    outcomes[number] = bool(json.loads(cdr.decode_string(record.data))["success"])
+                except Exception as error:  # as in __iter__
+                    self._stop_at(channel.topic, error)
+                    break
+        return outcomes
 
     def _messages(self) -> Iterator[tuple[Any, Any, Any]]:
         """Channel, schema and record of every message of ours; earlier versions also recorded topics of ROS."""
         schemas: dict[int, Any] = {}
         channels: dict[int, Any] = {}
-        for record in _records(self.path):
+        finished = False
+        for record in self._records():
             kind = _kind(record)
             if kind == "Schema":
                 schemas[record.id] = record
             elif kind == "Channel":
                 channels[record.id] = record
             elif kind == END:
-                self.complete = True
+                finished = True  # but the last chunk follows
             elif kind == "Message":
-                channel = channels[record.channel_id]
+                channel = channels.get(record.channel_id)
+                schema = channel and schemas.get(channel.schema_id)
+                if channel is None or schema is None:
+                    return self._stop(f"a message on the unknown channel {record.channel_id}")
                 if channel.topic.startswith(f"{ROOT}/"):
-                    yield channel, schemas[channel.schema_id], record
+                    yield channel, schema, record
+        self.complete = finished and not self.damage
+
+    def _records(self) -> Iterator[Any]:
+        """Records of the file up to its end or the first damage."""
+        try:
+            yield from mcap_file.records(self.path)
+        except mcap_file.DamagedError as error:
+            size = self.path.stat().st_size
+            self._stop(f"the first {error.offset:,} of {size:,} bytes can be read; {error}")
+        except OSError as error:
+            raise _unreadable(self.path, error) from error
+
+    def _stop_at(self, topic: str, error: Exception) -> None:
+        self._stop(f"a message on {topic} is damaged: {type(error).__name__}: {error}")
+
+    def _stop(self, damage: str) -> None:
+        """Note the `damage` that ends reading, and warn of it once."""
+        if not self.damage:
+            self.damage = " ".join(damage.split())
+            log.warning(f"{self.path} is not whole: {self.damage}")
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot read {path}: {type(error).__name__}: {error}")
+
+
+def _header(path: Path, metadata: dict[str, str]) -> tuple[Contract, dict[str, Any]]:
+    """Contract and origin of a recording, whose checksum earlier versions did not write."""
+    try:
+        contract, origin = metadata["contract"], metadata["origin"]
+        if "crc32" in metadata and metadata["crc32"] != header_crc32(contract, origin):
+            raise ValueError("its checksum does not match")
+        return Contract.from_dict(json.loads(contract)), json.loads(origin)
+    except Exception as error:  # a contract of other bytes fails in many ways
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{path}: the contract in its first record is damaged: {reason}") from error
+
+
+def header_crc32(contract: str, origin: str) -> str:
+    """Checksum of the first record, which stands in no chunk."""
+    return f"{zlib.crc32((contract + origin).encode()):08x}"
 
 
 def _item(name: str, fields: dict[str, Any], arrays: dict[str, Array]) -> Item:
@@ -163,29 +223,6 @@ def _item(name: str, fields: dict[str, Any], arrays: dict[str, Array]) -> Item:
 
 def _below(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
-
-
-def _records(path: Path) -> Iterator[Any]:
-    """Records of an MCAP file; a truncated file ends with its last complete chunk."""
-    with needs_extra("robot"):
-        from mcap.exceptions import EndOfFile, McapError
-        from mcap.stream_reader import StreamReader
-        from zstandard import ZstdError
-    try:
-        with _Whole(io.FileIO(path)) as file:
-            yield from StreamReader(file, validate_crcs=True).records
-    except EndOfFile:
-        return
-    except (OSError, ValueError, McapError, ZstdError, struct.error, MemoryError) as error:
-        raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
-
-
-class _Whole(io.BufferedReader):
-    """A file that hides its last bytes if fewer are left than requested."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(size)
-        return data if len(data) == size else b""
 
 
 def _kind(record: Any) -> str:  # noqa: ANN401 - mcap's

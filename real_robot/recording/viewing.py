@@ -199,4 +199,5 @@ def summary(recording: Recording) -> str:
     lines += [row.text() for row in rows[(rows[0].periods == 0) :]]
     lines += [f"{decisions} decisions of a policy"] * bool(decisions)
     lines += [f"{missing} items are missing: the disk was too slow"] * bool(missing)
+    lines += [f"it is not whole: {recording.damage}"] * bool(recording.damage)
     return "\n".join(lines + ["it was not finished: the end is missing"] * (not recording.complete))

@@ -85,7 +85,7 @@ class Processes:
         """
         file = self.directory / f"{name}.yaml"
         given = {"autostart": "unconfigured"} | dict(parameters)
-        file.write_text(yaml.safe_dump({f"/{name}": {"ros__parameters": given}}))
+        file.write_text(yaml.safe_dump({f"/{name}": {"ros__parameters": given}}), encoding="utf-8")
         command = [sys.executable, "-m", f"{PROGRAMS}.{program or name}", "--ros-args"]
         for old, new in ({"__node": name} | dict(remap or {})).items():
             command += ["-r", f"{old}:={new}"]
@@ -171,7 +171,7 @@ class Processes:
 
     def said(self, name: str) -> str:
         """The last lines of output of node `name`."""
-        return " | ".join(self._log(name).read_text(errors="replace").splitlines()[-5:])
+        return " | ".join(self._log(name).read_text(errors="replace", encoding="utf-8").splitlines()[-5:])
 
     def stop(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """End one process and wait for it."""

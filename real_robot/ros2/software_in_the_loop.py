@@ -89,7 +89,9 @@ def _start_controller(nodes: Any, wanted: Episodes) -> None:  # noqa: ANN401 - P
 
     timeout_s = 5.0 * read_contract(wanted.checkpoint).control_dt_s
     limits = nodes.directory / "limits.yaml"
-    limits.write_text(json.dumps({"observation_timeout_s": timeout_s, "command_timeout_s": timeout_s}))
+    limits.write_text(
+        json.dumps({"observation_timeout_s": timeout_s, "command_timeout_s": timeout_s}), encoding="utf-8"
+    )
     common = {"checkpoint": wanted.checkpoint, "use_sim_time": True, "limits": str(limits)}
     patient = {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S, "liveliness_s": HEARTBEAT_TIMEOUT_S}
     nodes.start("safety_node", common | patient)
@@ -163,7 +165,7 @@ def run(arguments: list[str]) -> None:
     log.info(json.dumps(record, indent=2))
     if wanted.output:
         with complete_or_absent(Path(wanted.output)) as temporary:
-            temporary.write_text(json.dumps(record, indent=2) + "\n")
+            temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
 def describe(_: list[str]) -> str:

@@ -27,6 +27,8 @@ from real_robot.robots.robot import Array, Clock, Reading
 
 LATENCIES, QUANTILE = 50, 0.95
 """The planned latency is this quantile of this many recent ones."""
+BACK_OFF_S = 0.1, 5.0
+"""First and longest pause after a connection error; each further one in a row doubles the pause."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +49,17 @@ class _Inference:
         self.stamp_s, self.overlap = stamp_s, overlap
         self.decision: Decision | None = None
         self.error = ""
+        self.transient = False
         self.finished_s = math.inf
         self._call, self._clock = call, clock
 
     def run(self) -> None:
-        """Call the policy; an exception is stored as `error`."""
+        """Call the policy; an exception is stored as `error`, which is `transient` if the server was not reached."""
         try:
             self.decision = self._call()
         except Exception as error:  # any error of a policy is a reason to stop, not to crash the control loop
             self.error = f"inference failed: {type(error).__name__}: {error}"
+            self.transient = isinstance(error, OSError)
         self.finished_s = self._clock()
 
 
@@ -68,6 +72,10 @@ class ChunkExecutor:
     back, chunks of before are forgotten; a reading from the future counts as one of now. Recurrent policies get their
     memory, policies with H = 1 may miss one reading. Deterministic if `clock` is and inference runs inline. The policy
     never sees a reading that is not finite; actions that are not finite end the episode.
+
+    If the policy's server cannot be reached or misses its deadline (OSError), the running chunk is dropped, so that the
+    robot holds, and inference starts again from a reading that was taken after the pause of `BACK_OFF_S`. Any other
+    error of the policy lasts until `reset`.
 
     Args:
         policy: its contract has to fit `contract`.
@@ -123,9 +131,9 @@ class ChunkExecutor:
         self._memory = Memory(self._policy, 1, self._device)
         self._chunk: _Chunk | None = None
         self._pending: _Inference | None = None
-        self._now_s = self._stamp_s = -math.inf
-        self._sequence = -1
-        self._error, self._fault, self._reason = "", "", ""
+        self._now_s = self._stamp_s = self._resume_s = -math.inf
+        self._sequence, self._failures = -1, 0
+        self._error, self._interruption, self._fault, self._reason = "", "", "", ""
 
     def ask(self, policy: Policy) -> None:
         """Ask `policy` from now on, which is the same one, watched by a recorder."""
@@ -136,7 +144,7 @@ class ChunkExecutor:
         now_s = self._clock()
         self._take_up(now_s)
         stamp_s = min(reading.stamp_s, now_s)
-        stale = reading.sequence <= self._sequence or stamp_s <= self._stamp_s
+        stale = reading.sequence <= self._sequence or stamp_s <= self._stamp_s or stamp_s < self._resume_s
         if stale or self._error or self._pending or not self._due(stamp_s):
             return
         self._fault = reading.fault
@@ -202,7 +210,8 @@ class ChunkExecutor:
         """Switch to the chunk that has arrived, if any; no action has a time any more once the clock has gone back."""
         if now_s < self._now_s:
             self._chunk = self._pending = None
-            self._stamp_s, self._sequence = -math.inf, -1
+            self._stamp_s = self._resume_s = -math.inf
+            self._sequence = -1
         self._now_s = now_s
         found = self._pending
         if found is None:
@@ -210,16 +219,26 @@ class ChunkExecutor:
         arrived_s = max(found.finished_s, found.stamp_s + self._latency_s)
         if self._worker and not self._worker.alive and found.finished_s == math.inf:
             self._error = "the inference thread has died"
-        if found.error or self._error:
+        if found.transient and not self._error:
+            self._interrupt(found.error, now_s)
+        elif found.error or self._error:
             self._error, self._pending = self._error or found.error, None
         elif found.decision is not None and now_s >= arrived_s - 1e-6:
-            self._pending = None
+            self._pending, self._interruption, self._failures = None, "", 0
             self._latencies.append(arrived_s - found.stamp_s)
             self._memory.keep([found.decision])
             actions = found.decision.actions
             order = self._binding.action
             commands = (actions if order is None else actions[..., order.to(actions.device)])[0].cpu().numpy()
             self._chunk = _Chunk(actions, commands, self._start_s(found, now_s))
+
+    def _interrupt(self, error: str, now_s: float) -> None:
+        """Drop the chunk after a connection error; readings of the next pause start no inference."""
+        first, longest = BACK_OFF_S
+        self._chunk = self._pending = None
+        self._interruption = error
+        self._resume_s = now_s + min(longest, first * 2.0 ** min(self._failures, 30))
+        self._failures += 1
 
     def _start_s(self, found: _Inference, now_s: float) -> float:
         """Time of the first action of a chunk that has arrived."""
@@ -233,7 +252,7 @@ class ChunkExecutor:
         if self._error:
             return self._error
         if self._chunk is None:
-            return self._fault or "no chunk yet"
+            return self._fault or self._interruption or "no chunk yet"
         waited = (
             f"inference has taken {now_s - self._pending.stamp_s:.3f} s"
             if self._pending

@@ -125,7 +125,7 @@ class PolicyClient:
         message |= {key: _row(value) for key, value in observation.items() if key != STARTED}
         if self._ours:
             message[OPTIONS] = _options(deterministic, generator, running)
-        reply = self._ask(pack(message))
+        reply = self._ask(message)
         actions = reply.get("actions")
         shape = (self.contract.horizon, *self.contract.action.shape)
         if not isinstance(actions, np.ndarray) or actions.shape != shape:
@@ -137,7 +137,7 @@ class PolicyClient:
         batch = torch.from_numpy(actions.astype(np.float32, copy=False)).unsqueeze(0)
         return Decision(batch, TensorDict(sample, batch_size=[1]), torch.full((1, 1, 1), torch.nan))
 
-    def _ask(self, data: bytes) -> dict[str, Any]:
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a request; repeat it once if the connection was lost, because a server keeps no state."""
         from websockets.exceptions import ConnectionClosed
 
@@ -147,7 +147,9 @@ class PolicyClient:
             try:
                 if self._connection is None:
                     self._check_same(self._connect(until))
-                return self._exchange(data, until)
+                if self._ours:
+                    message[OPTIONS]["deadline_s"] = max(1e-3, until - time.monotonic())
+                return self._exchange(pack(message), until)
             except ConnectionClosed as error:
                 self._drop()
                 reason = error
@@ -198,9 +200,13 @@ class PolicyClient:
         except (InvalidHandshake, ConnectionClosed, OSError) as error:
             self._drop()
             raise ConnectionError(f"cannot reach the policy server {self.uri}: {error}") from error
-        if isinstance(greeting, str):
-            raise UserError(f"{self.uri} is no policy server: it greets with text")
-        return unpack(greeting)
+        try:
+            if isinstance(greeting, str):
+                raise UserError(f"{self.uri} is no policy server: it greets with text")
+            return unpack(greeting)
+        except UserError:
+            self._drop()
+            raise
 
 
 def _plain(contract: Contract) -> dict[str, Any]:

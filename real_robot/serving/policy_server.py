@@ -12,8 +12,11 @@ import http
 import logging
 import math
 import socket
+import statistics
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -44,6 +47,8 @@ LOOPBACK = "127.0.0.1", "::1", "localhost"
 ROWS = 1024
 """Largest assumed number of rows along an axis of variable length."""
 OVERHEAD_BYTES = 64 << 10
+DURATIONS = 20
+"""Number of recent decisions whose median duration is expected of the next one."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,8 @@ class ServerLimits:
 class PolicyServer:
     """Serves `policy`, on `device`, to clients with `token`; a context manager that serves in a background thread.
 
-    Without encryption: use a tunnel across machines.
+    Without encryption: use a tunnel across machines. The policy does not compute for a client that has left, or for a
+    request whose deadline has passed; nor, while others wait, for one whose answer would come after its deadline.
 
     Args:
         policy: answers requests one at a time.
@@ -171,13 +177,17 @@ class PolicyServer:
             while True:
                 request = await asyncio.wait_for(connection.recv(), self._limits.idle_s)
                 self._idle_since[connection] = math.inf
-                answer = await self._loop.run_in_executor(self._worker, self._answerer.answer, request)
+                answer = await self._answer(connection, request)
+                self._idle_since[connection] = time.monotonic()
+                if answer is None:
+                    log.warning(f"dropped a request of {connection.remote_address}, which left, or its deadline passed")
+                    await connection.close(CLOSE_LATER, "the deadline of the request has passed")
+                    return
                 await self._send(connection, answer)
                 if isinstance(answer, str):
                     log.warning(f"refused {connection.remote_address}: {answer}")
                     await connection.close(CLOSE_REFUSED, "refused; see the message before")
                     return
-                self._idle_since[connection] = time.monotonic()
         except TimeoutError:
             log.warning(f"{connection.remote_address} stalled; connection closed")
             connection.transport.abort()
@@ -185,6 +195,21 @@ class PolicyServer:
             pass
         finally:
             self._idle_since.pop(connection, None)
+
+    async def _answer(self, connection: ServerConnection, request: bytes | str) -> bytes | str | None:
+        """The answer to `request`; None if the client has left, or the deadline of the request has passed."""
+        work = self._worker.submit(self._answerer.answer, request, time.monotonic(), self._others_wait)
+        answer, departure = asyncio.wrap_future(work), self._loop.create_task(connection.wait_closed())
+        try:
+            await asyncio.wait((answer, departure), return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() else None
+        finally:
+            answer.cancel()  # which takes a request that still waits out of the queue
+            departure.cancel()
+
+    def _others_wait(self) -> bool:
+        """Whether more than one request is unanswered; called by the worker."""
+        return list(self._idle_since.values()).count(math.inf) > 1
 
     def _spare(self) -> ServerConnection | None:
         """The client that has been idle longest, if for long enough."""
@@ -224,15 +249,23 @@ class _Answerer:
         self.greeting = pack(metadata)
         action = TensorSpec((policy.contract.horizon, *policy.contract.action.shape))
         self.frame_bytes = OVERHEAD_BYTES + 2 * sum(_bytes(spec) for spec in [*self.specs.values(), action])
+        self._durations_s = deque[float](maxlen=DURATIONS)
 
-    def answer(self, request: bytes | str) -> bytes | str:
-        """Actions for a request, or a one-line error."""
-        started = time.perf_counter()
+    def answer(self, request: bytes | str, received_s: float, others_wait: Callable[[], bool]) -> bytes | str | None:
+        """Actions for a request received at `received_s` of monotonic time, or a one-line error.
+
+        None if its deadline has passed, or probably will have passed before the answer while `others_wait`.
+        """
+        started = time.monotonic()
         try:
             if isinstance(request, str):
                 raise UserError("expected a binary message, got text")
             message = unpack(request)
-            decision = self._decide(message, _Options.of(message.pop(OPTIONS, {})))
+            options = _Options.of(message.pop(OPTIONS, {}))
+            left_s = received_s + options.deadline_s - time.monotonic()
+            if left_s <= 0.0 or (left_s < self._expected_s() and others_wait()):
+                return None
+            decision = self._decide(message, options)
         except UserError as error:
             return " ".join(str(error).split())
         except Exception:
@@ -243,7 +276,11 @@ class _Answerer:
             reply[MEMORY] = _array(decision.sample[MEMORY])
         if broken := [key for key, value in reply.items() if not np.isfinite(value).all()]:
             return f"the policy's {' and '.join(broken)} are not finite, though its observation is"
-        return pack(reply | {"server_timing": {"infer_ms": 1e3 * (time.perf_counter() - started)}})
+        self._durations_s.append(time.monotonic() - started)
+        return pack(reply | {"server_timing": {"infer_ms": 1e3 * self._durations_s[-1]}})
+
+    def _expected_s(self) -> float:
+        return statistics.median(self._durations_s) if self._durations_s else 0.0
 
     def _decide(self, message: dict[str, Any], options: _Options) -> Decision:
         arrays = {key: self._checked(key, spec, _given(message, key, spec)) for key, spec in self.specs.items()}
@@ -312,16 +349,21 @@ class _Options:
     deterministic: bool = True
     seed: int = 0
     running: dict[str, Any] | None = None
+    deadline_s: float = math.inf
 
     @staticmethod
     def of(given: object) -> _Options:
         try:
             options = _Options(**given)  # type: ignore[arg-type]
         except TypeError as error:
-            raise UserError(f"{OPTIONS}: expected deterministic, seed and running, got {given!r:.80}") from error
+            expected = "deterministic, seed, running and deadline_s"
+            raise UserError(f"{OPTIONS}: expected {expected}, got {given!r:.80}") from error
         kinds = type(options.deterministic), type(options.seed)
-        if kinds != (bool, int) or not isinstance(options.running, dict | None) or not 0 <= options.seed < 2**63:
-            raise UserError(f"{OPTIONS}: expected a bool, a number and a map, got {given!r:.80}")
+        numeric = type(options.deadline_s) in (int, float)
+        if kinds != (bool, int) or not numeric or not isinstance(options.running, dict | None):
+            raise UserError(f"{OPTIONS}: expected a bool, a number, a map and seconds, got {given!r:.80}")
+        if not 0 <= options.seed < 2**63 or not options.deadline_s > 0.0:
+            raise UserError(f"{OPTIONS}: expected a seed of 0 to 2^63 - 1 and deadline_s above 0, got {given!r:.80}")
         return options
 
 

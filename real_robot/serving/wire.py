@@ -7,8 +7,8 @@ the contract (`embodied.text`) may be sent as a string or a list of strings; an 
 it, PROMPT.
 
 Our server adds "contract", and if they apply "initial_memory" and "inpaints", to the metadata. Our client adds the key
-OPTIONS to an observation, a map of "deterministic", "seed" and "running". Other clients and servers ignore or omit
-these.
+OPTIONS to an observation, a map of "deterministic", "seed", "running" and "deadline_s", the seconds for which it waits
+for the answer. Other clients and servers ignore or omit these.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,11 @@ from embodied.policy import Policy
 from embodied.saving.checkpoint import results_folder
 from embodied.task import Task
 from embodied.viewer.options import ViewerOptions
+
+LATE = re.compile(
+    r"latency\.|task\.(guard|processes|python|step_limit|tasks|id|mdp|options|overrides|assets)=|task\.randomisation\."
+)
+"""Options of train.py that may differ from training, or have to be repeated (`embodied.command_line.foreign`)."""
 
 
 @dataclass

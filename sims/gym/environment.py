@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -18,11 +20,12 @@ from torch import Tensor
 
 from embodied.engine import Outcome, RestorableEngine
 from embodied.errors import UserError
+from embodied.evaluation.evaluation import SUCCESS_AT_RESET
 from embodied.seeding import derive
 from sims.gym.spaces import Actions, Array, Observations, contract
 
 SUCCESS = "is_success", "success"
-"""What a step's info says of success, the first that is there."""
+"""Keys of success in the info of a step or a reset, the first that is there."""
 
 
 class GymEnvironment(RestorableEngine):
@@ -73,12 +76,17 @@ class GymEnvironment(RestorableEngine):
         self._seen = Observations(first.observation_space, num_envs)
         self._taken_actions: list[list[Array]] = [[] for _ in self.worlds]
         self._returns = np.zeros(num_envs)
+        self._begun_with_success = np.full(num_envs, np.nan)  # as the info of the reset says, NaN: it does not say
 
     def begin(self, ids: Tensor, starts: Tensor) -> None:
         """Reset the worlds with the seeds of `starts`."""
         rows, first = ids.tolist(), []
         for row, start in zip(rows, starts.tolist(), strict=True):
-            first.append(self.worlds[row].reset(seed=derive(start, self.id, self.split) % (1 << 31))[0])
+            observation, info = self.worlds[row].reset(seed=derive(start, self.id, self.split) % (1 << 31))
+            first.append(observation)
+            if (success := _success(info)) is not None:
+                self.has_success = True
+                self._begun_with_success[row] = success
             self._taken_actions[row], self._returns[row] = [], 0.0
         if broken := self._seen.read(rows, first):
             start = int(starts[rows.index(broken[0])])
@@ -111,6 +119,8 @@ class GymEnvironment(RestorableEngine):
         if self.has_success:
             success = self._succeeded(success, terminated | truncated | diverged, executed)
             metrics = {"return": torch.from_numpy(self._returns.copy())}
+            if np.isfinite(self._begun_with_success).any():
+                metrics[SUCCESS_AT_RESET] = torch.from_numpy(self._begun_with_success.copy())
         flags = (terminated, success, truncated, diverged)
         return Outcome(reward.astype(np.float32), executed, *flags, metrics, has_success=self.has_success)
 
@@ -138,7 +148,7 @@ class GymEnvironment(RestorableEngine):
         begun = (self.start >= 0).nonzero().squeeze(1)
         self.begin(begun, self.start[begun])
         for row in begun.tolist():
-            seen = [self._step(row, action)[0] for action in state["actions"][row].numpy()]
+            seen = [self._step(row, action.copy())[0] for action in state["actions"][row].numpy()]
             self._seen.read([row] * bool(seen), seen[-1:])
         self._returns = np.array(state["returns"])
         for name, seen in self.observe().items():
@@ -149,15 +159,15 @@ class GymEnvironment(RestorableEngine):
                 )
 
     def _step(self, row: int, action: Array) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """What world `row` tells after `action`, which is remembered."""
-        self._taken_actions[row].append(action)
+        """Step world `row`; the history has a copy of `action`, which the world may modify."""
+        self._taken_actions[row].append(action.copy())
         return self.worlds[row].step(action)
 
     def _heard(self, infos: Sequence[dict[str, Any]]) -> list[bool]:
         """Whether each of `infos` says that its world succeeded."""
-        said = [info.get(SUCCESS[0], info.get(SUCCESS[1])) for info in infos]
+        said = [_success(info) for info in infos]
         self.has_success = self.has_success or any(each is not None for each in said)
-        return [each is not None and bool(each) for each in said]
+        return [bool(each) for each in said]
 
     def _succeeded(self, said: Array, ended: Array, executed: Array) -> Array:
         """Whether episodes that end now succeeded, [N] bool: as `ended` tells, or at the step limit."""
@@ -166,12 +176,22 @@ class GymEnvironment(RestorableEngine):
         return success & (ended | late)
 
 
+def _success(info: Mapping[str, Any]) -> bool | None:
+    """Success in the `info` of a step or a reset; None if it does not tell."""
+    success = info.get(SUCCESS[0], info.get(SUCCESS[1]))
+    return None if success is None else bool(success)
+
+
 def make(id: str, step_limit: int | None = None, options: Mapping[str, Any] | None = None) -> gymnasium.Env:
     """One world of environment `id`; "module:Id-v0" imports the module that registers it first.
+
+    The module may lie in the working directory.
 
     Raises:
         UserError: where it is not there, lacks a package or a time limit, resets itself, or refuses `options`.
     """
+    if ":" in id and (here := str(Path.cwd())) not in sys.path:  # a module of one's own, wherever train.py lies
+        sys.path.append(here)
     try:
         world = gymnasium.make(id, max_episode_steps=step_limit, disable_env_checker=True, **(options or {}))
     except gymnasium.error.UnregisteredEnv as error:

@@ -51,7 +51,10 @@ def _complete(folder: Path) -> bool:
 
 def _downloaded() -> list[Path]:
     """Copies of stock LIBERO or the hub client in the user's cache; nothing is downloaded."""
-    copies = [Path.home() / ".cache" / "libero" / "assets"]
+    try:
+        copies = [Path.home() / ".cache" / "libero" / "assets"]
+    except RuntimeError:  # a user without a home directory
+        copies = []
     try:
         from huggingface_hub import snapshot_download
     except ImportError:

@@ -13,15 +13,14 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from embodied.command_line.extras import needs_extra
 from embodied.command_line.progress import Progress
 from embodied.errors import UserError
 from embodied.rollout.episodes import Episodes, EpisodeWriter
+from sims.libero import hdf5
 from sims.libero.assets import Assets
 from sims.libero.expert.demonstrations import worded
 from sims.libero.language import Wordings
@@ -133,40 +132,35 @@ def read_file(path: Path, scene: Scene) -> Iterator[Demonstration]:
     Raises:
         UserError: naming the file, the episode and what is wrong with it.
     """
-    with needs_extra("libero"):
-        import h5py
-    try:
-        with h5py.File(path, "r") as file:
-            _check_controller(path, file["data"].attrs["env_args"])
-            names = sorted((name for name in file["data"] if name.startswith("demo_")), key=lambda name: int(name[5:]))
-            for name in names:
-                yield _demonstration(f"{path}, {name}", file["data"][name], scene)
-    except (OSError, KeyError, ValueError) as error:
-        raise UserError(f"cannot read LIBERO demonstrations from {path}: {_line(error)}") from error
+    _check_controller(path, hdf5.read_attributes(path).env_args)
+    for episode in hdf5.read_episodes(path):
+        yield _demonstration(f"{path}, {episode.name}", episode, scene)
 
 
-def _demonstration(place: str, group: Any, scene: Scene) -> Demonstration:  # noqa: ANN401 - h5py's
-    states, actions = (np.asarray(group[name][()], np.float64) for name in ("states", "actions"))
+def _demonstration(place: str, episode: hdf5.RawEpisode, scene: Scene) -> Demonstration:
+    states, actions = episode.states, episode.actions
     width = 1 + scene.model.nq + scene.model.nv
     if states.ndim != 2 or states.shape[1] != width or actions.shape != (len(states), 7) or not len(states):
         expected = f"states [T, {width}] and actions [T, 7] of {scene.task.name}"
         raise UserError(f"{place}: expected {expected}, got {list(states.shape)} and {list(actions.shape)}")
     if not (np.isfinite(states).all() and np.isfinite(actions).all()):
         raise UserError(f"{place}: expected finite states and actions, got nan or infinity")
-    return Demonstration(states, actions, *_fixtures(place, group.attrs.get("model_file"), scene))
+    return Demonstration(states, actions, *_fixtures(place, episode.model_file, scene))
 
 
-def _fixtures(place: str, model: str | None, scene: Scene) -> tuple[Array, Array]:
+def _fixtures(place: str, model: str, scene: Scene) -> tuple[Array, Array]:
     """Positions [nbody, 3] m and quaternions [nbody, 4] of our bodies, with the fixtures as in the MJCF `model`."""
     position, quaternion = scene.model.body_pos.copy(), scene.model.body_quat.copy()
     if not scene.fixtures:
         return position, quaternion
     try:
-        bodies = {body.get("name"): body for body in ET.fromstring(model or "").iter("body")}
+        bodies = {body.get("name"): body for body in ET.fromstring(model).iter("body")}
         for fixture in scene.fixtures:
             body = bodies[f"{fixture.name}_main"]
             position[fixture.body] = np.array(body.get("pos", "0 0 0").split(), float)
             quaternion[fixture.body] = np.array(body.get("quat", "1 0 0 0").split(), float)
+        if not (np.isfinite(position).all() and np.isfinite(quaternion).all()):
+            raise ValueError("a place that is not finite")
     except (ET.ParseError, KeyError, ValueError) as error:
         names = ", ".join(fixture.name for fixture in scene.fixtures)
         raise UserError(f"{place}: expected the attribute model_file, MJCF that places {names}: {error}") from error
@@ -202,24 +196,18 @@ def _by_task(paths: Sequence[Path], tasks: Sequence[Task]) -> list[list[Path]]:
 
 def _task_of(path: Path) -> tuple[str, str]:
     """Suite and name of the task in a file, from its BDDL file's name."""
-    with needs_extra("libero"):
-        import h5py
-    try:
-        with h5py.File(path, "r") as file:
-            bddl = Path(str(file["data"].attrs["bddl_file_name"]))
-    except (OSError, KeyError, ValueError) as error:
-        raise UserError(f"cannot read LIBERO demonstrations from {path}: {_line(error)}") from error
+    bddl = Path(hdf5.read_attributes(path).bddl_file_name)
     return bddl.parent.name, bddl.stem
 
 
 def _check_controller(path: Path, env_args: str) -> None:
     """Raise UserError unless actions have our meaning and rate."""
-    options = json.loads(env_args).get("env_kwargs", {})
-    got = {name: options.get("controller_configs", {}).get(name) for name in CONTROLLER}
-    rate = options.get("control_freq")
+    try:
+        options = json.loads(env_args).get("env_kwargs", {})
+        got = {name: options.get("controller_configs", {}).get(name) for name in CONTROLLER}
+        rate = options.get("control_freq")
+    except (ValueError, AttributeError, RecursionError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"cannot read LIBERO demonstrations from {path}: env_args is damaged: {reason}") from error
     if got != CONTROLLER or rate != 20:
         raise UserError(f"{path}: expected actions of {CONTROLLER} at 20 Hz in env_args, got {got} at {rate} Hz")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

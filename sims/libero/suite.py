@@ -83,7 +83,7 @@ def package_folder(package: str) -> Path:
 def _task_map() -> dict[str, list[str]]:
     """Task names by suite, in benchmark order: the literal assigned in hf-libero's task map."""
     path = package_folder("libero") / "libero" / "benchmark" / "libero_suite_task_map.py"
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign):
             return ast.literal_eval(node.value)
     raise UserError(f"{path}: no task map found; reinstall with `{INSTALL}`")

@@ -5,6 +5,7 @@ Letters in shape comments: N worlds, M worlds that begin an episode, A action di
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -125,8 +126,10 @@ class Mdp:
         with needs_extra("mjcf"):
             import mujoco
         try:
-            if isinstance(self.MODEL, Path):
-                return mujoco.MjModel.from_xml_path(str(self.MODEL))
+            if isinstance(self.MODEL, Path) or "<" not in self.MODEL:
+                owner = next(each for each in type(self).__mro__ if "MODEL" in vars(each))
+                folder = Path(inspect.getfile(owner)).parent  # a relative path begins at the file of the task
+                return mujoco.MjModel.from_xml_path(str(folder / self.MODEL))
             return mujoco.MjModel.from_xml_string(self.MODEL)
         except ValueError as error:
             raise UserError(f"MuJoCo cannot read the model of {type(self).__name__}: {error}") from error

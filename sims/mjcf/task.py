@@ -122,6 +122,8 @@ def found(name: str) -> Mdp:
         assert spec.loader
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # dataclasses look their module up
+        if (folder := str(path.resolve().parent)) not in sys.path:  # it may import modules beside it
+            sys.path.append(folder)
         spec.loader.exec_module(module)
     elif name in SHIPPED:
         with needs_extra("mjcf"):

@@ -118,7 +118,7 @@ def _downhill(T: Tensor, dim: int) -> Tensor:
 
 @cache
 def _library() -> Any:  # noqa: ANN401 - a library has the functions it has
-    compiled = native.load(Path(__file__).with_name("native.c").read_text())
+    compiled = native.load(Path(__file__).with_name("native.c").read_text(encoding="utf-8"))
     assert compiled is not None
     long, pointer = ctypes.c_long, ctypes.c_void_p
     compiled.lengths.argtypes, compiled.lengths.restype = [long, long, ctypes.c_float, pointer, pointer], None

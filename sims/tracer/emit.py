@@ -25,7 +25,7 @@ HEAD = f"#include <math.h>\n#include <string.h>\n#define INLINE static inline\n{
 
 def c_source(traces: list[Trace]) -> str:
     """C of several programs; each has a block function and an entry point, see `_entry`."""
-    head = f"{HEAD}#define LANES {LANES}\n{FUNCTIONS.read_text()}"
+    head = f"{HEAD}#define LANES {LANES}\n{FUNCTIONS.read_text(encoding='utf-8')}"
     parts = [_block(trace) + _entry(trace) + (_repeated_entry(trace) if trace.repeat else "") for trace in traces]
     return "\n".join([head, *parts])
 

@@ -72,7 +72,9 @@ def source(step: Program, observed: int) -> str:
         "MAX_CONSTANTS": MAX_CONSTANTS, "STEP_BLOCK": f"{step.name}_block", "STEP_VJP_BLOCK": f"{step.name}_vjp_block",
         "CONSTANTS(x, lane)": ", ".join(arguments),
     }  # fmt: skip
-    return "\n".join((*(f"#define {name} {value}" for name, value in defined.items()), SOURCE.read_text()))
+    return "\n".join(
+        (*(f"#define {name} {value}" for name, value in defined.items()), SOURCE.read_text(encoding="utf-8"))
+    )
 
 
 def run(

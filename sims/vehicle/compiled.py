@@ -17,7 +17,7 @@ def library() -> Any:  # noqa: ANN401 - a library has the functions it has
     """The compiled functions; needs a compiler, see `native.compiler`."""
     indices = ", ".join((*map(str.upper, PARAMETERS), "PARAMETERS"))
     head = f"{counter_rng.C_SOURCE}enum {{ {indices} }};\n"
-    compiled = native.load(head + Path(__file__).with_name("native.c").read_text())
+    compiled = native.load(head + Path(__file__).with_name("native.c").read_text(encoding="utf-8"))
     long, number, pointer = ctypes.c_long, ctypes.c_float, ctypes.c_void_p
     shapes = [long, pointer, long, pointer]
     types = {

@@ -45,7 +45,7 @@ def page(record: Record, directory: Path, commands: Sequence[str]) -> str:
     `record` is the content of report.json.
     """
     here = Path(__file__)
-    style, script = (here.with_suffix(suffix).read_text() for suffix in (".css", ".js"))
+    style, script = (here.with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js"))
     sections = [
         _header(record),
         _video(directory),
@@ -310,7 +310,7 @@ def _ends(marks: Sequence[Mark], measure: str) -> tuple[float, float]:
 
 def _metrics(row: Record) -> list[str]:
     known = {"stage", "title", "distribution", "success", "return", "low", "high", "episodes", "step_limit"}
-    return [name for name in row if name not in known | {"diverged", "pushed", "repeatable", "per_task"}]
+    return [name for name in row if name not in known | {"diverged", "pushed", "immediate", "repeatable", "per_task"}]
 
 
 def _title(record: Record, stage: str) -> str:

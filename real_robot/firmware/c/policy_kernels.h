@@ -10,6 +10,12 @@
 
 #include <stdint.h>
 
+/* Such compilers drop the tests for infinity and not a number: a lost measurement would become full throttle. Sums in
+   another order (-funsafe-math-optimizations, with which PX4 is compiled) only round differently. */
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "compile the policy without -ffast-math, -Ofast and -ffinite-math-only: it has to recognise infinity"
+#endif
+
 typedef union {
   float value;
   uint32_t bits;

@@ -27,7 +27,7 @@ def load_policy(settings: PolicySettings) -> Policy:
     if settings.server:
         if not settings.token_file:
             raise UserError("expected token_file, the file with the policy server's token")
-        return PolicyClient(settings.server, Path(settings.token_file).read_text().strip())
+        return PolicyClient(settings.server, Path(settings.token_file).read_text(encoding="utf-8").strip())
     if (Path(settings.checkpoint) / "policy.onnx").exists():
         return OnnxPolicy(settings.checkpoint)
     return trained_policy(checkpoint.load(settings.checkpoint)).to(settings.device)

@@ -142,7 +142,7 @@ def library() -> ctypes.CDLL | None:
 def _load() -> ctypes.CDLL | None:
     for path in sorted([*HEADERS.parent.glob("libmujoco*.so*"), *HEADERS.parent.glob("libmujoco*.dylib")]):
         ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # native.c's calls into MuJoCo resolve against it
-    loaded = load((FOLDER / "native.c").read_text(), FLAGS + LINK_FLAGS, (FOLDER, HEADERS))
+    loaded = load((FOLDER / "native.c").read_text(encoding="utf-8"), FLAGS + LINK_FLAGS, (FOLDER, HEADERS))
     if loaded is None:
         return None
     assert loaded.native_mujoco_version() == mujoco.mj_version(), "headers of another MuJoCo version"

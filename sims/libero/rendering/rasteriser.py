@@ -67,7 +67,7 @@ class NativeScene(Structure):
 def library() -> ctypes.CDLL | None:
     """The compiled library; None, with one warning, if there is no compiler or it fails."""
     try:
-        loaded = load((FOLDER / "raster.c").read_text(), FLAGS, (FOLDER,))
+        loaded = load((FOLDER / "raster.c").read_text(encoding="utf-8"), FLAGS, (FOLDER,))
     except UserError as error:
         warnings.warn(f"LIBERO's pictures are traced, several times slower: {error}", RuntimeWarning, stacklevel=2)
         return None

@@ -57,7 +57,7 @@ def parse(path: Path | str) -> Problem:
 
 def _tree(path: Path) -> list:
     """Nested lists of the file's parentheses, comments dropped, lower case."""
-    text = re.sub(r";.*$", "", path.read_text(), flags=re.MULTILINE).lower()
+    text = re.sub(r";.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE).lower()
     stack: list[list] = [[]]
     for token in re.findall(r"[()]|[^\s()]+", text):
         if token == "(":

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from embodied.engine import STARTS_PER_SEED
+from embodied.engine import STARTS_PER_SEED, check_starts
 from embodied.errors import UserError
 from sims.libero.scene.arena import workspace_of
 from sims.libero.scene.bddl import Region
@@ -81,7 +81,7 @@ class InitialState(NamedTuple):
 class Placement:
     """Initial states of one scene by index.
 
-    Official states repeat after the last one and are the same in both splits. A share `areas_share` of the training
+    Official states are the same in both splits. A share `areas_share` of the training
     split of `wide` are of `areas`, evenly spread: at 0.2 every fifth of a seed's states, from its first one on.
     """
 
@@ -100,8 +100,13 @@ class Placement:
         self._key = (zlib.crc32(f"{scene.task.suite}/{scene.task.name}".encode()), shared)
 
     def __call__(self, index: int) -> InitialState:
-        """Initial state number `index` >= 0."""
-        index = index % len(self.official) if self._drawn is None else index
+        """Initial state number `index` >= 0.
+
+        Raises:
+            UserError: if there are not so many official ones.
+        """
+        if self._drawn is None:
+            check_starts(index, len(self.official))
         places = place_fixtures(self.scene, np.random.default_rng((*self._key, index, FIXTURES)))
         if self._drawn is None:
             qpos, qvel = np.split(self.official[index].copy(), [self._nq])

@@ -23,7 +23,7 @@ def adapt(assets: str | Path) -> None:
     needs to find is given to it.
     """
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.yaml").write_text("{}\n")
+        Path(folder, "config.yaml").write_text("{}\n", encoding="utf-8")
         os.environ["LIBERO_CONFIG_PATH"] = folder
         os.environ.setdefault("MUJOCO_GL", "disable")  # physics alone needs no OpenGL
         import libero.libero

@@ -1,6 +1,8 @@
 """Missing devices, cores or memory give a one-line error, before anything starts if possible."""
 
+import os
 import platform
+import re
 import resource
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import pytest
 import torch
 import warp
 
-from embodied.command_line.compute import enough_memory, prepare
+from embodied.command_line.compute import enough_memory, free_memory, prepare
 from embodied.command_line.extras import needs_extra
 from embodied.errors import OutOfMemoryError, UserError
 
@@ -75,6 +77,32 @@ def test_the_kernel_promises_no_more_memory_than_there_is():
     run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert run.returncode == 1
     assert "OutOfMemoryError: out of memory, 1073741824 bytes were asked for" in run.stderr
+
+
+def test_no_more_memory_is_granted_than_is_free_now():
+    """What other processes use is not there, and the limit of a container is that of the process."""
+    prepare("cpu", 1)
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = int(re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[1]) << 10
+    own = int(re.search(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())[1]) << 10
+    assert limit < machine + own
+    assert limit == pytest.approx(available + own, rel=0.1)
+
+
+@pytest.mark.parametrize("nested", ["", "slice/job"])
+def test_a_container_that_has_used_its_memory_has_none_left(tmp_path, monkeypatch, nested):
+    group = tmp_path / nested
+    group.mkdir(parents=True, exist_ok=True)
+    for name, text in (("max", "3000"), ("current", "2500"), ("stat", "anon 9\ninactive_file 200\n")):
+        (group / f"memory.{name}").write_text(text)
+    monkeypatch.setattr("embodied.command_line.compute.GROUPS", (tmp_path, tmp_path / "none"))
+    read = Path.read_text
+    membership = f"0::/{nested}\n"
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, **how: membership if path.name == "cgroup" else read(path, **how)
+    )
+    assert free_memory() == 700
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have no such setting")

@@ -35,8 +35,8 @@ def test_what_a_user_can_put_right_is_one_line(error, status, line, capsys):
     assert capsys.readouterr() == ("", line + "\n")
 
 
-def test_a_run_that_was_stopped_is_no_error(capsys):
-    assert main(failing(Stopped("Stopped and saved.")), str, []) == 0
+def test_a_run_that_was_stopped_has_the_status_of_the_signal(capsys):
+    assert main(failing(Stopped("Stopped and saved.", 2)), str, []) == 130
     assert capsys.readouterr() == ("Stopped and saved.\n", "")
 
 

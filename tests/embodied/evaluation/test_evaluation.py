@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from embodied.contract import Contract, TensorSpec
 from embodied.environment import Transition
+from embodied.errors import UserError
 from embodied.evaluation.evaluation import Z95, EvaluationResult, _independent_gain, evaluate, wilson
 from embodied.policy import Decision
 from tests.embodied.nameless import Nameless
@@ -41,6 +42,11 @@ class ChaoticEnvironment:
             self.x[row] = torch.tensor(state, dtype=torch.float64).sin().abs()
             self.episodes.append((int(self.task_index[row]), int(starts[row])))
         return self._observation()
+
+    @property
+    def counted(self) -> list[tuple[int, int]]:
+        """Tasks and starts of the episodes without those of the last reset, which only checks repeatability."""
+        return self.episodes[: -self.num_envs]
 
     def close(self) -> None: ...
 
@@ -81,7 +87,7 @@ class NetworkPolicy(nn.Module):
 def test_every_initial_state_runs_once():
     env = ChaoticEnvironment(num_envs=7)
     result = evaluate(env, NetworkPolicy(), starts_per_task=9)
-    assert sorted(env.episodes) == [(task, start) for task in range(3) for start in range(9)]
+    assert sorted(env.counted) == [(task, start) for task in range(3) for start in range(9)]
     assert result.success.shape == (3, 9)
     assert result.steps.tolist() == [[10 + 10 * (start % 6) for start in range(9)]] * 3
     assert 0 < result.success.sum() < 27
@@ -102,20 +108,27 @@ def test_a_task_without_environment_is_an_error():
 def test_no_initial_state_runs_twice():
     env = ChaoticEnvironment(4, num_starts=5)
     assert evaluate(env, NetworkPolicy(), starts_per_task=50).success.shape == (3, 5)
-    assert sorted(env.episodes) == [(task, start) for task in range(3) for start in range(5)]
+    assert sorted(env.counted) == [(task, start) for task in range(3) for start in range(5)]
+
+
+def test_initial_states_that_do_not_exist_are_refused():
+    env = ChaoticEnvironment(4, num_starts=5)
+    assert evaluate(env, NetworkPolicy(), starts_per_task=50, first_start=3).success.shape == (3, 2)
+    with pytest.raises(UserError, match=r"initial state 5 does not exist: each task has 5, numbered 0 to 4"):
+        evaluate(env, NetworkPolicy(), starts_per_task=1, first_start=5)
 
 
 def test_initial_states_are_those_from_the_first_one_on():
     env = ChaoticEnvironment(4)
     evaluate(env, NetworkPolicy(), starts_per_task=3, first_start=5)
-    assert sorted(env.episodes) == [(task, start) for task in range(3) for start in (5, 6, 7)]
+    assert sorted(env.counted) == [(task, start) for task in range(3) for start in (5, 6, 7)]
 
 
 def test_worlds_that_environments_share_are_filled():
     env = ChaoticEnvironment(6, tasks=1)
     env.group = 3
     assert evaluate(env, NetworkPolicy(), starts_per_task=7).success.shape == (1, 9)
-    assert sorted(start for _, start in env.episodes) == list(range(9))
+    assert sorted(start for _, start in env.counted) == list(range(9))
 
 
 def test_nothing_to_run_is_an_error():
@@ -297,3 +310,16 @@ def test_a_failure_has_the_first_reason_that_holds_and_its_start():
 def test_starts_are_numbered_from_the_first_that_is_evaluated():
     found = evaluate(ToldEnvironment(6), NetworkPolicy(), starts_per_task=2, first_start=3)
     assert found.summary()["per_task"][0]["failures"]["dropped"]["starts"] == [4]
+
+
+def test_episodes_that_succeed_with_their_first_action_are_counted():
+    success = torch.tensor([[True, True, False, True]])
+    steps = torch.tensor([[1, 2, 1, 5]])
+    result = EvaluationResult(("a",), success, steps, 280)
+    assert (result.immediate, result.summary()["immediate"]) == (1, 1)
+    assert result.remarks() == [
+        "1 of 3 successful episodes of an evaluation succeeded with their first action or before it: some initial"
+        " states are solved already."
+    ]
+    before = {"success_at_reset": torch.tensor([[1.0, 0.0, 1.0, 1.0]])}
+    assert EvaluationResult(("a",), success, steps, 280, before).immediate == 2

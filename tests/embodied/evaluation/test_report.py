@@ -171,3 +171,19 @@ def test_a_report_without_evaluations_can_be_written(tmp_path):
     made.write(tmp_path, {})
     assert json.loads((tmp_path / "report.json").read_text())["evaluations"] == []
     assert (tmp_path / "report.md").exists()
+
+
+def test_names_from_outside_are_shown_as_they_are(tmp_path):
+    name = "<img src=x onerror=alert(1)> | `a` [link](javascript:alert(1))\n# title"
+    result = replace(outcome(9), tasks=(name, "plain"))
+    report = Report(name, None, 0)
+    report.add("rl", name, result)
+    report.notes = [name]
+    report.write(tmp_path, {})
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "<img" not in text
+    assert "](javascript" not in text
+    assert "\n# title" not in text
+    assert text.splitlines()[0].startswith("# &lt;img src=x onerror=alert(1)> \\| \\`a\\` ")
+    cells = {re.sub(r"\\\|", "", line).count("|") for line in text.splitlines() if line.startswith("| &lt;img")}
+    assert cells == {3}

@@ -91,7 +91,7 @@ def test_training_continues_bit_for_bit(tmp_path):
     assert torch.equal(resumed.bias, model.bias)
 
 
-@pytest.mark.parametrize("failing", ["rename", "mkdir", "fsync"])
+@pytest.mark.parametrize("failing", ["replace", "mkdir", "fsync"])
 def test_a_failed_save_leaves_the_previous_checkpoint_and_no_litter(failing, tmp_path, monkeypatch):
     save(tmp_path, example(1))
 

@@ -16,7 +16,7 @@ from embodied.errors import UserError
 from embodied.saving import checkpoint
 from embodied.saving.checkpoint import Checkpoint
 from embodied.training.logging import close_log, run_log
-from embodied.training.run_directory import LOCK, new_run, resumed_run
+from embodied.training.run_directory import LOCK, new_directory, new_run, resumed_run
 
 HOLDER = "from embodied.training.run_directory import resumed_run\n"
 HOLDER += "with resumed_run({!r}):\n    print(flush=True)\n    input()"
@@ -173,3 +173,11 @@ def test_a_full_disk_says_which_file_and_what_is_left(run: Path):
     with resumed_run(run):
         save(run, 3.0, size=10_000)
     assert checkpoint.load(run).counters["value"] == 3.0
+
+
+@pytest.mark.parametrize("task", ["../../../etc", "/etc", "a/b", "..", "", "a\nb"])
+def test_a_tasks_name_leads_nowhere_else(task: str):
+    directory = new_directory("libero_pick", "_seed0")
+    assert (directory.parent, directory.name[-6:]) == (Path("outputs/libero_pick"), "_seed0")
+    with pytest.raises(UserError, match=r"expected task\.name of letters"):
+        new_directory(task)

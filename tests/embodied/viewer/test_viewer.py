@@ -145,3 +145,33 @@ def test_between_two_poses_bodies_move_straight_and_turn_the_short_way():
     assert found[:3] == pytest.approx([0.5, 1.0, 0.0])
     assert np.abs(found[3:]) == pytest.approx([np.cos(0.1), 0.0, 0.0, np.sin(0.1)])
     assert between(before, after, 0.0)[0, :3] == pytest.approx(before[0, :3])
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "accepted"),
+    [
+        (None, None, True),
+        ("http://127.0.0.1:{port}", None, True),
+        ("http://localhost:9999", "localhost:9999", True),  # through a tunnel
+        ("http://evil.example", None, False),
+        ("http://127.0.0.1:1", None, False),  # another program's page on this machine
+        ("null", None, False),
+        ("http://evil.example", "evil.example", False),  # whose name was changed to this address
+    ],
+)
+def test_only_its_own_pages_open_a_websocket(origin: str | None, host: str | None, accepted: bool):
+    import viser
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    with Viewer(0) as viewer:
+        headers = {"Origin": origin.format(port=viewer.port)} if origin else {}
+        uri = f"ws://{host}/" if host else f"ws://127.0.0.1:{viewer.port}/"
+        plain = socket.create_connection(("127.0.0.1", viewer.port))
+        options = {"subprotocols": [f"viser-v{viser.__version__}"], "additional_headers": headers, "sock": plain}
+        if accepted:
+            with connect(uri, **options, max_size=None) as connection:
+                assert connection.recv(timeout=30)
+        else:
+            with pytest.raises(InvalidStatus, match="403"):
+                connect(uri, **options)

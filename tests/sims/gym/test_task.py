@@ -1,6 +1,7 @@
 """Tasks of Gymnasium: trained, evaluated by returns where success is not defined, filmed."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -138,3 +139,12 @@ def test_what_cannot_be_filmed_says_so(tmp_path, monkeypatch):
 def test_impossible_sizes_are_refused(size):
     with pytest.raises(UserError, match=f"expected {size} of at least 1, got 0"):
         GymTask(**{size: 0})
+
+
+def test_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
+    made = "gymnasium.envs.classic_control:PendulumEnv"
+    source = f"import gymnasium\ngymnasium.register('Beside-v0', {made!r}, max_episode_steps=9)\n"
+    (tmp_path / "beside_the_run.py").write_text(source, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    monkeypatch.chdir(tmp_path)
+    assert GymTask(id="beside_the_run:Beside-v0").environment(1, "beside_the_run:Beside-v0", "train").step_limit == 9

@@ -19,10 +19,12 @@ class Line(gymnasium.Env):
         told: str | None = "is_success",
         broken_at: int | None = None,
         seeded: bool = True,
+        noisy: bool = False,
+        modifies: bool = False,
+        solved_beyond: float | None = None,
     ) -> None:
-        self.render_mode, self.spread, self.told, self.broken_at, self.seeded = (
-            render_mode, spread, told, broken_at, seeded,
-        )  # fmt: skip
+        self.render_mode, self.spread, self.told, self.broken_at = render_mode, spread, told, broken_at
+        self.seeded, self.noisy, self.modifies, self.solved_beyond = seeded, noisy, modifies, solved_beyond
         self.observation_space = spaces.Dict(
             {
                 "state": spaces.Box(-np.inf, np.inf, (2,), np.float64),
@@ -37,11 +39,15 @@ class Line(gymnasium.Env):
         super().reset(seed=seed)
         random = self.np_random if self.seeded else np.random.default_rng()
         self.x, self.steps = self.spread * random.uniform(-1.0, 1.0), 0
-        return self._observation(), {}
+        solved = {} if self.solved_beyond is None else {"is_success": self.x > self.solved_beyond}
+        return self._observation(), solved
 
     def step(self, action):
         assert self.action_space.contains(action), action
         self.x, self.steps = self.x + float(action.sum()), self.steps + 1
+        self.x += np.random.default_rng().normal() if self.noisy else 0.0
+        if self.modifies:
+            action *= 0.0
         ended = abs(self.x) > 3.0
         info = {self.told: self.x > 0.5} if self.told else {}
         return self._observation(), np.float64(-abs(self.x)), ended, False, info

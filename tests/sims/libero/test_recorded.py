@@ -9,6 +9,7 @@ import torch
 from embodied.errors import UserError
 from embodied.rollout.episodes import columns
 from real_robot.recording.demonstrations import demonstrations
+from sims.libero import hdf5
 from sims.libero.assets import find_assets
 from sims.libero.environment import LiberoEnvironment
 from sims.libero.expert.expert import Expert
@@ -171,10 +172,76 @@ def spoiled(path, kind):
             arguments = json.loads(json.dumps(ENV_ARGS))
             arguments["env_kwargs"]["controller_configs"]["type"] = "JOINT_POSITION"
             data.attrs["env_args"] = json.dumps(arguments)
+        elif kind == "no object":
+            data.attrs["env_args"] = "[1, 2]"
+        elif kind == "a link":
+            del data["demo_0/states"]
+            data["demo_0/states"] = h5py.ExternalLink("elsewhere.hdf5", "states")
+        elif kind == "a file":
+            del data["demo_0/states"]
+            storage = [("/etc/passwd", 0, 800)]
+            data.create_dataset("demo_0/states", (10, 10), np.float64, external=storage)
+        elif kind == "huge":
+            del data["demo_0/states"]
+            data.create_dataset("demo_0/states", (1 << 20, 300), np.float64, chunks=(1 << 10, 300))
+        elif kind == "text":
+            del data["demo_0/states"]
+            data["demo_0/states"] = ["one", "two"]
         elif kind == "unknown task":
             data.attrs["bddl_file_name"] = "bddl_files/libero_object/wash_the_car.bddl"
     if kind == "cut":
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def test_mutated_files_give_one_line_each(tmp_path):
+    """Files of any bytes end in an error of one line or in arrays, never in a crash of this process."""
+    path = tmp_path / "pick_up_the_butter_demo.hdf5"
+    with h5py.File(path, "w") as file:
+        file.create_group("data").attrs["env_args"] = json.dumps(ENV_ARGS)
+        file["data"].attrs["bddl_file_name"] = "bddl_files/libero_object/pick_up_the_butter.bddl"
+        for number in range(2):
+            file.create_dataset(f"data/demo_{number}/states", data=np.random.rand(20, 9), compression="gzip")
+            file[f"data/demo_{number}/actions"] = np.random.rand(20, 7)
+            file[f"data/demo_{number}"].attrs["model_file"] = "<mujoco/>"
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    meta = np.nonzero(np.frombuffer(whole, np.uint8))[0]  # most zeros are unused
+    failures = 0
+    for _ in range(25):
+        data = bytearray(whole)
+        for place in rng.choice(meta, 8):
+            data[place] = int(rng.integers(0, 256))
+        path.write_bytes(data)
+        try:
+            hdf5.read_attributes(path)
+            list(hdf5.read_episodes(path))
+        except UserError as error:
+            failures += 1
+            assert "\n" not in str(error)  # noqa: PT017
+    assert failures > 5
+
+
+CRASHING = """
+import os, signal, sys
+from sims.libero import hdf5
+if sys.argv[2] == "attributes":
+    os.kill(os.getpid(), signal.SIGSEGV)
+hdf5._limit()
+data = bytearray(3 << 30)
+"""
+
+
+@pytest.mark.parametrize(("part", "ending"), [("attributes", "SIGSEGV"), ("episodes", "status 1")])
+def test_a_child_that_crashes_or_takes_too_much_memory_is_an_error_of_one_line(tmp_path, monkeypatch, part, ending):
+    crashing = tmp_path / "crashing.py"
+    crashing.write_text(CRASHING)
+    start = hdf5.subprocess.Popen
+
+    def popen(command, **options):
+        return start([command[0], str(crashing), *command[3:]], **options)
+
+    monkeypatch.setattr(hdf5.subprocess, "Popen", popen)
+    with pytest.raises(UserError, match=f"ended with {ending}: the file is damaged"):
+        next(hdf5._frames(tmp_path / "a.hdf5", part))
 
 
 @pytest.mark.parametrize(
@@ -186,6 +253,11 @@ def spoiled(path, kind):
         ("nan", "demo_0: expected finite states and actions"),
         ("joint actions", "expected actions of .*OSC_POSE.* at 20 Hz in env_args, got .*JOINT_POSITION"),
         ("unknown task", "no demonstrations of pick_up_the_butter.*the files are of libero_object/wash_the_car"),
+        ("no object", "cannot read LIBERO demonstrations from .*env_args is damaged: AttributeError"),
+        ("a link", "cannot read LIBERO demonstrations from .*states is missing, or is a link to elsewhere"),
+        ("a file", "cannot read LIBERO demonstrations from .*states is stored in another file"),
+        ("huge", r"states: expected numbers that take at most 134,217,728 bytes, got float64 \[1048576, 300\]"),
+        ("text", "states: expected numbers that take"),
         ("cut", "cannot read LIBERO demonstrations from .*hdf5"),
     ],
 )

@@ -1,4 +1,6 @@
 import math
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -211,3 +213,20 @@ def test_rough_ground_is_as_high_as_asked_and_stood_on():
     assert not after.terminated.any()
     assert after.observation["contact"].sum(1).min() >= 2
     assert len(set(after.observation["joint_position"][:, 1].tolist())) == 6
+
+
+def test_a_task_file_finds_modules_and_models_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "beside_the_task.py").write_text("NAME = 'robot.xml'\n", encoding="utf-8")
+    text = (Path(__file__).parents[3] / "sims" / "mjcf" / "README.md").read_text(encoding="utf-8")
+    source = re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
+    model = re.search(r'MODEL = """(.*?)"""', source, re.DOTALL)
+    (tmp_path / "robot.xml").write_text(model[1], encoding="utf-8")
+    source = source.replace(model[0], "MODEL = NAME").replace(
+        "import torch\n", "import torch\nfrom beside_the_task import NAME\n"
+    )
+    (tmp_path / "my_task.py").write_text(source, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(Path(__file__).parent)  # neither beside the task nor the clone
+    task = MjcfTask(mdp=str(tmp_path / "my_task.py"))
+    env = task.environment(2, "own", "train")
+    assert env.reset()["block"].shape == (2, 3)

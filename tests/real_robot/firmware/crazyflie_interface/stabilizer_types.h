@@ -15,4 +15,13 @@ typedef struct { quaternion_t attitudeQuaternion; point_t position; velocity_t v
 typedef enum { controlModeLegacy = 0, controlModeForceTorque = 1, controlModeForce = 2 } control_mode_t;
 typedef struct { float normalizedForces[4]; control_mode_t controlMode; } control_t;
 typedef enum { modeDisable = 0, modeAbs, modeVelocity } stab_mode_t;
-typedef struct { point_t position; struct { stab_mode_t x, y, z; } mode; } setpoint_t;
+typedef struct { uint32_t timestamp; float roll, pitch, yaw; } attitude_t; /* deg */
+typedef struct {
+  attitude_t attitude, attitudeRate;
+  quaternion_t attitudeQuaternion;
+  float thrust;
+  point_t position;
+  velocity_t velocity;
+  bool velocity_body;
+  struct { stab_mode_t x, y, z, roll, pitch, yaw, quat; } mode;
+} setpoint_t;

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from embodied.engine import STARTS_PER_SEED
+from embodied.errors import UserError
 from sims.libero.assets import find_assets
 from sims.libero.scene import placement
 from sims.libero.scene.geometry import rotation
@@ -29,12 +30,14 @@ def poses(states):
     return pose[..., :3], pose[..., 3:]
 
 
-def test_official_states_are_liberos_own_and_repeat_after_fifty():
+def test_official_states_are_liberos_own_and_there_are_fifty():
     official = Placement(SCENE, "official", "eval")
     stored = initial_states(SCENE.task)
-    for index in (0, 49, 53):
+    for index in (0, 3, 49):
         qpos, qvel, *_ = official(index)
-        np.testing.assert_array_equal(np.concatenate((qpos, qvel)), stored[index % 50, 1:])
+        np.testing.assert_array_equal(np.concatenate((qpos, qvel)), stored[index, 1:])
+    with pytest.raises(UserError, match="initial state 53 does not exist: each task has 50, numbered 0 to 49"):
+        official(53)
 
 
 def test_a_state_is_a_function_of_its_number_and_split():

@@ -1,0 +1,38 @@
+"""What numbers came from: the commit of this code, and the versions of packages."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+_DISTRIBUTIONS = ("embodied-rl", "torch", "numpy", "tensordict", "mujoco", "mujoco-warp", "hf-libero", "robosuite")
+
+
+def git_commit() -> str:
+    """Commit of this code, with "-dirty" if files differ from it; "unknown" outside a clone."""
+    package = Path(__file__).parent.parent
+    if not (package.parent / "pyproject.toml").exists():
+        return "unknown"  # an installed wheel, perhaps inside another repository
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=package, capture_output=True, text=True, check=True, encoding="utf-8", errors="replace",
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return run.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the installed packages that affect numbers."""
+    found = {"python": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
