@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.command_line.extras import needs_extra
+from embodied.saving.json_text import loads
 from policies.vla.statistics import Mode
 
 CONFIG, PREPROCESSOR = "config.json", "policy_preprocessor.json"

@@ -403,7 +403,7 @@ class Follower:
 
     def act(self, observation, **_) -> Decision:
         actions = observation["position"].view(1, 1, 1).expand(1, 8, 1)
-        return Decision(actions, TensorDict({}, [1]), torch.zeros(1, 1))
+        return Decision(actions, TensorDict({}, [1]), torch.zeros(1, 1, 1))
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
